@@ -10,6 +10,7 @@ use leasehold::postgres::tokio_postgres::{Client, Config, NoTls, SimpleQueryMess
 
 use super::servers::postgres_server;
 use super::stores::unique;
+use super::wait::wait_until;
 
 /// A table that goes with its test.
 pub struct Rows(pub String);
@@ -102,6 +103,14 @@ pub fn sql_at(config: &Config, sql: &str) -> Vec<Vec<Option<String>>> {
         })
     };
     std::thread::scope(|scope| scope.spawn(asks).join().unwrap())
+}
+
+/// Sets which standbys the server's commits wait for.
+pub fn standbys(config: &Config, names: &str) {
+    sql_at(config, &format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
+    sql_at(config, "SELECT pg_reload_conf()");
+    let counts = || sql_at(config, "SHOW synchronous_standby_names")[0][0].as_deref() == Some(names);
+    wait_until("it counts", counts);
 }
 
 /// Runs a user's own async code.

@@ -17,10 +17,18 @@
 //! that our sessions search nothing but `pg_catalog`. Versions 13 to 17 are tested; an older one is refused.
 //!
 //! # Poolers
-//! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`: then
-//! no session keeps a setting of ours, nothing listens, and waiters poll. What is lost with it: the server ends no statement after ten seconds (we
-//! still cancel those whose caller has no more time), and the names in our statements are found by the user's own `search_path`, so
-//! only those whom you trust may create functions and operators in its schemas.
+//! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`, and
+//! the table with its schema, like `table=public.leasehold`: what any program of the pool sets as its `search_path` stays in the session that
+//! another one gets. Then no session keeps a setting of ours, nothing listens, and waiters poll. What is lost with it:
+//!
+//! * The names in our statements are found by the session's `search_path`, so only those whom you trust may create functions
+//!   and operators in its schemas. Other settings of your programs' sessions are in force, too: with
+//!   `default_transaction_read_only` nothing is granted.
+//! * Statements whose caller has no more time are not cancelled (PgBouncer 1.18 may end when it is asked to by this
+//!   driver). The server ends them after they waited ten seconds for a row.
+//!
+//! In both modes a statement that was left while it waits for a **synchronous standby** waits until the standby is back, in a
+//! session that the pooler counts no more. Each try leaves one more: while the standby is away, `max_connections` may be reached.
 //!
 //! Without `pooler=transaction` our time limits and search path would end up in other programs' sessions. That such a pooler is there is noticed
 //! when the first waiter begins to listen: a warning says it once, and waiters poll. Statement mode will not do.
@@ -81,12 +89,13 @@
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most
 //! two at a time serve releases and what takes a lock away, and one more heartbeats of shared locks: they may wait for
-//! somebody's transaction. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made.
+//! somebody's transaction. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made (but see Poolers).
 //!
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
 //! `synchronous_commit` says by default. The release of a lease with an end does not wait for that. A grant
-//! whose answer did not come and that is found by the repeat is answered only after another commit on its row.
+//! whose answer did not come and that is found by the repeat is answered only after another commit on its row. Where somebody
+//! cancels the wait for the standby (`pg_cancel_backend`), the answer counts as one that did not come.
 //!
 //! What a failover costs depends on the standby that is promoted; `diagnose`, and so `leasehold doctor`, says which kind there is:
 //!
@@ -210,8 +219,9 @@ impl<T: Fenced> AssertIn for T {
 /// server says that the transaction was in conflict (40001, 40P01), for up to two minutes. So `work` may run several times.
 ///
 /// The transaction has the isolation level of the session: `SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL
-/// SERIALIZABLE` before the first makes all serializable. The assertion comes last in the first try, and first in those that
-/// follow, so `work` must not set the level itself. Between tries the server pauses, up to a second.
+/// SERIALIZABLE` before the first makes all serializable. The assertion comes last in each try, and also first in those
+/// that follow the first, so `work` must not set the level itself. Where a statement of `work` fails, PostgreSQL commits nothing of the
+/// transaction, also if `work` passes over the error: then the assertion fails. Between tries the server pauses, up to a second.
 ///
 /// The guard's heartbeats go on meanwhile; those of a shared lock wait from the assertion to the commit. A statement
 /// of `work` waits for other transactions as long as your session lets it: set `lock_timeout` there.

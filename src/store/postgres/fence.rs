@@ -165,9 +165,8 @@ async fn once<T>(
         assertion.run(&transaction).await?;
     }
     let done = work(&transaction).await?;
-    if !asserts_first {
-        assertion.run(&transaction).await?;
-    }
+    // Also where it came first: the commit of a transaction that failed in the middle is a rollback, and no error.
+    assertion.run(&transaction).await?;
     transaction.commit().await.map_err(|failed| assertion.of_commit(failed))?;
     Ok(done)
 }

@@ -91,7 +91,7 @@ impl Postgres {
         let server = hears.try_recv().map_err(|_| PostgresError::NotSent)?;
         let clocked = Mutex::new(Clocked::just(server.now));
         let table = table.within(&server.schema);
-        let statements = Statements::of(&table.quoted);
+        let statements = Statements::of(&table.quoted, pooled);
         Ok(Postgres { info, table, pooled, statements, clocked, driver })
     }
 }

@@ -140,12 +140,18 @@ impl PostgresOptions {
             config(&format!("the postgres: URL is wrong: {}; {right}", Cause::of(&error)))
         })?;
         let options = PostgresOptions::with_tls(parsed, tls, table.unwrap_or_else(|| TABLE.to_owned()))?;
-        Ok(if pooled { options.pooled() } else { options })
+        if pooled { options.pooled() } else { Ok(options) }
     }
 
-    /// Through a pooler that gives each transaction another session.
-    pub fn pooled(self) -> Self {
-        PostgresOptions { pooled: true, ..self }
+    /// Through a pooler that gives each transaction another session, where others may have set their own search path: two
+    /// clients would find two tables.
+    pub fn pooled(self) -> Result<Self> {
+        if !self.table.contains('.') {
+            let message =
+                format!("pooler=transaction needs the table with its schema, like table=public.{}", self.table);
+            return Err(config(&message));
+        }
+        Ok(PostgresOptions { pooled: true, ..self })
     }
 
     /// The locks in this table.

@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::RecvTimeoutError::Disconnected;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
-use tokio_postgres::error::SqlState;
+use tokio_postgres::error::{DbError, Severity, SqlState};
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as Answer};
 
@@ -223,8 +223,7 @@ impl Owned {
             while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
                 match message {
                     AsyncMessage::Notification(told) => hear(told.payload()),
-                    // "The transaction has already committed locally, but .."
-                    AsyncMessage::Notice(notice) if *notice.code() == SqlState::QUERY_CANCELED => theirs.set(true),
+                    AsyncMessage::Notice(notice) if is_unreplicated(&notice) => theirs.set(true),
                     _ => {}
                 }
             }
@@ -288,6 +287,7 @@ impl Owned {
         sent.store(true, Ordering::SeqCst);
         let mut asking = Asking { owned: self, connected: Some(connected), sent: Instant::now() };
         let Some(connected) = &asking.connected else { return Err((Fate::NotDone, PostgresError::NotSent)) };
+        connected.unreplicated.set(false);
         let mut answer = connected.client.query_typed(sql, &values).await;
         // Nothing was written, since a session elsewhere that listens does not read what it is told.
         if let Err(error) = &answer
@@ -322,6 +322,14 @@ impl Owned {
     pub fn classify(&self, error: &DriverError) -> (Fate, PostgresError) {
         PostgresError::classify(error, Stage::Sent, &self.table.name)
     }
+}
+
+/// Whether the server says that it has committed, but did not wait for the standby any more. That warning has the same code
+/// as all that have none of their own, and its text is in the server's language: who wrote it tells it from those of a
+/// trigger, or of transaction ids that run short, which come with every write.
+fn is_unreplicated(notice: &DbError) -> bool {
+    notice.parsed_severity().unwrap_or(Severity::Warning) == Severity::Warning
+        && notice.routine().is_none_or(|routine| routine == "SyncRepWaitForLSN")
 }
 
 /// A host that is asked for a connection. Where it says nothing, or its caller has no more time, the next begins with
@@ -360,6 +368,11 @@ impl Drop for Asking<'_> {
             if since.elapsed() >= QUIET {
                 self.owned.idle.borrow_mut().clear();
             }
+        }
+        // A pooler finds what is to be cancelled by this connection, which is gone then. And where it is not, PgBouncer 1.18
+        // ends with a fatal error, since the driver does not wait for the end of the cancelling connection.
+        if self.owned.pooled {
+            return;
         }
         let Ok(turn) = self.owned.cancels.clone().try_acquire_owned() else { return };
         let (cancel, tls) = (connected.client.cancel_token(), self.owned.tls.clone());

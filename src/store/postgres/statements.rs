@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::row::{COLUMNS, remembered};
+use super::row::{COLUMNS, STATEMENT, remembered};
 
 /// The text of each statement, with the table's name.
 pub(super) struct Statements {
@@ -50,10 +50,17 @@ pub(super) fn untold(sql: &str) -> Option<String> {
 /// The same statement, which fails soon where somebody else has the row locked. `None`: nobody knows for what it waits.
 pub(super) fn briefly(sql: &str) -> Option<String> {
     const ROW: &str = "WHERE t.key = $1 AND ";
-    // Each row is looked at before it is locked.
-    let briefly = format!("{ROW}set_config('lock_timeout', '{BRIEF}', true) IS NOT NULL AND ");
     let (reads, has_row) = (sql.starts_with("SELECT"), sql.contains(ROW));
-    (reads || has_row).then(|| sql.replacen(ROW, &briefly, 1))
+    if !has_row {
+        return reads.then(|| sql.to_owned());
+    }
+    let without = sql.replacen(&limited(STATEMENT.as_millis()), "", 1);
+    Some(without.replacen(ROW, &format!("{ROW}{}", limited(BRIEF)), 1))
+}
+
+/// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
+fn limited(millis: u128) -> String {
+    format!("set_config('lock_timeout', '{millis}', true) IS NOT NULL AND ")
 }
 
 fn told(table: &str) -> String {
@@ -71,7 +78,7 @@ pub(super) const CHANNEL: &str = "leasehold";
 const TELL: &str = "pg_notify(";
 const TOLD: &str = ") /* told */";
 /// How long such a statement waits, in milliseconds.
-const BRIEF: u32 = 50;
+const BRIEF: u128 = 50;
 /// The time, once for all that a statement writes by it.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
 /// Never less than that the server, and a synchronous standby, have it on disk.
@@ -81,8 +88,15 @@ macro_rules! level {
          ELSE current_setting('synchronous_commit') END"
     };
 }
+/// The warning that it waits for the standby no more is sent, whatever the session's settings are.
+macro_rules! heard {
+    () => {
+        "set_config('client_min_messages', 'warning', true)"
+    };
+}
 /// The commit of this statement waits for the disk, and for a synchronous standby.
-const DURABLE: &str = concat!("set_config('synchronous_commit', ", level!(), ", true)");
+const DURABLE: &str = concat!(heard!(), " || set_config('synchronous_commit', ", level!(), ", true)");
+const HEARD: &str = heard!();
 const LEVEL: &str = level!();
 /// Whether there is the unique index by which the weakest lock keeps rivals out.
 const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique \
@@ -92,8 +106,10 @@ const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.
 const FORMAT: &str = "format ~ '^1[.][0-9]{1,4}$'";
 
 impl Statements {
-    pub fn of(table: &str) -> Self {
+    /// Behind a pooler each says itself how long it may wait, since no session keeps a limit of ours.
+    pub fn of(table: &str, pooled: bool) -> Self {
         let columns = columns();
+        let limit = if pooled { limited(STATEMENT.as_millis()) } else { String::new() };
         // The greatest number stays.
         let fence = "least(t.fence, 9223372036854775806) + 1";
         let next = "least(t.version, 9223372036854775806) + 1";
@@ -152,7 +168,7 @@ impl Statements {
         // remembered. To wait for the disk
         // would also let all commits that tell something wait for each other.
         let loose = format!(
-            "set_config('synchronous_commit', CASE WHEN $3 OR (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
+            "{HEARD} || set_config('synchronous_commit', CASE WHEN $3 OR (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
              THEN {LEVEL} ELSE 'off' END, true)"
         );
         let gives_up = format!(
@@ -170,7 +186,7 @@ impl Statements {
                     "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, comment, created, \
                      until, version, format) \
                      SELECT $1, 'lock', {0}, {0}, $2, $3, $4, $5, $6, c.now, {1}, {0}, '1.0' FROM {CLOCK} \
-                     WHERE c.now < $8 AND {tried} ON CONFLICT (key) DO UPDATE SET {3} \
+                     WHERE {limit}c.now < $8 AND {tried} ON CONFLICT (key) DO UPDATE SET {3} \
                      WHERE {2}",
                     stamp("c.now"),
                     end("$7"),
@@ -182,7 +198,7 @@ impl Statements {
             transfer: answer(
                 &format!(
                     "UPDATE {table} AS t SET {} \
-                     WHERE t.key = $1 AND t.grant_id = $9 AND t.token = $10 AND {}",
+                     WHERE t.key = $1 AND {limit}t.grant_id = $9 AND t.token = $10 AND {}",
                     granted(&adopted),
                     grantable("t")
                 ),
@@ -193,21 +209,21 @@ impl Statements {
                 &format!(
                     "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
                      CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
-                     WHERE t.key = $1 AND t.grant_id = $2 AND t.{FORMAT}"
+                     WHERE t.key = $1 AND {limit}t.grant_id = $2 AND t.{FORMAT}"
                 ),
                 "",
             ),
             release: answer(
                 &format!(
                     "UPDATE {table} AS t SET {nobody}, given_up = {gives_up}, version = {next} \
-                     WHERE t.key = $1 AND t.grant_id = $2 AND t.{FORMAT}"
+                     WHERE t.key = $1 AND {limit}t.grant_id = $2 AND t.{FORMAT}"
                 ),
                 &told,
             )
             .replace(DURABLE, &loose)
             .into(),
             swap: format!(
-                "WITH w AS (UPDATE {table} AS t SET {assigned} WHERE t.key = $1 AND t.version = ${} \
+                "WITH w AS (UPDATE {table} AS t SET {assigned} WHERE t.key = $1 AND {limit}t.version = ${} \
                  AND clock_timestamp() < ${} RETURNING t.key, {DURABLE} AS durable) \
                  SELECT CASE WHEN ${} THEN {told} END FROM w",
                 COLUMNS.len() + 1,
@@ -216,13 +232,13 @@ impl Statements {
             )
             .into(),
             insert: format!(
-                "INSERT INTO {table} AS t ({names}) SELECT {places} WHERE clock_timestamp() < ${} \
+                "INSERT INTO {table} AS t ({names}) SELECT {places} WHERE {limit}clock_timestamp() < ${} \
                  ON CONFLICT (key) DO NOTHING RETURNING {DURABLE}",
                 COLUMNS.len() + 1,
             )
             .into(),
             delete: format!(
-                "WITH w AS (DELETE FROM {table} AS t WHERE t.key = $1 AND t.version = $2 AND clock_timestamp() < $3 \
+                "WITH w AS (DELETE FROM {table} AS t WHERE t.key = $1 AND {limit}t.version = $2 AND clock_timestamp() < $3 \
                  RETURNING t.key, {DURABLE} AS durable) SELECT {told} FROM w"
             )
             .into(),
@@ -232,7 +248,7 @@ impl Statements {
             .into(),
             // The lock of the row is a write without a change: its commit waits for all that was written before.
             confirm: format!(
-                "SELECT true, clock_timestamp(), {columns}, {DURABLE} FROM {table} WHERE key = $1 FOR KEY SHARE"
+                "SELECT true, clock_timestamp(), {columns}, {DURABLE} FROM {table} WHERE {limit}key = $1 FOR KEY SHARE"
             )
             .into(),
             by_prefix: format!(

@@ -160,6 +160,32 @@ fn what_is_in_conflict_is_begun_again_while_heartbeats_go_on() {
     }
 }
 
+/// What `work` passes over leaves a transaction that the server rolls back when it is committed, without an error.
+#[test]
+fn a_transaction_that_failed_in_the_middle_is_never_said_to_be_committed() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let insert = format!("INSERT INTO {} (id, text) VALUES ($1, 'new')", table(&open));
+    for conflicts in [0, 1, 2] {
+        let guard = client.lock("a").unwrap();
+        let (id, mut tries) = (format!("{conflicts}"), 0);
+        let mut user = open.data.wait(open.data.client());
+        let done = open.data.wait(run_fenced(&guard, &mut user, async |transaction| {
+            tries += 1;
+            transaction.execute(&insert, &[&id]).await?;
+            if tries <= conflicts {
+                raises(transaction, "40001").await?;
+            }
+            // One that is there.
+            let _ = transaction.execute(&insert, &[&id]).await;
+            Ok(())
+        }));
+        let error = done.unwrap_err();
+        assert!(error.kind() == ErrorKind::Store && !error.is_retryable(), "{conflicts}: {error}");
+        assert_eq!((open.data.text(&id), tries), (None, conflicts + 1));
+    }
+}
+
 async fn raises(transaction: &Transaction<'_>, code: &str) -> Result<(), tokio_postgres::Error> {
     let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'canary' USING ERRCODE = '{code}'; END $$");
     transaction.batch_execute(&raise).await

@@ -7,10 +7,12 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 use leasehold::internals::lease::Lease;
+use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::internals::store::{Acquired, Attempt, Purpose, Released, Renewed, Seen, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::postgres::tokio_postgres::Client;
 
+use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{granted, raised, renewal};
 use crate::support::harness::PATIENCE;
@@ -74,30 +76,59 @@ fn releases(store: &Postgres, a: &mut Attempt, purpose: Purpose, by: &Deadline) 
     Ok(matches!(store.release(a, purpose, by)?, Released::Done))
 }
 
-#[test]
-fn no_call_outlives_its_deadline_and_what_it_leaves_does_nothing() {
-    needs_server!();
-    measure();
-    let rows = Rows::fresh();
+/// What each call begins with, on a key of its own.
+fn before_calls(rows: &Rows) -> Vec<(Attempt, Seen)> {
     let setup = rows.open();
     let key = |at: usize| format!("{at}: {}", CALLS[at].0);
     let mut held: Vec<Attempt> = (0..CALLS.len()).map(|at| attempt(&setup, &key(at), CALLS[at].1)).collect();
     held.iter_mut().for_each(|a| drop(granted(&setup, a)));
     // What its acquire finds free.
     assert!(releases(&setup, &mut held[0], Purpose::Release, &soon()).unwrap());
-    let seen: Vec<Seen> = held.iter().map(|a| get(&setup, &a.key)).collect();
+    let seen = |a: &Attempt| get(&setup, &a.key);
+    held.into_iter().map(|a| (seen(&a), a)).map(|(seen, a)| (a, seen)).collect()
+}
+
+/// Where no session keeps a limit of ours: a cancel may be lost.
+#[test]
+fn behind_a_pooler_the_server_itself_ends_what_waits_for_a_row() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let mut held = before_calls(&rows);
+    block_on(async {
+        let (theirs, _) = holds(&rows, "FOR UPDATE").await;
+        thread::scope(|scope| {
+            for ((a, seen), (name, _, call)) in held.iter_mut().zip(CALLS) {
+                let rows = &rows;
+                scope.spawn(move || {
+                    let options = PostgresOptions::new(config(), format!("public.{}", rows.0)).unwrap();
+                    let store = Postgres::open(options.pooled().unwrap(), &soon()).unwrap();
+                    let error = call(&store, a, seen, &Deadline::after(PATIENCE)).unwrap_err();
+                    assert!(text(&error).contains("another transaction has the row locked"), "{name}: {error}");
+                });
+            }
+        });
+        theirs.batch_execute("COMMIT").await.unwrap();
+    });
+}
+
+#[test]
+fn no_call_outlives_its_deadline_and_what_it_leaves_does_nothing() {
+    needs_server!();
+    measure();
+    let rows = Rows::fresh();
+    let mut held = before_calls(&rows);
     let all = "SELECT * FROM {T} ORDER BY key";
     let before = rows.sql(all);
     block_on(async {
         let (theirs, _) = holds(&rows, "FOR UPDATE").await;
         thread::scope(|scope| {
-            for ((a, seen), (name, _, call)) in held.iter_mut().zip(seen).zip(CALLS) {
+            for ((a, seen), (name, _, call)) in held.iter_mut().zip(CALLS) {
                 let rows = &rows;
                 scope.spawn(move || {
                     // Each with turns of its own.
                     let store = rows.open();
                     let started = Instant::now();
-                    let done = call(&store, a, &seen, &Deadline::after(SHORT));
+                    let done = call(&store, a, seen, &Deadline::after(SHORT));
                     let (took, bound) = (started.elapsed(), SHORT + slack(started));
                     assert!(!matches!(done, Ok(true)), "{name} went by their lock");
                     assert!(took < bound, "{name} took {took:?}, longer than {bound:?}");

@@ -4,17 +4,19 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use leasehold::LockClient;
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::Schema;
 use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Acquired, Schema};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{give_up, granted, refused, release, renewal, renewed};
 use crate::support::own::{Own, room};
-use crate::support::postgres::sql_at;
+use crate::support::postgres::{block_on, connect, sql_at};
 use crate::support::servers::{Server, postgres};
+use crate::support::wait::wait_until;
 
 static POOLER: Server = Server {
     name: "pgbouncer",
@@ -77,8 +79,8 @@ impl Pooled {
 
     /// Which the URL names, or not.
     fn store(&self, is_named: bool) -> Postgres {
-        let options = PostgresOptions::new(self.pooler.url().parse().unwrap(), "leasehold").unwrap();
-        Postgres::open(if is_named { options.pooled() } else { options }, &soon()).unwrap()
+        let options = PostgresOptions::new(self.pooler.url().parse().unwrap(), "public.leasehold").unwrap();
+        Postgres::open(if is_named { options.pooled().unwrap() } else { options }, &soon()).unwrap()
     }
 
     /// What another program of the same pool finds.
@@ -113,7 +115,7 @@ fn a_pool_of_transactions_serves_locks_without_wakes_and_keeps_nothing_of_ours()
         assert!(granted(&second, &mut attempt(&second, &a.key, mode)).token > token);
     }
     assert!(!tells(&store));
-    let url = format!("{}?pooler=transaction", pooled.pooler.url());
+    let url = format!("{}?pooler=transaction&table=public.leasehold", pooled.pooler.url());
     let (holder, waiter) = (LockClient::connect(&url).unwrap(), LockClient::connect(&url).unwrap());
     let guard = holder.lock("k").unwrap();
     std::thread::scope(|scope| {
@@ -124,6 +126,47 @@ fn a_pool_of_transactions_serves_locks_without_wakes_and_keeps_nothing_of_ours()
     });
     assert_eq!(pooled.sql(settings), before);
     assert!(sql_at(&pooled.server.url().parse().unwrap(), "SELECT FROM leasehold").len() >= 3);
+}
+
+/// A pooler ends its connection to the server when its client is gone, which a statement that waits does not notice; and
+/// one that is asked to cancel it by this driver may die of that.
+#[test]
+fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler_lives() {
+    let Some(pooled) = Pooled::start("transaction") else { return };
+    let (store, server) = (pooled.store(true), pooled.server.url().parse().unwrap());
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    release(&store, &mut a);
+    let waiting = || sql_at(&server, "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'").len();
+    block_on(async {
+        let theirs = connect(&server).await;
+        theirs.batch_execute("BEGIN; SELECT FROM leasehold FOR UPDATE").await.unwrap();
+        for tries in 1..=3 {
+            let mut b = exclusive(&store, "k");
+            let answer = store.acquire(&mut b, &Deadline::after(Duration::from_millis(700)));
+            assert!(!matches!(answer, Ok(Acquired::Granted { .. })), "{tries}: {answer:?}");
+        }
+        wait_until("nothing waits for the row any more", || waiting() == 0);
+        theirs.batch_execute("COMMIT").await.unwrap();
+    });
+    granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// One user differs from himself in his path: what another program sets stays in the session that it had.
+#[test]
+fn in_a_pool_of_transactions_the_table_is_not_what_somebodys_search_path_finds() {
+    let Some(pooled) = Pooled::start("transaction") else { return };
+    let connect = |table: &str| LockClient::connect(&format!("{}?pooler=transaction{table}", pooled.pooler.url()));
+    pooled.sql("CREATE SCHEMA other; CREATE TABLE other.leasehold (LIKE public.leasehold INCLUDING ALL)");
+    let (first, second) = (connect("&table=public.leasehold").unwrap(), connect("&table=public.leasehold").unwrap());
+    let _guard = first.lock("k").unwrap();
+    pooled.sql("SET search_path = other");
+    assert!(second.try_lock("k").unwrap().is_none());
+    for table in ["", "&table=leasehold"] {
+        let error = connect(table).unwrap_err();
+        let says = "pooler=transaction needs the table with its schema, like table=public.leasehold";
+        assert!(error.kind() == ErrorKind::Config && text(&error).contains(says), "{error}");
+    }
 }
 
 /// Which an idle pool shows only to who is told by another session.
