@@ -237,6 +237,8 @@ fn it_ends_with_leasehold_and_when_leasehold_stands_still() {
         take_away(&store);
         let output = lines_of(File::open(&fifo).unwrap());
         assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "on");
+        // From then on somebody else keeps it.
+        running.says(" to see to that");
         running.signal(signal);
         assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected, "{signal}");
     }
