@@ -144,9 +144,9 @@ pub struct Ask {
     ///
     /// `kill` sends TERM to the command's process group, and KILL after --kill-after if anything of it is left; of `hold`
     /// to the process alone. `signal:NAME` sends that signal, and nothing else. `cmd:COMMAND` runs that shell command
-    /// instead, in the environment of the command with LEASEHOLD_PID, its process, and LEASEHOLD_LOSS, what has happened:
-    /// if that fails, or is not done after --kill-after, the command gets KILL, and else nothing. `ignore` lets it go on: then
-    /// only the fencing token protects.
+    /// instead, in the environment of the command with LEASEHOLD_PID, its process, LEASEHOLD_LOST_KEY and LEASEHOLD_LOSS, what
+    /// has happened: if that fails, or is not done after --kill-after, the command gets KILL, and else nothing. It is run
+    /// again for each further key that is lost. `ignore` lets the command go on: then only the fencing token protects.
     #[arg(long, value_name = "kill|signal:NAME|cmd:COMMAND|ignore", default_value = "kill", value_parser = on_loss)]
     pub on_loss: OnLoss,
 }

@@ -5,17 +5,23 @@ use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, at, select};
 use leasehold::Loss;
+use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, getpid};
 
 use crate::args::Global;
+use crate::asked::Ask;
+use crate::clock::since_boot;
 use crate::exec::prepared;
 use crate::failure::Outcome;
 use crate::held::Held;
+use crate::keeper::{Keeper, Target};
 use crate::signals::ENDING;
 use crate::store::{self, Missing};
 use crate::words::words;
@@ -58,11 +64,18 @@ pub enum Output {
     StandardError,
 }
 
+/// What a suspend makes too late is looked at this often.
+const AGAIN: Duration = Duration::from_secs(1);
+
 /// See the module. Ended when dropped. Only the main thread may have one, see `Job`.
 pub struct Beside {
     child: Child,
     time: Duration,
     until: Instant,
+    /// The same for what must end with a lease, which goes on while the machine is suspended: since boot.
+    by: Option<Duration>,
+    /// Ends that where this process can't.
+    keeper: Option<Keeper>,
     has_ended: bool,
 }
 
@@ -77,26 +90,43 @@ impl Beside {
         }
         let child = shell.spawn()?;
         let now = Instant::now();
-        Ok(Beside { child, time, until: now.checked_add(time).unwrap_or(now), has_ended: false })
+        let until = now.checked_add(time).unwrap_or(now);
+        Ok(Beside { child, time, until, by: None, keeper: None, has_ended: false })
     }
 
     /// The command of `--on-loss`, with this time left. An error says why it is not run.
-    pub fn for_loss(command: &str, environment: &Environment, loss: &Loss, time: Duration) -> Result<Beside, String> {
+    pub fn for_loss(
+        command: &str,
+        environment: &Environment,
+        loss: &Loss,
+        time: Duration,
+        ask: &Ask,
+    ) -> Result<Beside, String> {
         if time.is_zero() {
             return Err("no time is left".to_owned());
         }
-        let environment = environment.with("LEASEHOLD_LOSS", loss);
-        Beside::start(command, &environment, Output::StandardError, time).map_err(|error| error.to_string())
+        let environment = environment.with("LEASEHOLD_LOST_KEY", &loss.key).with("LEASEHOLD_LOSS", loss);
+        let start = || {
+            let by = since_boot().saturating_add(time);
+            let mut beside = Beside::start(command, &environment, Output::StandardError, time)?;
+            let mut keeper = Keeper::start(None)?;
+            // Later than this process would do it.
+            let _ = keeper.keep(Target::Group(group_of(&beside.child)?), Some(by.saturating_add(ask.after_kill() / 2)));
+            (beside.by, beside.keeper) = (Some(by), Some(keeper));
+            Ok(beside)
+        };
+        start().map_err(|error: io::Error| error.to_string())
     }
 
-    /// Its process, which nobody else must wait for.
-    pub fn pid(&self) -> Option<Pid> {
-        i32::try_from(self.child.id()).ok().map(Pid::from_raw)
+    /// Its processes, which nobody else must wait for.
+    pub fn pids(&self) -> impl Iterator<Item = Pid> {
+        group_of(&self.child).into_iter().chain(self.keeper.as_ref().and_then(Keeper::pid))
     }
 
-    /// Ready when its time is over.
+    /// Ready when its time is over, or may be.
     pub fn timer(&self) -> Receiver<Instant> {
-        at(self.until)
+        let again = self.by.and_then(|_| Instant::now().checked_add(AGAIN));
+        at(again.map_or(self.until, |again| again.min(self.until)))
     }
 
     /// How it ended, once it has, or its time is over. An error says why it failed.
@@ -104,26 +134,36 @@ impl Beside {
         match self.child.try_wait() {
             Ok(Some(status)) => {
                 self.has_ended = true;
+                // From now on its number may be that of a stranger.
+                self.keeper.take().into_iter().for_each(Keeper::dismiss);
                 Some(if status.success() { Ok(()) } else { Err(ended(status)) })
             }
-            Ok(None) if Instant::now() >= self.until => Some(Err(format!("it took more than {}", words(self.time)))),
+            Ok(None) if self.is_over() => Some(Err(format!("it took more than {}", words(self.time)))),
             Ok(None) => None,
             Err(error) => Some(Err(error.to_string())),
         }
     }
 
-    /// Waits for its end, unless a signal tells to end.
-    pub fn see_through(mut self, signals: &Receiver<Signal>) -> Result<(), String> {
+    fn is_over(&self) -> bool {
+        Instant::now() >= self.until || self.by.is_some_and(|by| since_boot() >= by)
+    }
+
+    /// Waits for its end: what a loss needs is not left half done, and that takes no longer than its time. The signal
+    /// that told us to end meanwhile.
+    pub fn see_through(mut self, signals: &Receiver<Signal>) -> (Result<(), String>, Option<Signal>) {
+        let mut told_to_end = None;
         loop {
             if let Some(outcome) = self.look() {
-                return outcome;
+                return (outcome, told_to_end);
             }
+            let timer = self.timer();
             select! {
                 recv(signals) -> signal => match signal {
-                    Ok(signal) if !ENDING.contains(&signal) => {}
-                    _ => return Err("it was not waited for".to_owned()),
+                    Ok(signal) if ENDING.contains(&signal) => told_to_end = told_to_end.or(Some(signal)),
+                    Ok(_) => {}
+                    Err(_) => return (Err("it was not waited for".to_owned()), told_to_end),
                 },
-                recv(self.timer()) -> _ => {}
+                recv(timer) -> _ => {}
             }
         }
     }
@@ -131,12 +171,20 @@ impl Beside {
 
 impl Drop for Beside {
     fn drop(&mut self) {
-        if let Some(group) = self.pid().filter(|_| !self.has_ended) {
-            // Its number is its own while nobody has waited for it.
-            let _ = killpg(group, Signal::SIGKILL);
-            let _ = self.child.try_wait();
+        let Some(group) = group_of(&self.child).ok().filter(|_| !self.has_ended) else { return };
+        // Its number is its own while nobody has waited for it.
+        let _ = killpg(group, Signal::SIGKILL);
+        self.keeper.take().into_iter().for_each(Keeper::dismiss);
+        if matches!(self.child.try_wait(), Ok(None)) {
+            // Else each one that is killed would stay in the list of processes, where nobody takes all that end.
+            let reaper = thread::Builder::new().name("leasehold-reap".to_owned());
+            let _ = reaper.spawn(move || while waitpid(group, None) == Err(Errno::EINTR) {});
         }
     }
+}
+
+fn group_of(child: &Child) -> io::Result<Pid> {
+    i32::try_from(child.id()).map(Pid::from_raw).map_err(io::Error::other)
 }
 
 fn ended(status: ExitStatus) -> String {
@@ -144,5 +192,46 @@ fn ended(status: ExitStatus) -> String {
         (Some(code), _) => format!("it ended with {code}"),
         (None, Some(Ok(signal))) => format!("{signal} ended it"),
         (None, _) => "a signal ended it".to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::unbounded;
+
+    use super::*;
+
+    fn sleeping() -> Beside {
+        let mut shell = Command::new("sleep");
+        let child = shell.arg("1000").process_group(0).spawn().unwrap();
+        let time = Duration::from_secs(1000);
+        Beside { child, time, until: Instant::now() + time, by: None, keeper: None, has_ended: false }
+    }
+
+    /// `Instant` does not count that.
+    #[test]
+    fn a_suspend_ends_what_must_end_with_the_lease() {
+        let (_signal, signals) = unbounded();
+        let started = Instant::now();
+        let mut beside = sleeping();
+        beside.by = Some(since_boot() + Duration::from_millis(10));
+        assert_eq!(beside.see_through(&signals), (Err("it took more than 16 min 40 s".to_owned()), None));
+        assert!(started.elapsed() < Duration::from_secs(500));
+        // A check begins anew after one.
+        let mut beside = sleeping();
+        assert_eq!(beside.look(), None);
+    }
+
+    #[test]
+    fn what_is_killed_leaves_no_zombie() {
+        let until = Instant::now() + Duration::from_secs(60);
+        let beside = sleeping();
+        let pid = group_of(&beside.child).unwrap();
+        drop(beside);
+        // A zombie can be sent a signal.
+        while nix::sys::signal::kill(pid, None).is_ok() {
+            assert!(Instant::now() < until, "it is still there");
+            thread::sleep(Duration::from_millis(5));
+        }
     }
 }

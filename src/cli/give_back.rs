@@ -23,6 +23,8 @@ pub struct GivenBack {
     pub was_lost: bool,
     /// The release was not answered.
     pub is_unanswered: bool,
+    /// Since this signal to end nobody waits for that.
+    pub told_to_end: Option<Signal>,
 }
 
 /// What is known of a hold that ends.
@@ -44,9 +46,9 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
     let Ending { is_told, lease_left, every, who_ended, signals } = *ending;
     let name = locks.name();
     // The keeper may have killed it before the loss was told.
-    let was_lost = is_told || locks.lost().is_some() || !locks.is_held();
+    let was_lost = is_told || locks.lost(&[]).is_some() || !locks.is_held();
     if was_lost && !is_told {
-        let loss = locks.lost().or_else(|| locks.wait_for_loss(TOLD));
+        let loss = locks.lost(&[]).or_else(|| locks.wait_for_loss(TOLD));
         let (name, why) = match loss {
             Some(loss) => (format!("the lock {:?}", loss.key), loss.to_string()),
             None => (name.clone(), "expired".to_owned()),
@@ -54,7 +56,7 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
         tell(&format!("{name} was lost: {why}; {who_ended}"));
     }
     let every = every.filter(|_| !was_lost);
-    let Release { stands, answer: released } = release(locks, lease_left, every, signals);
+    let Release { stands, answer: released, told_to_end } = release(locks, lease_left, every, signals);
     let is_unanswered = matches!(&released, Err(failed) if !failed.is_lost());
     let was_lost = match released {
         _ if was_lost => true,
@@ -75,7 +77,7 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
             false
         }
     };
-    GivenBack { was_lost, is_unanswered }
+    GivenBack { was_lost, is_unanswered, told_to_end }
 }
 
 /// Why it is not known that the lock was released.
@@ -106,6 +108,7 @@ struct Release {
     /// They stand until the command is due again, whatever became of the release.
     stands: bool,
     answer: Result<(), Unreleased>,
+    told_to_end: Option<Signal>,
 }
 
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
@@ -119,35 +122,43 @@ fn release(locks: Held, lease_left: Option<Duration>, every: Option<Duration>, s
     });
     if let Err(error) = spawned {
         // The guard was dropped, and its drop released: only that it stands is missing.
-        return Release { stands: false, answer: every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error))) };
+        let answer = every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error)));
+        return Release { stands: false, answer, told_to_end: None };
     }
-    let mut answer =
-        answers(&told, after(lease_left.map_or(Duration::ZERO, |left| left.max(LAST_TRY))), signals, LAST_TRY);
-    Release { stands: answer().is_ok(), answer: answer() }
+    let over = after(lease_left.map_or(Duration::ZERO, |left| left.max(LAST_TRY)));
+    let mut answers = Answers { told, over, is_over: false, signals, told_to_end: None, last_try: LAST_TRY };
+    let (stands, answer) = (answers.next().is_ok(), answers.next());
+    Release { stands, answer, told_to_end: answers.told_to_end }
 }
 
-/// The next answer, each time it is called, until it is over. After a signal to end that is so after `last_try`: the
-/// first one may have come twice, as to the group and to the process, when the answer is on its way.
-fn answers(
-    told: &Receiver<leasehold::Result<()>>,
-    mut over: Receiver<Instant>,
-    signals: &Receiver<Signal>,
+/// What the thread that releases has to say, until that is not waited for any more.
+struct Answers<'a> {
+    told: Receiver<leasehold::Result<()>>,
+    over: Receiver<Instant>,
+    is_over: bool,
+    signals: &'a Receiver<Signal>,
+    told_to_end: Option<Signal>,
+    /// How long it is waited for after a signal to end: the first one may have come twice, as to the group and to the
+    /// process, when the answer is on its way.
     last_try: Duration,
-) -> impl FnMut() -> Result<(), Unreleased> {
-    let (mut is_hurried, mut is_over) = (false, false);
-    move || loop {
-        if is_over {
-            return Err(Unreleased::NoAnswer);
-        }
-        select! {
-            recv(told) -> answer => {
-                return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
+}
+
+impl Answers<'_> {
+    fn next(&mut self) -> Result<(), Unreleased> {
+        while !self.is_over {
+            select! {
+                recv(self.told) -> answer => {
+                    return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
+                }
+                recv(self.over) -> _ => self.is_over = true,
+                recv(self.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal))
+                    && self.told_to_end.is_none()
+                {
+                    (self.over, self.told_to_end) = (after(self.last_try), Some(signal));
+                },
             }
-            recv(over) -> _ => is_over = true,
-            recv(signals) -> signal => if !is_hurried && signal.is_ok_and(|signal| ENDING.contains(&signal)) {
-                (over, is_hurried) = (after(last_try), true);
-            },
         }
+        Err(Unreleased::NoAnswer)
     }
 }
 
@@ -170,10 +181,16 @@ mod tests {
             // It stays open.
             std::mem::forget(done);
         });
-        let mut answer = answers(&told, never(), &signals, Duration::from_secs(60));
-        assert!(answer().is_ok());
+        let answers = |last_try| {
+            let told = told.clone();
+            Answers { told, over: never(), is_over: false, signals: &signals, told_to_end: None, last_try }
+        };
+        let mut patient = answers(Duration::from_secs(60));
+        assert!(patient.next().is_ok());
+        assert_eq!(patient.told_to_end, Some(Signal::SIGHUP));
         signal.send(Signal::SIGTERM).unwrap();
-        let mut answer = answers(&told, never(), &signals, Duration::ZERO);
-        assert!(matches!([answer(), answer()], [Err(Unreleased::NoAnswer), Err(Unreleased::NoAnswer)]));
+        let mut hurried = answers(Duration::ZERO);
+        assert!(matches!([hurried.next(), hurried.next()], [Err(Unreleased::NoAnswer), Err(Unreleased::NoAnswer)]));
+        assert_eq!(hurried.told_to_end, Some(Signal::SIGTERM));
     }
 }

@@ -3,7 +3,6 @@
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, at};
-use nix::unistd::Pid;
 
 use crate::beside::{Beside, Environment, Output};
 use crate::words::duration;
@@ -17,7 +16,8 @@ pub struct Checks {
     /// It is well if it ends with 0. It runs for the first time --health-interval after the start, has the environment
     /// of the command and LEASEHOLD_PID, the command's process, and what it prints is not shown. The command gets TERM, and
     /// KILL after --kill-after; the lock is held until nothing of it is left. Then `run` ends with 80, and `elect` lets
-    /// other nodes go first before it campaigns again. Nothing is asked while the command is stopped, or is told to end.
+    /// other nodes go first before it campaigns again. Nothing is asked while the command is stopped, or after a TERM; after
+    /// HUP, INT or QUIT, which it may live through, it is asked anew.
     #[arg(long, value_name = "COMMAND")]
     health_cmd: Option<String>,
     /// The time before the first check, and between the end of one and the next
@@ -53,8 +53,8 @@ impl Checks {
 
 impl Health<'_> {
     /// The check that is under way.
-    pub fn pid(&self) -> Option<Pid> {
-        self.running.as_ref().and_then(Beside::pid)
+    pub fn running(&self) -> Option<&Beside> {
+        self.running.as_ref()
     }
 
     /// Ready when there is something to look at beside the end of a process.
@@ -74,8 +74,8 @@ impl Health<'_> {
         self.next = now.checked_add(self.checks.health_interval).unwrap_or(now);
     }
 
-    /// Goes on, and says once why the lock is to be given back.
-    pub fn look(&mut self) -> Option<String> {
+    /// Goes on, and says when it is well, and once why the lock is to be given back.
+    pub fn look(&mut self) -> Option<Result<(), String>> {
         let outcome = match &mut self.running {
             Some(running) => running.look()?,
             None => {
@@ -95,10 +95,10 @@ impl Health<'_> {
         self.end_of_one();
         let Err(why) = outcome else {
             self.failed = 0;
-            return None;
+            return Some(Ok(()));
         };
         self.failed += 1;
         let times = if self.failed == 1 { String::new() } else { format!(" {} times in a row", self.failed) };
-        (self.failed == self.checks.health_retries).then(|| format!("--health-cmd failed{times}: {why}"))
+        (self.failed == self.checks.health_retries).then(|| Err(format!("--health-cmd failed{times}: {why}")))
     }
 }

@@ -132,17 +132,26 @@ impl Held {
         self.guards().iter().try_for_each(LockGuard::ensure_held)
     }
 
-    /// Until when all are held at the least, since boot; `None` once one is not.
-    pub fn held_until(&self) -> Option<Duration> {
+    /// Until when all but these are held at the least, since boot; `None` once one is not.
+    pub fn held_until(&self, but: &[String]) -> Option<Duration> {
         // First: what stops this process in between makes it too early, never too late.
         let now = since_boot();
-        let left = self.guards().iter().map(LockGuard::remaining).min().filter(|left| !left.is_zero());
+        let left = self.guards_but(but).map(LockGuard::remaining).min().filter(|left| !left.is_zero());
         left.map(|left| now.saturating_add(left))
     }
 
-    /// The first loss, if one was lost.
-    pub fn lost(&self) -> Option<Loss> {
-        self.guards().iter().find_map(|guard| guard.loss().get())
+    /// The first loss, if one was lost that is none of these.
+    pub fn lost(&self, but: &[String]) -> Option<Loss> {
+        self.guards_but(but).find_map(|guard| guard.loss().get())
+    }
+
+    /// Whether there is one that is none of these.
+    pub fn has_other_than(&self, but: &[String]) -> bool {
+        self.guards_but(but).next().is_some()
+    }
+
+    fn guards_but(&self, but: &[String]) -> impl Iterator<Item = &LockGuard> {
+        self.guards().iter().filter(|guard| but.iter().all(|key| key != guard.key()))
     }
 
     /// The loss of one that is not held any more.
@@ -209,9 +218,9 @@ mod tests {
     fn what_is_over_is_held_until_no_time() {
         let client = LockClient::connect("memory:").unwrap();
         let held = Held::One(client.lock("k").unwrap());
-        assert!(held.held_until().is_some_and(|until| until > since_boot()));
+        assert!(held.held_until(&[]).is_some_and(|until| until > since_boot()));
         let over = client.request("over").max_hold(Duration::from_millis(100)).lock().unwrap();
         assert!(over.loss().wait_timeout(Duration::from_secs(60)).is_some());
-        assert_eq!(Held::One(over).held_until(), None);
+        assert_eq!(Held::One(over).held_until(&[]), None);
     }
 }

@@ -45,11 +45,14 @@ pub struct Holding<'a> {
     health: Option<Health<'a>>,
     is_unhealthy: bool,
     lost: Option<Loss>,
-    /// The command of `--on-loss`.
-    on_loss: Option<Beside>,
-    /// It succeeded, so nothing is killed.
-    is_seen_to: bool,
+    /// The command of `--on-loss`, and for which key.
+    on_loss: Option<(Beside, String)>,
+    /// The keys whose loss needs nothing more: nothing is killed for them.
+    seen_to: Vec<String>,
+    /// The signal, but a hangup that the command has lived through.
     told_to_end: Option<Signal>,
+    /// It was told to end, and may have left its work undone.
+    is_cut_short: bool,
     resume_at: Receiver<Instant>,
 }
 
@@ -72,8 +75,9 @@ impl<'a> Holding<'a> {
             is_unhealthy: false,
             lost: None,
             on_loss: None,
-            is_seen_to: false,
+            seen_to: Vec::new(),
             told_to_end: None,
+            is_cut_short: false,
             resume_at: never(),
         }
     }
@@ -87,19 +91,24 @@ impl<'a> Holding<'a> {
                 self.resume_at = at(Instant::now() + STOPPED);
             }
             if self.job.is_gone() {
-                let is_under_way = self.on_loss.take();
-                is_under_way.into_iter().for_each(|command| command_failed(command.see_through(signals), ""));
+                // It must not run beside the next holder.
+                self.health = None;
+                if let Some((command, _)) = self.on_loss.take() {
+                    let (outcome, told_to_end) = command.see_through(signals);
+                    command_failed(outcome, "");
+                    self.told_to_end = self.told_to_end.or(told_to_end);
+                }
                 return;
             }
-            if self.lost.is_none()
-                && let Some(loss) = self.locks.lost()
-            {
+            if let Some(loss) = self.locks.lost(&self.seen_to) {
                 self.lose(loss);
             }
             self.look_beside();
             self.arm();
-            let (asks, told) =
-                (timer(self.health.as_ref(), Health::timer), timer(self.on_loss.as_ref(), Beside::timer));
+            let (asks, told) = (
+                timer(self.health.as_ref(), Health::timer),
+                timer(self.on_loss.as_ref(), |(command, _)| command.timer()),
+            );
             let kill_at = self.killing.timer();
             let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
             select! {
@@ -108,10 +117,10 @@ impl<'a> Holding<'a> {
                     Ok(signal) if PASSED_ON.contains(&signal) => self.pass_on(signal),
                     _ => {}
                 },
-                recv(losses) -> loss => {
-                    losses = never();
-                    loss.into_iter().for_each(|loss| self.lose(loss));
-                }
+                recv(losses) -> loss => match loss {
+                    Ok(loss) => self.lose(loss),
+                    Err(_) => losses = never(),
+                },
                 recv(kill_at) -> _ => self.job.signal(Signal::SIGKILL),
                 recv(looks) -> _ => {}
                 recv(asks) -> _ => {}
@@ -126,8 +135,9 @@ impl<'a> Holding<'a> {
 
     /// Has the group killed should this process stand still.
     fn arm(&mut self) {
-        self.killing.look(&self.locks);
-        let is_ended_by_loss = self.ask.on_loss.may_kill() && !self.is_seen_to && !self.job.is_frozen();
+        self.killing.look(&self.locks, &self.seen_to);
+        let is_all_seen_to = !self.locks.has_other_than(&self.seen_to);
+        let is_ended_by_loss = self.ask.on_loss.may_kill() && !is_all_seen_to && !self.job.is_frozen();
         self.job.kill_at(self.killing.by_keeper(self.ask, is_ended_by_loss));
     }
 
@@ -136,7 +146,13 @@ impl<'a> Holding<'a> {
         if !ENDING.contains(&signal) {
             return;
         }
-        self.told_to_end = self.told_to_end.or(Some(signal));
+        self.is_cut_short = true;
+        self.told_to_end = self.told_to_end.filter(|before| *before != Signal::SIGHUP).or(Some(signal));
+        match &mut self.health {
+            health if signal == Signal::SIGTERM => *health = None,
+            // Servers live through a hangup, and some through the others: one that hangs then must not keep the lock.
+            health => health.iter_mut().for_each(Health::rest),
+        }
         if signal == Signal::SIGTERM
             && let Some(kill_after) = self.ask.kill_after_term()
         {
@@ -173,10 +189,13 @@ impl<'a> Holding<'a> {
     }
 
     fn lose(&mut self, loss: Loss) {
-        if self.lost.is_some() {
+        let is_ended = self.lost.is_some() && (self.ask.on_loss == OnLoss::Kill || self.killing.is_due());
+        // They are seen to one after the other.
+        if is_ended || self.on_loss.is_some() || self.seen_to.contains(&loss.key) {
             return;
         }
         let end = match &self.ask.on_loss {
+            OnLoss::Signal(_) | OnLoss::Ignore if self.lost.is_some() => "nothing more is done".to_owned(),
             OnLoss::Kill => self.end_command(),
             OnLoss::Command(command) => {
                 let command = command.clone();
@@ -196,15 +215,18 @@ impl<'a> Holding<'a> {
         };
         // Not waited for: signals are still to be passed on.
         warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
-        self.lost = Some(loss);
+        if !self.ask.on_loss.may_kill() {
+            self.seen_to.push(loss.key.clone());
+        }
+        self.lost.get_or_insert(loss);
     }
 
     /// Runs the command of `--on-loss`.
     fn see_to(&mut self, command: &str, loss: &Loss) -> String {
         let time = self.killing.left(self.ask);
-        match Beside::for_loss(command, &self.environment, loss, time) {
+        match Beside::for_loss(command, &self.environment, loss, time, self.ask) {
             Ok(beside) => {
-                self.on_loss = Some(beside);
+                self.on_loss = Some((beside, loss.key.clone()));
                 self.job.go_on();
                 format!("--on-loss has {} to see to that", words(time))
             }
@@ -217,33 +239,44 @@ impl<'a> Holding<'a> {
 
     /// What runs beside the command, and is not under way any more.
     fn look_beside(&mut self) {
-        if let Some(outcome) = self.on_loss.as_mut().and_then(Beside::look) {
+        if let Some((command, key)) = &mut self.on_loss
+            && let Some(outcome) = command.look()
+        {
+            let key = std::mem::take(key);
             self.on_loss = None;
             match outcome {
-                Ok(()) => self.is_seen_to = true,
+                Ok(()) => self.seen_to.push(key),
                 failed => {
                     self.kill_within(Duration::ZERO);
                     command_failed(failed, ", so the command is killed");
                 }
             }
         }
-        if self.lost.is_some() || self.told_to_end.is_some() {
+        if self.lost.is_some() {
             self.health = None;
         }
         let Some(health) = &mut self.health else { return };
         if self.job.is_stopped() {
             health.rest();
-        } else if let Some(why) = health.look() {
-            (self.health, self.is_unhealthy) = (None, true);
-            let (name, end) = (self.locks.name(), self.end_command());
-            warnings::tell(&format!("{name} is given back, since {why}; {end}"));
+            return;
+        }
+        match health.look() {
+            // It was not meant to end.
+            Some(Ok(())) => self.told_to_end = self.told_to_end.filter(|signal| *signal != Signal::SIGHUP),
+            Some(Err(why)) => {
+                (self.health, self.is_unhealthy) = (None, true);
+                let (name, end) = (self.locks.name(), self.end_command());
+                warnings::tell(&format!("{name} is given back, since {why}; {end}"));
+            }
+            None => {}
         }
     }
 
     /// True: the command stopped, and so shall we.
     fn look(&mut self) -> bool {
-        let beside = [self.health.as_ref().and_then(Health::pid), self.on_loss.as_ref().and_then(Beside::pid)];
-        self.job.look(&beside.into_iter().flatten().collect::<Vec<Pid>>())
+        let check = self.health.as_ref().and_then(Health::running);
+        let beside = check.into_iter().chain(self.on_loss.as_ref().map(|(command, _)| command));
+        self.job.look(&beside.flat_map(Beside::pids).collect::<Vec<Pid>>())
     }
 
     /// TERM, and KILL while nobody else can be in.
@@ -263,13 +296,14 @@ impl<'a> Holding<'a> {
     pub fn end(mut self, every: Option<Duration>, signals: &Receiver<Signal>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = Some(self.killing.lease_left(self.ask));
-        let Holding { locks, job, lost, told_to_end, is_unhealthy, .. } = self;
+        let Holding { locks, job, lost, told_to_end, is_cut_short, is_unhealthy, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         // One that was told to end may have left its work undone, whatever its code says.
-        let every = every.filter(|_| ended == 0 && told_to_end.is_none() && !is_unhealthy);
+        let every = every.filter(|_| ended == 0 && !is_cut_short && !is_unhealthy);
         let (is_told, who_ended) = (lost.is_some(), "the command has ended");
         let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
         job.finish();
+        let told_to_end = told_to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
             true => End::Lost(told_to_end),
             false if is_unhealthy => End::Unhealthy(told_to_end),

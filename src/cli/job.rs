@@ -161,8 +161,8 @@ impl Job {
     fn reap_others(&self, beside: &[Pid]) {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) = waitid(Id::All, flags) {
-            let is_known =
-                pid == self.group || beside.contains(&pid) || self.keeper.as_ref().is_some_and(|keeper| keeper.is(pid));
+            let is_keeper = self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == Some(pid));
+            let is_known = pid == self.group || beside.contains(&pid) || is_keeper;
             if is_known || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp()) {
                 return;
             }

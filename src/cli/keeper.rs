@@ -103,8 +103,8 @@ impl Keeper {
         let _ = keeper.as_mut().is_some_and(|keeper| keeper.keep(target, kill_at));
     }
 
-    pub fn is(&self, pid: Pid) -> bool {
-        i32::try_from(self.child.id()) == Ok(pid.as_raw())
+    pub fn pid(&self) -> Option<Pid> {
+        i32::try_from(self.child.id()).ok().map(Pid::from_raw)
     }
 
     /// The group is gone; its number may become that of a stranger. A keeper that somebody stopped would read of it

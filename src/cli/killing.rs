@@ -22,9 +22,9 @@ impl Killing {
         Killing { held_until: Duration::ZERO, due: None }
     }
 
-    /// Looks until when the locks are held.
-    pub fn look(&mut self, locks: &Held) {
-        self.held_until = locks.held_until().unwrap_or(self.held_until);
+    /// Looks until when the locks are held, but for these.
+    pub fn look(&mut self, locks: &Held, but: &[String]) {
+        self.held_until = locks.held_until(but).unwrap_or(self.held_until);
     }
 
     /// KILL after this time, or earlier if that was decided before.
@@ -38,6 +38,11 @@ impl Killing {
     /// Whether KILL is decided.
     pub fn has_begun(&self) -> bool {
         self.due.is_some()
+    }
+
+    /// Whether KILL was sent, or is now.
+    pub fn is_due(&self) -> bool {
+        self.due.as_ref().is_some_and(|(at, _)| *at <= since_boot())
     }
 
     /// Ready when KILL is due.

@@ -108,7 +108,7 @@ impl<'a> Holding<'a> {
         let mut is_killed = false;
         loop {
             if self.lost.is_none()
-                && let Some(loss) = self.locks.lost()
+                && let Some(loss) = self.locks.lost(&[])
             {
                 self.lose(loss);
             }
@@ -154,7 +154,7 @@ impl<'a> Holding<'a> {
     }
 
     fn arm(&mut self) {
-        self.killing.look(&self.locks);
+        self.killing.look(&self.locks, &[]);
         let kill_at = self.killing.by_keeper(self.ask, true);
         Keeper::keep_or_replace(&mut self.keeper, Target::Process, kill_at, || self.watched.process());
     }
@@ -181,7 +181,7 @@ impl<'a> Holding<'a> {
     /// Runs the command of `--on-loss`.
     fn see_to(&mut self, command: &str, loss: &Loss, name: &str) -> String {
         let time = self.killing.left(self.ask);
-        match Beside::for_loss(command, &self.environment, loss, time) {
+        match Beside::for_loss(command, &self.environment, loss, time, self.ask) {
             Ok(beside) => {
                 self.on_loss = Some(beside);
                 format!("--on-loss has {} to see to that", words(time))
@@ -212,9 +212,9 @@ impl<'a> Holding<'a> {
 
     /// Releases the lock. Whether it was lost, and whether the release was not answered.
     fn end(mut self, interrupts: &Interrupts, end: &Outcome<Option<Signal>>) -> (bool, bool) {
-        self.killing.look(&self.locks);
+        self.killing.look(&self.locks, &[]);
         let is_under_way = self.on_loss.take();
-        is_under_way.into_iter().for_each(|command| command_failed(command.see_through(&interrupts.signals), ""));
+        is_under_way.into_iter().for_each(|command| command_failed(command.see_through(&interrupts.signals).0, ""));
         // The end of this process is all that whoever has the pipe learns of a loss.
         let is_told_by_end = self.lost.is_some() && matches!(self.watched, Watched::Pipe(..));
         let lease_left = (!is_told_by_end).then(|| self.killing.lease_left(self.ask));

@@ -8,7 +8,9 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::support::{PATIENCE, Running, Shared, Store, full_pipe, leasehold, lines_of, on_each_server, run};
+use crate::support::{
+    PATIENCE, Running, Shared, Store, full_pipe, leasehold, lines_of, on_each_server, run, wait_until_reaped,
+};
 use crate::wait::wait_until;
 
 /// A check that has the time it needs on a busy machine.
@@ -125,6 +127,98 @@ fn a_period_in_which_it_failed_is_due_again() {
     fs::write(&sick, "").unwrap();
     assert_eq!(running.status().code(), Some(80));
     assert_eq!(run(&mut store.script(&["--every", "1h"], "true")).code, Some(0));
+}
+
+/// As many servers do, that then read their configuration anew.
+#[test]
+fn a_command_that_lives_through_a_signal_is_asked_on() {
+    let store = Store::new();
+    for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
+        let sick = store.path(&format!("sick-{signal}"));
+        let script = "trap 'echo heard' HUP INT QUIT; trap 'exit 3' TERM; echo ready; while :; do read never; done";
+        let mut command = store.reading(&options("test ! -e $SICK", &["--health-retries", "2"]), script);
+        let mut running = Running::start(command.env("SICK", &sick));
+        running.expect("ready");
+        running.signal(signal);
+        running.expect("heard");
+        fs::write(&sick, "").unwrap();
+        let ran = running.end();
+        assert_eq!(ran.code, Some(80), "{signal}: {}", ran.stderr);
+    }
+}
+
+/// It has shown that it was not meant to end.
+#[test]
+fn a_leader_that_is_well_after_a_hangup_stands_again() {
+    let store = Store::new();
+    let asked = store.path("asked");
+    let mut command = store.leasehold(&["elect", "boss", "--health-cmd", "echo >>$ASKED"]);
+    command.args([&OFTEN[..], &["--lease", "6s", "--kill-after", "1s"]].concat());
+    let script = "trap 'echo heard' HUP; echo $LEASEHOLD_TOKEN; while :; do read never; done";
+    command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
+    let mut running = Running::start(command.env("ASKED", &asked));
+    let first: u64 = running.line().parse().unwrap();
+    running.signal(Signal::SIGHUP);
+    running.expect("heard");
+    let times = || fs::read_to_string(&asked).unwrap_or_default().len();
+    let before = times();
+    // The first of them may have begun before, and the last may not be done.
+    wait_until("it is asked on", || times() >= before + 3);
+    store.client().force_release("boss").unwrap();
+    let second: u64 = running.line().parse().unwrap();
+    assert!(second > first);
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().code, Some(143));
+}
+
+/// It would go on beside the next holder.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_check_ends_with_the_command() {
+    let store = Store::new();
+    let fifo = store.path("fifo");
+    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    // It ends by itself long after this.
+    let check = "exec >$FIFO; echo in; sleep 1000";
+    let options = ["--health-cmd", check, "--health-interval", "50ms", "--health-timeout", "5m", "--lease", "90s"];
+    let mut command = store.reading(&options, "echo ready; read go");
+    let mut running = Running::start(command.env("FIFO", &fifo));
+    running.expect("ready");
+    let output = lines_of(File::open(&fifo).unwrap());
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "in");
+    // The release hangs.
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    running.tell("go");
+    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    // That took none of the time of the release, which is seconds.
+    wait_until("it is released", || running.threads().iter().any(|name| name.starts_with("leasehold-rel")));
+    drop(db);
+    assert_eq!(running.end().code, Some(0));
+}
+
+/// The store may be why it was not well.
+#[test]
+fn a_signal_while_the_release_hangs_ends_an_election() {
+    let store = Store::new();
+    let sick = store.path("sick");
+    let mut command = store.leasehold(&["elect", "boss", "--health-cmd", "test ! -e $SICK", "--health-retries", "1"]);
+    command.args([&OFTEN[..], &["--lease", "90s", "--kill-after", "29s"]].concat());
+    let script = "trap 'echo term; read go; exit 3' TERM; echo $$; while :; do read never; done";
+    command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
+    let mut running = Running::start(command.env("SICK", &sick));
+    let leader = running.line();
+    fs::write(&sick, "").unwrap();
+    running.expect("term");
+    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    running.tell("go");
+    // Else the signal is passed on to the command.
+    wait_until_reaped(&leader);
+    running.signal(Signal::SIGTERM);
+    let status = running.status();
+    assert_eq!(status.code(), Some(143));
+    drop(db);
 }
 
 #[test]

@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
-use crate::support::{PATIENCE, Running, Shared, Store, leasehold, lines_of, on_each_server, run};
+use crate::support::{PATIENCE, Running, Shared, Store, leasehold, lines_of, on_each_server, run, wait_until_reaped};
 use crate::wait::wait_until;
 
 /// Half a minute of time for the command of the loss, unless a test wants less.
@@ -200,4 +200,85 @@ fn the_command_is_killed_if_leasehold_stands_still() {
     running.signal(Signal::SIGCONT);
     assert_eq!(running.status().code(), Some(76));
     wait_until("it is free", || store.client().get("k").unwrap().unwrap().is_free());
+}
+
+/// Who is told to end while it goes on does not stand for election again, and lets it do what it began.
+#[test]
+fn a_signal_during_it_ends_an_election_when_it_is_done() {
+    let store = Store::new();
+    let (go, proof) = (store.path("go"), store.path("proof"));
+    let on_loss = "cmd:kill -KILL $LEASEHOLD_PID; echo seeing to it; \
+                   while test ! -e $GO; do sleep 0.05; done; echo done >$PROOF";
+    let mut command = store.leasehold(&["elect", "boss", "--max-hold", "5s", "--on-loss", on_loss]);
+    command.args(TIME).args(["--", "sh", "-c", "echo $$; while :; do read never; done"]).stdin(Stdio::piped());
+    let mut running = Running::start(command.env("GO", &go).env("PROOF", &proof));
+    let leader = running.line();
+    running.says("seeing to it");
+    // Else it is passed on to the command.
+    wait_until_reaped(&leader);
+    running.signal(Signal::SIGTERM);
+    fs::write(&go, "").unwrap();
+    let ran = running.end();
+    assert_eq!((ran.code, ran.stdout.trim()), (Some(143), &*leader), "{}", ran.stderr);
+    assert_eq!(fs::read_to_string(&proof).unwrap(), "done\n");
+}
+
+/// Nobody else would end what it has started.
+#[test]
+fn it_ends_with_leasehold_and_when_leasehold_stands_still() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let store = Store::new();
+        let fifo = store.path("fifo");
+        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let on_loss = "cmd:exec >$FIFO; echo on; sh -c 'sleep 1000'; true";
+        let mut command = store.script(&soon(on_loss, "1s"), "echo ready; exec sleep 1000");
+        let mut running = Running::start(command.env("FIFO", &fifo));
+        running.expect("ready");
+        take_away(&store);
+        let output = lines_of(File::open(&fifo).unwrap());
+        assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "on");
+        // From then on somebody else keeps it.
+        running.says(" to see to that");
+        running.signal(signal);
+        assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected, "{signal}");
+    }
+}
+
+#[test]
+fn each_key_that_is_lost_is_seen_to() {
+    let store = Store::new();
+    let proof = store.path("proof");
+    let on_loss = "cmd:echo $LEASEHOLD_LOST_KEY: $LEASEHOLD_LOSS >>$PROOF; test $LEASEHOLD_LOST_KEY != c";
+    let mut command = store.leasehold(&["run", "a", "b", "c"]);
+    command.args(soon(on_loss, "3s")).args(["--", "sh", "-c", "echo ready; exec sleep 1000"]);
+    let mut running = Running::start(command.env("PROOF", &proof));
+    running.expect("ready");
+    let seen_to = || fs::read_to_string(&proof).unwrap_or_default();
+    for (key, lines) in [("b", 1), ("a", 2), ("c", 3)] {
+        store.client().force_release(key).unwrap();
+        wait_until("it is seen to", || seen_to().lines().count() == lines);
+        assert!(seen_to().lines().last().unwrap().starts_with(&format!("{key}: released by another after ")));
+    }
+    // That failed.
+    let ran = running.end();
+    assert_eq!(ran.code, Some(76));
+    for key in ["a", "b", "c"] {
+        assert_eq!(ran.stderr.matches(&format!("the lock {key:?} was lost: ")).count(), 1, "{}", ran.stderr);
+    }
+}
+
+/// Nothing is done for it, but it is said.
+#[test]
+fn each_loss_is_told_where_the_command_goes_on() {
+    let store = Store::new();
+    let mut command = store.leasehold(&["run", "a", "b", "--lease", "6s", "--on-loss", "ignore"]);
+    command.args(["--", "sh", "-c", "echo ready; read go"]).stdin(Stdio::piped());
+    let mut running = Running::start(&mut command);
+    running.expect("ready");
+    for key in ["b", "a"] {
+        store.client().force_release(key).unwrap();
+        running.says(&format!("the lock {key:?} was lost: released by another after "));
+    }
+    running.tell("go");
+    assert_eq!(running.end().code, Some(76));
 }

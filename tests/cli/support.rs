@@ -13,6 +13,8 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
+use crate::wait::wait_until;
+
 /// Longer than anything takes here on a busy machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -335,6 +337,13 @@ impl Drop for Running {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Waits until whoever started this process has seen its end.
+#[track_caller]
+pub fn wait_until_reaped(pid: &str) {
+    let pid = Pid::from_raw(pid.parse().expect("a process id"));
+    wait_until("its end is seen", || kill(pid, None).is_err());
 }
 
 pub fn pid(child: &Child) -> Pid {
