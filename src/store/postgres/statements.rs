@@ -232,7 +232,7 @@ impl Statements {
             )
             .into(),
             insert: format!(
-                "INSERT INTO {table} AS t ({names}) SELECT {places} WHERE {limit}clock_timestamp() < ${} \
+                "INSERT INTO {table} AS t ({names}) SELECT {places} WHERE {limit} clock_timestamp() < ${} \
                  ON CONFLICT (key) DO NOTHING RETURNING {DURABLE}",
                 COLUMNS.len() + 1,
             )
