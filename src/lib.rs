@@ -53,7 +53,6 @@
 //! | feature | what |
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
-//! | `sqlite-bundled` | SQLite itself, compiled from C (default). Without it the store links the system's library, 3.37 or later: `default-features = false, features = ["sqlite"]` |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which runs on one background thread |
 //! | `mongodb` | MongoDB; brings its driver, which runs on one background thread |
 //! | `postgres` | PostgreSQL; brings tokio-postgres, which runs on one background thread |

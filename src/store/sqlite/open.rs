@@ -61,20 +61,8 @@ impl SqliteOptions {
 
     /// The store in this file.
     pub(crate) fn opener(self) -> Result<Opener> {
-        check_version(rusqlite::version_number(), rusqlite::version())?;
         Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| Ok(Sqlite::connect(self, clock, missing, by)?)))
     }
-}
-
-/// Without the feature `sqlite-bundled` it is what the system has.
-pub(super) fn check_version(number: i32, name: &str) -> Result<()> {
-    if number < 3_037_000 {
-        return Err(config(&format!(
-            "the system's SQLite library is {name}, but must be 3.37 or later: update it, or build leasehold with the \
-             feature sqlite-bundled"
-        )));
-    }
-    Ok(())
 }
 
 fn file_mode(text: &str) -> Result<u32> {
