@@ -93,10 +93,15 @@ impl<'a> Holding<'a> {
             if self.job.is_gone() {
                 // It must not run beside the next holder.
                 self.health = None;
-                if let Some((command, _)) = self.on_loss.take() {
+                while let Some((command, key)) = self.on_loss.take() {
                     let (outcome, told_to_end) = command.see_through(signals);
                     command_failed(outcome, "");
                     self.told_to_end = self.told_to_end.or(told_to_end);
+                    self.seen_to.push(key);
+                    // What was lost with it.
+                    if let Some(loss) = self.locks.lost(&self.seen_to) {
+                        self.lose(loss);
+                    }
                 }
                 return;
             }
@@ -227,7 +232,9 @@ impl<'a> Holding<'a> {
         match Beside::for_loss(command, &self.environment, loss, time, self.ask) {
             Ok(beside) => {
                 self.on_loss = Some((beside, loss.key.clone()));
-                self.job.go_on();
+                if !self.job.is_gone() {
+                    self.job.go_on();
+                }
                 format!("--on-loss has {} to see to that", words(time))
             }
             Err(why) => {

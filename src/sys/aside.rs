@@ -104,6 +104,10 @@ impl Aside {
     /// comes in its order. False where that takes too long: then what comes next must wait behind it.
     pub fn tell_first(&self, key: &str) -> bool {
         let (mut queue, by) = (self.0.queue.lock(), Instant::now() + TURN);
+        // Called by what is being told: it comes behind what waits, else each that waits would be told inside the one before.
+        if queue.is_telling_here() {
+            return !queue.waiting.iter().any(|(of, _)| of.as_deref() == Some(key));
+        }
         loop {
             if queue.is_telling_elsewhere(Some(key)) {
                 if self.0.told.wait_until(&mut queue, by).timed_out() {
@@ -230,13 +234,36 @@ mod tests {
         let (inside, own) = (aside.clone(), said.clone());
         let tell = move || {
             inside.push(Some("k"), Weight::Light, say(&own, 1));
-            inside.tell_first("k");
+            assert!(!inside.tell_first("k"));
             inside.wait_until_told(Instant::now() + 100 * LONG);
             own.send(2).unwrap_or_default();
         };
         aside.push(Some("k"), Weight::Light, Box::new(tell));
         aside.wait_until_told(Instant::now() + LONG);
-        assert_eq!(says.try_iter().collect::<Vec<_>>(), [1, 2]);
+        assert_eq!(says.try_iter().collect::<Vec<_>>(), [2, 1]);
+    }
+
+    #[test]
+    fn what_calls_back_is_not_told_what_waits_inside_itself() {
+        thread_local! {
+            static DEPTH: std::cell::Cell<u32> = const { std::cell::Cell::new(0) };
+        }
+        let ((said, says), aside) = (unbounded(), Aside::default());
+        let leave = hang(&aside, "slow");
+        for _ in 0..1_000 {
+            let (inside, said) = (aside.clone(), said.clone());
+            let tell = move || {
+                DEPTH.set(DEPTH.get() + 1);
+                said.send(DEPTH.get()).unwrap_or_default();
+                inside.tell_first("k");
+                DEPTH.set(DEPTH.get() - 1);
+            };
+            aside.push(Some("k"), Weight::Light, Box::new(tell));
+        }
+        drop(leave);
+        aside.wait_until_told(Instant::now() + LONG);
+        let depths: Vec<u32> = says.try_iter().collect();
+        assert_eq!((depths.len(), depths.iter().max()), (1_000, Some(&1)));
     }
 
     #[test]
