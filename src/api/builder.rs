@@ -92,7 +92,8 @@ impl ClientBuilder {
     }
 
     /// How long a waiter pauses between two checks of a lock; each pause is drawn at random from this range. It also
-    /// checks when the holder's lease can have ended. Defaults to 150 to 350 ms.
+    /// checks when the holder's lease can have ended. After a minute of waiting the range doubles, and after ten minutes
+    /// once more. Defaults to 150 to 350 ms.
     pub fn poll(mut self, poll: RangeInclusive<Duration>) -> Self {
         self.options.poll = poll;
         self
