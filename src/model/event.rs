@@ -164,7 +164,7 @@ pub enum Event<'a> {
         fencing_token: u64,
     },
     /// This node has won a term of an [election](crate::Election). The term ends by exactly one
-    /// [`TermEnded`](Event::TermEnded).
+    /// [`TermEnded`](Event::TermEnded). Both are reported by a thread of their own.
     TermBegan {
         /// The name of the election.
         key: &'a str,
