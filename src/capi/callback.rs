@@ -1,7 +1,6 @@
 //! Functions of C's that the library calls.
 
 use std::cell::Cell;
-use std::collections::VecDeque;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +8,8 @@ use std::time::{Duration, Instant};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::handle;
-use crate::sys::thread::{Thread, keeps_time};
+use crate::sys::aside::{self, Weight};
+use crate::sys::thread::keeps_time;
 
 /// A function of C's, and what it wants to be called with.
 #[derive(Clone, Copy)]
@@ -25,66 +25,21 @@ unsafe impl<F: Sync> Sync for Callback<F> {}
 
 /// How long the end of callbacks may take to tell what waits.
 const REST: Duration = Duration::from_secs(5);
-/// So many events and messages may wait for a slow callback.
-const MOST_WAITING: usize = 10_000;
-
 /// What a thread that others' deadlines depend on has to say. It must not wait for code of the user's, so that another
 /// thread tells it, in the same order.
 #[derive(Clone, Default)]
-pub struct Aside(Arc<Mutex<ToTell>>);
-
-#[derive(Default)]
-struct ToTell {
-    waiting: VecDeque<Box<dyn FnOnce() + Send>>,
-    is_being_told: bool,
-}
+pub struct Aside(aside::Aside);
 
 impl Aside {
     /// Tells it here, or soon on a thread that does nothing else.
     pub fn tell(&self, tell: impl FnOnce() + Send + 'static) {
-        if !keeps_time() {
-            return tell();
-        }
-        {
-            let mut to_tell = self.0.lock();
-            // A callback that never returns is told nothing more, and need not be.
-            if to_tell.waiting.len() >= MOST_WAITING {
-                return;
-            }
-            to_tell.waiting.push_back(Box::new(tell));
-            if std::mem::replace(&mut to_tell.is_being_told, true) {
-                return;
-            }
-        }
-        let aside = self.clone();
-        if Thread::spawn_for_user("leasehold-told", move || aside.tell_all()).is_err() {
-            // Late is better than never.
-            self.tell_all();
-        }
-    }
-
-    fn next(&self) -> Option<Box<dyn FnOnce() + Send>> {
-        let mut to_tell = self.0.lock();
-        let next = to_tell.waiting.pop_front();
-        to_tell.is_being_told = next.is_some();
-        next
-    }
-
-    fn tell_all(&self) {
-        while let Some(tell) = self.next() {
-            tell();
-        }
+        if keeps_time() { self.0.push(None, Weight::Light, Box::new(tell)) } else { tell() }
     }
 
     /// Tells here what still waits, before callbacks end: each lock has one that says how it ended. Those of slow ones are left
     /// out at last.
     pub fn tell_rest(&self) {
-        let by = Instant::now() + REST;
-        while Instant::now() < by
-            && let Some(tell) = self.next()
-        {
-            tell();
-        }
+        self.0.tell_all(Some(Instant::now() + REST));
     }
 }
 
