@@ -82,16 +82,10 @@ impl Hold {
         self.setup.clock.now() < self.grant.at + self.least()
     }
 
-    /// The same, until no clock that runs at a tenth of this one's rate more or less has it stand.
+    /// What is left of its least time by any clock that runs at a tenth of this one's rate more or less.
     pub(super) fn must_stand_for(&self) -> Duration {
         let least = self.least();
         (self.grant.at + least + least / 10).since(self.setup.clock.now())
-    }
-
-    /// Whether its least time is over by any clock that runs at a tenth of this one's rate more or less.
-    fn has_stood(&self) -> bool {
-        let least = self.least();
-        self.setup.clock.now() > self.grant.at + least + least / 10
     }
 
     /// Ends the hold before its least time is over.
@@ -110,7 +104,7 @@ impl Hold {
         let (mut phase, mut failures) = (before, 0);
         loop {
             // Also while the store answers no reads: the release asks for none.
-            if self.has_stood() {
+            if self.must_stand_for().is_zero() {
                 return Kept::No(phase);
             }
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
