@@ -102,17 +102,7 @@ impl<'a> Holding<'a> {
             if self.job.is_gone() {
                 // It must not run beside the next holder.
                 self.health = None;
-                while let Some((command, key)) = self.losses.on_loss.take() {
-                    let (outcome, told_to_end) = command.see_through(signals);
-                    command_failed(outcome, "");
-                    self.told.to_end = self.told.to_end.or(told_to_end);
-                    self.losses.seen_to.push(key);
-                    // What was lost with it.
-                    if let Some(loss) = self.locks.lost(&self.losses.seen_to) {
-                        self.lose(loss);
-                    }
-                }
-                return;
+                return self.see_to_the_rest(signals);
             }
             if let Some(loss) = self.locks.lost(&self.losses.seen_to) {
                 self.lose(loss);
@@ -143,6 +133,23 @@ impl<'a> Holding<'a> {
                     self.resume();
                 },
                 recv(left_behind) -> _ => {}
+            }
+        }
+    }
+
+    /// Nothing of the command is left: what is lost already still has its command of `--on-loss`.
+    fn see_to_the_rest(&mut self, signals: &Receiver<Signal>) {
+        let has_command = self.losses.first.is_some() && matches!(self.ask.on_loss, OnLoss::Command(_));
+        loop {
+            if let Some((command, key)) = self.losses.on_loss.take() {
+                let (outcome, told_to_end) = command.see_through(signals);
+                command_failed(outcome, "");
+                self.told.to_end = self.told.to_end.or(told_to_end);
+                self.losses.seen_to.push(key);
+            }
+            match self.locks.lost(&self.losses.seen_to).filter(|_| has_command) {
+                Some(loss) => self.lose(loss),
+                None => return,
             }
         }
     }
@@ -194,7 +201,12 @@ impl<'a> Holding<'a> {
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
     fn resume(&mut self) {
         self.resume_at = never();
-        if self.locks.is_held() || self.losses.first.is_some() {
+        // A heartbeat may have moved the end since the last look.
+        self.killing.look(&self.locks, &self.losses.seen_to);
+        let has_unseen = self.ask.on_loss.may_kill() && self.locks.has_other_than(&self.losses.seen_to);
+        // Nothing of it may run beside the next holder, and KILL needs no CONT.
+        let is_late = has_unseen && self.killing.left(self.ask).is_zero();
+        if self.locks.is_held() || self.losses.first.is_some() && !is_late {
             return self.job.go_on();
         }
         if let Some(loss) = self.locks.wait_for_loss(TOLD) {
@@ -203,7 +215,12 @@ impl<'a> Holding<'a> {
     }
 
     fn lose(&mut self, loss: Loss) {
-        let is_ended = self.losses.first.is_some() && (self.ask.on_loss == OnLoss::Kill || self.killing.is_due());
+        let is_ended = self.losses.first.is_some()
+            && match self.ask.on_loss {
+                OnLoss::Kill => true,
+                OnLoss::Command(_) => false,
+                _ => self.killing.is_due(),
+            };
         // They are seen to one after the other.
         if is_ended || self.losses.on_loss.is_some() || self.losses.seen_to.contains(&loss.key) {
             return;
@@ -247,6 +264,7 @@ impl<'a> Holding<'a> {
                 format!("--on-loss has {} to see to that", words(time))
             }
             Err(why) => {
+                self.losses.seen_to.push(loss.key.clone());
                 self.kill_within(Duration::ZERO);
                 format!("--on-loss cannot be run ({why}), so the command is killed")
             }
@@ -258,14 +276,11 @@ impl<'a> Holding<'a> {
         if let Some((command, key)) = &mut self.losses.on_loss
             && let Some(outcome) = command.look()
         {
-            let key = std::mem::take(key);
+            self.losses.seen_to.push(std::mem::take(key));
             self.losses.on_loss = None;
-            match outcome {
-                Ok(()) => self.losses.seen_to.push(key),
-                failed => {
-                    self.kill_within(Duration::ZERO);
-                    command_failed(failed, ", so the command is killed");
-                }
+            if outcome.is_err() {
+                self.kill_within(Duration::ZERO);
+                command_failed(outcome, ", so the command is killed");
             }
         }
         if self.losses.first.is_some() {
