@@ -105,7 +105,7 @@ fn run(args: &Args) {
             calls::measure(&mut store, args.rounds, &mut table);
         }
         if wanted("waits") {
-            waits::measure(&store, args.waits, &mut table);
+            waits::measure(&mut store, args.waits, &mut table);
         }
         if wanted("waiting") {
             waiting::measure(&store, args.many, args.seconds, &mut table);

@@ -11,7 +11,7 @@ use leasehold::LockClient;
 
 use super::cost::{Made, Requests};
 use super::many::cpu;
-use super::store::{Store, builder};
+use super::store::{Call, Store, builder};
 use super::table::{Samples, Table};
 
 /// The waiter has settled by then: it has looked several times, and nothing is left of the moment when it came.
@@ -37,7 +37,7 @@ fn client(url: &str, lease: Duration) -> (LockClient, Arc<Requests>) {
     (client, requests)
 }
 
-pub fn measure(store: &Store, rounds: usize, table: &mut Table) {
+pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
     two_threads(store, rounds, table);
     if store.shared {
         two_processes(store, rounds, table);
@@ -54,11 +54,20 @@ fn hold_time(round: usize) -> Duration {
     HOLD + spread(round)
 }
 
-fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
+/// Beside it a raw acquire after the same rest: a core that slept, and caches that others have used, make each of them
+/// slower than in a loop.
+fn two_threads(store: &mut Store, rounds: usize, table: &mut Table) {
     let (client, requests) = client(&store.url, LONG_LEASE);
-    let mut delays = Samples::default();
+    let (mut delays, mut rested) = (Samples::default(), Samples::default());
     let (mut made, mut waited) = (Made::default(), Duration::ZERO);
     for round in 0..rounds {
+        if let Some(raw) = &mut store.raw {
+            raw.prepare(Call::Acquire);
+            thread::sleep(hold_time(round));
+            let started = Instant::now();
+            raw.run(Call::Acquire);
+            rested.push(started.elapsed());
+        }
         let guard = client.lock("hand-over").expect("nobody holds it");
         let before = requests.made();
         let (granted, when) = mpsc::channel();
@@ -77,7 +86,11 @@ fn two_threads(store: &Store, rounds: usize, table: &mut Table) {
         made.add(requests.made().since(before));
         waiter.join().expect("the waiter");
     }
-    table.alone(store.name, "hand-over between two threads", &delays, text(made, rounds, waited));
+    let what = "hand-over between two threads";
+    table.alone(store.name, what, &delays, text(made, rounds, waited));
+    if store.raw.is_some() {
+        table.compare(store.name, what, &delays, "a raw acquire after the same rest", &rested);
+    }
 }
 
 fn two_processes(store: &Store, rounds: usize, table: &mut Table) {
