@@ -233,7 +233,8 @@ impl Row {
         })
     }
 
-    /// The holder that spindle wrote, or may have been about to write.
+    /// The holder that spindle wrote, or may have been about to write: a node that was stopped there has two leases, as
+    /// where its row of contention is seen, whose name goes by a token that may be another now.
     fn foreign(&self, lease: Duration) -> Option<Holder> {
         let heartbeat = self.heartbeat?.time();
         let token = self.token.map_or(heartbeat, At::time);
@@ -245,7 +246,7 @@ impl Row {
             token: micros(token),
             created: token,
             renewed: Some(heartbeat).filter(|at| *at > token),
-            until: End::At(heartbeat.plus(lease)),
+            until: End::At(heartbeat.plus(if self.is_late() { 2 * lease } else { lease })),
         })
     }
 

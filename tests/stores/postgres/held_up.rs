@@ -200,7 +200,8 @@ fn a_release_that_could_not_wait_for_its_row_says_that_it_is_locked() {
             }
             wait_until("both wait", || waiting(&rows) == 2);
             // Where it had a turn, or is told late that nothing was sent, it is not known.
-            let refused = (0..8).find_map(|_| releases(&store, &mut last, Purpose::Release, &Deadline::after(SHORT)).err());
+            let refused =
+                (0..8).find_map(|_| releases(&store, &mut last, Purpose::Release, &Deadline::after(SHORT)).err());
             is_over.store(true, SeqCst);
             end(&rows, pid);
             let error = refused.expect("what was not sent");

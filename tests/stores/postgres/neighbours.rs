@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Acquired, Purpose, Released, Renewed};
 use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Acquired, Purpose, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::errors::text;
@@ -170,9 +170,8 @@ fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
                 scope.spawn(move || store.renew(a, renewal, &soon()))
             };
             let in_line: Vec<_> = all.iter_mut().map(renews).collect();
-            let waiting = || {
-                rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len()
-            };
+            let waiting =
+                || rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len();
             wait_until("one waits", || waiting() > 0);
             at_rest("no more of them wait", waiting);
             // The server ends what waits for a row only later.

@@ -82,7 +82,8 @@ impl Pooled {
         let at = postgres::host(&server.url()).unwrap();
         let (host, port) = at.rsplit_once(':').unwrap();
         let data = room().unwrap();
-        let settings = format!("pool_mode = {mode}\n{more}\n[databases]\npostgres = host={host} port={port} dbname=postgres");
+        let settings =
+            format!("pool_mode = {mode}\n{more}\n[databases]\npostgres = host={host} port={port} dbname=postgres");
         std::fs::write(Path::new(data.path()).join("settings"), settings).unwrap();
         Some(Pooled { server, pooler: Own::start_in(&POOLER, data)? })
     }

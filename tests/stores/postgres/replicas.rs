@@ -165,7 +165,9 @@ fn a_standby_that_copies_is_refused_and_a_diagnosis_says_what_a_failover_costs()
     };
     says("none of them synchronously");
     pair.is_synchronous();
-    says("each grant is on 1 of them, not always the same: a failover loses none only to the one that has received most");
+    says(
+        "each grant is on 1 of them, not always the same: a failover loses none only to the one that has received most",
+    );
     pair.waits_for("ANY 1 (walreceiver, another)", "quorum");
     says("each grant is on 1 of them, not always the same");
     pair.waits_for("FIRST 2 (walreceiver, another)", "sync");

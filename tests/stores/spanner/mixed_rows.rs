@@ -399,7 +399,7 @@ fn what_came_too_late_without_an_answer_is_believed_by_no_repeat() {
     }
 }
 
-/// Neither who asked for it nor who comes beside it, with nodes or without, until a node would take it over.
+/// Neither who asked for it nor who comes beside it, with nodes or without, for two leases.
 #[track_caller]
 fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt) {
     let new = |mode| {
@@ -416,7 +416,9 @@ fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt)
         assert!(by.len() == 1 && by[0].contains("spindle"), "{seen:?}");
     }
     refused(&open(&world.database, Fleet::Own), &mut own);
-    world.pass(DURATION + 2 * S);
+    world.pass(2 * DURATION - S);
+    refused(store, &mut alone);
+    world.pass(4 * S);
     let taken = granted(store, &mut alone);
     assert!(matches!(store.release(&mut alone, Purpose::Release, &soon()).unwrap(), Released::Done), "{taken:?}");
     granted(store, &mut beside);
