@@ -80,7 +80,7 @@ impl RawSpanner {
     fn transaction(&self, key: &'static str, columns: impl Fn(WriteBuilder) -> WriteBuilder + Send + 'static) {
         let read = format!(
             "SELECT CURRENT_TIMESTAMP() AS now, t.name, t.heartbeat, t.token, t.writer, t.grant_id, t.lock_id, \
-             t.lease_ms, t.owner, t.host, t.comment, t.holders, t.kind, t.pins, t.format, t.given_up \
+             t.lease_ms, t.owner, t.host, t.comment, t.holders, t.kind, t.pins, t.format, t.given_up, t.not_after \
              FROM (SELECT 1) LEFT JOIN `{TABLE}` AS t ON t.name = @name"
         );
         let run = self.driver.run(&soon(), move |client: Rc<DatabaseClient>| async move {

@@ -23,9 +23,11 @@
 //!
 //! * The names in our statements are found by the session's `search_path`, so only those whom you trust may create functions
 //!   and operators in its schemas. Other settings of your programs' sessions are in force, too: with
-//!   `default_transaction_read_only` nothing is granted.
+//!   `default_transaction_read_only` nothing is granted. Any `default_transaction_isolation` will do.
 //! * Statements whose caller has no more time are not cancelled (PgBouncer 1.18 may end when it is asked to by this
-//!   driver). The server ends them after they waited ten seconds for a row.
+//!   driver). Since all clients share the pool's sessions, a statement waits at most 100 ms for a row that somebody's
+//!   transaction has locked, and is sent again a little later, up to a second. So who waits for that transaction comes that
+//!   much later than it ends. Only a heartbeat of an exclusive lock, which waits for no such transaction, may wait ten seconds.
 //!
 //! In both modes a statement that was left while it waits for a **synchronous standby** waits until the standby is back, in a
 //! session that the pooler counts no more. Each try leaves one more: while the standby is away, `max_connections` may be reached.
@@ -89,7 +91,7 @@
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most
 //! two at a time serve releases and what takes a lock away, and one more heartbeats of shared locks: they may wait for
-//! somebody's transaction. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made (but see Poolers).
+//! somebody's transaction, one for each key. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made (but see Poolers).
 //!
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
@@ -101,7 +103,8 @@
 //!
 //! | standby | a failover to it |
 //! |---|---|
-//! | synchronous (`synchronous_standby_names`) | loses no grant. While no such standby is there, nothing is granted |
+//! | synchronous (`synchronous_standby_names`), where all that are named must confirm: `a`, `ANY 2 (a, b)` | loses no grant. While too few of them are there, nothing is granted |
+//! | synchronous, where some of them are enough: `a, b`, `ANY 1 (a, b)`, `*` | loses no grant if it goes to the one that has received most, with all of them looked at: each grant is on some of them only. To another it is like one to an asynchronous standby |
 //! | asynchronous | may lose the grants, renewals and releases of the last moment. Two may then believe that they hold a lock, until the earlier one's next heartbeat. Tokens rise by time, so the later holder has the higher one where the servers' clocks differ by less than the time between the two grants |
 //!
 //! **A primary that was replaced must not go on.** With an asynchronous standby nothing here keeps it from granting locks to whoever still

@@ -21,7 +21,8 @@
 //!   kind STRING(MAX),
 //!   pins ARRAY<STRING(MAX)>,
 //!   format STRING(MAX),
-//!   given_up STRING(MAX)
+//!   given_up STRING(MAX),
+//!   not_after TIMESTAMP
 //! ) PRIMARY KEY (name);
 //! CREATE NULL_FILTERED INDEX `locks_lock_id` ON `locks`(lock_id);
 //! ```

@@ -40,8 +40,15 @@ pub(super) enum Own {
     #[error("another transaction has the row locked; nothing was written")]
     Locked,
 
+    /// Not known to be locked by somebody else: the server may only not answer.
+    #[error("an earlier statement of this client for this row is not done yet; nothing was written")]
+    Behind,
+
     #[error("the server has no space or memory left; nothing was written; make room on its disk")]
     Full,
+
+    #[error("a limit in the server's settings is reached, as of its temporary files; nothing was written")]
+    Limit,
 
     #[error(
         "the server has no connection left: max_connections, or the CONNECTION LIMIT of the role or the database, is reached; \
@@ -77,9 +84,14 @@ impl failure::Own for Own {
             Own::NoDatabase | Own::Tls(_) => (ErrorKind::Config, false),
             Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
-            Own::ReadOnly | Own::Ended | Own::Locked | Own::Full | Own::NoConnection | Own::TlsForNow(_) => {
-                (ErrorKind::Store, true)
-            }
+            Own::ReadOnly
+            | Own::Ended
+            | Own::Locked
+            | Own::Behind
+            | Own::Full
+            | Own::Limit
+            | Own::NoConnection
+            | Own::TlsForNow(_) => (ErrorKind::Store, true),
             Own::Encoding => (ErrorKind::InvalidInput, false),
         }
     }
@@ -120,7 +132,9 @@ impl PostgresError {
         }
         let (code, table) = (answer.code(), table.to_owned());
         let own = match *code {
-            SqlState::UNIQUE_VIOLATION
+            // Also where it was written after the snapshot of a transaction whose isolation is not ours.
+            SqlState::T_R_SERIALIZATION_FAILURE
+            | SqlState::UNIQUE_VIOLATION
             | SqlState::DUPLICATE_TABLE
             | SqlState::DUPLICATE_OBJECT
             | SqlState::DUPLICATE_COLUMN => {
@@ -134,6 +148,7 @@ impl PostgresError {
             SqlState::LOCK_NOT_AVAILABLE => Own::Locked,
             SqlState::UNTRANSLATABLE_CHARACTER | SqlState::CHARACTER_NOT_IN_REPERTOIRE => Own::Encoding,
             SqlState::TOO_MANY_CONNECTIONS => Own::NoConnection,
+            SqlState::CONFIGURATION_LIMIT_EXCEEDED => Own::Limit,
             _ => match &code.code()[..2] {
                 "28" | "42" if stage == Stage::Connecting => {
                     return (Fate::Refused, PostgresError::Credentials { cause });
@@ -160,14 +175,13 @@ impl PostgresError {
     }
 
     /// Of two hosts that can't be used, the one to tell: what is away may come back, whatever is wrong with the other; but
-    /// that one is a standby says less than what is wrong with the TLS of the other, which may be the primary.
+    /// that one is a standby says less than what is wrong with the other, which may be the primary.
     pub fn of_hosts(before: (Fate, Self), now: (Fate, Self)) -> (Fate, Self) {
         let is_read_only = |error: &Self| matches!(error, PostgresError::Own(Own::ReadOnly, _));
-        let is_tls = |error: &Self| matches!(error, PostgresError::Own(Own::Tls(_) | Own::TlsForNow(_), _));
         match (&before, &now) {
-            ((_, standby), (_, tls)) if is_read_only(standby) && is_tls(tls) => Self::for_now(now),
-            ((_, tls), (_, standby)) if is_tls(tls) && is_read_only(standby) => Self::for_now(before),
-            ((Fate::NotDone, away), (Fate::Refused, _)) if !is_read_only(away) => before,
+            ((_, standby), _) if is_read_only(standby) => Self::for_now(now),
+            (_, (_, standby)) if is_read_only(standby) => Self::for_now(before),
+            ((Fate::NotDone, _), (Fate::Refused, _)) => before,
             _ => now,
         }
     }
@@ -202,15 +216,24 @@ mod tests {
         let tls = || (Fate::Refused, PostgresError::Own(Own::Tls("its certificate".to_owned()), Some(cause())));
         let standby = || refused(Own::ReadOnly, cause());
         let away = || (Fate::NotDone, PostgresError::Unreachable { cause: cause() });
+        let full = || refused(Own::NoConnection, cause());
         for (before, now, says) in [
             (standby(), tls(), "its certificate"),
             (tls(), standby(), "its certificate"),
             (away(), tls(), "no connection can be made"),
             (tls(), away(), "no connection can be made"),
+            (standby(), away(), "no connection can be made"),
+            (away(), standby(), "no connection can be made"),
+            (standby(), full(), "no connection left"),
+            (full(), standby(), "no connection left"),
         ] {
             let (fate, error) = PostgresError::of_hosts(before, now);
             assert!(error.to_string().contains(says), "{says}: {error}");
             assert_eq!((fate, crate::model::error::Error::from(error).is_retryable()), (Fate::NotDone, true), "{says}");
+        }
+        let wrong = || (Fate::Refused, PostgresError::Credentials { cause: cause() });
+        for (before, now) in [(standby(), wrong()), (wrong(), standby())] {
+            assert!(matches!(PostgresError::of_hosts(before, now), (Fate::Refused, PostgresError::Credentials { .. })));
         }
         let (fate, error) = PostgresError::of_hosts(tls(), tls());
         assert_eq!((fate, crate::model::error::Error::from(error).kind()), (Fate::Refused, ErrorKind::Config));

@@ -23,9 +23,43 @@ const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod)
      AND i.indnatts = i.indnkeyatts GROUP BY i.indexrelid, i.indisunique, i.indpred \
      UNION ALL SELECT relkind::text, relpersistence::text, NULL, 'table' FROM pg_class WHERE oid = to_regclass($1)";
 
-/// Which standbys the commits wait for, and how many copy them; others than superusers see no more of these.
-const STANDBYS: &str =
-    "SELECT current_setting('synchronous_standby_names'), count(*)::bigint FROM pg_stat_get_wal_senders()";
+/// Which standbys the commits wait for, how many connections copy them (of backups and subscribers, too), of how many of
+/// these more may be seen, which needs the rights of pg_monitor, and how many are waited for.
+const STANDBYS: &str = "SELECT current_setting('synchronous_standby_names'), count(*)::bigint, count(sync_state)::bigint, \
+     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))::bigint FROM pg_stat_get_wal_senders()";
+
+/// What a failover costs where the commits wait for these names, and so many connections copy them, can be seen, and are
+/// waited for.
+fn failover(names: &str, [copies, seen, waited_for]: [i64; 3]) -> String {
+    if names.is_empty() {
+        return match copies {
+            0 => "no standby copies this server".to_owned(),
+            _ => format!(
+                "{copies} copy this server, none of them synchronously: a failover may lose the grants of the last moment"
+            ),
+        };
+    }
+    // `a, b`, `2 (a, b)`, `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `*`. A comma in a name only makes it more careful.
+    let (how, list) = names.split_once('(').unwrap_or(("1", names));
+    let needed = how.split_whitespace().last().and_then(|needed| needed.parse::<i64>().ok()).unwrap_or(1);
+    let waits = format!("grants wait for synchronous standbys ({names:?})");
+    if copies > seen {
+        return format!("{waits}; {copies} connections copy this server, and only pg_monitor may see whether by those");
+    }
+    if waited_for < needed {
+        return format!(
+            "{waits}, but only {waited_for} of the {needed} that must confirm a grant copy this server: nothing is granted \
+             until they do"
+        );
+    }
+    if list.contains('*') || needed < list.split(',').count() as i64 {
+        return format!(
+            "{waits}: each grant is on {needed} of them, not always the same: a failover loses none only to the one that \
+             has received most, with all of them looked at"
+        );
+    }
+    format!("{waits}: a failover to any of them loses none")
+}
 
 /// What stands in the database.
 #[derive(Debug, Default)]
@@ -93,19 +127,10 @@ impl Postgres {
     fn standbys(&self, by: &Deadline) -> String {
         let asked = self.ask(by, Lane::Holding, Statement::new(&STANDBYS.into()), |row| {
             let names = row.try_get::<_, Option<String>>(0).ok().flatten().unwrap_or_default();
-            (names, row.try_get::<_, i64>(1).unwrap_or_default())
+            (names, [1, 2, 3].map(|column| row.try_get::<_, i64>(column).unwrap_or_default()))
         });
         match asked.as_deref() {
-            Ok([(names, 0)]) if names.is_empty() => "no standby copies this server".to_owned(),
-            Ok([(names, count)]) if names.is_empty() => format!(
-                "{count} copy this server, none of them synchronously: a failover may lose the grants of the last moment"
-            ),
-            Ok([(names, 0)]) => format!(
-                "grants wait for a synchronous standby ({names:?}), but NONE copies this server: nothing is granted until one does"
-            ),
-            Ok([(names, count)]) => format!(
-                "grants wait for a synchronous standby ({names:?}; {count} copy this server): a failover to that one loses none"
-            ),
+            Ok([(names, copies)]) => failover(names, *copies),
             _ => "which standbys copy this server can't be told".to_owned(),
         }
     }
@@ -206,5 +231,32 @@ impl Postgres {
         }
         let (table, wrong) = (&self.table.name, wrong.join("; "));
         Err(PostgresError::Schema(format!("the table {table} is no table of leasehold: {wrong}; name another one")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failover_is_said_to_lose_nothing_only_where_each_standby_confirms() {
+        for (names, copies, says) in [
+            ("", [0, 0, 0], "no standby copies"),
+            ("", [2, 2, 0], "a failover may lose"),
+            ("a", [1, 1, 1], "to any of them loses none"),
+            ("ANY 2 (a, b)", [3, 3, 2], "to any of them loses none"),
+            ("2 (a, b)", [2, 2, 2], "to any of them loses none"),
+            ("ANY 1 (a, b)", [2, 2, 2], "on 1 of them, not always the same"),
+            ("a, b", [2, 2, 1], "on 1 of them, not always the same"),
+            ("*", [1, 1, 1], "on 1 of them, not always the same"),
+            ("FIRST 2 (*)", [2, 2, 2], "on 2 of them, not always the same"),
+            ("a", [1, 1, 0], "only 0 of the 1 that must confirm"),
+            ("a", [0, 0, 0], "only 0 of the 1 that must confirm"),
+            ("ANY 2 (a, b, c)", [1, 1, 1], "only 1 of the 2 that must confirm"),
+            ("a", [1, 0, 0], "only pg_monitor may see"),
+        ] {
+            let said = failover(names, copies);
+            assert!(said.contains(says), "{names} {copies:?}: {said}");
+        }
     }
 }

@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::RecvTimeoutError::Disconnected;
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::AbortHandle;
 use tokio_postgres::error::{DbError, Severity, SqlState};
@@ -80,11 +81,18 @@ impl Drop for Connected {
 pub(super) struct Statement {
     sql: Arc<str>,
     values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
+    /// The key whose row it writes.
+    row: Option<String>,
 }
 
 impl Statement {
     pub fn new(sql: &Arc<str>) -> Self {
-        Statement { sql: sql.clone(), values: Vec::new() }
+        Statement { sql: sql.clone(), values: Vec::new(), row: None }
+    }
+
+    /// It writes the row of this key.
+    pub fn writing(self, key: &str) -> Self {
+        Statement { row: Some(key.to_owned()), ..self }
     }
 
     fn with(mut self, value: impl ToSql + Sync + Send + 'static, kind: Type) -> Self {
@@ -123,6 +131,15 @@ impl Statement {
     pub fn flag(self, value: bool) -> Self {
         self.with(value, Type::BOOL)
     }
+}
+
+/// How far a statement came, for a caller whose time is over.
+#[derive(Debug, Default)]
+pub(super) struct Went {
+    /// It may have left.
+    sent: AtomicBool,
+    /// What it waits for, where that is no connection.
+    held_up: Mutex<Option<PostgresError>>,
 }
 
 /// How a write went.
@@ -241,25 +258,36 @@ impl Owned {
         idle.pop()
     }
 
-    /// Does one statement. `sent` is set before it may leave.
+    /// Does one statement. It is noted as sent before it may leave.
     pub async fn ask(
         &self,
         lane: Lane,
         statement: &Statement,
-        sent: &AtomicBool,
+        went: &Went,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
+        let _row = match &statement.row {
+            Some(key) if matches!(lane, Lane::Waiting | Lane::Sharing) => {
+                *went.held_up.lock() = Some(PostgresError::Own(Own::Behind, None));
+                let row = self.turns.of_row(key).await;
+                *went.held_up.lock() = None;
+                Some(row)
+            }
+            _ => None,
+        };
         let mut turn = None;
         if lane == Lane::Waiting {
             match self.turns.soon().await {
                 Soon::Long(long) => turn = Some(long),
                 Soon::Brief(brief) => {
                     if let Some(briefly) = briefly(&statement.sql) {
-                        let answer = self.ask_now(&briefly, statement, sent).await;
-                        if !matches!(answer, Err((_, PostgresError::Own(Own::Locked, _)))) {
-                            return answer;
+                        match self.ask_now(&briefly, statement, &went.sent).await {
+                            Err((_, locked @ PostgresError::Own(Own::Locked, _))) => {
+                                *went.held_up.lock() = Some(locked);
+                            }
+                            answer => return answer,
                         }
                         // Nothing was done.
-                        sent.store(false, Ordering::SeqCst);
+                        went.sent.store(false, Ordering::SeqCst);
                     }
                     drop(brief);
                 }
@@ -269,7 +297,7 @@ impl Owned {
             Some(turn) => turn,
             None => self.turns.of(lane).await,
         };
-        self.ask_now(&statement.sql, statement, sent).await
+        self.ask_now(&statement.sql, statement, &went.sent).await
     }
 
     /// Does this, with the values of that statement.
@@ -397,8 +425,8 @@ impl Postgres {
             return Err((Fate::NotDone, PostgresError::NotSent));
         }
         let started = Instant::now();
-        let sent = Arc::<AtomicBool>::default();
-        let (theirs, (alive, gone)) = (sent.clone(), crossbeam_channel::bounded::<()>(0));
+        let went = Arc::<Went>::default();
+        let (theirs, (alive, gone)) = (went.clone(), crossbeam_channel::bounded::<()>(0));
         let stopped = match self.driver.run(by, move |owned| async move {
             let _alive = alive;
             let rows = owned.ask(lane, &statement, &theirs).await;
@@ -409,8 +437,11 @@ impl Postgres {
         };
         // Until its future is dropped it may still leave.
         let is_gone = gone.recv_timeout(HEAR) == Err(Disconnected);
-        let left = if is_gone && !sent.load(Ordering::SeqCst) { Left::No } else { Left::Maybe };
-        Err(PostgresError::stopped(stopped, left, started.elapsed()))
+        let left = if is_gone && !went.sent.load(Ordering::SeqCst) { Left::No } else { Left::Maybe };
+        Err(match (PostgresError::stopped(stopped, left, started.elapsed()), went.held_up.lock().take()) {
+            ((fate, PostgresError::NotSent), Some(held_up)) => (fate, held_up),
+            (stopped, _) => stopped,
+        })
     }
 
     /// Does one statement that writes nothing.
@@ -433,7 +464,7 @@ impl Postgres {
         statement: Statement,
     ) -> Result<Wrote<Option<Found>>, PostgresError> {
         let asked = key.to_owned();
-        let rows = self.send(by, lane, statement, move |answer| Found::read(answer, Some(&asked)));
+        let rows = self.send(by, lane, statement.writing(key), move |answer| Found::read(answer, Some(&asked)));
         let row = match rows {
             Ok(mut rows) => rows.pop(),
             Err((Fate::Unknown, error)) => return Ok(Wrote::Unknown(error)),

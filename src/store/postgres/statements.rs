@@ -54,7 +54,7 @@ pub(super) fn briefly(sql: &str) -> Option<String> {
     if !has_row {
         return reads.then(|| sql.to_owned());
     }
-    let without = sql.replacen(&limited(STATEMENT.as_millis()), "", 1);
+    let without = sql.replacen(&limited(POOLED), "", 1);
     Some(without.replacen(ROW, &format!("{ROW}{}", limited(BRIEF)), 1))
 }
 
@@ -79,6 +79,9 @@ const TELL: &str = "pg_notify(";
 const TOLD: &str = ") /* told */";
 /// How long such a statement waits, in milliseconds.
 const BRIEF: u128 = 50;
+/// How long one waits behind a pooler: all clients share its sessions, and one row that somebody has locked must not take
+/// them all. Whoever wants the row asks again.
+const POOLED: u128 = 100;
 /// The time, once for all that a statement writes by it.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
 /// Never less than that the server, and a synchronous standby, have it on disk.
@@ -106,10 +109,12 @@ const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.
 const FORMAT: &str = "format ~ '^1[.][0-9]{1,4}$'";
 
 impl Statements {
-    /// Behind a pooler each says itself how long it may wait, since no session keeps a limit of ours.
+    /// Behind a pooler each says itself how long it may wait for a row, since no session keeps a limit of ours.
     pub fn of(table: &str, pooled: bool) -> Self {
         let columns = columns();
-        let limit = if pooled { limited(STATEMENT.as_millis()) } else { String::new() };
+        let limit = if pooled { limited(POOLED) } else { String::new() };
+        // It waits for who takes the lock over, and for nobody's transaction.
+        let limit_of_heartbeat = if pooled { limited(STATEMENT.as_millis()) } else { String::new() };
         // The greatest number stays.
         let fence = "least(t.fence, 9223372036854775806) + 1";
         let next = "least(t.version, 9223372036854775806) + 1";
@@ -209,7 +214,7 @@ impl Statements {
                 &format!(
                     "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
                      CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
-                     WHERE t.key = $1 AND {limit}t.grant_id = $2 AND t.{FORMAT}"
+                     WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 AND t.{FORMAT}"
                 ),
                 "",
             ),

@@ -72,7 +72,7 @@ impl Postgres {
                 (statement.number(seen).time(not_after).flag(transition::frees(old, new)), version)
             }
         };
-        match self.send(by, lane, statement, |_| ()) {
+        match self.send(by, lane, statement.writing(key), |_| ()) {
             Ok(rows) if rows.is_empty() => Ok(Wrote::Answered(None)),
             Ok(_) => Ok(Wrote::Answered(u64::try_from(version).ok())),
             Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),

@@ -1,7 +1,10 @@
 //! Which statements may wait for which: a few connections serve all.
 
+use std::cell::RefCell;
+use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
+use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
@@ -29,8 +32,8 @@ pub(super) enum Lane {
     /// The same, where a row may be waited for long: releases and swaps wait for fenced transactions. They never take
     /// all turns of heartbeats.
     Waiting,
-    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All of them never take all turns of
-    /// heartbeats that wait for nobody.
+    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All that may wait long leave a
+    /// turn to heartbeats that wait for nobody, but for one that tries, which is soon over.
     Sharing,
 }
 
@@ -40,6 +43,7 @@ pub(super) struct Turns {
     waiting: Semaphore,
     sharing: Semaphore,
     trying: Semaphore,
+    rows: RefCell<HashMap<String, Rc<Semaphore>>>,
 }
 
 /// Ends with this value.
@@ -56,6 +60,26 @@ pub(super) enum Soon<'a> {
     Brief(Turn<'a>),
 }
 
+/// Ends with this value, or the wait for it does.
+pub(super) struct RowTurn<'a> {
+    turns: &'a Turns,
+    key: String,
+    row: Rc<Semaphore>,
+    has: bool,
+}
+
+impl Drop for RowTurn<'_> {
+    fn drop(&mut self) {
+        if self.has {
+            self.row.add_permits(1);
+        }
+        // This one and that of the table: nobody else waits.
+        if Rc::strong_count(&self.row) == 2 {
+            self.turns.rows.borrow_mut().remove(&self.key);
+        }
+    }
+}
+
 enum Either<'a> {
     One(SemaphorePermit<'a>),
     Other(SemaphorePermit<'a>),
@@ -69,7 +93,20 @@ impl Turns {
             waiting: Semaphore::new(WAITING),
             sharing: Semaphore::new(SHARING),
             trying: Semaphore::new(TRYING),
+            rows: RefCell::default(),
         }
+    }
+
+    /// The turn of those who may wait for the row of this key: one at a time, since all the others would wait behind it, each
+    /// with a turn of its own, as the guards of one shared key in one process.
+    pub async fn of_row(&self, key: &str) -> RowTurn<'_> {
+        let row = self.rows.borrow_mut().entry(key.to_owned()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone();
+        let mut turn = RowTurn { turns: self, key: key.to_owned(), row, has: false };
+        if let Ok(permit) = turn.row.acquire().await {
+            permit.forget();
+        }
+        turn.has = true;
+        turn
     }
 
     /// A turn in that lane.
@@ -138,6 +175,24 @@ mod tests {
     }
 
     #[test]
+    fn one_at_a_time_waits_for_a_row_and_nothing_is_kept_of_it() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let turns = Turns::new();
+            let first = turns.of_row("k").await;
+            drop(turns.of_row("another").await);
+            let (mut second, mut third) = (Box::pin(turns.of_row("k")), Box::pin(turns.of_row("k")));
+            for waits in [&mut second, &mut third] {
+                assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
+            }
+            drop(second);
+            drop(first);
+            drop(third.await);
+            assert!(turns.rows.borrow().is_empty());
+        });
+    }
+
+    #[test]
     fn one_tries_while_others_wait_and_heartbeats_have_a_turn() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
@@ -148,7 +203,8 @@ mod tests {
             assert!(matches!(third, Soon::Brief(_)));
             let mut fourth = pin!(turns.soon());
             assert!(tokio::time::timeout(10 * SOON, &mut fourth).await.is_err(), "one at a time tries");
-            assert_eq!(turns.holding.available_permits(), SHARING, "what is left for heartbeats");
+            let left = CONNECTIONS - WAITING - TRYING;
+            assert_eq!(turns.holding.available_permits(), left, "what is left for heartbeats");
             drop(third);
             assert!(matches!(fourth.await, Soon::Brief(_)));
             drop(one);

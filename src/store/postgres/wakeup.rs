@@ -4,7 +4,6 @@
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
-use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -13,7 +12,7 @@ use tokio_postgres::types::{ToSql, Type};
 
 use super::Postgres;
 use super::error::PostgresError;
-use super::send::{Connected, Lane, Statement};
+use super::send::{Connected, Lane, Statement, Went};
 use super::statements::{CHANNEL, hash};
 use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
@@ -86,7 +85,7 @@ impl Postgres {
                     // A pooler that gives each transaction another session lets it listen, and nothing comes: while it
                     // is idle, only what it says itself does, for then it has the session that listens again.
                     let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')").into();
-                    owned.ask(Lane::Wanting, &Statement::new(&tell), &AtomicBool::default()).await?;
+                    owned.ask(Lane::Wanting, &Statement::new(&tell), &Went::default()).await?;
                     if tokio::time::timeout(HEARD, hears.notified()).await.is_err() {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",

@@ -95,8 +95,8 @@ impl Target {
     /// The row that nodes insert before they take over what was read, if that is what `write` does.
     pub fn contended(&self, key: &str, read: &Read, write: &Write) -> Option<String> {
         let (Fleet::Mixed, Some(old), Write::Put(new)) = (self.fleet, &read.row, write) else { return None };
-        let takes =
-            new.grant_id.is_some() && new.grant_id != old.grant_id && read.record.live(read.now).next().is_none();
+        let is_new = new.grant_id != old.grant_id || old.is_late();
+        let takes = new.grant_id.is_some() && is_new && read.record.live(read.now).next().is_none();
         takes.then(|| contention(key, old))
     }
 
@@ -104,7 +104,8 @@ impl Target {
     /// one that has found it over looks at no heartbeat any more.
     ///
     /// A new grant extends what lives: one beside others, or in the place of another. Where nothing lives, the row of
-    /// the takeover keeps nodes out.
+    /// the takeover keeps nodes out. The commit may come long after this is asked, and its answer not at all: so the row
+    /// says it, too ([`Row::unless_later`]).
     pub fn extends_before(&self, read: &Read, new: &LockRecord) -> Option<StoreTime> {
         let renews = new.holders().any(|(_, new)| standing(read, new).is_some_and(|old| old != new));
         let grants = new.holders().any(|(_, new)| standing(read, new).is_none());
@@ -189,7 +190,7 @@ impl Target {
         Holder {
             grant: GrantId::from_text(""),
             lock_id: String::new(),
-            labels: Labels { owner: format!("a node of {LIBRARY} that takes it over"), host: None, comment: None },
+            labels: Labels::of(taking_over()),
             token: 0,
             created: now,
             renewed: None,
@@ -205,6 +206,11 @@ impl Target {
     fn duration(&self) -> Duration {
         self.foreign_lease.saturating_sub(DRIFT)
     }
+}
+
+/// Who it is that takes a lock over, or may be about to.
+pub(super) fn taking_over() -> String {
+    format!("a node of {LIBRARY} that takes it over")
 }
 
 fn standing<'a>(read: &'a Read, new: &Holder) -> Option<&'a Holder> {

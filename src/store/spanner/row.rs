@@ -9,6 +9,7 @@ use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::value::{FromValue, Timestamp, Value};
 use serde_json::{Map, Value as Json, json};
 
+use super::mixed::taking_over;
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 
@@ -16,7 +17,7 @@ use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 pub(super) const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
 
 /// The columns beside the key, in the order in which they are read, and how they are made; the first three are spindle's.
-pub(super) const COLUMNS: [(&str, &str); 14] = [
+pub(super) const COLUMNS: [(&str, &str); 15] = [
     ("heartbeat", STAMPED),
     ("token", STAMPED),
     ("writer", "STRING(MAX)"),
@@ -31,6 +32,7 @@ pub(super) const COLUMNS: [(&str, &str); 14] = [
     ("pins", "ARRAY<STRING(MAX)>"),
     ("format", "STRING(MAX)"),
     ("given_up", "STRING(MAX)"),
+    ("not_after", "TIMESTAMP"),
 ];
 
 /// The lock id of a row with shared holders: the index finds the row by it, and no heartbeat, join or leave changes the
@@ -80,6 +82,9 @@ pub(super) struct Row {
     /// The last acquisition that was given up. Nothing is decided by it: the write of it aborts transactions that read the
     /// row before.
     pub given_up: Option<String>,
+    /// A heartbeat from this time on came too late: the row counts as that of a node of spindle, which may have found it
+    /// over.
+    pub not_after: Option<At>,
 }
 
 impl Row {
@@ -103,6 +108,7 @@ impl Row {
             pins: get(answer, 13)?,
             format: get(answer, 14)?,
             given_up: get(answer, 15)?,
+            not_after: at(16)?,
         };
         Ok((row.not_before(floor(time(&now))), Some((name, row))))
     }
@@ -135,6 +141,7 @@ impl Row {
             pins: columns.get("pins").and_then(Json::as_array).map(texts),
             format: text("format"),
             given_up: text("given_up"),
+            not_after: at("not_after"),
         };
         (row.not_before(StoreTime::from_nanos(0)), row)
     }
@@ -155,7 +162,21 @@ impl Row {
 
     /// Whether our columns count.
     fn is_ours(&self) -> bool {
-        self.heartbeat.is_some() && self.grant_id.is_some() && self.grant_id == self.writer
+        self.heartbeat.is_some() && self.grant_id.is_some() && self.grant_id == self.writer && !self.is_late()
+    }
+
+    /// Whether what extended it came when a node could have found it over.
+    pub fn is_late(&self) -> bool {
+        let late = |(by, at): (At, At)| at.time() >= by.time();
+        self.not_after.zip(self.heartbeat).is_some_and(late)
+    }
+
+    /// The same, which nobody believes if its commit comes later than that.
+    pub fn unless_later(self, by: Option<StoreTime>) -> Row {
+        match by {
+            Some(by) => Row { heartbeat: Some(At::Commit), not_after: Some(At::Time(by)), ..self },
+            None => self,
+        }
     }
 
     /// The record in it. `foreign_lease`: how long after its heartbeat a row of spindle is respected.
@@ -212,18 +233,20 @@ impl Row {
         })
     }
 
-    /// The holder that spindle wrote.
+    /// The holder that spindle wrote, or may have been about to write: a node that was stopped there has two leases, as
+    /// where its row of contention is seen, whose name goes by a token that may be another now.
     fn foreign(&self, lease: Duration) -> Option<Holder> {
         let heartbeat = self.heartbeat?.time();
         let token = self.token.map_or(heartbeat, At::time);
+        let writer = || self.writer.clone().unwrap_or_default();
         Some(Holder {
             grant: GrantId::from_text(""),
             lock_id: String::new(),
-            labels: Labels::of(self.writer.clone().unwrap_or_default()),
+            labels: Labels::of(if self.is_late() { taking_over() } else { writer() }),
             token: micros(token),
             created: token,
             renewed: Some(heartbeat).filter(|at| *at > token),
-            until: End::At(heartbeat.plus(lease)),
+            until: End::At(heartbeat.plus(if self.is_late() { 2 * lease } else { lease })),
         })
     }
 
@@ -248,6 +271,7 @@ impl Row {
         if new.exclusive == old.exclusive && new.shared == old.shared {
             return row;
         }
+        row.not_after = None;
         if let Some(holder) = &new.exclusive {
             let from = holder.renewed.unwrap_or(holder.created);
             if is_granted {
@@ -294,7 +318,7 @@ impl Row {
     }
 
     /// In the order of `COLUMNS`.
-    fn values(&self) -> [Value; 14] {
+    fn values(&self) -> [Value; 15] {
         let at = |at: Option<At>| Value::from(at.map(At::value));
         [
             at(self.heartbeat),
@@ -311,6 +335,7 @@ impl Row {
             Value::from(self.pins.clone()),
             Value::from(self.format.clone()),
             Value::from(self.given_up.clone()),
+            at(self.not_after),
         ]
     }
 }

@@ -29,13 +29,16 @@ impl Spanner {
             Ok((
                 Some(before),
                 Some(match &new {
-                    Some(new) => Write::Put(row.clone().unwrap_or_default().next(&old, new, Stamps::Records)),
+                    Some(new) => {
+                        let next = row.clone().unwrap_or_default().next(&old, new, Stamps::Records);
+                        Write::Put(next.unless_later(before))
+                    }
                     None => Write::Delete,
                 }),
             ))
         });
         match done {
-            // The commit may come long after the read.
+            // The commit may come long after the read: then nobody believes what it wrote.
             Ok(Done { answer: Some(Some(by)), read, .. }) if read.now >= by => Ok(Swapped::Changed),
             Ok(done) if done.answer.is_some() => Ok(Swapped::Done),
             // The change may be its own.

@@ -368,7 +368,8 @@ impl Transactional for Spanner {
             if read.now >= by {
                 return Ok(((late.answer, None), late.record.map(|new| Write::Put(next(new)))));
             }
-            Ok(((step.answer, Some((by, late.answer, stands))), Some(Write::Put(next(new)))))
+            let next = next(new).unless_later(Some(by));
+            Ok(((step.answer, Some((by, late.answer, stands))), Some(Write::Put(next))))
         });
         match done {
             Ok(Done { answer: (_, Some((by, late, stands))), read, .. }) if read.now >= by => {

@@ -186,6 +186,30 @@ fn a_transaction_that_failed_in_the_middle_is_never_said_to_be_committed() {
     }
 }
 
+/// The pause between two tries is a statement, too, but none of the user's.
+#[test]
+fn a_limit_of_the_session_ends_no_pause_with_an_error() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let mut user = open.data.wait(open.data.client());
+    let mut tries = 0;
+    let done = open.data.wait(async {
+        user.batch_execute("SET statement_timeout = '300ms'").await.unwrap();
+        run_fenced(&guard, &mut user, async |transaction| {
+            tries += 1;
+            // The machine may be slow, and these are not what is asked about.
+            transaction.batch_execute("SET LOCAL statement_timeout = 0").await?;
+            if tries < 9 {
+                raises(transaction, "40001").await?;
+            }
+            Ok(())
+        })
+        .await
+    });
+    assert!(done.is_ok() && tries == 9, "{tries}: {done:?}");
+}
+
 async fn raises(transaction: &Transaction<'_>, code: &str) -> Result<(), tokio_postgres::Error> {
     let raise = format!("DO $$ BEGIN RAISE EXCEPTION 'canary' USING ERRCODE = '{code}'; END $$");
     transaction.batch_execute(&raise).await

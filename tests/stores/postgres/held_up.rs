@@ -2,6 +2,7 @@
 //! and whoever wants another row is not held up.
 
 use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -173,6 +174,40 @@ fn what_is_given_up_behind_a_locked_row_is_held_by_nobody() {
     });
     assert_eq!(holders(&store, "k"), []);
     granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// Whoever looks for the reason must find the transaction, and not the network.
+#[test]
+fn a_release_that_could_not_wait_for_its_row_says_that_it_is_locked() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut held: Vec<Attempt> = (0..3).map(|at| exclusive(&store, &format!("held {at}"))).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let mut last = held.pop().unwrap();
+    block_on(async {
+        let (_theirs, pid) = holds(&rows, "FOR KEY SHARE").await;
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for a in &mut held {
+                let (store, is_over) = (&store, &is_over);
+                scope.spawn(move || {
+                    // The server ends each after a while.
+                    while !is_over.load(SeqCst) {
+                        drop(releases(store, a, Purpose::Release, &soon()));
+                    }
+                });
+            }
+            wait_until("both wait", || waiting(&rows) == 2);
+            // Where it had a turn, or is told late that nothing was sent, it is not known.
+            let refused =
+                (0..8).find_map(|_| releases(&store, &mut last, Purpose::Release, &Deadline::after(SHORT)).err());
+            is_over.store(true, SeqCst);
+            end(&rows, pid);
+            let error = refused.expect("what was not sent");
+            assert!(text(&error).contains("another transaction has the row locked"), "{error}");
+        });
+    });
 }
 
 /// Two releases wait for somebody's transactions, as many as may wait at once, for longer than a drop may take.

@@ -3,12 +3,14 @@
 use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::Acquired;
 use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Acquired, Purpose, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 
+use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{granted, refused, release, renewal, renewed};
+use crate::support::lateness::at_rest;
 use crate::support::nobody::silent;
 use crate::support::postgres::{Rows, block_on, config, connect, sql_at};
 use crate::support::servers::{postgres, postgres_server};
@@ -16,6 +18,8 @@ use crate::support::wait::wait_until;
 
 /// Whose answer does not wait for anybody.
 const SHORT: Duration = Duration::from_secs(3);
+/// Less than the server lets a statement wait for a row.
+const LESS: Duration = Duration::from_secs(6);
 
 #[test]
 fn a_refusal_locks_nothing_and_waits_for_nobody() {
@@ -75,6 +79,25 @@ fn an_answer_that_says_the_connection_broke_settles_nothing() {
     rows.sql("DROP FUNCTION {T}_f() CASCADE");
 }
 
+/// A disk is not the only thing that a server has too little of.
+#[test]
+fn a_limit_of_the_servers_settings_is_not_told_as_a_full_disk() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for (code, says) in [("53400", "a limit in the server's settings"), ("53100", "make room on its disk")] {
+        rows.sql(&format!(
+            "CREATE OR REPLACE FUNCTION {{T}}_f() RETURNS trigger LANGUAGE plpgsql AS \
+             $$ BEGIN RAISE EXCEPTION 'mine' USING ERRCODE = '{code}'; END $$; \
+             DROP TRIGGER IF EXISTS f ON {{T}}; \
+             CREATE TRIGGER f AFTER INSERT ON {{T}} FOR EACH ROW EXECUTE FUNCTION {{T}}_f()"
+        ));
+        let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
+        assert!(text(&error).contains(says) && error.is_retryable(), "{code}: {error}");
+    }
+    rows.sql("DROP FUNCTION {T}_f() CASCADE");
+}
+
 /// A session elsewhere that listens and is idle in a transaction for days.
 #[test]
 fn a_full_queue_of_notifications_stops_no_release() {
@@ -115,15 +138,60 @@ fn shared_locks_that_wait_starve_no_other_heartbeat() {
                 scope.spawn(move || drop(store.renew(a, renewal(lease), &soon())));
             }
             let waits =
-                "SELECT count(*) >= 2 FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
-            wait_until("they wait", || rows.one(waits).as_deref() == Some("t"));
+                "SELECT count(*) > 0 FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
+            wait_until("one waits", || rows.one(waits).as_deref() == Some("t"));
             for _ in 0..3 {
                 let answer = store.renew(&mut e, renewal(lease), &Deadline::after(SHORT));
-                assert!(matches!(answer, Ok(leasehold::internals::store::Renewed::Until { .. })), "{answer:?}");
+                assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
             }
             drop(client);
         });
     });
+}
+
+/// As many guards of one key as have turns that may wait would take them all.
+#[test]
+fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut all: Vec<_> = (0..6).map(|_| shared(&store, "s")).collect();
+    all.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let (mut last, mut t, mut e) = (shared(&store, "s"), shared(&store, "t"), exclusive(&store, "e"));
+    [&mut last, &mut t, &mut e].into_iter().for_each(|a| drop(granted(&store, a)));
+    let renewal = renewal(Lease::For(Duration::from_secs(60)));
+    block_on(async {
+        let client = connect(&config()).await;
+        client.batch_execute(&format!("BEGIN; SELECT FROM {} WHERE key = 's' FOR SHARE", rows.0)).await.unwrap();
+        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[]).await.unwrap().get(0);
+        std::thread::scope(|scope| {
+            let renews = |a| {
+                let store = &store;
+                scope.spawn(move || store.renew(a, renewal, &soon()))
+            };
+            let in_line: Vec<_> = all.iter_mut().map(renews).collect();
+            let waiting =
+                || rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len();
+            wait_until("one waits", || waiting() > 0);
+            at_rest("no more of them wait", waiting);
+            // The server ends what waits for a row only later.
+            let answer = store.renew(&mut t, renewal, &Deadline::after(LESS));
+            assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
+            let answer = store.release(&mut e, Purpose::Release, &Deadline::after(LESS));
+            assert!(matches!(answer, Ok(Released::Done)), "{answer:?}");
+            // Where it is told late that nothing was sent, it is not known.
+            let refused = (0..5).find_map(|_| store.renew(&mut last, renewal, &Deadline::after(SHORT)).err());
+            let error = refused.expect("what was not sent");
+            assert!(text(&error).contains("an earlier statement of this client for this row"), "{error}");
+            rows.sql(&format!("SELECT pg_terminate_backend({pid})"));
+            let ended = in_line.into_iter().map(|asks| asks.join().unwrap());
+            // Those that the server ended on a slow machine say so.
+            let renewed = ended.filter(|answer| matches!(answer, Ok(Renewed::Until { .. }))).count();
+            assert!(renewed > 0, "nobody goes on once the row is free");
+        });
+    });
+    // None of those that left is in the way.
+    renewed(&store, &mut last, renewal);
 }
 
 #[test]

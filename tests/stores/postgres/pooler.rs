@@ -2,11 +2,14 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
 use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Acquired, Schema};
+use leasehold::internals::store::{Acquired, Renewed, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, LockClient};
 
@@ -14,9 +17,12 @@ use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{give_up, granted, refused, release, renewal, renewed};
 use crate::support::own::{Own, room};
-use crate::support::postgres::{block_on, connect, sql_at};
+use crate::support::postgres::{Rows, block_on, config, connect, sql_at};
 use crate::support::servers::{Server, postgres};
 use crate::support::wait::wait_until;
+
+/// What a heartbeat has here. The server ends what waits for a row without a limit of its own after ten.
+const SHORT: Duration = Duration::from_secs(5);
 
 static POOLER: Server = Server {
     name: "pgbouncer",
@@ -67,12 +73,17 @@ struct Pooled {
 
 impl Pooled {
     fn start(mode: &str) -> Option<Pooled> {
+        Pooled::with(mode, "")
+    }
+
+    fn with(mode: &str, more: &str) -> Option<Pooled> {
         let server = Own::start(&postgres::OWN)?;
         LockClient::connect(&server.url()).unwrap().create_schema().unwrap();
         let at = postgres::host(&server.url()).unwrap();
         let (host, port) = at.rsplit_once(':').unwrap();
         let data = room().unwrap();
-        let settings = format!("pool_mode = {mode}\n[databases]\npostgres = host={host} port={port} dbname=postgres");
+        let settings =
+            format!("pool_mode = {mode}\n{more}\n[databases]\npostgres = host={host} port={port} dbname=postgres");
         std::fs::write(Path::new(data.path()).join("settings"), settings).unwrap();
         Some(Pooled { server, pooler: Own::start_in(&POOLER, data)? })
     }
@@ -150,6 +161,86 @@ fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler
         theirs.batch_execute("COMMIT").await.unwrap();
     });
     granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// All clients share the sessions of the pool.
+#[test]
+fn those_who_wait_for_a_row_leave_a_session_of_the_pool_to_heartbeats() {
+    let Some(pooled) = Pooled::with("transaction", "default_pool_size = 2") else { return };
+    let (store, others) = (pooled.store(true), [pooled.store(true), pooled.store(true)]);
+    let mut held = exclusive(&store, "held");
+    granted(&store, &mut held);
+    for key in ["free", "shared"] {
+        let mut a = attempt(&store, key, if key == "free" { Mode::Exclusive } else { Mode::Shared });
+        granted(&store, &mut a);
+        if key == "free" {
+            release(&store, &mut a);
+        }
+    }
+    let server = pooled.server.url().parse().unwrap();
+    let is_over = AtomicBool::new(false);
+    block_on(async {
+        let theirs = connect(&server).await;
+        theirs.batch_execute("BEGIN; SELECT FROM leasehold WHERE key <> 'held' FOR UPDATE").await.unwrap();
+        thread::scope(|scope| {
+            for store in &others {
+                let is_over = &is_over;
+                for mode in [Mode::Exclusive, Mode::Exclusive, Mode::Shared] {
+                    scope.spawn(move || {
+                        let key = if mode == Mode::Shared { "shared" } else { "free" };
+                        while !is_over.load(SeqCst) {
+                            // Their transaction ends when all is over.
+                            let _ = store.acquire(&mut attempt(store, key, mode), &soon());
+                        }
+                    });
+                }
+            }
+            let waits = "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'";
+            wait_until("they wait", || !sql_at(&server, waits).is_empty());
+            let renewals: Vec<_> = (0..5)
+                .map(|_| store.renew(&mut held, renewal(Lease::For(Duration::from_secs(600))), &Deadline::after(SHORT)))
+                .collect();
+            is_over.store(true, SeqCst);
+            drop(theirs);
+            for renewed in renewals {
+                assert!(matches!(renewed, Ok(Renewed::Until { .. })), "{renewed:?}");
+            }
+        });
+    });
+}
+
+/// What another program, or the role, has set makes each transaction see the rows as they were when it began.
+#[test]
+fn in_a_pool_of_transactions_an_isolation_that_is_not_ours_fails_nobody() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let mut settings = config();
+    settings.options("-c default_transaction_isolation=serializable");
+    let options = PostgresOptions::new(settings, format!("public.{}", rows.0)).unwrap();
+    let store = Arc::new(Postgres::open(options.pooled().unwrap(), &soon()).unwrap());
+    granted(&*store, &mut shared(&*store, "k"));
+    let waits = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
+    block_on(async {
+        let theirs = connect(&config()).await;
+        let mut proven = 0;
+        for _ in 0..30 {
+            let write = format!("BEGIN; UPDATE {} SET version = version + 1", rows.0);
+            theirs.batch_execute(&write).await.unwrap();
+            let store = store.clone();
+            let joins = thread::spawn(move || store.acquire(&mut shared(&*store, "k"), &soon()));
+            wait_until("it waits, or has waited", || joins.is_finished() || !rows.sql(waits).is_empty());
+            theirs.batch_execute("COMMIT").await.unwrap();
+            match joins.join().unwrap() {
+                Ok(Acquired::Granted { .. }) => proven += 1,
+                // It waits for a short time only, in which this machine has to do all that.
+                Err(error) if text(&error).contains("has the row locked") => {}
+                other => panic!("{other:?}"),
+            }
+            if proven == 3 {
+                break;
+            }
+        }
+    });
 }
 
 /// One user differs from himself in his path: what another program sets stays in the session that it had.

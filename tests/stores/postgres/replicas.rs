@@ -52,10 +52,17 @@ impl Pair {
 
     /// From now on no commit is answered that the standby does not have.
     fn is_synchronous(&self) {
-        sql(&self.primary, "ALTER SYSTEM SET synchronous_standby_names = '*'");
+        self.waits_for("*", "sync");
+    }
+
+    /// What the primary makes of the standby then.
+    fn waits_for(&self, names: &str, state: &str) {
+        sql(&self.primary, &format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
         sql(&self.primary, "SELECT pg_reload_conf()");
-        let counts = "SELECT FROM pg_stat_replication WHERE sync_state = 'sync' AND current_setting('synchronous_standby_names') = '*'";
-        wait_until("it is waited for", || !sql(&self.primary, counts).is_empty());
+        let counts = format!(
+            "SELECT FROM pg_stat_replication WHERE sync_state = '{state}' AND current_setting('synchronous_standby_names') = '{names}'"
+        );
+        wait_until("it is waited for, or not", || !sql(&self.primary, &counts).is_empty());
     }
 
     /// Of both, the standby first.
@@ -158,7 +165,18 @@ fn a_standby_that_copies_is_refused_and_a_diagnosis_says_what_a_failover_costs()
     };
     says("none of them synchronously");
     pair.is_synchronous();
-    says("a failover to that one loses none");
+    says(
+        "each grant is on 1 of them, not always the same: a failover loses none only to the one that has received most",
+    );
+    pair.waits_for("ANY 1 (walreceiver, another)", "quorum");
+    says("each grant is on 1 of them, not always the same");
+    pair.waits_for("FIRST 2 (walreceiver, another)", "sync");
+    says("only 1 of the 2 that must confirm a grant copy this server: nothing is granted until they do");
+    // As with anything else that reads the log, a backup or a subscriber.
+    pair.waits_for("nobody", "async");
+    says("only 0 of the 1 that must confirm a grant copy this server: nothing is granted until they do");
+    pair.waits_for("walreceiver", "sync");
+    says("a failover to any of them loses none");
     let alone = &pair.standby;
     sql(alone, "SELECT pg_promote()");
     let schema = client(&alone.url()).diagnose().unwrap().schema.unwrap();

@@ -51,7 +51,8 @@ impl World {
     /// Every time in the table is so long ago: the service's clock is its own.
     pub fn pass(&self, by: Duration) {
         let sql = format!(
-            "UPDATE {TABLE} SET heartbeat = TIMESTAMP_SUB(heartbeat, INTERVAL @by MILLISECOND) WHERE heartbeat IS NOT NULL"
+            "UPDATE {TABLE} SET heartbeat = TIMESTAMP_SUB(heartbeat, INTERVAL @by MILLISECOND), \
+             not_after = TIMESTAMP_SUB(not_after, INTERVAL @by MILLISECOND) WHERE heartbeat IS NOT NULL"
         );
         let by = i64::try_from(by.as_millis()).unwrap();
         self.raw.update(Statement::builder(sql).add_param("by", by).build());
