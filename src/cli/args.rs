@@ -10,6 +10,9 @@ use crate::asked::{Ask, Key, Keys, Labels, Name, Patience, Sharing};
 use crate::health::Checks;
 use crate::words::duration;
 
+/// Of `run`, which alone has --every.
+const IN_VAIN: &str = "The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said \
+                       [default: 75, and 79 with --every]";
 const AFTER: &str = "\
 Exit codes:
   N     `run`, `elect`: what the command ended with
@@ -103,7 +106,7 @@ pub enum Command {
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command's group is killed with it.
 #[derive(clap::Args, Debug)]
-#[command(after_long_help = AFTER)]
+#[command(after_long_help = AFTER, mut_arg("conflict_exit_code", |code| code.help(IN_VAIN)))]
 pub struct Run {
     #[command(flatten)]
     pub keys: Keys,
@@ -173,8 +176,8 @@ pub struct Elect {
 ///   ./deploy
 ///   leasehold release --from lock.json
 ///
-/// A lock that cannot be printed, or that nobody reads when a signal comes, is released again. To hold a lock for as long as a script
-/// lives there is `hold`, and `run` for one command.
+/// A lock that cannot be printed, or that nobody reads when a signal comes, is released again.
+/// Use `hold` to keep a lock for as long as a script lives, and `run` for a single command.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, after_long_help = AFTER)]
 pub struct Acquire {

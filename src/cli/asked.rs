@@ -16,8 +16,7 @@ pub struct Patience {
     /// Do not wait: end at once if others hold the lock
     #[arg(short = 'n', long = "try", aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub once: bool,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
-    /// with --every]
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75]
     #[arg(short = 'E', long, value_name = "N")]
     pub conflict_exit_code: Option<u8>,
 }
