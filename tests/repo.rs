@@ -17,6 +17,12 @@ fn text(path: impl AsRef<Path>) -> String {
 
 /// Every file below `folder` with this ending, relative to the root.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
+    let found = all_files(folder, |path| path.extension().is_some_and(|e| e == ending));
+    assert!(!found.is_empty(), "no .{ending} file below {folder}");
+    found
+}
+
+fn all_files(folder: &str, is_meant: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
     while let Some(folder) = folders.pop() {
@@ -24,12 +30,11 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|e| e == ending) {
+            } else if is_meant(&path) {
                 found.push(path.strip_prefix(root()).unwrap().to_owned());
             }
         }
     }
-    assert!(!found.is_empty(), "no .{ending} file below {folder}");
     found.sort();
     found
 }
@@ -399,6 +404,20 @@ fn what_the_readme_runs_is_there() {
     assert!(text(".ci/run").contains(all), "the gate runs another test command");
     let version = format!("## {}", env!("CARGO_PKG_VERSION"));
     assert!(text("CHANGELOG.md").lines().nth(2).is_some_and(|line| line.starts_with(&version)), "CHANGELOG.md");
+}
+
+/// It is a placeholder: who publishes the crate changes one line.
+#[test]
+fn the_address_of_the_repository_is_in_one_place() {
+    let manifest = text("Cargo.toml");
+    let address = manifest.lines().find_map(|line| line.strip_prefix("repository = \"")).unwrap().trim_end_matches('"');
+    assert_eq!(manifest.matches(address).count(), 1);
+    let folders = ["src", "tests", "examples", "benches", ".github", ".ci"];
+    let others = folders.into_iter().flat_map(|folder| all_files(folder, |_| true));
+    for path in others.chain(["README.md", "CHANGELOG.md"].map(PathBuf::from)) {
+        let bytes = fs::read(root().join(&path)).unwrap();
+        assert!(!String::from_utf8_lossy(&bytes).contains(address), "{} has the address, too", path.display());
+    }
 }
 
 /// On the registry's page a relative link leads into the repository, so what it names must be there, not in the package.

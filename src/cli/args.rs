@@ -100,8 +100,8 @@ pub enum Command {
 /// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
 /// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
-/// With several keys it waits for all of them, in one order whatever the order given here, so that two that name them
-/// in another never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, in the same order.
+/// With several keys it waits for all of them, and takes them sorted, whatever the order given here, so that two
+/// commands never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, sorted, too.
 ///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command's group is killed with it.
@@ -118,7 +118,7 @@ pub struct Run {
     pub patience: Patience,
     #[command(flatten)]
     pub checks: Checks,
-    /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
+    /// The least time for which the lock is kept, counted from its grant: others do not get it before, however soon
     /// the command ends
     ///
     /// Also when leasehold is killed, told to end as it gets the lock, or cannot start the command. `release --force` frees
@@ -204,7 +204,7 @@ pub struct Acquire {
 ///   lock=$(leasehold hold nightly --wait 1m --pid $$ &)
 ///   test "$lock" || exit 1
 ///
-/// With a pipe the lock is held until also what the script has started is gone or has closed it:
+/// With a pipe the lock is held until all that the script has started has ended, too, or closed it:
 ///
 ///   mkfifo pipe; exec 9<> pipe
 ///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)
