@@ -29,9 +29,6 @@ mod recipes;
 mod rights;
 mod secrets;
 mod signals;
-#[allow(dead_code)] // What is required is seen to by the servers.
-#[path = "../support/skip.rs"]
-mod skip;
 mod snapshots;
 mod steps;
 mod support;

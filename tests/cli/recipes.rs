@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use crate::readme::pasted;
-use crate::skip::skip_part;
+use crate::servers::skip::skip_part;
 use crate::support::Store;
 
 /// Every block of this kind, with the page that it is on.
