@@ -462,6 +462,19 @@ fn log_targets_are_in_the_docs() {
     }
 }
 
+/// Alerts on logs are made of them.
+#[test]
+fn log_lines_of_the_guide_are_in_the_code() {
+    let engine: String = files("src/engine", "rs").iter().map(|path| code(path)).collect();
+    let guide = text("src/api/guide/operating.md");
+    let cells = guide.lines().filter(|line| line.contains(" | `Event::")).filter_map(|line| line.split('|').nth(3));
+    let lines: Vec<&str> = cells.filter_map(|cell| cell.split('"').nth(1)).collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    for line in lines {
+        assert!(engine.contains(line), "nothing logs {line:?}");
+    }
+}
+
 /// What `cargo tree` says of the build with these arguments, a line for each crate.
 fn crates(args: &[&str]) -> BTreeSet<String> {
     let mut command = std::process::Command::new(env!("CARGO"));
