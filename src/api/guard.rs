@@ -115,14 +115,16 @@ impl LockGuard {
         if self.remaining() >= needed {
             return Ok(());
         }
+        let most = self.hold.most_left();
         match beat {
             Beat::Over => Err(self.not_held()),
-            Beat::Failed => {
+            // A renewal that took long gives less than the others.
+            Beat::Renewed | Beat::Failed if most >= needed => {
                 let message = format!("it could not be renewed to last {needed:?}; {:?} are left", self.remaining());
                 Err(self.error(ErrorKind::Store, &message).retryable())
             }
-            Beat::Renewed => {
-                let right = format!("at most {:?}, what a renewal of this lease gives", self.remaining());
+            Beat::Renewed | Beat::Failed => {
+                let right = format!("at most {most:?}, what a renewal of this lease gives");
                 let store = &self.hold.backend().info().label;
                 Err(Error::invalid("needed", needed, &right).with_key(self.key()).with_store(store))
             }

@@ -90,7 +90,7 @@ impl LockRequest {
     /// As [`lock`](LockRequest::lock), but never `TimedOut`; also `InvalidInput` when a [`wait`](LockRequest::wait) is
     /// set.
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
-        self.spec.no_wait = Some("try_lock asks once");
+        self.spec.refuses.wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
     }
 
@@ -118,8 +118,8 @@ impl LockRequest {
     /// # Errors
     /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
-        self.spec.no_wait = Some(ACQUIRES_ONCE);
-        self.spec.no_least = Some(NO_LEAST);
+        self.spec.refuses.wait = Some(ACQUIRES_ONCE);
+        self.spec.refuses.least = Some(NO_LEAST);
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
@@ -140,7 +140,7 @@ impl LockRequest {
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
     /// it came too late to be held; else as [`try_lock`](LockRequest::try_lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
-        self.spec.no_wait = Some("adopt asks once");
+        self.spec.refuses.wait = Some("adopt asks once");
         let spec = &mut self.spec.lock;
         if lock.key != spec.key {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);
@@ -211,16 +211,21 @@ pub(crate) struct RequestSpec {
     pub(crate) lease: Option<AskedLease>,
     pub(crate) at_least: Option<Duration>,
     pub(crate) wait: Option<AskedWait>,
-    /// Why a wait would mean nothing to the call that ends the request.
-    pub(crate) no_wait: Option<&'static str>,
-    /// The same for a minimum hold.
-    pub(crate) no_least: Option<&'static str>,
+    pub(crate) refuses: Refuses,
     pub(crate) cancel: Option<CancelToken>,
     pub(crate) on_wait_every: Option<Duration>,
     // The mutexes are never waited for: they make the request `Sync` without asking that of closures. A request may be
     // sent to the thread that waits, and the closure with it.
     pub(crate) on_wait: Mutex<Option<SentOnWait>>,
     pub(crate) callbacks: Mutex<Callbacks>,
+}
+
+/// The options that would mean nothing to the call that ends the request, and why.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Refuses {
+    pub(crate) wait: Option<&'static str>,
+    /// A minimum hold.
+    pub(crate) least: Option<&'static str>,
 }
 
 /// An [`OnWait`] that can go to the thread that waits.
@@ -249,21 +254,9 @@ impl RequestSpec {
         // The terms are set by the check.
         let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::of_lease(family.options.lease));
         let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
-        let (lease, at_least, wait, no_wait, no_least) = (None, None, None, None, None);
-        let (cancel, on_wait_every) = (None, None);
-        RequestSpec {
-            family,
-            lock,
-            lease,
-            at_least,
-            wait,
-            no_wait,
-            no_least,
-            cancel,
-            on_wait_every,
-            on_wait,
-            callbacks,
-        }
+        let (lease, at_least, wait, cancel, on_wait_every) = (None, None, None, None, None);
+        let refuses = Refuses::default();
+        RequestSpec { family, lock, lease, at_least, wait, refuses, cancel, on_wait_every, on_wait, callbacks }
     }
 
     /// The same once more, without the closures.
@@ -276,8 +269,7 @@ impl RequestSpec {
             lease: self.lease,
             at_least: self.at_least,
             wait: self.wait,
-            no_wait: self.no_wait,
-            no_least: self.no_least,
+            refuses: self.refuses,
             cancel: self.cancel.clone(),
             on_wait_every: self.on_wait_every,
             on_wait: Mutex::default(),
@@ -323,11 +315,11 @@ impl RequestSpec {
                 return Err(Error::invalid("same_owner", SameOwner::Replace, "used with an exclusive request"));
             }
         }
-        if let Some(why) = self.no_wait.filter(|_| self.wait.is_some()) {
+        if let Some(why) = self.refuses.wait.filter(|_| self.wait.is_some()) {
             let message = format!("a wait is set, but {why}; only lock waits for as long as that says");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        if let Some(why) = self.no_least.filter(|_| self.at_least.is_some()) {
+        if let Some(why) = self.refuses.least.filter(|_| self.at_least.is_some()) {
             return Err(Error::new(ErrorKind::InvalidInput, format!("hold_at_least is set, but {why}")));
         }
         let callbacks = self.callbacks.get_mut();

@@ -104,7 +104,7 @@ impl LockAnyRequest {
     /// As [`lock`](LockAnyRequest::lock), but `TimedOut` only when the store was too slow to be asked
     /// for all. Each key has one request timeout. Also `InvalidInput` when a [`wait`](LockAnyRequest::wait) is set.
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
-        self.spec.no_wait = Some("try_lock asks once");
+        self.spec.refuses.wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
     }
 
@@ -121,8 +121,8 @@ impl LockAnyRequest {
     /// `Held`, with the holders of every key, when others hold all; else as
     /// [`try_lock`](LockAnyRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
-        self.spec.no_wait = Some(ACQUIRES_ONCE);
-        self.spec.no_least = Some(NO_LEAST);
+        self.spec.refuses.wait = Some(ACQUIRES_ONCE);
+        self.spec.refuses.least = Some(NO_LEAST);
         let (family, order) = (self.spec.family.clone(), self.order);
         let _call = family.obtaining()?;
         let (mut specs, ..) = self.checked(None)?;

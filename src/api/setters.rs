@@ -185,7 +185,7 @@ macro_rules! setters {
             /// # Errors
             /// As [`try_lock`](Self::try_lock).
             pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
-                self.spec.no_wait = Some(OWN_WAIT);
+                self.spec.refuses.wait = Some(OWN_WAIT);
                 Ok(self.guard(Patience::until(deadline), None)?.granted())
             }
         }

@@ -64,6 +64,7 @@ pub struct ClientHandle {
     pub id: u64,
 }
 
+/// One field for each option.
 #[derive(Clone)]
 struct Options {
     url: String,

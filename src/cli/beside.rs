@@ -108,8 +108,9 @@ impl Beside {
         let environment = environment.with("LEASEHOLD_LOST_KEY", &loss.key).with("LEASEHOLD_LOSS", loss);
         let start = || {
             let by = since_boot().saturating_add(time);
-            let mut beside = Beside::start(command, &environment, Output::StandardError, time)?;
+            // First: where it can't be started, nothing has run.
             let mut keeper = Keeper::start(None)?;
+            let mut beside = Beside::start(command, &environment, Output::StandardError, time)?;
             // Later than this process would do it.
             let _ = keeper.keep(Target::Group(group_of(&beside.child)?), Some(by.saturating_add(ask.after_kill() / 2)));
             (beside.by, beside.keeper) = (Some(by), Some(keeper));

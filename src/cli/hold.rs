@@ -44,16 +44,28 @@ pub struct Holding<'a> {
     environment: Environment,
     health: Option<Health<'a>>,
     is_unhealthy: bool,
-    lost: Option<Loss>,
+    losses: Losses,
+    told: Told,
+    resume_at: Receiver<Instant>,
+}
+
+/// The keys that were lost.
+#[derive(Default)]
+struct Losses {
+    first: Option<Loss>,
     /// The command of `--on-loss`, and for which key.
     on_loss: Option<(Beside, String)>,
     /// The keys whose loss needs nothing more: nothing is killed for them.
     seen_to: Vec<String>,
+}
+
+/// Whether this process was told to end.
+#[derive(Default)]
+struct Told {
     /// The signal, but a hangup that the command has lived through.
-    told_to_end: Option<Signal>,
-    /// It was told to end, and may have left its work undone.
+    to_end: Option<Signal>,
+    /// The command was told, too, and may have left its work undone.
     is_cut_short: bool,
-    resume_at: Receiver<Instant>,
 }
 
 /// Whether a signal stops a process.
@@ -73,11 +85,8 @@ impl<'a> Holding<'a> {
             environment,
             job,
             is_unhealthy: false,
-            lost: None,
-            on_loss: None,
-            seen_to: Vec::new(),
-            told_to_end: None,
-            is_cut_short: false,
+            losses: Losses::default(),
+            told: Told::default(),
             resume_at: never(),
         }
     }
@@ -93,26 +102,16 @@ impl<'a> Holding<'a> {
             if self.job.is_gone() {
                 // It must not run beside the next holder.
                 self.health = None;
-                while let Some((command, key)) = self.on_loss.take() {
-                    let (outcome, told_to_end) = command.see_through(signals);
-                    command_failed(outcome, "");
-                    self.told_to_end = self.told_to_end.or(told_to_end);
-                    self.seen_to.push(key);
-                    // What was lost with it.
-                    if let Some(loss) = self.locks.lost(&self.seen_to) {
-                        self.lose(loss);
-                    }
-                }
-                return;
+                return self.see_to_the_rest(signals);
             }
-            if let Some(loss) = self.locks.lost(&self.seen_to) {
+            if let Some(loss) = self.locks.lost(&self.losses.seen_to) {
                 self.lose(loss);
             }
             self.look_beside();
             self.arm();
             let (asks, told) = (
                 timer(self.health.as_ref(), Health::timer),
-                timer(self.on_loss.as_ref(), |(command, _)| command.timer()),
+                timer(self.losses.on_loss.as_ref(), |(command, _)| command.timer()),
             );
             let kill_at = self.killing.timer();
             let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
@@ -138,10 +137,27 @@ impl<'a> Holding<'a> {
         }
     }
 
+    /// Nothing of the command is left: what is lost already still has its command of `--on-loss`.
+    fn see_to_the_rest(&mut self, signals: &Receiver<Signal>) {
+        let has_command = self.losses.first.is_some() && matches!(self.ask.on_loss, OnLoss::Command(_));
+        loop {
+            if let Some((command, key)) = self.losses.on_loss.take() {
+                let (outcome, told_to_end) = command.see_through(signals);
+                command_failed(outcome, "");
+                self.told.to_end = self.told.to_end.or(told_to_end);
+                self.losses.seen_to.push(key);
+            }
+            match self.locks.lost(&self.losses.seen_to).filter(|_| has_command) {
+                Some(loss) => self.lose(loss),
+                None => return,
+            }
+        }
+    }
+
     /// Has the group killed should this process stand still.
     fn arm(&mut self) {
-        self.killing.look(&self.locks, &self.seen_to);
-        let is_all_seen_to = !self.locks.has_other_than(&self.seen_to);
+        self.killing.look(&self.locks, &self.losses.seen_to);
+        let is_all_seen_to = !self.locks.has_other_than(&self.losses.seen_to);
         let is_ended_by_loss = self.ask.on_loss.may_kill() && !is_all_seen_to && !self.job.is_frozen();
         self.job.kill_at(self.killing.by_keeper(self.ask, is_ended_by_loss));
     }
@@ -151,8 +167,8 @@ impl<'a> Holding<'a> {
         if !ENDING.contains(&signal) {
             return;
         }
-        self.is_cut_short = true;
-        self.told_to_end = self.told_to_end.filter(|before| *before != Signal::SIGHUP).or(Some(signal));
+        self.told.is_cut_short = true;
+        self.told.to_end = self.told.to_end.filter(|before| *before != Signal::SIGHUP).or(Some(signal));
         match &mut self.health {
             health if signal == Signal::SIGTERM => *health = None,
             // Servers live through a hangup, and some through the others: one that hangs then must not keep the lock.
@@ -179,13 +195,18 @@ impl<'a> Holding<'a> {
 
     /// Whether the loss was to stop the command: then only somebody else continues it.
     fn is_halted(&self) -> bool {
-        self.lost.is_some() && matches!(self.ask.on_loss, OnLoss::Signal(signal) if is_stop(signal))
+        self.losses.first.is_some() && matches!(self.ask.on_loss, OnLoss::Signal(signal) if is_stop(signal))
     }
 
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
     fn resume(&mut self) {
         self.resume_at = never();
-        if self.locks.is_held() || self.lost.is_some() {
+        // A heartbeat may have moved the end since the last look.
+        self.killing.look(&self.locks, &self.losses.seen_to);
+        let has_unseen = self.ask.on_loss.may_kill() && self.locks.has_other_than(&self.losses.seen_to);
+        // Nothing of it may run beside the next holder, and KILL needs no CONT.
+        let is_late = has_unseen && self.killing.left(self.ask).is_zero();
+        if self.locks.is_held() || self.losses.first.is_some() && !is_late {
             return self.job.go_on();
         }
         if let Some(loss) = self.locks.wait_for_loss(TOLD) {
@@ -194,13 +215,18 @@ impl<'a> Holding<'a> {
     }
 
     fn lose(&mut self, loss: Loss) {
-        let is_ended = self.lost.is_some() && (self.ask.on_loss == OnLoss::Kill || self.killing.is_due());
+        let is_ended = self.losses.first.is_some()
+            && match self.ask.on_loss {
+                OnLoss::Kill => true,
+                OnLoss::Command(_) => false,
+                _ => self.killing.is_due(),
+            };
         // They are seen to one after the other.
-        if is_ended || self.on_loss.is_some() || self.seen_to.contains(&loss.key) {
+        if is_ended || self.losses.on_loss.is_some() || self.losses.seen_to.contains(&loss.key) {
             return;
         }
         let end = match &self.ask.on_loss {
-            OnLoss::Signal(_) | OnLoss::Ignore if self.lost.is_some() => "nothing more is done".to_owned(),
+            OnLoss::Signal(_) | OnLoss::Ignore if self.losses.first.is_some() => "nothing more is done".to_owned(),
             OnLoss::Kill => self.end_command(),
             OnLoss::Command(command) => {
                 let command = command.clone();
@@ -221,9 +247,9 @@ impl<'a> Holding<'a> {
         // Not waited for: signals are still to be passed on.
         warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         if !self.ask.on_loss.may_kill() {
-            self.seen_to.push(loss.key.clone());
+            self.losses.seen_to.push(loss.key.clone());
         }
-        self.lost.get_or_insert(loss);
+        self.losses.first.get_or_insert(loss);
     }
 
     /// Runs the command of `--on-loss`.
@@ -231,13 +257,14 @@ impl<'a> Holding<'a> {
         let time = self.killing.left(self.ask);
         match Beside::for_loss(command, &self.environment, loss, time, self.ask) {
             Ok(beside) => {
-                self.on_loss = Some((beside, loss.key.clone()));
+                self.losses.on_loss = Some((beside, loss.key.clone()));
                 if !self.job.is_gone() {
                     self.job.go_on();
                 }
                 format!("--on-loss has {} to see to that", words(time))
             }
             Err(why) => {
+                self.losses.seen_to.push(loss.key.clone());
                 self.kill_within(Duration::ZERO);
                 format!("--on-loss cannot be run ({why}), so the command is killed")
             }
@@ -246,20 +273,17 @@ impl<'a> Holding<'a> {
 
     /// What runs beside the command, and is not under way any more.
     fn look_beside(&mut self) {
-        if let Some((command, key)) = &mut self.on_loss
+        if let Some((command, key)) = &mut self.losses.on_loss
             && let Some(outcome) = command.look()
         {
-            let key = std::mem::take(key);
-            self.on_loss = None;
-            match outcome {
-                Ok(()) => self.seen_to.push(key),
-                failed => {
-                    self.kill_within(Duration::ZERO);
-                    command_failed(failed, ", so the command is killed");
-                }
+            self.losses.seen_to.push(std::mem::take(key));
+            self.losses.on_loss = None;
+            if outcome.is_err() {
+                self.kill_within(Duration::ZERO);
+                command_failed(outcome, ", so the command is killed");
             }
         }
-        if self.lost.is_some() {
+        if self.losses.first.is_some() {
             self.health = None;
         }
         let Some(health) = &mut self.health else { return };
@@ -269,7 +293,7 @@ impl<'a> Holding<'a> {
         }
         match health.look() {
             // It was not meant to end.
-            Some(Ok(())) => self.told_to_end = self.told_to_end.filter(|signal| *signal != Signal::SIGHUP),
+            Some(Ok(())) => self.told.to_end = self.told.to_end.filter(|signal| *signal != Signal::SIGHUP),
             Some(Err(why)) => {
                 (self.health, self.is_unhealthy) = (None, true);
                 let (name, end) = (self.locks.name(), self.end_command());
@@ -282,7 +306,7 @@ impl<'a> Holding<'a> {
     /// True: the command stopped, and so shall we.
     fn look(&mut self) -> bool {
         let check = self.health.as_ref().and_then(Health::running);
-        let beside = check.into_iter().chain(self.on_loss.as_ref().map(|(command, _)| command));
+        let beside = check.into_iter().chain(self.losses.on_loss.as_ref().map(|(command, _)| command));
         self.job.look(&beside.flat_map(Beside::pids).collect::<Vec<Pid>>())
     }
 
@@ -303,14 +327,14 @@ impl<'a> Holding<'a> {
     pub fn end(mut self, every: Option<Duration>, signals: &Receiver<Signal>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = Some(self.killing.lease_left(self.ask));
-        let Holding { locks, job, lost, told_to_end, is_cut_short, is_unhealthy, .. } = self;
+        let Holding { locks, job, losses, told, is_unhealthy, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
         // One that was told to end may have left its work undone, whatever its code says.
-        let every = every.filter(|_| ended == 0 && !is_cut_short && !is_unhealthy);
-        let (is_told, who_ended) = (lost.is_some(), "the command has ended");
+        let every = every.filter(|_| ended == 0 && !told.is_cut_short && !is_unhealthy);
+        let (is_told, who_ended) = (losses.first.is_some(), "the command has ended");
         let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
         job.finish();
-        let told_to_end = told_to_end.or(given_back.told_to_end);
+        let told_to_end = told.to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
             true => End::Lost(told_to_end),
             false if is_unhealthy => End::Unhealthy(told_to_end),

@@ -119,12 +119,11 @@ impl<'a> Wait<'a> {
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
         let asks_once = self.asks_once();
-        let has_line = self.family.queues.len(&self.spec.lock.key) > 0;
-        if asks_once && self.spec.stands_back && has_line {
-            self.line.stood_back = true;
-            return self.ended();
-        }
-        if !asks_once && has_line {
+        if self.stands_back() {
+            if asks_once {
+                self.line.stood_back = true;
+                return self.ended();
+            }
             self.enter();
         }
         let outcome = self.go_on(&overall);

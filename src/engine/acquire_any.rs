@@ -50,11 +50,11 @@ pub fn obtain_any(
     any.run().map_err(|error| family.in_context(any.cancelled(error)))
 }
 
-struct AnyWait<'a> {
-    family: &'a Arc<Family>,
-    waits: Vec<Wait<'a>>,
-    patience: Patience,
-    order: Order,
+pub(super) struct AnyWait<'a> {
+    pub(super) family: &'a Arc<Family>,
+    pub(super) waits: Vec<Wait<'a>>,
+    pub(super) patience: Patience,
+    pub(super) order: Order,
 }
 
 impl AnyWait<'_> {
@@ -111,7 +111,7 @@ impl AnyWait<'_> {
     }
 
     /// Leaves all lines. A lock that was handed over at the last moment is taken if there is no other, else released.
-    fn leave(&mut self, mut outcome: Result<Obtained>, overall: &Deadline) -> Result<Obtained> {
+    pub(super) fn leave(&mut self, mut outcome: Result<Obtained>, overall: &Deadline) -> Result<Obtained> {
         for wait in &mut self.waits {
             let is_it = |granted: &Granted| granted.attempt.key == wait.spec.lock.key;
             let leaves = match &outcome {
@@ -120,7 +120,8 @@ impl AnyWait<'_> {
             };
             let Some(handed) = wait.line.ticket.take().and_then(|ticket| ticket.leave(leaves)) else { continue };
             if !matches!(outcome, Ok(Obtained::Refused(_))) {
-                wait.give_back(handed, overall);
+                // Not waited for: nothing renews the lock that was granted before it has a guard.
+                self.family.abandon(handed.attempt);
                 continue;
             }
             match wait.act(Turn::Given(*handed), overall) {
@@ -146,8 +147,7 @@ impl AnyWait<'_> {
                 break;
             }
             let wait = &mut self.waits[at];
-            let in_line = wait.spec.stands_back || !matches!(self.patience, Patience::Once);
-            if in_line && self.family.queues.len(&wait.spec.lock.key) > 0 {
+            if wait.stands_back() {
                 wait.line.stood_back = true;
                 continue;
             }

@@ -1,8 +1,10 @@
 //! What a wait makes of a lock that is handed over at the last moment or too late, and how it says why it ended.
 
 use super::*;
+use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::spec;
+use crate::engine::spec::{Callbacks, LockSpec};
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
@@ -29,7 +31,12 @@ impl Bench {
 
     /// The lock, granted in the store for as long as the first request asks for.
     fn granted(&self, held_until: BootTime) -> Granted {
-        let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), MAX_ACQUIRE_LEASE);
+        self.granted_of("k", held_until)
+    }
+
+    fn granted_of(&self, key: &str, held_until: BootTime) -> Granted {
+        let spec = LockSpec { key: key.to_owned(), ..spec() };
+        let mut attempt = spec.attempt(self.store.info().grant_form.fresh(), MAX_ACQUIRE_LEASE);
         let Ok(Acquired::Granted { holder, now, .. }) = self.store.acquire(&mut attempt, &Deadline::after(SLACK))
         else {
             panic!("it is free")
@@ -73,7 +80,7 @@ impl Bench {
         };
         let spec = WaitSpec {
             lock: spec(),
-            stands_back: false,
+            stands_back: true,
             cancel: Some(cancel),
             on_wait: Some(Box::new(on_wait)),
             on_wait_every: None,
@@ -113,6 +120,51 @@ fn what_is_handed_over_to_a_call_that_was_cancelled_is_given_back() {
     let bench = Bench::new();
     let error = bench.at_the_last_moment(BootTime::NEVER, true).err().expect("it was cancelled");
     assert_eq!(error.kind(), ErrorKind::Cancelled);
+    assert!(bench.is_given_up());
+}
+
+/// Behind others of the process it would wait for itself, or for those who wait for the very holder that it replaces.
+#[test]
+fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
+    let bench = Bench::new();
+    let held = bench.granted(BootTime::NEVER);
+    let labels = held.attempt.ask.labels.clone();
+    let lock_id = Some(held.attempt.ask.lock_id.clone());
+    let hold = bench.family.hold(held, spec().terms, Callbacks::default()).expect("the hold");
+    let _first = bench.family.queues.enter(spec());
+    let obtain = |lock: LockSpec, stands_back, any: bool| {
+        let spec = WaitSpec { lock, stands_back, cancel: None, on_wait: None, on_wait_every: None };
+        let patience = Patience::Until(Instant::now() + Duration::from_millis(200));
+        match any {
+            true => obtain_any(&bench.family, vec![spec], patience, Order::AsGiven),
+            false => obtain(&bench.family, spec, patience),
+        }
+    };
+    for any in [false, true] {
+        let refused = obtain(LockSpec { lock_id: lock_id.clone(), ..spec() }, true, any);
+        assert_eq!(refused.err().expect("it would wait for itself").kind(), ErrorKind::AlreadyHeld);
+        assert!(matches!(obtain(spec(), true, any), Ok(Obtained::Refused(_))), "it waits behind the first");
+    }
+    let replacing = LockSpec { labels, replace_same_owner: true, ..spec() };
+    assert!(matches!(obtain(replacing, false, false), Ok(Obtained::Granted(_))));
+    hold.abandon();
+}
+
+/// Nothing renews it before it has a guard.
+#[test]
+fn a_lock_that_was_granted_does_not_wait_until_what_was_handed_over_beside_it_is_given_back() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    wait.enter();
+    let handed = bench.granted(BootTime::NEVER);
+    assert!(bench.family.queues.reserve("k", |_| true).expect("it waits").give(handed).is_ok());
+    let (goes_on, stuck) = crossbeam_channel::bounded(0);
+    bench.faults.next(Call::Release, Fault::Stuck(stuck));
+    let other = bench.granted_of("other", BootTime::NEVER);
+    let mut any =
+        AnyWait { family: &bench.family, waits: vec![wait], patience: Patience::Endless, order: Order::AsGiven };
+    assert!(matches!(any.leave(Ok(Obtained::Granted(other)), &Deadline::after(SLACK)), Ok(Obtained::Granted(_))));
+    drop(goes_on);
     assert!(bench.is_given_up());
 }
 

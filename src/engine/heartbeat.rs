@@ -21,9 +21,11 @@ const ENDLESS_LOOK: Duration = Duration::from_secs(30);
 /// The shortest time between repeats, however little of the lease is left.
 const MIN_RETRY: Duration = Duration::from_millis(1);
 
-/// How long after the grant the first heartbeat is due. A hold that is shorter needs no thread.
-pub(super) fn first_after(terms: &Terms) -> Duration {
-    backoff::with_jitter(interval(terms), fastrand::f64())
+/// How long to wait for the next heartbeat, when the lock counts as held for `left`; a hold that is shorter than the first
+/// one needs no thread. A third of that time is left for the renewal and its repeats, also where an answer that came late,
+/// or a wide margin, leaves less than the interval.
+pub(super) fn next_after(terms: &Terms, left: Duration) -> Duration {
+    backoff::with_jitter(interval(terms), fastrand::f64()).min(left / 3 * 2)
 }
 
 fn interval(terms: &Terms) -> Duration {
@@ -54,7 +56,6 @@ pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
 }
 
 fn run(hold: &Hold) {
-    let interval = interval(&hold.setup.terms);
     let mut failures = 0;
     let mut wait = Duration::ZERO;
     loop {
@@ -67,12 +68,30 @@ fn run(hold: &Hold) {
             Beat::Over => return,
             Beat::Renewed => {
                 failures = 0;
-                backoff::with_jitter(interval, fastrand::f64())
+                next_after(&hold.setup.terms, hold.remaining())
             }
             Beat::Failed => {
                 failures += 1;
                 backoff::retry_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
             }
         };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::orders::{LEASE, spec};
+
+    #[test]
+    fn the_next_heartbeat_leaves_time_for_its_repeats() {
+        let terms = spec().terms;
+        let usual = |after: Duration| after >= LEASE / 3 * 9 / 10 && after <= LEASE / 3 * 11 / 10;
+        assert!(usual(next_after(&terms, LEASE / 10 * 9)));
+        // The answer came late, or the margin is wide.
+        assert_eq!(next_after(&terms, LEASE / 3), LEASE / 9 * 2);
+        assert_eq!(next_after(&terms, Duration::ZERO), Duration::ZERO);
+        let endless = Terms { lease: Lease::Forever, ..terms };
+        assert!(next_after(&endless, Duration::MAX) > ENDLESS_LOOK / 2);
     }
 }

@@ -32,6 +32,13 @@ enum Look {
 }
 
 impl Hold {
+    /// How much time a renewal can give now, at most.
+    pub fn most_left(&self) -> Duration {
+        let terms = &self.setup.terms;
+        let until_end = terms.ends_at.map_or(Duration::MAX, |end| end.since(self.setup.clock.now()));
+        terms.held_for().map_or(Duration::MAX, |held| held.min(until_end))
+    }
+
     /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: nobody is owed that, but
     /// a release at the same time may have kept it.
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {

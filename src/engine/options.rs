@@ -164,12 +164,17 @@ impl Terms {
 
     /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`.
     pub fn held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        held_until(sent, until, now, self.share(self.margin, until, now))
+        self.at_most_until(held_until(sent, until, now, self.share(self.margin, until, now)))
     }
 
     /// The same of the first lease.
     pub fn first_held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        held_until(sent, until, now, self.share(self.first_margin(), until, now))
+        self.at_most_until(held_until(sent, until, now, self.share(self.first_margin(), until, now)))
+    }
+
+    /// An acquire that is repeated asks for its whole lease again, beyond a fixed end.
+    fn at_most_until(&self, held_until: BootTime) -> BootTime {
+        self.ends_at.map_or(held_until, |end| held_until.min(end))
     }
 
     /// The margin is for clocks that run at other rates, so its share stays the same where more than one lease is left:
@@ -335,6 +340,19 @@ mod tests {
         let hour = 3600 * SECOND;
         assert!(leaves(hour, 600 * SECOND, 601 * SECOND) && !leaves(hour, 600 * SECOND, 600 * SECOND));
         assert!(leaves(hour, SECOND, 2 * SECOND) && !leaves(hour, SECOND, SECOND));
+    }
+
+    #[test]
+    fn a_fixed_end_bounds_what_a_late_answer_gives() {
+        let (sent, now) = (BootTime::from_nanos(1), StoreTime::from_nanos(0));
+        let (lease, at_least) = (Lease::For(60 * SECOND), Duration::ZERO);
+        let terms = |ends_at| Terms { lease, heartbeat: SECOND, margin: SECOND, ends_at, at_least };
+        let end = sent + 30 * SECOND;
+        for until in [End::At(now.plus(60 * SECOND)), End::Never] {
+            assert_eq!(terms(Some(end)).held_until(sent, until, now), end);
+            assert_eq!(terms(Some(end)).first_held_until(sent, until, now), end);
+        }
+        assert_eq!(terms(None).held_until(sent, End::At(now.plus(60 * SECOND)), now), sent + 59 * SECOND);
     }
 
     #[test]

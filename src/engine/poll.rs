@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::queue::Ticket;
 use crate::engine::acquire::Wait;
-use crate::engine::spec::{Obtained, Patience};
+use crate::engine::spec::{LockSpec, Obtained, Patience};
 use crate::lease::{backoff, transition};
 use crate::model::error::Result;
 use crate::model::event::{Event, WaitEnd};
-use crate::model::lock::LockStatus;
+use crate::model::lock::{Lock, LockStatus};
 use crate::model::waiting::Waiting;
 use crate::store::{Consistency, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
@@ -31,6 +31,15 @@ pub(super) enum Begin {
 }
 
 impl Wait<'_> {
+    /// Whether others of this process, who wait for the lock, come first. Behind them it would wait for itself if this
+    /// client holds the lock with the same lock id: the store's answer says so.
+    pub(super) fn stands_back(&self) -> bool {
+        let LockSpec { key, lock_id, .. } = &self.spec.lock;
+        let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
+        let holds = || self.family.holds().iter().any(|hold| hold.is_held() && is_mine(hold.granted()));
+        self.spec.stands_back && self.family.queues.len(key) > 0 && !(lock_id.is_some() && holds())
+    }
+
     /// Reads the lock when woken or when it is time, until it seems free or is handed over; false when the call's time is
     /// over.
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
@@ -203,7 +212,12 @@ impl Wait<'_> {
         let waited = self.effort.started.elapsed();
         let key = &self.spec.lock.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });
-        let warn = waited >= self.effort.warn_after;
+        let is_expected = self.spec.lock.expects_to_wait && self.known.last_error.is_none();
+        let is_long = waited >= self.effort.warn_after;
+        if is_long {
+            self.effort.warn_after = waited + NEXT_WARNING;
+        }
+        let warn = is_long && !is_expected;
         let every = self.spec.on_wait_every.unwrap_or_default();
         let is_due = self.spec.on_wait.is_some() && self.not_told_before(every).is_zero();
         if !warn && !is_due {
@@ -213,7 +227,6 @@ impl Wait<'_> {
         if warn {
             let but =
                 |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
-            self.effort.warn_after = waited + NEXT_WARNING;
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
             let last_error = self.known.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
             log::warn!(

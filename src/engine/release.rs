@@ -1,6 +1,6 @@
 //! The end of a hold: release, hand-over and loss.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::handover::PassedOn;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
@@ -173,7 +173,12 @@ impl Hold {
     fn give_up_later(&self) {
         // Else another release has it locked, which is under way.
         if let Some(spare) = self.requests.spare.try_lock() {
-            self.setup.undo.push_after(spare.without_native(), self.must_stand_for());
+            let mut attempt = spare.without_native();
+            // Whoever renewed its group may have made the lease longer than the guard does.
+            let end = self.state.lock().lock.leased_until;
+            let left = end.map_or(Duration::MAX, |end| end.duration_since(SystemTime::now()).unwrap_or_default());
+            attempt.ask.lease = attempt.ask.lease.max(left);
+            self.setup.undo.push_after(attempt, self.must_stand_for());
         }
     }
 

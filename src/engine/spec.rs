@@ -58,6 +58,8 @@ pub struct LockSpec {
     pub lock_id: Option<String>,
     pub labels: Labels,
     pub replace_same_owner: bool,
+    /// Others may hold it for as long as they like, as the leader does: no wait is too long.
+    pub expects_to_wait: bool,
     /// A transfer from this grant.
     pub instead_of: Option<(GrantId, u64)>,
     pub terms: Terms,
@@ -73,6 +75,7 @@ impl LockSpec {
             lock_id: None,
             labels,
             replace_same_owner: false,
+            expects_to_wait: false,
             instead_of: None,
             terms,
         }

@@ -48,6 +48,8 @@ struct Left {
     attempt: Attempt,
     /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
+    /// A minimum hold: nothing may end it earlier.
+    not_before: Instant,
     due: Instant,
     failures: u32,
 }
@@ -69,7 +71,8 @@ impl Undo {
     pub fn push_after(self: &Arc<Self>, attempt: Attempt, delay: Duration) {
         let key = attempt.key.clone();
         let stands_until = self.clock.now() + attempt.ask.lease;
-        let left = Left { attempt, stands_until, due: far_from(Instant::now(), delay), failures: 0 };
+        let not_before = far_from(Instant::now(), delay);
+        let left = Left { attempt, stands_until, not_before, due: not_before, failures: 0 };
         let (surplus, started) = {
             let mut state = self.state.lock();
             state.left.push(left);
@@ -109,29 +112,35 @@ impl Undo {
         Ok(())
     }
 
-    /// Waits until `soon` for the end of the work, then ends it.
+    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait.
     pub fn end(&self, soon: Instant, by: Instant) {
         let (thread, is_running, count) = {
             let mut state = self.state.lock();
             let is_running = state.is_running();
             state.is_running = true;
             let before = state.left.len();
-            // What must stand for longer ends with its lease.
-            state.left.retain(|left| left.due <= soon);
+            // What must stand for longer ends with its lease. What failed before is tried once more, however long ago:
+            // the store may be back.
+            state.left.retain(|left| left.not_before <= soon);
+            state.left.iter_mut().for_each(|left| left.due = left.not_before);
             (state.thread.take(), is_running, before - state.left.len())
         };
         if count > 0 {
             warn_of_left(count);
-            let _ = self.more.try_send(());
         }
+        let _ = self.more.try_send(());
         if !is_running {
             // No thread could be started for what is left.
             self.run(&Deadline::at(soon));
         }
-        if let Some(thread) = thread {
-            thread.wait_until(soon);
-            self.stop.cancel();
-            thread.join_by(by);
+        match thread {
+            Some(thread) => {
+                thread.wait_until(soon);
+                self.stop.cancel();
+                thread.join_by(by);
+            }
+            None if is_running => drop(self.stop.cancelled().recv_deadline(soon)),
+            None => {}
         }
         self.stop.cancel();
     }
@@ -269,7 +278,7 @@ mod tests {
         fn left(&self, due: Instant, failures: u32) -> Left {
             let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
             let _ = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
-            Left { attempt, stands_until: self.undo.clock.now() + LEASE, due, failures }
+            Left { attempt, stands_until: self.undo.clock.now() + LEASE, not_before: Instant::now(), due, failures }
         }
 
         fn stands(&self) -> bool {
@@ -345,9 +354,33 @@ mod tests {
     #[test]
     fn what_found_no_thread_is_given_up_at_the_end() {
         let bench = Bench::new();
-        bench.push(bench.left(Instant::now(), 0));
+        // It failed for an hour, and its next try is due after the end.
+        bench.push(bench.left(Instant::now() + 2 * SLACK, 1_000));
         assert!(bench.stands());
         bench.undo.end(Instant::now() + SLACK, Instant::now() + SLACK);
+        assert!(!bench.stands());
+    }
+
+    /// Two threads close the client, or a handler of signals beside the main thread.
+    #[test]
+    fn a_second_end_leaves_the_first_its_time() {
+        let bench = Bench::new();
+        let (goes_on, stuck) = crossbeam_channel::bounded(0);
+        bench.faults.next(Call::Release, Fault::Stuck(stuck));
+        bench.push(bench.left(Instant::now(), 0));
+        bench.undo.start_again();
+        let soon = Instant::now() + SLACK;
+        std::thread::scope(|scope| {
+            let first = scope.spawn(|| bench.undo.end(soon, soon));
+            while bench.undo.state.lock().thread.is_some() {
+                std::thread::yield_now();
+            }
+            let second = scope.spawn(|| bench.undo.end(soon, soon));
+            assert!(!bench.undo.stop.wait_timeout(Duration::from_millis(100)), "it was cut off");
+            drop(goes_on);
+            first.join().expect("the first");
+            second.join().expect("the second");
+        });
         assert!(!bench.stands());
     }
 

@@ -77,6 +77,7 @@ getters!(LockStatus);
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "wire::LockV1", try_from = "wire::LockV1"))]
+// One field for each thing that is stored of a holder.
 pub struct Lock {
     pub(crate) key: String,
     pub(crate) grant: GrantId,
@@ -273,7 +274,7 @@ mod wire {
     use super::*;
     use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 
-    /// The fields of the JSON object. Unknown fields are ignored within a major version.
+    /// One field for each of the JSON object. Unknown fields are ignored within a major version.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub(super) struct LockV1 {
         version: String,

@@ -1,11 +1,9 @@
 //! Acquire, renew and release for stores that apply the pure transitions inside a serializable transaction.
 
-use std::time::Duration;
-
 use super::{Acquired, Attempt, Purpose, Released, Renewal, Renewed, Seen};
 use crate::lease::record::NewerFormat;
 use crate::lease::{
-    AcquireAnswer, Lease, LockRecord, MAX_ACQUIRE_LEASE, ReleaseAnswer, RenewAnswer, Step, Times, transition,
+    AcquireAnswer, LockRecord, MAX_ACQUIRE_LEASE, ReleaseAnswer, RenewAnswer, Step, StoreTime, Times, transition,
 };
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
@@ -25,29 +23,28 @@ pub trait Transactional {
     ) -> Result<Transacted<A>>;
 }
 
-/// What a commit must outlive, where the store has a choice.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a commit must outlive, where the store has a choice; the lesser one first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
-    /// A power cut: a token that was given out is never given out again, and an end that others count on when the
-    /// process is gone stays.
-    PowerCut,
     /// The process. A power cut may take back a heartbeat or a release of a lease of up to a minute, which only makes it
     /// end sooner or later than said, and the holders' host is down anyway.
     Process,
+    /// A power cut: a token that was given out is never given out again, and an end that others count on when the
+    /// process is gone stays. A longer lease may be all that keeps the lock, as a minimum hold of hours is, and one that
+    /// comes back may never end.
+    PowerCut,
 }
 
 impl Durability {
-    /// Of a renewal: one of a long lease may be all that keeps the lock, as a minimum hold of hours does.
-    fn of(renewal: &Renewal) -> Self {
-        match renewal.lease {
-            Lease::For(lease) if lease <= MAX_ACQUIRE_LEASE && !renewal.may_end_endless => Durability::Process,
-            Lease::For(_) | Lease::Forever => Durability::PowerCut,
-        }
-    }
-
-    /// Of a release: one that comes back holds the key until its lease ends, which may be never.
-    fn of_release(lease: Duration) -> Self {
-        if lease <= MAX_ACQUIRE_LEASE { Durability::Process } else { Durability::PowerCut }
+    /// Of a change of holders: what the one that writes it must promise.
+    pub fn of(old: &LockRecord, new: &LockRecord, now: StoreTime) -> Self {
+        let changes_long = |of: &LockRecord, to: &LockRecord| {
+            of.holders().any(|(_, holder)| {
+                let is_long = holder.until.left(now).is_none_or(|left| left > MAX_ACQUIRE_LEASE);
+                is_long && to.standing(&holder.grant).is_none_or(|(_, same)| same.until != holder.until)
+            })
+        };
+        if changes_long(old, new) || changes_long(new, old) { Durability::PowerCut } else { Durability::Process }
     }
 }
 
@@ -86,7 +83,7 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
 /// [`Backend::renew`](super::Backend::renew)
 pub fn renew(store: &impl Transactional, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
     let grant = attempt.grant().clone();
-    let transacted = store.transact(&attempt.key, Durability::of(&renewal), by, move |record, times| {
+    let transacted = store.transact(&attempt.key, Durability::Process, by, move |record, times| {
         transition::renew(record, &grant, renewal, times)
     })?;
     Ok(match transacted {
@@ -109,9 +106,7 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, purpose: Purpose, 
     };
     let grant = attempt.grant().clone();
     let transacted =
-        store.transact(&attempt.key, Durability::of_release(attempt.ask.lease), by, move |record, times| {
-            how(record, &grant, times)
-        })?;
+        store.transact(&attempt.key, Durability::Process, by, move |record, times| how(record, &grant, times))?;
     Ok(match transacted {
         Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,

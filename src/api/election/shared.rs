@@ -157,7 +157,8 @@ impl Shared {
 
     /// The request for the leader's lock.
     pub fn request(&self) -> LockRequest {
-        let request = self.node.client.request(&self.node.name).owner(&self.node.id).lease(self.node.lease);
+        let mut request = self.node.client.request(&self.node.name).owner(&self.node.id).lease(self.node.lease);
+        request.spec.lock.expects_to_wait = true;
         match self.node.max_hold {
             Some(max_hold) => request.max_hold(max_hold),
             None => request,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use super::row::{COLUMNS, STATEMENT, remembered};
 
-/// The text of each statement, with the table's name.
+/// One text for each statement, with the table's name.
 pub(super) struct Statements {
     /// key, grant id, lock id, owner, host, comment, lease, not after
     pub acquire: Arc<str>,

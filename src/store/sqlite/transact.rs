@@ -82,6 +82,9 @@ impl Sqlite {
             let claimed = claim.filter(|grant| row.is_foreign(grant, here.clock));
             let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));
             let record = match (next, &view.sightings) {
+                (Some(next), _) if durability < Durability::of(&view.record, &next, times.now) => {
+                    return Ok(None);
+                }
                 (Some(next), _) => {
                     row.next(&view, &next, claimed, here.clock).write(tx, &self.target.path, here.clock)?;
                     next
@@ -92,10 +95,14 @@ impl Sqlite {
                 }
                 (None, None) => view.record,
             };
-            Ok((step.answer, record, times))
+            Ok(Some((step.answer, record, times)))
         });
         match written {
-            Ok(Written::Done((answer, record, times))) => Ok(Transacted::Done(answer, Seen::new(record, times, None))),
+            Ok(Written::Done(Some((answer, record, times)))) => {
+                Ok(Transacted::Done(answer, Seen::new(record, times, None)))
+            }
+            // What a commit promises can't be changed within its transaction.
+            Ok(Written::Done(None)) => self.transition(key, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(error @ SqliteError::Moved { .. }) => {

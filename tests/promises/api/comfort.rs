@@ -5,6 +5,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
 use leasehold::testing::{Failure, MemoryStore};
 use leasehold::{CancelToken, ErrorKind, LossReason, Operation, Slept};
 
@@ -119,6 +121,21 @@ fn a_builder_makes_the_schema_where_that_is_asked_for() {
         faults.always(Call::Schema, Fault::Refuse);
         assert_eq!(builder().create_schema(true).connect().unwrap_err().kind(), ErrorKind::Permission);
     });
+}
+
+#[test]
+fn a_renewal_that_takes_long_is_no_wrong_argument() {
+    let (clock, faults) = (Clock::system(), FaultPlan::default());
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = leasehold::internals::builder_over(Arc::new(store), clock.clone()).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    clock.advance(Duration::from_secs(5));
+    faults.always(Call::Renew, Fault::ApplyThenDelay(Duration::from_secs(1)));
+    // Of the eighteen seconds that a renewal gives one has passed when it is answered.
+    let error = guard.ensure_held_for(Duration::from_millis(17_500)).unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
+    let error = guard.ensure_held_for(Duration::from_millis(18_001)).unwrap_err();
+    assert!(error.to_string().contains("at most 18s"), "{error}");
 }
 
 #[test]

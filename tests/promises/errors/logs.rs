@@ -1,16 +1,17 @@
 //! What is warned of in the log. Alone in its process, since there is one logger.
 
 use std::sync::{Arc, Mutex};
+use std::thread;
 use std::time::Duration;
 
 use crate::support::alone::alone;
 use crate::support::wait::wait_until;
-use leasehold::Operation;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::testing::{Failure, MemoryStore};
+use leasehold::{ErrorKind, Operation};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -105,7 +106,15 @@ fn a_wait_is_warned_of_after_half_a_minute() {
         listen();
         let client = MemoryStore::new().client();
         let _held = client.lock("k").unwrap();
-        assert!(client.try_lock_for("k", Duration::from_secs(32)).unwrap().is_none());
+        // Whoever stands by for a leader who is well waits for weeks.
+        let _leads = client.election("web").build().unwrap().campaign().unwrap();
+        let stands_by = client.election("web").build().unwrap();
+        thread::scope(|scope| {
+            let campaign = scope.spawn(|| stands_by.campaign().unwrap_err());
+            assert!(client.try_lock_for("k", Duration::from_secs(32)).unwrap().is_none());
+            stands_by.stop().unwrap();
+            assert_eq!(campaign.join().unwrap().kind(), ErrorKind::Cancelled);
+        });
         assert_warned("WARN leasehold::client: still waiting for lock \"k\" after 30 s, held by \"");
     });
 }
