@@ -61,12 +61,12 @@
 //! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
 //! | `tracing` | the module `tracing`: an event of the crate of that name for everything that happens |
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
-//! | `capi` | the C library, built by `cargo rustc --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
+//! | `capi` | the C library, built by `cargo rustc --lib --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
 //! # Logs and metrics
 //! The library logs by the crate [`log`](https://docs.rs/log): nothing is seen until the program has a logger. The targets
 //! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each
-//! store; [`design`] lists every text with its level and fields. The text itself names the lock, its holder and the
+//! store; [`guide::logs`] lists every event with its level and fields. The text itself names the lock, its holder and the
 //! time left, for loggers that drop fields. `RUST_LOG=leasehold=warn` shows what went wrong, and nothing while all is
 //! well. For metrics: [`Observer`], or the features `metrics` and `tracing`.
 //!
@@ -219,6 +219,7 @@ pub mod guide {
     //! | [`pitfalls`] | What surprises people |
     //! | [`recipes`] | cron, systemd, Kubernetes, CI, migrations, signals, frozen functions |
     //! | [`operating`] | Alerts, a runbook, capacity, what it costs |
+    //! | [`logs`] | What is logged, with targets, levels and fields |
     //! | [`step_by_step`] | How a lock is taken, with the file names |
     //! | [`speed`] | Measured ratios against raw requests |
     //! | [`c`] | The library from C, C++ and Python |
@@ -247,6 +248,9 @@ pub mod guide {
 
     #[doc = include_str!("api/guide/operating.md")]
     pub mod operating {}
+
+    #[doc = include_str!("api/guide/logs.md")]
+    pub mod logs {}
 
     #[doc = include_str!("api/guide/speed.md")]
     pub mod speed {}

@@ -17,6 +17,12 @@ fn text(path: impl AsRef<Path>) -> String {
 
 /// Every file below `folder` with this ending, relative to the root.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
+    let found = all_files(folder, |path| path.extension().is_some_and(|e| e == ending));
+    assert!(!found.is_empty(), "no .{ending} file below {folder}");
+    found
+}
+
+fn all_files(folder: &str, is_meant: impl Fn(&Path) -> bool) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
     while let Some(folder) = folders.pop() {
@@ -24,12 +30,11 @@ fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
             let path = entry.unwrap().path();
             if path.is_dir() {
                 folders.push(path);
-            } else if path.extension().is_some_and(|e| e == ending) {
+            } else if is_meant(&path) {
                 found.push(path.strip_prefix(root()).unwrap().to_owned());
             }
         }
     }
-    assert!(!found.is_empty(), "no .{ending} file below {folder}");
     found.sort();
     found
 }
@@ -388,12 +393,31 @@ fn what_the_readme_runs_is_there() {
     let readme = text("README.md");
     let words = readme.split_whitespace().count();
     assert!(words <= 1300, "README.md is meant to be one page, and has {words} words: the guide is the place for more");
+    let words = text("src/design.md").split_whitespace().count();
+    assert!(
+        words <= 6500,
+        "src/design.md has {words} words: what the code says, and what users need, has other places"
+    );
     assert!(readme.contains("cargo run --release --example batch_job"));
     let all = "cargo test --workspace --all-features";
     assert!(readme.contains(all));
     assert!(text(".ci/run").contains(all), "the gate runs another test command");
     let version = format!("## {}", env!("CARGO_PKG_VERSION"));
     assert!(text("CHANGELOG.md").lines().nth(2).is_some_and(|line| line.starts_with(&version)), "CHANGELOG.md");
+}
+
+/// It is a placeholder: who publishes the crate changes one line.
+#[test]
+fn the_address_of_the_repository_is_in_one_place() {
+    let manifest = text("Cargo.toml");
+    let address = manifest.lines().find_map(|line| line.strip_prefix("repository = \"")).unwrap().trim_end_matches('"');
+    assert_eq!(manifest.matches(address).count(), 1);
+    let folders = ["src", "tests", "examples", "benches", ".github", ".ci"];
+    let others = folders.into_iter().flat_map(|folder| all_files(folder, |_| true));
+    for path in others.chain(["README.md", "CHANGELOG.md"].map(PathBuf::from)) {
+        let bytes = fs::read(root().join(&path)).unwrap();
+        assert!(!String::from_utf8_lossy(&bytes).contains(address), "{} has the address, too", path.display());
+    }
 }
 
 /// On the registry's page a relative link leads into the repository, so what it names must be there, not in the package.
@@ -426,7 +450,7 @@ fn log_calls_are_contained() {
 
 #[test]
 fn log_targets_are_in_the_docs() {
-    let listed = text("src/design.md");
+    let listed = text("src/api/guide/logs.md");
     let mut targets = BTreeSet::new();
     for path in files("src", "rs") {
         let code = code(&path);
@@ -435,6 +459,19 @@ fn log_targets_are_in_the_docs() {
     }
     for target in targets {
         assert!(listed.contains(&format!("| `{target}` |")), "the log target leasehold::{target} is not in the docs");
+    }
+}
+
+/// Alerts on logs are made of them.
+#[test]
+fn log_lines_of_the_guide_are_in_the_code() {
+    let engine: String = files("src/engine", "rs").iter().map(|path| code(path)).collect();
+    let guide = text("src/api/guide/operating.md");
+    let cells = guide.lines().filter(|line| line.contains(" | `Event::")).filter_map(|line| line.split('|').nth(3));
+    let lines: Vec<&str> = cells.filter_map(|cell| cell.split('"').nth(1)).collect();
+    assert_eq!(lines.len(), 4, "{lines:?}");
+    for line in lines {
+        assert!(engine.contains(line), "nothing logs {line:?}");
     }
 }
 

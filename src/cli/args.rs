@@ -10,6 +10,9 @@ use crate::asked::{Ask, Key, Keys, Labels, Name, Patience, Sharing};
 use crate::health::Checks;
 use crate::words::duration;
 
+/// Of `run`, which alone has --every.
+const IN_VAIN: &str = "The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said \
+                       [default: 75, and 79 with --every]";
 const AFTER: &str = "\
 Exit codes:
   N     `run`, `elect`: what the command ended with
@@ -97,13 +100,13 @@ pub enum Command {
 /// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
 /// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
 ///
-/// With several keys it waits for all of them, in one order whatever the order given here, so that two that name them
-/// in another never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, in the same order.
+/// With several keys it waits for all of them, and takes them sorted, whatever the order given here, so that two
+/// commands never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, sorted, too.
 ///
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command's group is killed with it.
 #[derive(clap::Args, Debug)]
-#[command(after_long_help = AFTER)]
+#[command(after_long_help = AFTER, mut_arg("conflict_exit_code", |code| code.help(IN_VAIN)))]
 pub struct Run {
     #[command(flatten)]
     pub keys: Keys,
@@ -115,7 +118,7 @@ pub struct Run {
     pub patience: Patience,
     #[command(flatten)]
     pub checks: Checks,
-    /// For how long the lock stands at the least, counted from its grant: others do not get it before, however soon
+    /// The least time for which the lock is kept, counted from its grant: others do not get it before, however soon
     /// the command ends
     ///
     /// Also when leasehold is killed, told to end as it gets the lock, or cannot start the command. `release --force` frees
@@ -173,8 +176,8 @@ pub struct Elect {
 ///   ./deploy
 ///   leasehold release --from lock.json
 ///
-/// A lock that cannot be printed, or that nobody reads when a signal comes, is released again. To hold a lock for as long as a script
-/// lives there is `hold`, and `run` for one command.
+/// A lock that cannot be printed, or that nobody reads when a signal comes, is released again.
+/// Use `hold` to keep a lock for as long as a script lives, and `run` for a single command.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, after_long_help = AFTER)]
 pub struct Acquire {
@@ -201,7 +204,7 @@ pub struct Acquire {
 ///   lock=$(leasehold hold nightly --wait 1m --pid $$ &)
 ///   test "$lock" || exit 1
 ///
-/// With a pipe the lock is held until also what the script has started is gone or has closed it:
+/// With a pipe the lock is held until all that the script has started has ended, too, or closed it:
 ///
 ///   mkfifo pipe; exec 9<> pipe
 ///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)

@@ -16,8 +16,7 @@ pub struct Patience {
     /// Do not wait: end at once if others hold the lock
     #[arg(short = 'n', long = "try", aliases = ["nonblock", "nb"], conflicts_with = "wait")]
     pub once: bool,
-    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75, and 79
-    /// with --every]
+    /// The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said [default: 75]
     #[arg(short = 'E', long, value_name = "N")]
     pub conflict_exit_code: Option<u8>,
 }
@@ -104,7 +103,7 @@ impl Sharing {
 /// What others are shown of a holder.
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct Labels {
-    /// Who holds the lock, as others are shown it [default: host:pid]
+    /// The name of the holder, which `status` shows to others [default: host:pid]
     #[arg(long, value_name = "TEXT")]
     pub owner: Option<String>,
     /// A note that others see in `status`
@@ -137,7 +136,7 @@ pub struct Ask {
     /// given and not 0, KILL also follows a TERM that `run` passes on to the command.
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::duration_or_zero)]
     kill_after: Option<Duration>,
-    /// The lock counts as lost after this time, so that what hangs is ended
+    /// The lock counts as lost after this time, so that a command that hangs is ended
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub max_hold: Option<Duration>,
     /// What is done to the command, or to the process of `hold`, when the lock is lost
@@ -145,7 +144,7 @@ pub struct Ask {
     /// `kill` sends TERM to the command's process group, and KILL after --kill-after if anything of it is left; of `hold`
     /// to the process alone. `signal:NAME` sends that signal, and nothing else. `cmd:COMMAND` runs that shell command
     /// instead, in the environment of the command with LEASEHOLD_PID, its process, LEASEHOLD_LOST_KEY and LEASEHOLD_LOSS, what
-    /// has happened: if that fails, or is not done after --kill-after, the command gets KILL, and else nothing. It is run
+    /// has happened: if that fails, or takes longer than --kill-after, the command gets KILL; else it is left alone. It is run
     /// again for each further key that is lost. `ignore` lets the command go on: then only the fencing token protects.
     #[arg(long, value_name = "kill|signal:NAME|cmd:COMMAND|ignore", default_value = "kill", value_parser = on_loss)]
     pub on_loss: OnLoss,

@@ -16,8 +16,8 @@ pub struct Checks {
     /// It is well if it ends with 0. It runs for the first time --health-interval after the start, has the environment
     /// of the command and LEASEHOLD_PID, the command's process, and what it prints is not shown. The command gets TERM, and
     /// KILL after --kill-after; the lock is held until nothing of it is left. Then `run` ends with 80, and `elect` lets
-    /// other nodes go first before it campaigns again. Nothing is asked while the command is stopped, or after a TERM; after
-    /// HUP, INT or QUIT, which it may live through, it is asked anew.
+    /// other nodes go first before it campaigns again. Checks pause while the command is stopped, and end when
+    /// leasehold gets a TERM; after HUP, INT or QUIT, which the command may live through, they go on.
     #[arg(long, value_name = "COMMAND")]
     health_cmd: Option<String>,
     /// The time before the first check, and between the end of one and the next

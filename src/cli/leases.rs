@@ -8,7 +8,7 @@ use crate::failure::Outcome;
 use crate::locks::{cell, table};
 use crate::show::{lease_json, print, print_json};
 use crate::store::{Missing, client};
-use crate::words::{ago, words};
+use crate::words::{ago, clock_time, words};
 
 pub fn lease(global: &Global, args: &Lease) -> Outcome {
     let makes = matches!(args, Lease::Claim(_));
@@ -46,8 +46,8 @@ fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {
     } else {
         let (name, holder, token) = (status.name(), status.holder(), status.fencing_token());
         print(&format!(
-            "{what}: {name:?} for {holder:?} for at least {} (token {token})\n",
-            words(status.remaining())
+            "{what}: {name:?} for {holder:?}, at least until {} (token {token})\n",
+            clock_time(status.expires())
         ))?;
     }
     Ok(0)

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Global, Purge, Release, Renew, Status};
 use crate::failure::{Failure, Outcome};
-use crate::show::{columns, err, holder, holder_json, print, print_json, say};
+use crate::show::{columns, err, former_holder, holder, holder_json, print, print_json, say};
 use crate::steps;
 use crate::store::{Missing, client};
 use crate::words::{ago, fitted, plain, words};
@@ -153,14 +153,20 @@ pub fn cell(text: &str) -> String {
     }
 }
 
-/// What was freed or renewed.
-fn told(global: &Global, what: &str, nothing: &str, statuses: &[LockStatus]) -> Outcome {
+/// What was released or renewed, and how each lock is, or was, held.
+fn told(
+    global: &Global,
+    what: &str,
+    nothing: &str,
+    statuses: &[LockStatus],
+    held: fn(&LockStatus) -> String,
+) -> Outcome {
     if global.json {
         print_json(&statuses.iter().map(with_lock_id).collect())?;
     } else if statuses.is_empty() {
         print(&format!("{nothing}\n"))?;
     } else {
-        let lines = statuses.iter().map(|status| format!("{what} {:?}: {}\n", status.key(), holder(status)));
+        let lines = statuses.iter().map(|status| format!("{what} {:?}: {}\n", status.key(), held(status)));
         print(&lines.collect::<String>())?;
     }
     Ok(0)
@@ -182,17 +188,17 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
             Failure::usage("give the --lock-id of the lock, or --force to take it from whoever holds it")
         })?;
         let freed = client(global, Missing::Wrong)?.unlock_key(key, &lock_id)?;
-        return told(global, "released", &nothing, &freed);
+        return told(global, "released", &nothing, &freed, former_holder);
     }
     let client = client(global, Missing::Wrong)?;
     if !args.yes {
         let holders = client.list(&Filter::new().key(key))?;
         if holders.is_empty() {
-            return told(global, "released", &nothing, &[]);
+            return told(global, "released", &nothing, &[], former_holder);
         }
         confirm(key, &holders)?;
     }
-    told(global, "released", &nothing, &client.force_release(key)?)
+    told(global, "released", &nothing, &client.force_release(key)?, former_holder)
 }
 
 /// Shows the holders and asks.
@@ -215,12 +221,12 @@ pub fn renew(global: &Global, args: &Renew) -> Outcome {
         return steps::renew(global, from, args.lease);
     }
     let lock_id = args.group.as_deref().or(args.lock_id.as_deref()).unwrap_or_default();
-    told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(lock_id, args.lease)?)
+    told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(lock_id, args.lease)?, holder)
 }
 
 pub fn release_group(global: &Global, lock_id: &str) -> Outcome {
     let nothing = format!("no lock with the lock id {lock_id:?} is held");
-    told(global, "released", &nothing, &client(global, Missing::Wrong)?.unlock(lock_id)?)
+    told(global, "released", &nothing, &client(global, Missing::Wrong)?.unlock(lock_id)?, former_holder)
 }
 
 /// Says what was done page by page, so that a store of any size needs the memory of one page.

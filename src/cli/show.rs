@@ -89,18 +89,30 @@ pub fn print_json(value: &Value) -> io::Result<()> {
 
 /// Who, since when, until when.
 pub fn holder(status: &LockStatus) -> String {
-    let comment = status.comment().map_or_else(String::new, |comment| format!(", comment {comment:?}"));
-    let since = status.created();
     let until = match status.remaining() {
         None => "without end".to_owned(),
-        Some(left) if left.is_zero() => format!("its lease is over{}", end(status, |at| format!(" since {}", ago(at)))),
-        Some(left) => {
-            let at = end(status, |at| format!(" ({})", clock_time(at)));
-            format!("its lease ends in {}{at} unless it is renewed", words(left))
-        }
+        Some(left) if left.is_zero() => format!("its lease ended{}", end(status, |at| format!(" {}", ago(at)))),
+        // Nobody renews what a minimum hold left, which looks the same.
+        Some(left) => format!("leased for {} more{}", words(left), end(status, |at| format!(" ({})", clock_time(at)))),
     };
+    format!("{}, {until}", since(status))
+}
+
+/// The same of one that holds it no more.
+pub fn former_holder(status: &LockStatus) -> String {
+    let left = match status.remaining() {
+        None => ", without end".to_owned(),
+        Some(left) if left.is_zero() => String::new(),
+        Some(left) => format!(", with {} of its lease left", words(left)),
+    };
+    format!("it was held by {}{left}", since(status))
+}
+
+fn since(status: &LockStatus) -> String {
+    let comment = status.comment().map_or_else(String::new, |comment| format!(", comment {comment:?}"));
     let (owner, mode, token) = (status.owner(), status.mode(), status.fencing_token());
-    format!("{owner:?} ({mode}, token {token}{comment}) since {} ({}), {until}", clock_time(since), ago(since))
+    let since = status.created();
+    format!("{owner:?} ({mode}, token {token}{comment}) since {} ({})", clock_time(since), ago(since))
 }
 
 /// The same of a lease of names.

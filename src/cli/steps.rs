@@ -136,8 +136,10 @@ pub fn release(global: &Global, from: &Path) -> Outcome {
     client(global, Missing::Wrong)?.release(&lock)?;
     match global.json {
         true => print_json(&json!({ "key": lock.key(), "fencing_token": lock.fencing_token() }))?,
-        // It may have been released before.
-        false => print(&format!("{:?} is not held under token {} any more\n", lock.key(), lock.fencing_token()))?,
+        // True also where it had been released before.
+        false => {
+            print(&format!("released: nobody holds {:?} under token {} any more\n", lock.key(), lock.fencing_token()))?
+        }
     }
     Ok(0)
 }

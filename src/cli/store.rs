@@ -122,6 +122,13 @@ fn default_url(missing: Missing) -> Outcome<String> {
         make_folder(&folder)?;
     }
     let path = folder.join("locks.db");
+    if missing == Missing::Wrong && matches!(path.try_exists(), Ok(false)) {
+        return Err(Failure::config(format!(
+            "there are no locks yet: no --store is given, and {} is made by the first command that takes a lock, or by \
+             `leasehold init`. If your locks are elsewhere, give --store or LEASEHOLD_STORE",
+            path.display()
+        )));
+    }
     match path.to_str() {
         Some(path) => Ok(format!("sqlite:{}", escaped(path))),
         None => Err(Failure::config(format!("{} is not UTF-8; give a --store", path.display()))),

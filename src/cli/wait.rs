@@ -231,7 +231,7 @@ fn held_by(status: &LockStatus, looked: Duration) -> String {
         None => ", without end".to_owned(),
         // It may have been renewed meanwhile.
         Some(Duration::ZERO) => String::new(),
-        Some(left) => format!(", its lease ends in {} unless it is renewed", whole(left)),
+        Some(left) => format!(", leased for {} more", whole(left)),
     };
     format!("held by {:?} for {}{lease}", status.owner(), whole(age(status.created())))
 }

@@ -1,4 +1,4 @@
-//! What a store must do: eight blocking calls.
+//! What a store must do: the blocking calls of [`Backend`].
 //!
 //! # Contract
 //! - **Atomic.** Every call that writes is one atomic step on one key, with the meaning of the
@@ -20,7 +20,7 @@
 //! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
 //!   that would change it, and stays as it is. Of a higher minor format it is used.
 //!
-//! The crate's design page says how each store does each call.
+//! The crate's design page says how each store keeps this.
 //!
 //! [`swap`]: Backend::swap
 

@@ -139,7 +139,7 @@ fn a_held_lock_is_told_with_its_holder() {
     let told = |ran: &Ran| {
         assert_eq!(ran.stdout, "");
         assert!(ran.stderr.contains(&format!("held by \"ann\" (exclusive, token {token}, comment \"why\") since ")));
-        assert!(ran.stderr.contains(" ago), its lease ends in "), "{}", ran.stderr);
+        assert!(ran.stderr.contains(" ago), leased for "), "{}", ran.stderr);
     };
     let ran = run(&mut store.script(&["--try"], "echo never"));
     assert_eq!(ran.code, Some(75));
@@ -353,6 +353,8 @@ fn looking_makes_nothing() {
         // The default of the user's.
         let ran = run(store.leasehold(args).env_remove("LEASEHOLD_STORE"));
         assert_eq!(ran.code, Some(78), "{args:?}: {}{}", ran.stdout, ran.stderr);
+        let said = ["there are no locks yet: no --store is given, and ", "/leasehold/locks.db is made by "];
+        assert!(said.iter().all(|said| ran.stderr.contains(said)), "{ran:?}");
         assert_eq!(fs::read_dir(store.folder.path()).unwrap().count(), 0, "{args:?}");
     }
     fs::write(store.path("locks.db"), "").unwrap();

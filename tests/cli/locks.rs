@@ -304,7 +304,7 @@ fn leases_are_claimed_extended_and_ended() {
     let lease = |args: &[&str]| run(store.leasehold(&["lease"]).args(args));
     assert_eq!(ok(lease(&["list"])), "no leases\n");
     let text = ok(lease(&["claim", "app", "app/0", "--for", "1s"]));
-    assert!(text.starts_with("claimed: \"app\" for \"app/0\" for at least "), "{text}");
+    assert!(text.starts_with("claimed: \"app\" for \"app/0\", at least until "), "{text}");
     let ran = lease(&["claim", "app", "app/1"]);
     assert_eq!(ran.code, Some(75), "{}", ran.stderr);
     assert!(ran.stderr.contains("\n  held by \"app/0\" (token ") && ran.stderr.contains(" since 20"), "{}", ran.stderr);

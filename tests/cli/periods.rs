@@ -28,7 +28,7 @@ fn ends(ran: &Ran, code: i32, stdout: &str) {
 
 /// What a refusal says of the holder. A clock that is known to the second can be a moment behind that of the grant.
 fn ends_in_an_hour(ran: &Ran) -> bool {
-    ["59 min", "1 h ("].iter().any(|left| ran.stderr.contains(&format!("its lease ends in {left}")))
+    ["59 min", "1 h more ("].iter().any(|left| ran.stderr.contains(&format!("leased for {left}")))
 }
 
 fn cases(shared: &Shared) {

@@ -49,7 +49,7 @@ fn the_steps_of_the_guide() {
     let store = Store::new();
     let said = pasted(&store, steps);
     assert!(
-        said.starts_with("deployed with token 1") && said.contains("\n\"deploy\" is not held under token 1"),
+        said.starts_with("deployed with token 1") && said.contains("\nreleased: nobody holds \"deploy\" under token 1"),
         "{said}"
     );
     // What holds it ends with the shell, and at once.

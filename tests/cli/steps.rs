@@ -56,11 +56,11 @@ fn cases(shared: &Shared) {
     assert_eq!(serde_json::from_str::<Value>(&renewed).unwrap()["grant_id"], json["grant_id"]);
 
     // What was printed first is good for the release all the same.
-    assert!(ends(step(&["release", "--from", "-"], &taken), 0).stdout.starts_with("\"k\" is not held"));
+    assert!(ends(step(&["release", "--from", "-"], &taken), 0).stdout.starts_with("released: nobody holds \"k\""));
     assert_eq!(status("k"), Value::Array(Vec::new()));
     // Whether it was released now or before is not known.
     let again = ends(step(&["release", "--from", "-"], &taken), 0).stdout;
-    assert_eq!(again, format!("\"k\" is not held under token {} any more\n", lock.fencing_token()));
+    assert_eq!(again, format!("released: nobody holds \"k\" under token {} any more\n", lock.fencing_token()));
     ends(step(&["renew", "--from", "-"], &taken), 76);
 
     // Another's is left alone.

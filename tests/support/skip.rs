@@ -6,6 +6,16 @@ use std::io::{self, Write};
 #[track_caller]
 pub fn skip(what: &str) {
     assert!(!is_required(), "{what}");
+    tell(what);
+}
+
+/// Says as loudly that a part of the test can't run, which no machine has to be able to.
+#[allow(dead_code)] // Not every program of tests has such a part.
+pub fn skip_part(what: &str) {
+    tell(what);
+}
+
+fn tell(what: &str) {
     // Not `eprintln!`, whose text a passing test would hide.
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let _ = writeln!(io::stderr(), "SKIPPED: {test}: {what}");

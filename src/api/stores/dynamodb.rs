@@ -1,8 +1,8 @@
 //! What only the DynamoDB store has.
 //!
 //! One table, with a string as its partition key and no sort key, holds the locks ([`Table::sort_key`] is for one that has
-//! one, which other things may share); it can be the table of dynamodb-lock-go, whose rows are read and respected. Acquire, heartbeat, release and refusal are one request each;
-//! [`design`](crate::design) says what each step costs.
+//! one, which other things may share); it can be the table of dynamodb-lock-go, whose rows are read and respected. Acquire,
+//! heartbeat, release and refusal are one request each.
 //!
 //! The service's clock decides, as the `Date` of its answers tells it: a takeover waits a grace (a second) after
 //! the end of a lease. A holder must count itself as lost at least 100 ms before its end, since that time is known no
@@ -46,6 +46,26 @@
 //! More than that and renewals are refused for their rate, until holders lose the lock. A `max_holders` above it is
 //! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. What a holder
 //! costs rises with their number: at 160 of 256 bytes each heartbeat is 40 write units.
+//!
+//! # Cost
+//! Every step writes a row of less than 1 KB, one write unit, also where it is refused; a look of a waiter reads it eventually
+//! consistent, half a read unit.
+//!
+//! | what | cost |
+//! |---|---|
+//! | a hold, however short | 2 write units: acquire, release |
+//! | an hour held, lease 20 s | 540 write units: a heartbeat in 6.7 s |
+//! | `try_lock` on what others hold | 1 write unit |
+//! | the first hour waited | 1 write unit and at most 2160 read units: 4 looks a second, after a minute 2, after ten 1 |
+//! | each further hour waited | at most 1800 read units |
+//! | a takeover, a waiter's turn after a release | 1 write unit for each waiter that tries |
+//! | listing, groups by lock id, purge | the whole table is read: a read unit for each 4 KB |
+//!
+//! A second request is needed by an acquire that finds a token ahead of this client's time, that comes after minutes without
+//! any request, or that is the first with a larger grace than others have; by a shared holder that joins others, that
+//! releases while it ends last, or that renews below another's end; and once in ten minutes. Connecting takes two. All
+//! waiters of one client and key cost what one does, since only the first in line asks. A wider
+//! [`poll`](crate::ClientBuilder::poll) costs less. [`operating`](crate::guide::operating) has the sums in dollars.
 //!
 //! # Rights
 //! The least that an IAM policy must allow on `arn:aws:dynamodb:REGION:ACCOUNT:table/locks`:

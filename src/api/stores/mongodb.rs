@@ -60,6 +60,11 @@
 //! one tells while somebody waits, and two that watch each server. Three fifths of the pool are for those who want a
 //! lock, so that heartbeats and releases never queue behind a thousand waiters.
 //!
+//! # Cost
+//! Each step of a lock is one request, shared or refused ones, too, and so is a look or a page of a listing; a look at a key
+//! without a document is two. Connecting takes four: `hello`, `buildInfo`, `listCollections`, `listIndexes`. Waiters of a
+//! client share one change stream, and ask only when it reports their key or the holder's lease can be over.
+//!
 //! # Versions
 //! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
 //! FerretDB speak the protocol but not all that locks need, and are refused by name.

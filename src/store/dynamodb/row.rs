@@ -1,4 +1,22 @@
 //! A row as the record that the pure rules see, and back.
+//!
+//! | attribute | type | |
+//! |---|---|---|
+//! | `key` (or `partition_key=`) | S | partition key |
+//! | the name in `sort_key=NAME:VALUE` | S | only with that option: the sort key, with the same value in each row; each value is a store of its own |
+//! | `leasedUntil` | S | RFC 3339, UTC, nine digits: the latest end of all holders; 1970 when released, year 9999 without end |
+//! | `owner`, `createdAt` | S | of the exclusive holder, as dynamodb-lock-go has them |
+//! | `grantId`, `lockId`, `host`, `comment`, `renewedAt` | S | of the exclusive holder |
+//! | `shared` | M | grant id -> the same of each shared holder, with its `token` |
+//! | `fence` | N | the highest token ever issued |
+//! | `version` | N | raised by every write; begins at the time, so that a row made anew is another |
+//! | `givenUp` | SS | grant ids that must never be granted, since a copy of their acquire may be on its way |
+//! | `givenUpAt` | N | when the last acquire was given up that had not been granted, as tokens are made, at the latest; a purge asks it, and deletes nothing by a time in doubt |
+//! | `floor` | N | every later token is above it |
+//! | `ttl` | N | in a mixed fleet: two days after the end, in seconds since 1970 |
+//! | `kind`, `pins`, `format` | S, SS, S | |
+//! | `graceMicros` | N | only in the row of the key U+0001 `time`, which nobody has: the largest grace of all clients |
+//! | `leastGraceMicros` | N | there, too, once a larger grace replaced a smaller one: the least that a client may still go by |
 
 use std::collections::{BTreeSet, HashMap};
 

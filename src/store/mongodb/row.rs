@@ -1,6 +1,19 @@
 //! A document as the record that the pure rules see, and back.
 //!
 //! A document of mongo-lock's is read with its meaning: every field may be missing or null.
+//!
+//! | field | type | |
+//! |---|---|---|
+//! | `resource` | string | the key; with a unique index, without which nothing is written |
+//! | `_id` | string | the key. Documents of mongo-lock and of earlier versions keep their ObjectId |
+//! | `exclusive` | document | `lockId`, `owner`, `host`, `comment`, `createdAt`, `renewedAt`, `expiresAt` (null: no end), `acquired`, `_id`: the grant id; free: all null and `acquired: false` |
+//! | `shared` | document | `count` and `locks`, an array of the same |
+//! | `token`, `copy` of a holder | long, int | its token; which copy of its acquire was granted, so that a repeat knows itself |
+//! | `fence` | long | the highest token ever issued |
+//! | `version` | long | raised by swaps, so that one which changes nothing is a change |
+//! | `kind`, `pins`, `format` | string, array, string | |
+//! | `asserts` | long | raised by users' transactions that assert a holder |
+//! | `ended` | date | when a lease without end was last given one |
 
 use std::collections::BTreeSet;
 

@@ -9,7 +9,8 @@
 //! Our descriptors have the fault, too: closing one ends SQLite's locks in this process. So each one is closed only
 //! while nobody at all has a lock on its file. Only a lock on all of it makes sure of that, which a child that is
 //! forked in that moment keeps for as long as it lives. So one of a file that others can still find is closed only
-//! where there are many.
+//! where there are many. Children of a process that was killed keep its shared locks: as long as they live, nobody's last
+//! close removes the log, and nobody opens it as the first.
 //!
 //! A third lock marks where the file is: SQLite keeps the log beside the name that it opened, so that two processes with
 //! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.

@@ -4,6 +4,7 @@
 //! stay with the parent. So a child that opens such a file anew takes none, and the parent's close, which finds
 //! nobody else, removes the log under it. And whatever file it opens, a thread of the parent may have had a mutex of
 //! SQLite's at the fork, which nobody frees any more. So a child is refused every file if any was open at the fork.
+//! What a connection of the user's has open through this SQLite is not known here.
 //!
 //! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
 //! last one's closing: their descriptors must not be closed while SQLite has locks on the file.

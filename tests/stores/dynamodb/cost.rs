@@ -118,8 +118,8 @@ fn one_write() -> Bill {
 }
 
 fn docs_say(what: &str) {
-    let docs = include_str!("../../../src/design.md");
-    assert!(docs.contains(what), "src/design.md does not say {what:?}");
+    let docs = include_str!("../../../src/api/stores/dynamodb.rs");
+    assert!(docs.contains(what), "src/api/stores/dynamodb.rs does not say {what:?}");
 }
 
 #[test]

@@ -11,7 +11,7 @@ mod maven;
 pub mod mongod;
 pub mod postgres;
 #[path = "../skip.rs"]
-mod skip;
+pub mod skip;
 pub mod spanner;
 
 use std::fs::{self, File};
