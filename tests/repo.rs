@@ -58,6 +58,24 @@ fn files_stay_short() {
     }
 }
 
+/// A struct of more than ten fields says "one .. for each .." before it, or is two or three things. C counts a text twice.
+#[test]
+fn large_structs_say_why() {
+    for path in files("src", "rs") {
+        let text = text(&path);
+        let lines: Vec<&str> = text.lines().collect();
+        let begins = |line: &&str| line.split_whitespace().any(|word| word == "struct") && line.ends_with('{');
+        for (at, line) in lines.iter().enumerate().filter(|(_, line)| begins(line)) {
+            let indent = &line[..line.len() - line.trim_start().len()];
+            let body = lines[at + 1..].iter().take_while(|line| **line != format!("{indent}}}"));
+            let fields = body.filter(|line| !line.trim_start().starts_with(['/', '#'])).count();
+            let mut before = lines[..at].iter().rev().take_while(|line| line.trim_start().starts_with(['/', '#']));
+            let says = before.any(|line| line.contains("for each") || line.contains("repr(C)"));
+            assert!(fields <= 10 || says, "{}:{}: {fields} fields, and no reason", path.display(), at + 1);
+        }
+    }
+}
+
 /// The floor plan of `src`, from the bottom up: a folder imports only from itself and from those before it.
 const FLOORS: [&str; 6] = ["lease", "model", "sys", "store", "engine", "api"];
 /// Users of the public API: nothing of the library imports from them, and they see no more than data and API. (The C

@@ -40,27 +40,34 @@ const CONNECTION: Duration = Duration::from_secs(3);
 const QUIET: Duration = Duration::from_secs(1);
 /// How long a caller whose time is over waits to hear whether its statement had left.
 const HEAR: Duration = Duration::from_millis(20);
+
 /// What lives on the driver's thread.
 pub(super) struct Owned {
     /// One for each host.
     hosts: Vec<Config>,
-    /// There was a connection once.
-    has_worked: Cell<bool>,
-    /// The host to begin with: the one that worked last, or the one after that which said nothing.
-    first: Cell<usize>,
+    known: Known,
     tls: Tls,
     table: Table,
     turns: Turns,
     pooled: bool,
     cancels: Arc<Semaphore>,
+    idle: RefCell<Vec<Connected>>,
+    pub waking: super::wakeup::Waking,
+}
+
+/// What is known of the servers.
+#[derive(Default)]
+struct Known {
+    /// There was a connection once.
+    has_worked: Cell<bool>,
+    /// The host to begin with: the one that worked last, or the one after that which said nothing.
+    first: Cell<usize>,
     /// When the server last answered anything.
-    heard: Cell<Instant>,
+    heard: Cell<Option<Instant>>,
     /// The first and the last statement that were left, one soon after the other, since it answered.
     unheard: Cell<Option<(Instant, Instant)>>,
     /// It was said that notifications can't be told.
     said_full: Cell<bool>,
-    idle: RefCell<Vec<Connected>>,
-    pub waking: super::wakeup::Waking,
 }
 
 /// A connection, and the task that moves its bytes. It ends with it, whatever is under way.
@@ -166,16 +173,12 @@ impl Owned {
     ) -> Result<(Owned, open::Server), PostgresError> {
         let owned = Owned {
             hosts,
-            has_worked: Cell::default(),
-            first: Cell::default(),
+            known: Known::default(),
             tls,
             table,
             turns: Turns::new(),
             pooled,
             cancels: Arc::new(Semaphore::new(CANCELS)),
-            heard: Cell::new(Instant::now()),
-            unheard: Cell::default(),
-            said_full: Cell::default(),
             idle: RefCell::default(),
             waking: super::wakeup::Waking::default(),
         };
@@ -189,7 +192,7 @@ impl Owned {
         &self,
         hear: impl Fn(&str) + 'static,
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
-        let (first, hear) = (self.first.get(), Rc::new(hear));
+        let (first, hear) = (self.known.first.get(), Rc::new(hear));
         let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
         let mut failed = None;
         let until = Instant::now() + CONNECTION;
@@ -204,12 +207,12 @@ impl Owned {
             trying.is_over = made.is_ok();
             let error = match made {
                 Ok(Ok(made)) => {
-                    self.first.set(host);
-                    self.has_worked.set(true);
+                    self.known.first.set(host);
+                    self.known.has_worked.set(true);
                     return Ok(made);
                 }
                 // What worked before may be put right again.
-                Ok(Err(error)) if self.has_worked.get() => PostgresError::for_now(error),
+                Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
                 Ok(Err(error)) => error,
                 Err(_) => {
                     let cause = Cause::from(format!("it was not made in {} ms", share.as_millis()));
@@ -322,15 +325,15 @@ impl Owned {
             && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED)
             && let Some(untold) = untold(sql)
         {
-            if !self.said_full.replace(true) {
+            if !self.known.said_full.replace(true) {
                 log::warn!(target: "leasehold::postgres", table:% = self.table.name; "waiters are not told: {}", Cause::of(error));
             }
             answer = connected.client.query_typed(&untold, &values).await;
         }
         let unreplicated = connected.unreplicated.take();
         if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
-            self.heard.set(Instant::now());
-            self.unheard.set(None);
+            self.known.heard.set(Some(Instant::now()));
+            self.known.unheard.set(None);
             self.idle.borrow_mut().push(connected);
         }
         // It is the primary no more: a new connection may find the one that is.
@@ -370,8 +373,8 @@ struct Trying<'a> {
 
 impl Drop for Trying<'_> {
     fn drop(&mut self) {
-        if !self.is_over && self.owned.first.get() == self.host {
-            self.owned.first.set((self.host + 1) % self.owned.hosts.len());
+        if !self.is_over && self.owned.known.first.get() == self.host {
+            self.owned.known.first.set((self.host + 1) % self.owned.hosts.len());
         }
     }
 }
@@ -388,11 +391,11 @@ struct Asking<'a> {
 impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let Some(connected) = self.connected.take() else { return };
-        if self.owned.heard.get() < self.sent {
+        if self.owned.known.heard.get() < Some(self.sent) {
             // The heartbeats of a short lease have less time each. What was left long before says nothing of now.
-            let unheard = self.owned.unheard.get().filter(|(_, last)| self.sent.duration_since(*last) < QUIET);
+            let unheard = self.owned.known.unheard.get().filter(|(_, last)| self.sent.duration_since(*last) < QUIET);
             let since = unheard.map_or(self.sent, |(since, _)| since.min(self.sent));
-            self.owned.unheard.set(Some((since, Instant::now())));
+            self.owned.known.unheard.set(Some((since, Instant::now())));
             if since.elapsed() >= QUIET {
                 self.owned.idle.borrow_mut().clear();
             }
