@@ -360,8 +360,13 @@ fn each_way_to_end_is_told_once() {
         seen(&run, &["wait timed_out"]);
         run.cancelled("k");
         seen(&run, &["wait cancelled"]);
-        run.faults.always(Call::Read, Fault::Refuse);
-        assert_eq!(client.try_lock_for("k", MINUTE).unwrap_err().kind(), ErrorKind::Permission);
+        let (faults, frees) = (run.faults.clone(), rival.clone());
+        let request = client.request("k").wait(MINUTE).on_wait(move |_| {
+            // What it hears of the release is refused.
+            faults.always(Call::Acquire, Fault::Refuse);
+            let _ = frees.force_release("k");
+        });
+        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::Permission);
         run.faults.heal();
         seen(&run, &["wait failed permission"]);
         let guard = client.lock("other").unwrap();
