@@ -77,7 +77,7 @@
 //!
 //! | feature | another one | whose certificates are trusted |
 //! |---|---|---|
-//! | `dynamodb` | an HTTP client of yours in the `SdkConfig` for [`dynamodb::builder`] | the system's |
+//! | `dynamodb` | an HTTP client of yours in the `SdkConfig` for `leasehold::dynamodb::builder` | the system's |
 //! | `mongodb` | OpenSSL, by a dependency of your own on the driver: `mongodb = { version = "3", features = ["openssl-tls"] }` | Mozilla's, which are built in, with OpenSSL the system's; or those of `tlsCAFile=` |
 //! | `postgres` | none | the system's, or those of `sslrootcert=` |
 //! | `spanner` | a default provider that your program sets for rustls (`CryptoProvider::install_default`) before it connects | the system's |

@@ -82,8 +82,6 @@ use crate::api::client::LockClient;
 use crate::api::election::Leadership;
 use crate::api::guard::LockGuard;
 use crate::api::leases::{LeaseKeeper, Leases};
-#[cfg(feature = "capi")]
-use crate::model::error::ErrorKind;
 use crate::model::error::Result;
 use crate::model::lease_status::LeaseStatus;
 use crate::model::lock::Lock;
@@ -127,23 +125,6 @@ impl fmt::Debug for Fence<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Fence").field("lock", &self.lock).finish_non_exhaustive()
     }
-}
-
-/// The assertion as an SQL statement and its two parameters, for drivers that are not ours: one row, whose first value is
-/// true, while it is held.
-#[cfg(feature = "capi")]
-pub(crate) fn statement(fenced: &impl Fenced) -> Result<[String; 3]> {
-    let standing = fenced.standing()?;
-    #[cfg(feature = "sqlite")]
-    if let Some(statement) = crate::store::sqlite::fence::statement(standing) {
-        return Ok(statement);
-    }
-    #[cfg(feature = "postgres")]
-    if let Ok(assertion) = crate::store::postgres::fence::Assertion::of(standing) {
-        let [key, holder] = assertion.params().map(str::to_owned);
-        return Ok([assertion.sql().to_owned(), key, holder]);
-    }
-    Err(standing.error(ErrorKind::InvalidInput, "this lock is in no store that is asserted by an SQL statement"))
 }
 
 pub(crate) mod sealed {

@@ -14,8 +14,8 @@ use super::loss::{Reason, Watch};
 use super::status::ModeCode;
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
 use crate::LossWatch;
-use crate::api::fence;
 use crate::api::guard::LockGuard;
+use crate::api::stores;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 use crate::sys::drop_bound::DropBound;
@@ -114,7 +114,7 @@ impl Guard {
     /// The assertion of the lock as a statement with its parameters.
     pub(super) fn assertion(&self) -> Result<[String; 3], Failure> {
         let held = self.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| self.ended())?;
-        fence::statement(&*held).map_err(|error| self.in_danger(error))
+        stores::statement(&*held).map_err(|error| self.in_danger(error))
     }
 
     /// Why nothing can be done with it any more.

@@ -34,10 +34,10 @@
  * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
  * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
  *
- * The library has an SQLite of its own. Do not open its lock file with another one in the same process, like the
- * sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes these files ends the file
- * locks that the library has on them. On Linux it keeps its log safe from that, but not a write that is under way;
- * elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
+ * The library has an SQLite of its own, unless it was built with the system's. Do not open its lock file with another one
+ * in the same process, like the sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes
+ * these files ends the file locks that the library has on them. On Linux it keeps its log safe from that, but not a
+ * write that is under way; elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
  *
  * Texts go in as UTF-8 with their length in bytes, and need no NUL; or with SIZE_MAX as their length, and end in one.
  * Texts come out into a buffer of the caller's: as

@@ -360,13 +360,13 @@ fn each_way_to_end_is_told_once() {
         seen(&run, &["wait timed_out"]);
         run.cancelled("k");
         seen(&run, &["wait cancelled"]);
-        let (faults, frees) = (run.faults.clone(), rival.clone());
-        let request = client.request("k").wait(MINUTE).on_wait(move |_| {
-            // What it hears of the release is refused.
-            faults.always(Call::Acquire, Fault::Refuse);
-            let _ = frees.force_release("k");
-        });
-        assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::Permission);
+        let waiter = client.clone();
+        let waiter = std::thread::spawn(move || waiter.lock("k").unwrap_err().kind());
+        wait_until("it waits", || run.ledger.0.lock().waits.values().sum::<i64>() == 1);
+        // It hears of the release, and what it asks then is refused.
+        run.faults.always(Call::Acquire, Fault::Refuse);
+        rival.force_release("k").unwrap();
+        assert_eq!(waiter.join().unwrap(), ErrorKind::Permission);
         run.faults.heal();
         seen(&run, &["wait failed permission"]);
         let guard = client.lock("other").unwrap();
