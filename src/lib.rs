@@ -63,6 +63,28 @@
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
 //! | `capi` | the C library, built by `cargo rustc --lib --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
+//! # Compilers, SQLite and TLS
+//! The oldest Rust is 1.89, with `spanner` 1.91, with `dynamodb` 1.94.1: so say their SDKs, and cargo names the package that is
+//! in the way. These are those of the versions in `Cargo.lock`; `cargo update` can take older ones (`--precise`). The gate tries 1.89
+//! with all that has no server's SDK.
+//!
+//! SQLite is built along, from C. With `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` in the environment of the build the system's is linked instead
+//! (its headers and `pkg-config` must be there). rusqlite 0.41 needs 3.44 for that; on an older system, like Debian 12, take
+//! `cargo update --package rusqlite --precise 0.39.0`, with which 3.37 is enough, as the gate tries. It is no feature of
+//! this crate, since features add up: any other crate that asks rusqlite for the bundled one would turn it back on.
+//!
+//! TLS is rustls with aws-lc for every server, so that a program has one stack. What you can choose:
+//!
+//! | feature | another one | whose certificates are trusted |
+//! |---|---|---|
+//! | `dynamodb` | an HTTP client of yours in the `SdkConfig` for `leasehold::dynamodb::builder` | the system's |
+//! | `mongodb` | OpenSSL, by a dependency of your own on the driver: `mongodb = { version = "3", features = ["openssl-tls"] }` | Mozilla's, which are built in, with OpenSSL the system's; or those of `tlsCAFile=` |
+//! | `postgres` | none | the system's, or those of `sslrootcert=` |
+//! | `spanner` | a default provider that your program sets for rustls (`CryptoProvider::install_default`) before it connects | the system's |
+//!
+//! The driver's feature `bson-3` may be on elsewhere in your program: `mongodb::driver::bson` is the newer one then.
+//! The command builds as a static binary for musl: `.github/packaging` says how.
+//!
 //! # Logs and metrics
 //! The library logs by the crate [`log`](https://docs.rs/log): nothing is seen until the program has a logger. The targets
 //! are `leasehold::client`, `::guard`, `::heartbeat`, `::election`, `::watcher`, `::wake`, `::callback`, and one for each

@@ -25,8 +25,8 @@ pub enum EventKind {
     /// A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
     WaitBegan = 5,
     /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT, _CANCELLED,
-    /// _CLOSED, _HELD when another of several keys was granted instead, and _STORE for every other failure, which the call
-    /// that waited names by its own code.
+    /// _CLOSED, _HELD when another of several keys was granted instead; after any other failure what the call that waited
+    /// returns.
     WaitEnded = 6,
     /// A wait goes on, since `ms`.
     Waited = 7,
@@ -139,7 +139,7 @@ fn parts(event: &Event<'_>) -> Option<(EventKind, Parts)> {
                 WaitEnd::TimedOut => Code::TimedOut,
                 WaitEnd::Cancelled => Code::Cancelled,
                 WaitEnd::Closed => Code::Closed,
-                WaitEnd::Failed => Code::Store,
+                WaitEnd::Failed(kind) => kind.into(),
             });
             (EventKind::WaitEnded, Parts { code, ..about(key, waited) })
         }
@@ -204,9 +204,29 @@ mod tests {
     use crossbeam_channel::{Receiver, Sender, bounded};
 
     use super::*;
+    use crate::model::error::{Error, ErrorKind};
     use crate::sys::thread::begin_to_keep_time;
 
     const LONG: Duration = Duration::from_secs(20);
+
+    #[test]
+    fn a_wait_ends_with_the_code_that_the_call_returns() {
+        let error = |kind| Error::new(kind, "as a test");
+        for kind in [
+            ErrorKind::AlreadyHeld,
+            ErrorKind::TimedOut,
+            ErrorKind::Cancelled,
+            ErrorKind::Closed,
+            ErrorKind::Permission,
+            ErrorKind::Schema,
+            ErrorKind::Store,
+            ErrorKind::Ambiguous,
+            ErrorKind::ClockSkew,
+        ] {
+            let event = Event::WaitEnded { key: "k", waited: Duration::ZERO, end: WaitEnd::by(&error(kind)) };
+            assert_eq!(parts(&event).and_then(|(_, parts)| parts.code), Some(Code::from(kind)));
+        }
+    }
 
     struct Ends {
         events: OnceLock<Arc<Events>>,

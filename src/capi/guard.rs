@@ -15,6 +15,7 @@ use super::status::ModeCode;
 use super::{Outcome, as_millis, call, handle, millis, out_arg, text};
 use crate::LossWatch;
 use crate::api::guard::LockGuard;
+use crate::api::stores;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 use crate::sys::drop_bound::DropBound;
@@ -108,6 +109,12 @@ impl Guard {
     /// What the Rust API says, unless it was the holder's own client that released the lock: then nothing is in danger.
     fn in_danger(&self, error: Error) -> Failure {
         if error.kind() == ErrorKind::Lost && self.loss.has_ended() { self.ended() } else { error.into() }
+    }
+
+    /// The assertion of the lock as a statement with its parameters.
+    pub(super) fn assertion(&self) -> Result<[String; 3], Failure> {
+        let held = self.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| self.ended())?;
+        stores::statement(&*held).map_err(|error| self.in_danger(error))
     }
 
     /// Why nothing can be done with it any more.

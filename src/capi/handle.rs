@@ -37,7 +37,7 @@ pub trait Kind {
 }
 
 /// Types have the numbers from 1 to this one.
-pub const LAST_NUMBER: u8 = 14;
+pub const LAST_NUMBER: u8 = 15;
 
 /// Gives the objects of a type handles.
 macro_rules! object {

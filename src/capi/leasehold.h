@@ -34,10 +34,10 @@
  * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
  * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
  *
- * The library has an SQLite of its own. Do not open its lock file with another one in the same process, like the
- * sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes these files ends the file
- * locks that the library has on them. On Linux it keeps its log safe from that, but not a write that is under way;
- * elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
+ * The library has an SQLite of its own, unless it was built with the system's. Do not open its lock file with another one
+ * in the same process, like the sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes
+ * these files ends the file locks that the library has on them. On Linux it keeps its log safe from that, but not a
+ * write that is under way; elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
  *
  * Texts go in as UTF-8 with their length in bytes, and need no NUL; or with SIZE_MAX as their length, and end in one.
  * Texts come out into a buffer of the caller's: as
@@ -182,8 +182,8 @@ enum leasehold_event_kind
   // A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
   LEASEHOLD_EVENT_KIND_WAIT_BEGAN = 5,
   // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT, _CANCELLED,
-  // _CLOSED, _HELD when another of several keys was granted instead, and _STORE for every other failure, which the call
-  // that waited names by its own code.
+  // _CLOSED, _HELD when another of several keys was granted instead; after any other failure what the call that waited
+  // returns.
   LEASEHOLD_EVENT_KIND_WAIT_ENDED = 6,
   // A wait goes on, since `ms`.
   LEASEHOLD_EVENT_KIND_WAITED = 7,
@@ -280,6 +280,27 @@ enum leasehold_text
 typedef enum leasehold_text leasehold_text;
 #else
 typedef int32_t leasehold_text;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The parts of an assertion.
+enum leasehold_assertion
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+  // The statement.
+  LEASEHOLD_ASSERTION_SQL = 0,
+  // What to bind to its first parameter: a text.
+  LEASEHOLD_ASSERTION_FIRST = 1,
+  // What to bind to its second parameter: a text. It proves who holds the lock: keep it out of logs.
+  LEASEHOLD_ASSERTION_SECOND = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum leasehold_assertion leasehold_assertion;
+#else
+typedef int32_t leasehold_assertion;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
@@ -464,10 +485,17 @@ typedef struct {
 // leasehold_error_holders gives the lease as it was found.
 //
 // In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
-// Its times are those of the claim, of the last extension, and from when on it can be expired.
+// Its times are those of the claim, of the last extension, and from when on it can be expired. A list of pins has the same
+// two texts, the entity in the holder's place, and no numbers.
 typedef struct {
   uint64_t id;
 } leasehold_leases;
+
+// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
+// as it stands.
+typedef struct {
+  uint64_t id;
+} leasehold_keeper;
 
 // A node of an election: of all nodes that campaign, at most one leads at a time. Free it with
 // leasehold_election_free.
@@ -1104,6 +1132,28 @@ leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
 LEASEHOLD_API
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
+// A part of the statement by which a transaction of your own asserts that the lock is held; `part` is one of
+// leasehold_assertion. For a lock in PostgreSQL or SQLite, by any driver, in a transaction of the database that has the
+// locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
+//
+// Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on nobody
+// else is granted the lock before the transaction ends, but by a rollback to a savepoint that is older. No row: it is not
+// held any more; roll back. An error, or a false value: roll back as well.
+//
+// PostgreSQL: parameters are $1 and $2; false means that the table lacks an index, which leasehold_client_create_schema
+// adds. SQLite, 3.38 or newer: parameters are ?1 and ?2, the lock file must be the connection's main database, and every
+// heartbeat of the file waits until the transaction ends, so keep it short. An SQLite of your own in this process harms
+// the locks (see the top): let another process run the statement, or build this library with the system's SQLite, and use
+// that one: the page `c` of the guide says how.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_guard_assertion(leasehold_guard guard,
+                                         int32_t part,
+                                         char *buffer,
+                                         size_t capacity,
+                                         size_t *len);
+
 // How many locks there are.
 // \param len Gets the number.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_guards_len(leasehold_guards guards, size_t *len);
@@ -1315,7 +1365,7 @@ leasehold_code leasehold_client_schema(leasehold_client client,
 // \param len Gets the number.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
 
-// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof
+// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last, and for a pin. `status_size` is `sizeof
 // *status`.
 // \param status Gets the numbers; `status_size` bytes.
 LEASEHOLD_API
@@ -1497,6 +1547,16 @@ leasehold_code leasehold_leases_unpin(leasehold_leases leases,
                                       const char *entity,
                                       size_t entity_len);
 
+// Lists who pins the name, be it held or not.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param list Gets the list.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_pinned_by(leasehold_leases leases,
+                                          const char *name,
+                                          size_t name_len,
+                                          leasehold_list *list);
+
 // Waits, without limit, until the time of the lease is over, or nobody holds it; it does not expire it.
 // LEASEHOLD_CODE_CANCELLED once leasehold_cancel_fire was called for `cancel`, which may be {0}.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
@@ -1509,6 +1569,68 @@ leasehold_code leasehold_leases_wait_until_expired(leasehold_leases leases,
 
 // Frees the handle of the namespace. Its leases stay as they are.
 LEASEHOLD_API leasehold_code leasehold_leases_free(leasehold_leases leases);
+
+// leasehold_leases_extend for a holder, now and again and again by a thread of the library's, until the keeper is freed or
+// its client closed. That does not end the lease: it ends when it is expired or revoked.
+// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+// \param keeper Gets the keeper.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leases_keep(leasehold_leases leases,
+                                     const char *name,
+                                     size_t name_len,
+                                     const char *holder,
+                                     size_t holder_len,
+                                     uint64_t ms,
+                                     leasehold_keeper *keeper);
+
+// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. It asks
+// nobody and does not wait.
+// \param held Gets the answer; false when the call fails.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_keeper_is_held(leasehold_keeper keeper,
+                                        bool *held);
+
+// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, or LEASEHOLD_CODE_LOST.
+LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_keeper_ensure_held(leasehold_keeper keeper);
+
+// The fencing token of the claim.
+// \param token Gets the fencing token.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_keeper_token(leasehold_keeper keeper,
+                                      uint64_t *token);
+
+// How many milliseconds the lease stays the holder's if no further extension succeeds; 0 when it is not.
+// \param ms Gets the milliseconds.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_keeper_remaining(leasehold_keeper keeper,
+                                          uint64_t *ms);
+
+// How the lease was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
+// lost.
+// \param reason Gets the reason.
+// \param buffer Gets the text, and `len` its length: as every text, see the top.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_keeper_loss(leasehold_keeper keeper,
+                                     leasehold_reason *reason,
+                                     char *buffer,
+                                     size_t capacity,
+                                     size_t *len);
+
+// Waits until the lease is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
+// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the keeper was freed, or its client closed.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_keeper_wait_loss(leasehold_keeper keeper,
+                                          uint64_t ms);
+
+// Stops extending the lease, which stays as it stands, and frees the keeper.
+LEASEHOLD_API leasehold_code leasehold_keeper_free(leasehold_keeper keeper);
 
 // Frees a key, whoever holds it, and lists who did. That breaks the promise that was given to the holder: it hears of
 // its loss at its next heartbeat, and until then only the fencing token protects.

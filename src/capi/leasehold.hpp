@@ -135,6 +135,50 @@ class owned {
   Handle handle_;
 };
 
+/// A text that a function of the library copies out.
+template <typename Get>
+std::string text_of(Get get) {
+  size_t len = 0;
+  check(get(nullptr, size_t(0), &len));
+  std::string text(len + 1, '\0');
+  check(get(&text[0], text.size(), &len));
+  text.resize(len);
+  return text;
+}
+
+/// Who holds a lock or a lease, as it was when somebody looked. For a lease the key is its name and the owner its holder.
+struct holder {
+  std::string key, owner;
+  uint64_t token = 0;
+  leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
+  /// None where it had ended; milliseconds::max() where it has no end.
+  milliseconds remaining{};
+};
+
+/// What a list says; the list is freed.
+inline std::vector<holder> holders_of(leasehold_list handle) {
+  const owned<leasehold_list, leasehold_list_free> list(handle);
+  size_t len = 0;
+  check(leasehold_list_len(handle, &len));
+  std::vector<holder> all(len);
+  for (size_t at = 0; at < len; at++) {
+    const auto text = [&](int32_t which) {
+      return text_of([&](char *to, size_t size, size_t *n) { return leasehold_list_text(handle, at, which, to, size, n); });
+    };
+    leasehold_status status{};
+    // A pin has no numbers.
+    check_unless(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(handle, at, &status, sizeof status));
+    all[at] = holder{text(LEASEHOLD_TEXT_KEY), text(LEASEHOLD_TEXT_OWNER), status.token, status.mode,
+                     from_ms(status.remaining_ms)};
+  }
+  return all;
+}
+
+/// A statement for a transaction of your own, and what to bind to its two parameters: see leasehold_guard_assertion.
+struct assertion {
+  std::string sql, first, second;
+};
+
 /// A lock that was held and is not any more.
 struct loss {
   std::string key, text;
@@ -182,12 +226,16 @@ class [[nodiscard]] guard {
     return token;
   }
   std::string key() const {
-    size_t len = 0;
-    check(leasehold_guard_key(get(), nullptr, 0, &len));
-    std::string key(len + 1, '\0');
-    check(leasehold_guard_key(get(), &key[0], key.size(), &len));
-    key.resize(len);
-    return key;
+    return text_of([this](char *to, size_t size, size_t *len) { return leasehold_guard_key(get(), to, size, len); });
+  }
+  /// By which a transaction in the locks' own database asserts that the lock is held.
+  leasehold::assertion assertion() const {
+    const auto part = [this](int32_t which) {
+      return text_of([&](char *to, size_t size, size_t *n) {
+        return leasehold_guard_assertion(get(), which, to, size, n);
+      });
+    };
+    return {part(LEASEHOLD_ASSERTION_SQL), part(LEASEHOLD_ASSERTION_FIRST), part(LEASEHOLD_ASSERTION_SECOND)};
   }
   milliseconds remaining() const {
     uint64_t ms = 0;
@@ -341,6 +389,158 @@ class request {
   owned<leasehold_request, leasehold_request_free> handle_;
 };
 
+/// A lease that a thread extends until this ends, which leaves the lease as it stands.
+class [[nodiscard]] keeper {
+ public:
+  explicit keeper(leasehold_keeper handle) : handle_(handle) {}
+
+  leasehold_keeper get() const noexcept { return handle_.get(); }
+  /// Whether the lease is surely the holder's. It asks nobody and does not wait.
+  bool is_held() const noexcept {
+    bool held = false;
+    return leasehold_keeper_is_held(get(), &held) == LEASEHOLD_CODE_OK && held;
+  }
+  void ensure_held() const { check(leasehold_keeper_ensure_held(get())); }
+  uint64_t token() const {
+    uint64_t token = 0;
+    check(leasehold_keeper_token(get(), &token));
+    return token;
+  }
+  milliseconds remaining() const {
+    uint64_t ms = 0;
+    check(leasehold_keeper_remaining(get(), &ms));
+    return from_ms(ms);
+  }
+  /// Whether the lease was lost within this time.
+  bool wait_loss(time_span time) const {
+    return check_unless(LEASEHOLD_CODE_TIMED_OUT, leasehold_keeper_wait_loss(get(), to_ms(time)));
+  }
+
+ private:
+  owned<leasehold_keeper, leasehold_keeper_free> handle_;
+};
+
+/// The leases of a namespace: see leasehold_leases. A call that finds the lease in another state than it needs throws, with
+/// LEASEHOLD_CODE_INVALID_LEASE. Its end ends no lease.
+class leases {
+ public:
+  explicit leases(leasehold_leases handle) : handle_(handle) {}
+
+  leasehold_leases get() const noexcept { return handle_.get(); }
+  /// Gives the fencing token of the claim.
+  uint64_t claim(std::string_view name, std::string_view holder, time_span time) const {
+    uint64_t token = 0;
+    check(leasehold_leases_claim(get(), name.data(), name.size(), holder.data(), holder.size(), to_ms(time), &token));
+    return token;
+  }
+  void extend(std::string_view name, std::string_view holder, time_span time) const {
+    check(leasehold_leases_extend(get(), name.data(), name.size(), holder.data(), holder.size(), to_ms(time)));
+  }
+  /// Extends it now, and by a thread until the keeper ends.
+  leasehold::keeper keep(std::string_view name, std::string_view holder, time_span time) const {
+    leasehold_keeper made{};
+    check(leasehold_leases_keep(get(), name.data(), name.size(), holder.data(), holder.size(), to_ms(time), &made));
+    return leasehold::keeper(made);
+  }
+  void expire(std::string_view name) const { check(leasehold_leases_expire(get(), name.data(), name.size())); }
+  void revoke(std::string_view name, std::string_view holder) const {
+    check(leasehold_leases_revoke(get(), name.data(), name.size(), holder.data(), holder.size()));
+  }
+  /// Nothing when nobody holds it.
+  std::optional<holder> find(std::string_view name) const {
+    leasehold_list list{};
+    check(leasehold_leases_get(get(), name.data(), name.size(), &list));
+    const auto found = holders_of(list);
+    return found.empty() ? std::nullopt : std::optional<holder>(found.front());
+  }
+  std::vector<holder> list() const {
+    leasehold_list list{};
+    check(leasehold_leases_list(get(), &list));
+    return holders_of(list);
+  }
+  void pin(std::string_view name, std::string_view entity) const {
+    check(leasehold_leases_pin(get(), name.data(), name.size(), entity.data(), entity.size()));
+  }
+  void unpin(std::string_view name, std::string_view entity) const {
+    check(leasehold_leases_unpin(get(), name.data(), name.size(), entity.data(), entity.size()));
+  }
+  std::vector<std::string> pinned_by(std::string_view name) const {
+    leasehold_list list{};
+    check(leasehold_leases_pinned_by(get(), name.data(), name.size(), &list));
+    std::vector<std::string> entities;
+    for (auto &pin : holders_of(list)) {
+      entities.push_back(std::move(pin.owner));
+    }
+    return entities;
+  }
+  /// Waits until its time is over, or nobody holds it.
+  void wait_until_expired(std::string_view name) const { wait(name, {}); }
+  void wait_until_expired(std::string_view name, const cancel &token) const { wait(name, token.get()); }
+
+ private:
+  void wait(std::string_view name, leasehold_cancel token) const {
+    check(leasehold_leases_wait_until_expired(get(), name.data(), name.size(), token));
+  }
+
+  owned<leasehold_leases, leasehold_leases_free> handle_;
+};
+
+/// The work of a leader, with the fencing token of its term. An exception that leaves it ends the program.
+using work = std::function<void(uint64_t)>;
+
+/// A node of an election; its end stops it. Set what is to be set before all else. Its end waits for a work that runs on
+/// another thread, so hold no mutex there that the work takes.
+class [[nodiscard]] election {
+ public:
+  election(election &&) = default;
+  // The handle first: freeing it waits for the work.
+  election &operator=(election &&other) noexcept {
+    handle_ = std::move(other.handle_);
+    work_ = std::move(other.work_);
+    return *this;
+  }
+  explicit election(leasehold_election handle) : handle_(handle) {}
+
+  leasehold_election get() const noexcept { return handle_.get(); }
+  election &id(std::string_view text) { return set(leasehold_election_set_id(get(), text.data(), text.size())); }
+  election &lease(time_span time) { return set(leasehold_election_set_lease(get(), to_ms(time))); }
+  election &max_hold(time_span time) { return set(leasehold_election_set_max_hold(get(), to_ms(time))); }
+  election &once() { return set(leasehold_election_set_once(get())); }
+
+  /// Starts a thread that campaigns, and calls the work whenever this node has won, as leasehold_election_lead does. The
+  /// work should return soon after is_leader() became false; it may end the election.
+  void lead(work function) {
+    auto called = std::make_shared<work>(std::move(function));
+    // Before it is called, and not at all if it is refused: then another is at work.
+    check(leasehold_election_lead(get(), works, called.get()));
+    work_ = std::move(called);
+  }
+  /// lead() without a work.
+  void run() const { check(leasehold_election_run(get())); }
+  bool is_leader() const noexcept {
+    bool leader = false;
+    return leasehold_election_is_leader(get(), &leader) == LEASEHOLD_CODE_OK && leader;
+  }
+  /// Waits until the thread of lead() or run() is over.
+  void wait() const { check(leasehold_election_wait(get())); }
+  /// Ends the campaign, and resigns. The node can campaign again later.
+  void stop() const { check(leasehold_election_stop(get())); }
+
+ private:
+  election &set(leasehold_code code) {
+    check(code);
+    return *this;
+  }
+  static void works(uint64_t token, void *user) noexcept {
+    // A copy: it may end the election that keeps it.
+    const work function = *static_cast<work *>(user);
+    function(token);
+  }
+
+  std::shared_ptr<work> work_;
+  owned<leasehold_election, leasehold_election_free> handle_;
+};
+
 /// The way to every lock of one store; any number of threads may use it.
 class client {
  public:
@@ -386,6 +586,28 @@ class client {
   }
   leasehold::request request_all(const std::vector<std::string> &keys) const {
     return several(leasehold_request_new_all, keys);
+  }
+  leasehold::leases leases(std::string_view space) const {
+    leasehold_leases made{};
+    check(leasehold_leases_new(get(), space.data(), space.size(), &made));
+    return leasehold::leases(made);
+  }
+  leasehold::election election(std::string_view name) const {
+    leasehold_election made{};
+    check(leasehold_election_new(get(), name.data(), name.size(), &made));
+    return leasehold::election(made);
+  }
+  /// Removes holders whose lease ended longer ago than this, and gives them.
+  std::vector<holder> purge(time_span older_than) const {
+    leasehold_list list{};
+    check(leasehold_client_purge(get(), to_ms(older_than), &list));
+    return holders_of(list);
+  }
+  /// What purge() would remove; writes nothing.
+  std::vector<holder> purge_preview(time_span older_than) const {
+    leasehold_list list{};
+    check(leasehold_client_purge_preview(get(), to_ms(older_than), &list));
+    return holders_of(list);
   }
   /// Ends everything; before exit(), which releases nothing.
   void close() const { check(leasehold_client_close(get())); }

@@ -11,7 +11,7 @@ use crate::CancelToken;
 use crate::api::leases::Leases;
 
 /// The leases of a namespace.
-pub struct LeasesData(Leases);
+pub struct LeasesData(pub(super) Leases);
 handle::object!(LeasesData = 13, LeasesHandle, "namespace of leases");
 
 /// The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends only
@@ -22,7 +22,8 @@ handle::object!(LeasesData = 13, LeasesHandle, "namespace of leases");
 /// leasehold_error_holders gives the lease as it was found.
 ///
 /// In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
-/// Its times are those of the claim, of the last extension, and from when on it can be expired.
+/// Its times are those of the claim, of the last extension, and from when on it can be expired. A list of pins has the same
+/// two texts, the entity in the holder's place, and no numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeasesHandle {
@@ -184,6 +185,24 @@ pub unsafe extern "C" fn leasehold_leases_unpin(
     call(|| {
         let (name, entity) = (text_arg!(name, name_len), text_arg!(entity, entity_len));
         Ok(handle::get::<LeasesData>(leases)?.0.unpin(name, entity)?)
+    })
+}
+
+/// Lists who pins the name, be it held or not.
+/// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param list Gets the list.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_leases_pinned_by(
+    leases: LeasesHandle,
+    name: *const c_char,
+    name_len: usize,
+    list: *mut ListHandle,
+) -> Code {
+    call(|| {
+        let (name, list) = (text_arg!(name, name_len), out_arg!(list));
+        let pins = handle::get::<LeasesData>(leases)?.0.pinned_by(name)?;
+        list.write(handle::insert(List::of_pins(name, pins))?)
     })
 }
 

@@ -21,6 +21,7 @@ pub struct List(Vec<Entry>);
 enum Entry {
     Lock(LockStatus),
     Lease(LeaseStatus),
+    Pin { name: String, entity: String },
 }
 
 impl List {
@@ -32,6 +33,10 @@ impl List {
         List(leases.into_iter().map(Entry::Lease).collect())
     }
 
+    pub fn of_pins(name: &str, entities: impl IntoIterator<Item = String>) -> List {
+        List(entities.into_iter().map(|entity| Entry::Pin { name: name.to_owned(), entity }).collect())
+    }
+
     fn at(&self, index: usize) -> Result<&Entry, Failure> {
         let none = || Failure::new(Code::NotFound, format!("index is {index}, but the list has {}", self.0.len()));
         self.0.get(index).ok_or_else(none)
@@ -39,8 +44,8 @@ impl List {
 }
 
 impl Entry {
-    fn status(&self) -> Status {
-        match self {
+    fn status(&self) -> Result<Status, Failure> {
+        Ok(match self {
             Entry::Lock(holder) => Status::new(
                 holder.fencing_token(),
                 holder.mode(),
@@ -57,7 +62,8 @@ impl Entry {
                 Some(lease.expires()),
                 lease.remaining(),
             ),
-        }
+            Entry::Pin { .. } => return Err(Failure::new(Code::NotFound, "a pin has no numbers")),
+        })
     }
 
     fn text(&self, text: i32) -> Result<&str, Failure> {
@@ -67,6 +73,7 @@ impl Entry {
                 pick(text, holder.key(), lock_id, holder.owner(), holder.host(), holder.comment())
             }
             Entry::Lease(lease) => pick(text, lease.name(), None, lease.holder(), None, None),
+            Entry::Pin { name, entity } => pick(text, name, None, entity, None, None),
         }
     }
 }
@@ -231,7 +238,7 @@ pub unsafe extern "C" fn leasehold_list_len(list: ListHandle, len: *mut usize) -
     })
 }
 
-/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last. `status_size` is `sizeof
+/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last, and for a pin. `status_size` is `sizeof
 /// *status`.
 /// \param status Gets the numbers; `status_size` bytes.
 #[unsafe(no_mangle)]
@@ -245,7 +252,7 @@ pub unsafe extern "C" fn leasehold_list_status(
     call(|| {
         let status = sized_out_arg!(status, status_size, STATUS_FIRST_SIZE);
         let list = handle::get::<List>(list)?;
-        status.write(list.at(index)?.status())
+        status.write(list.at(index)?.status()?)
     })
 }
 

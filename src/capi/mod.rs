@@ -5,6 +5,7 @@
 
 mod admin;
 mod asked;
+mod assertion;
 mod callback;
 mod cancel;
 mod client;
@@ -19,6 +20,7 @@ mod filter;
 mod guard;
 mod guards;
 mod handle;
+mod keeper;
 mod leadership;
 mod leases;
 mod list;

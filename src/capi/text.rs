@@ -54,7 +54,11 @@ pub unsafe fn write(text: &str, buffer: *mut c_char, capacity: usize, len: *mut 
     if capacity == 0 {
         return Ok(());
     }
-    let fits = text.floor_char_boundary(capacity - 1);
+    // `floor_char_boundary`, which the oldest compiler that we serve lacks.
+    let mut fits = text.len().min(capacity - 1);
+    while !text.is_char_boundary(fits) {
+        fits -= 1;
+    }
     // SAFETY: `fits` < `capacity`, and nobody else has the caller's buffer.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr(), buffer.cast(), fits);

@@ -252,8 +252,8 @@ pub enum WaitEnd {
     Cancelled,
     /// The client was closed.
     Closed,
-    /// By any other error.
-    Failed,
+    /// By any other error, of this kind.
+    Failed(ErrorKind),
 }
 
 impl WaitEnd {
@@ -263,7 +263,7 @@ impl WaitEnd {
             ErrorKind::TimedOut => WaitEnd::TimedOut,
             ErrorKind::Cancelled => WaitEnd::Cancelled,
             ErrorKind::Closed => WaitEnd::Closed,
-            _ => WaitEnd::Failed,
+            kind => WaitEnd::Failed(kind),
         }
     }
 
@@ -275,7 +275,7 @@ impl WaitEnd {
             WaitEnd::TimedOut => "timed_out",
             WaitEnd::Cancelled => "cancelled",
             WaitEnd::Closed => "closed",
-            WaitEnd::Failed => "failed",
+            WaitEnd::Failed(_) => "failed",
         }
     }
 }

@@ -17,7 +17,7 @@ impl<'a> Standing<'a> {
         observed::native(self.backend)
     }
 
-    pub(super) fn error(self, kind: ErrorKind, message: impl Into<String>) -> Error {
+    pub(crate) fn error(self, kind: ErrorKind, message: impl Into<String>) -> Error {
         self.in_context(Error::new(kind, message))
     }
 

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::model::error::Error;
+use crate::model::error::{Error, ErrorKind};
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
 use crate::sys::aside::{Aside, Weight};
 use crate::sys::caught::caught;
@@ -176,7 +176,7 @@ impl WaitSpan {
     /// A wait of a call that began at `began`.
     pub(crate) fn new(observing: &Observing, key: &str, began: Instant) -> Self {
         observing.tell(&Event::WaitBegan { key });
-        WaitSpan { observing: observing.clone(), key: key.to_owned(), began, end: WaitEnd::Failed }
+        WaitSpan { observing: observing.clone(), key: key.to_owned(), began, end: WaitEnd::Failed(ErrorKind::Store) }
     }
 }
 

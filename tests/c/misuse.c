@@ -16,6 +16,7 @@ struct all {
   leasehold_leadership leadership;
   leasehold_log log;
   leasehold_leases leases;
+  leasehold_keeper keeper;
 };
 
 static struct all live, freed;
@@ -246,7 +247,20 @@ static void handles(void) {
   WITH_BAD_HANDLES(leases, leasehold_leases_pin(h, TEXT("l"), TEXT("me")));
   WITH_BAD_HANDLES(leases, leasehold_leases_unpin(h, TEXT("l"), TEXT("me")));
   WITH_BAD_HANDLES(leases, leasehold_leases_wait_until_expired(h, TEXT("l"), live.cancel));
+  WITH_BAD_HANDLES(leases, leasehold_leases_pinned_by(h, TEXT("l"), &out.list));
+  WITH_BAD_HANDLES(leases, leasehold_leases_keep(h, TEXT("l"), TEXT("me"), 60000, &out.keeper));
   WITH_BAD_HANDLES(leases, leasehold_leases_free(h));
+
+  held = true;
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_is_held(h, &held));
+  CHECK(!held);
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_ensure_held(h));
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_token(h, &n));
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_remaining(h, &n));
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_loss(h, &reason, b, sizeof b, &len));
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_wait_loss(h, 0));
+  WITH_BAD_HANDLES(keeper, leasehold_keeper_free(h));
+  WITH_BAD_HANDLES(guard, leasehold_guard_assertion(h, LEASEHOLD_ASSERTION_SQL, b, sizeof b, &len));
 
   WITH_BAD_HANDLES(client, leasehold_election_new(h, TEXT("e"), &out.election));
   WITH_BAD_HANDLES(election, leasehold_election_set_id(h, TEXT("me")));
@@ -320,6 +334,9 @@ static void texts(void) {
   WITH_BAD_TEXTS(leasehold_leases_pin(live.leases, TEXT("l"), t, n));
   WITH_BAD_TEXTS(leasehold_leases_unpin(live.leases, t, n, TEXT("me")));
   WITH_BAD_TEXTS(leasehold_leases_unpin(live.leases, TEXT("l"), t, n));
+  WITH_BAD_TEXTS(leasehold_leases_pinned_by(live.leases, t, n, &out.list));
+  WITH_BAD_TEXTS(leasehold_leases_keep(live.leases, t, n, TEXT("me"), 60000, &out.keeper));
+  WITH_BAD_TEXTS(leasehold_leases_keep(live.leases, TEXT("l"), t, n, 60000, &out.keeper));
   WITH_BAD_TEXTS(leasehold_leases_wait_until_expired(live.leases, t, n, live.cancel));
   WITH_BAD_TEXTS(leasehold_filter_set_key(live.filter, t, n));
   WITH_BAD_TEXTS(leasehold_filter_set_key_prefix(live.filter, t, n));
@@ -329,6 +346,7 @@ static void texts(void) {
 
   WITH_BAD_BUFFERS(leasehold_guard_key(live.guard, b, c, l));
   WITH_BAD_BUFFERS(leasehold_guard_lock_id(live.guard, b, c, l));
+  WITH_BAD_BUFFERS(leasehold_guard_assertion(live.guard, LEASEHOLD_ASSERTION_SECOND, b, c, l));
   WITH_BAD_BUFFERS(leasehold_lock_text(live.lock, LEASEHOLD_TEXT_KEY, b, c, l));
   WITH_BAD_BUFFERS(leasehold_list_text(live.list, 0, LEASEHOLD_TEXT_LOCK_ID, b, c, l));
   WITH_BAD_BUFFERS(leasehold_client_schema(live.client, b, c, l));
@@ -381,6 +399,12 @@ static void pointers(void) {
   NULL_POINTER(leasehold_leases_claim(live.leases, TEXT("l"), TEXT("me"), 60000, NULL));
   NULL_POINTER(leasehold_leases_get(live.leases, TEXT("l"), NULL));
   NULL_POINTER(leasehold_leases_list(live.leases, NULL));
+  NULL_POINTER(leasehold_leases_pinned_by(live.leases, TEXT("l"), NULL));
+  NULL_POINTER(leasehold_leases_keep(live.leases, TEXT("l"), TEXT("me"), 60000, NULL));
+  NULL_POINTER(leasehold_keeper_is_held(live.keeper, NULL));
+  NULL_POINTER(leasehold_keeper_token(live.keeper, NULL));
+  NULL_POINTER(leasehold_keeper_remaining(live.keeper, NULL));
+  NULL_POINTER(leasehold_keeper_loss(live.keeper, NULL, NULL, 0, NULL));
   NULL_POINTER(leasehold_election_lead(live.election, NULL, NULL));
   NULL_POINTER(leasehold_client_force_release(live.client, TEXT("p"), NULL));
   NULL_POINTER(leasehold_client_unlock_key(live.client, TEXT("p"), TEXT("id"), NULL));
@@ -621,6 +645,9 @@ static void make(const char *url, const char *key, struct all *made) {
   OK(leasehold_filter_new(&made->filter));
   OK(leasehold_cancel_new(&made->cancel));
   OK(leasehold_leases_new(made->client, TEXT("units"), &made->leases));
+  uint64_t token = 0;
+  OK(leasehold_leases_claim(made->leases, TEXT(key), TEXT("me"), 60000, &token));
+  OK(leasehold_leases_keep(made->leases, TEXT(key), TEXT("me"), 60000, &made->keeper));
   OK(leasehold_election_new(made->client, TEXT("elected"), &made->election));
   OK(leasehold_election_campaign(made->election, &made->leadership));
 }
@@ -636,6 +663,7 @@ static void free_all(struct all *made) {
   OK(leasehold_filter_free(made->filter));
   OK(leasehold_cancel_free(made->cancel));
   OK(leasehold_leases_free(made->leases));
+  OK(leasehold_keeper_free(made->keeper));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_election_set_lease(made->election, 5000)); /* too late */
   OK(leasehold_leadership_free(made->leadership));
   OK(leasehold_election_free(made->election));

@@ -368,6 +368,37 @@ static void of_previews(void) {
   OK(leasehold_client_free(other));
 }
 
+/* A lease that a thread extends. */
+static void of_keepers(leasehold_leases leases) {
+  leasehold_keeper keeper = {0}, other = {0};
+  leasehold_reason reason = LEASEHOLD_REASON_GONE;
+  uint64_t claimed = 0, token = 0, ms = 0;
+  bool held = false;
+  char text[256];
+  EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), HOUR, &keeper));
+  OK(leasehold_leases_claim(leases, TEXT("kept"), TEXT("unit/0"), 1000, &claimed));
+  OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), 3000, &keeper));
+  OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), HOUR, &other));
+  OK(leasehold_keeper_is_held(keeper, &held));
+  OK(leasehold_keeper_ensure_held(keeper));
+  OK(leasehold_keeper_token(keeper, &token));
+  OK(leasehold_keeper_remaining(other, &ms));
+  OK(leasehold_keeper_loss(keeper, &reason, text, sizeof text, NULL));
+  CHECK(held && token == claimed && ms > HOUR / 2 && reason == LEASEHOLD_REASON_NONE && text[0] == 0);
+  EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_keeper_wait_loss(keeper, 10));
+  OK(leasehold_keeper_free(other));
+  EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_keeper_wait_loss(other, UINT64_MAX));
+  /* A heartbeat finds it out. */
+  OK(leasehold_leases_revoke(leases, TEXT("kept"), TEXT("unit/0")));
+  OK(leasehold_keeper_wait_loss(keeper, UINT64_MAX));
+  EXPECT(LEASEHOLD_CODE_LOST, leasehold_keeper_ensure_held(keeper));
+  OK(leasehold_keeper_loss(keeper, &reason, text, sizeof text, NULL));
+  OK(leasehold_keeper_is_held(keeper, &held));
+  OK(leasehold_keeper_remaining(keeper, &ms));
+  CHECK(reason != LEASEHOLD_REASON_NONE && text[0] != 0 && !held && ms == 0);
+  OK(leasehold_keeper_free(keeper));
+}
+
 /* A lease that a name holds. */
 static void of_leases(void) {
   leasehold_client other = connected("memory:leases");
@@ -405,13 +436,22 @@ static void of_leases(void) {
   CHECK(len_of(list) == 0);
   /* One whose time is over lasts until somebody expires it, and nobody may while it is pinned. */
   OK(leasehold_leases_claim(leases, TEXT("short"), TEXT("unit/0"), 100, &token));
+  OK(leasehold_leases_pinned_by(leases, TEXT("short"), &list));
+  CHECK(len_of(list) == 0);
   OK(leasehold_leases_pin(leases, TEXT("short"), TEXT("me")));
+  OK(leasehold_leases_pinned_by(leases, TEXT("short"), &list));
+  OK(leasehold_list_text(list, 0, LEASEHOLD_TEXT_OWNER, text, sizeof text, NULL));
+  CHECK(strcmp(text, "me") == 0);
+  OK(leasehold_list_text(list, 0, LEASEHOLD_TEXT_KEY, text, sizeof text, NULL));
+  EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_list_status(list, 0, &status, sizeof status));
+  CHECK(strcmp(text, "short") == 0 && len_of(list) == 1);
   OK(leasehold_leases_wait_until_expired(leases, TEXT("short"), none));
   EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_expire(leases, TEXT("short")));
   OK(leasehold_leases_unpin(leases, TEXT("short"), TEXT("me")));
   OK(leasehold_leases_list(leases, &list));
   CHECK(len_of(list) == 1);
   OK(leasehold_leases_expire(leases, TEXT("short")));
+  of_keepers(leases);
   OK(leasehold_leases_free(leases));
 }
 

@@ -72,7 +72,11 @@ def main(url):
         with rival.lock("a", wait=0):
             assert code_of(lambda: client.lock_all(["a", "b"], wait=0)) == Code.TIMED_OUT
 
+        leases(client)
+        leads(client)
+        purges(url, client)
         losses(client)
+        fenced(url, client, rival)
         interrupted(client, rival)
         left(url, rival)
         assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
@@ -89,6 +93,93 @@ def main(url):
         leasehold._VERSION_NUMBER = ours
     assert code_of(lambda: client.lock("k")) == Code.STALE_HANDLE
     print("proof: held inside `with`, and a loss is told")
+
+
+def leases(client):
+    with client.leases("units") as units:
+        token = units.claim("app", "unit/0", 3600)
+        assert code_of(lambda: units.claim("app", "unit/1", 3600)) == Code.INVALID_LEASE
+        assert code_of(lambda: units.expire("app")) == Code.INVALID_LEASE
+        units.extend("app", "unit/0", 7200)
+        found = units.get("app")
+        assert found[:3] == ("app", "unit/0", token) and found.remaining > 3600, found
+        assert [lease.key for lease in units.list()] == ["app"] and units.get("nobody's") is None
+        units.pin("app", "backup")
+        assert units.pinned_by("app") == {"backup"}
+        units.unpin("app", "backup")
+        assert units.pinned_by("app") == set()
+        with units.keep("app", "unit/0", 3) as keeper:
+            keeper.ensure_held()
+            assert keeper.is_held() and keeper.token == token and keeper.remaining > 3600 and not keeper.wait_loss(0)
+            units.revoke("app", "unit/0")
+            assert keeper.wait_loss(60) and not keeper.is_held() and keeper.remaining == 0
+            assert code_of(keeper.ensure_held) == Code.LOST
+        units.claim("short", "unit/0", 0.1)
+        while code_of(lambda: units.expire("short")) == Code.INVALID_LEASE:
+            threading.Event().wait(0.02)
+        assert units.list() == []
+
+
+def leads(client):
+    terms, won = [], threading.Event()
+
+    def work(token):
+        terms.append((token, election.is_leader()))
+        won.set()
+
+    with client.election("leader", id="node", lease=5, once=True) as election:
+        election.lead(work)
+        assert won.wait(60)
+        election.wait()
+        assert len(terms) == 1 and terms[0][0] > 0 and terms[0][1] and not election.is_leader(), terms
+        election.lead(lambda _: won.wait(60))
+        assert code_of(lambda: election.lead(work)) == Code.ALREADY_HELD
+        election.stop()
+    with client.lock("leader", wait=60) as guard:
+        assert guard.token > terms[0][0]
+
+
+def purges(url, client):
+    """A process that died has left a row."""
+    program = """
+import os, sys, leasehold
+client = leasehold.Client(sys.argv[1], request_timeout=60)
+guard = client.lock("left", lease=1)
+os._exit(0)
+"""
+    subprocess.run([sys.executable, "-B", "-c", program, url], check=True, timeout=120)
+
+    def left(holders):
+        return [holder.key for holder in holders if holder.remaining == 0].count("left")
+
+    while left(client.purge_preview()) == 0:
+        threading.Event().wait(0.05)
+    assert client.purge_preview(3600) == []
+    assert left(client.purge()) == 1 and left(client.purge_preview()) == 0
+
+
+def fenced(url, client, rival):
+    """Another process, which has an SQLite of its own, asserts the lock in its transaction."""
+    program = """
+import sqlite3, sys
+file, sql, key, holder = sys.argv[1:]
+database = sqlite3.connect(file, timeout=60, isolation_level=None)
+database.execute("BEGIN")
+print(database.execute(sql, (key, holder)).fetchall())
+database.execute("COMMIT")
+"""
+
+    def stands(assertion):
+        arguments = [sys.executable, "-c", program, url.split(":", 1)[1], *assertion]
+        done = subprocess.run(arguments, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+        return done.stdout.strip() == "[(1,)]"
+
+    with client.lock("fenced") as guard:
+        assertion = guard.assertion
+        assert assertion.first == "fenced" and stands(assertion)
+    assert not stands(assertion)
+    with rival.lock("fenced", shared=True) as guard:
+        assert not stands(assertion) and stands(guard.assertion)
 
 
 class Interrupted(Exception):

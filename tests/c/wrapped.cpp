@@ -153,6 +153,83 @@ static void waits(const leasehold::client &client) {
   fires.join();
 }
 
+static void leases(const leasehold::client &client) {
+  const auto leases = client.leases("wrapped");
+  const auto token = leases.claim("app", "unit/0", 1h);
+  CHECK(thrown([&] { leases.claim("app", "unit/1", 1h); }) == LEASEHOLD_CODE_INVALID_LEASE);
+  CHECK(thrown([&] { leases.expire("app"); }) == LEASEHOLD_CODE_INVALID_LEASE);
+  leases.extend("app", "unit/0", 2h);
+  const auto found = leases.find("app");
+  CHECK(found && found->key == "app" && found->owner == "unit/0" && found->token == token && found->remaining > 1h);
+  CHECK(leases.list().size() == 1 && !leases.find("nobody's"));
+  leases.pin("app", "backup");
+  CHECK(leases.pinned_by("app") == std::vector<std::string>{"backup"});
+  leases.unpin("app", "backup");
+  CHECK(leases.pinned_by("app").empty());
+  {
+    const auto keeper = leases.keep("app", "unit/0", 3s);
+    keeper.ensure_held();
+    CHECK(keeper.is_held() && keeper.token() == token && keeper.remaining() > 1h && !keeper.wait_loss(0ms));
+    leases.revoke("app", "unit/0");
+    CHECK(keeper.wait_loss(leasehold::milliseconds::max()) && !keeper.is_held());
+    CHECK(thrown([&] { keeper.ensure_held(); }) == LEASEHOLD_CODE_LOST);
+  }
+  leases.wait_until_expired("app");
+  leases.claim("app", "unit/1", 1h);
+  leasehold::cancel cancel;
+  cancel.fire();
+  CHECK(thrown([&] { leases.wait_until_expired("app", cancel); }) == LEASEHOLD_CODE_CANCELLED);
+}
+
+static void leads(const leasehold::client &client) {
+  std::mutex mutex;
+  std::condition_variable changed;
+  uint64_t term = 0;
+  {
+    auto election = client.election("leader");
+    election.id("node").lease(5s).once();
+    election.lead([&, name = std::string(200, 'n')](uint64_t token) {
+      CHECK(name == std::string(200, 'n'));
+      const std::lock_guard<std::mutex> lock(mutex);
+      CHECK(token > 0 && election.is_leader());
+      term = token;
+      changed.notify_all();
+    });
+    CHECK(thrown([&] { election.lease(5s); }) == LEASEHOLD_CODE_INVALID_INPUT);
+    std::unique_lock<std::mutex> lock(mutex);
+    CHECK(changed.wait_for(lock, 60s, [&] { return term > 0; }));
+    lock.unlock();
+    election.wait(); // for the one term
+    CHECK(!election.is_leader());
+    election.run();
+    CHECK(thrown([&] { election.lead([](uint64_t) {}); }) == LEASEHOLD_CODE_ALREADY_HELD);
+    election.stop();
+  }
+  CHECK(client.lock("leader").token() > term);
+}
+
+static void previews() {
+  const leasehold::client client(std::string_view("memory:"));
+  leasehold_lock lock{};
+  auto request = client.request("purged");
+  leasehold::check(leasehold_request_acquire(request.lease(100ms).get(), &lock));
+  leasehold::check(leasehold_lock_free(lock));
+  const auto is_there = [](const std::vector<leasehold::holder> &all) {
+    return all.size() == 1 && all[0].key == "purged" && all[0].token > 0 && all[0].remaining == 0ms;
+  };
+  while (client.purge_preview(0ms).empty()) {
+    std::this_thread::sleep_for(10ms); // its lease ends
+  }
+  CHECK(is_there(client.purge_preview(0ms)) && client.purge_preview(1h).empty());
+  CHECK(is_there(client.purge(0ms)) && client.purge_preview(0ms).empty());
+}
+
+static void asserts(const leasehold::client &client) {
+  const auto guard = client.lock("asserted");
+  const auto assertion = guard.assertion();
+  CHECK(assertion.sql.find("?2") != std::string::npos && assertion.first == "asserted" && !assertion.second.empty());
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   CHECK(leasehold::to_ms(leasehold::milliseconds::max()) == UINT64_MAX && leasehold::to_ms(-1ms) == 0);
@@ -179,6 +256,10 @@ int main(int argc, char **argv) {
   adopts(client);
   several(client, rival);
   waits(client);
+  leases(client);
+  leads(client);
+  previews();
+  asserts(client);
   client.close();
   CHECK(thrown([&] { (void)client.lock("k"); }) == LEASEHOLD_CODE_CLOSED);
   std::printf("proof: what is held ends with its scope, and what fails throws\n");

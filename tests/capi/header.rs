@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use crate::library::root;
 
 /// In the order in which a reader wants them.
-const FILES: [&str; 22] = [
+const FILES: [&str; 24] = [
     "code",
     "version",
     "error",
@@ -20,6 +20,7 @@ const FILES: [&str; 22] = [
     "cancel",
     "guard",
     "loss",
+    "assertion",
     "guards",
     "status",
     "lock",
@@ -27,6 +28,7 @@ const FILES: [&str; 22] = [
     "list",
     "filter",
     "leases",
+    "keeper",
     "admin",
     "election",
     "leadership",

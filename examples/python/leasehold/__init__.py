@@ -27,7 +27,20 @@ import weakref
 from types import TracebackType
 from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Type, TypeVar
 
-__all__ = ["Client", "Code", "Error", "Guard", "Guards", "Loss", "Reason"]
+__all__ = [
+    "Assertion",
+    "Client",
+    "Code",
+    "Election",
+    "Error",
+    "Guard",
+    "Guards",
+    "Holder",
+    "Keeper",
+    "Leases",
+    "Loss",
+    "Reason",
+]
 __version__ = "0.1.0"
 
 _VERSION_NUMBER = 1_000
@@ -88,6 +101,24 @@ class Loss(NamedTuple):
     held_for: float
 
 
+class Holder(NamedTuple):
+    """Who holds a lock or a lease, as it was when somebody looked. For a lease the key is its name and the owner its
+    holder. `remaining` is 0 where it had ended, and infinite where it has no end."""
+
+    key: str
+    owner: str
+    token: int
+    remaining: float
+
+
+class Assertion(NamedTuple):
+    """A statement for a transaction of your own, and its two parameters: see `Guard.assertion`."""
+
+    sql: str
+    first: str
+    second: str
+
+
 class Error(Exception):
     """A call that failed. `code` is a `Code`, or a number that a later library may have."""
 
@@ -117,9 +148,24 @@ class _Loss(ctypes.Structure):
     ]
 
 
+class _Status(ctypes.Structure):
+    _fields_ = [
+        ("token", ctypes.c_uint64),
+        ("created_ms", ctypes.c_uint64),
+        ("renewed_ms", ctypes.c_uint64),
+        ("leased_until_ms", ctypes.c_uint64),
+        ("remaining_ms", ctypes.c_uint64),
+        ("mode", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
+    ]
+
+
+_WORK = ctypes.CFUNCTYPE(None, ctypes.c_uint64, ctypes.c_void_p)
 _ON_LOSS = ctypes.CFUNCTYPE(None, ctypes.POINTER(_Loss), ctypes.c_void_p)
 _TEXT = (ctypes.c_char_p, ctypes.c_size_t)
 _OUT = (ctypes.c_void_p,)
+# A buffer for a text.
+_BUFFER = (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p)
 # The arguments of each function that is used here.
 _FUNCTIONS = {
     "builder_new": (ctypes.c_uint32, *_TEXT, *_OUT),
@@ -131,6 +177,40 @@ _FUNCTIONS = {
     "builder_free": (_Handle,),
     "client_close": (_Handle,),
     "client_free": (_Handle,),
+    "client_purge": (_Handle, ctypes.c_uint64, *_OUT),
+    "client_purge_preview": (_Handle, ctypes.c_uint64, *_OUT),
+    "list_len": (_Handle, *_OUT),
+    "list_status": (_Handle, ctypes.c_size_t, ctypes.c_void_p, ctypes.c_size_t),
+    "list_text": (_Handle, ctypes.c_size_t, ctypes.c_int32, *_BUFFER),
+    "list_free": (_Handle,),
+    "leases_new": (_Handle, *_TEXT, *_OUT),
+    "leases_claim": (_Handle, *_TEXT, *_TEXT, ctypes.c_uint64, *_OUT),
+    "leases_extend": (_Handle, *_TEXT, *_TEXT, ctypes.c_uint64),
+    "leases_keep": (_Handle, *_TEXT, *_TEXT, ctypes.c_uint64, *_OUT),
+    "leases_expire": (_Handle, *_TEXT),
+    "leases_revoke": (_Handle, *_TEXT, *_TEXT),
+    "leases_get": (_Handle, *_TEXT, *_OUT),
+    "leases_list": (_Handle, *_OUT),
+    "leases_pin": (_Handle, *_TEXT, *_TEXT),
+    "leases_unpin": (_Handle, *_TEXT, *_TEXT),
+    "leases_pinned_by": (_Handle, *_TEXT, *_OUT),
+    "leases_free": (_Handle,),
+    "keeper_is_held": (_Handle, *_OUT),
+    "keeper_ensure_held": (_Handle,),
+    "keeper_token": (_Handle, *_OUT),
+    "keeper_remaining": (_Handle, *_OUT),
+    "keeper_wait_loss": (_Handle, ctypes.c_uint64),
+    "keeper_free": (_Handle,),
+    "election_new": (_Handle, *_TEXT, *_OUT),
+    "election_set_id": (_Handle, *_TEXT),
+    "election_set_lease": (_Handle, ctypes.c_uint64),
+    "election_set_max_hold": (_Handle, ctypes.c_uint64),
+    "election_set_once": (_Handle,),
+    "election_lead": (_Handle, _WORK, ctypes.c_void_p),
+    "election_is_leader": (_Handle, *_OUT),
+    "election_wait": (_Handle,),
+    "election_stop": (_Handle,),
+    "election_free": (_Handle,),
     "request_new": (_Handle, *_TEXT, *_OUT),
     "request_new_all": (_Handle, *_OUT),
     "request_add_key": (_Handle, *_TEXT),
@@ -155,6 +235,7 @@ _FUNCTIONS = {
     "guard_remaining": (_Handle, *_OUT),
     "guard_token": (_Handle, *_OUT),
     "guard_wait_loss": (_Handle, ctypes.c_uint64),
+    "guard_assertion": (_Handle, ctypes.c_int32, *_BUFFER),
     "guard_release": (_Handle,),
     "guard_free": (_Handle,),
     "guards_is_held": (_Handle, *_OUT),
@@ -164,9 +245,9 @@ _FUNCTIONS = {
     "guards_len": (_Handle, *_OUT),
     "guards_release": (_Handle,),
     "guards_free": (_Handle,),
-    "error_message": (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p),
-    "error_key": (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p),
-    "error_holder": (ctypes.c_char_p, ctypes.c_size_t, ctypes.c_void_p),
+    "error_message": _BUFFER,
+    "error_key": _BUFFER,
+    "error_holder": _BUFFER,
 }
 
 
@@ -218,6 +299,37 @@ def _got(kind: Callable[[], object], name: str, *arguments: object):  # type: ig
 def _text(value: str) -> "tuple[bytes, int]":
     data = value.encode()
     return data, len(data)
+
+
+def _copied(name: str, *arguments: object) -> str:
+    """A text that the library copies out."""
+    size = ctypes.c_size_t()
+    _call(name, *arguments, None, 0, ctypes.byref(size))
+    buffer = ctypes.create_string_buffer(size.value + 1)
+    _call(name, *arguments, buffer, len(buffer), None)
+    return buffer.raw[: size.value].decode("utf-8")
+
+
+def _holders(name: str, *arguments: object) -> "list[Holder]":
+    """What a call that gives a list says."""
+    handle, holders = _made(name, *arguments), []
+    try:
+        for at in range(_got(ctypes.c_size_t, "list_len", handle)):
+            status = _Status()
+            try:
+                _call("list_status", handle, at, ctypes.byref(status), ctypes.sizeof(status))
+            except Error as error:
+                if error.code != Code.NOT_FOUND:  # a pin has no numbers
+                    raise
+            key, owner = (_copied("list_text", handle, at, text) for text in (0, 2))
+            holders.append(Holder(key, owner, status.token, _seconds(status.remaining_ms)))
+    finally:
+        _library().leasehold_list_free(handle)
+    return holders
+
+
+def _seconds(ms: int) -> float:
+    return math.inf if ms == _FOR_EVER else ms / 1000
 
 
 def _ms(seconds: Optional[float]) -> int:
@@ -298,7 +410,7 @@ class _Callback:
     """Keeps a function of Python's alive for as long as the library may call it."""
 
     # Those that are called, or may be: a guard can be freed inside its own callback.
-    _running: "set[_Callback]" = set()
+    _running: "set[object]" = set()
 
     def __init__(self, on_loss: Callable[[Loss], None]) -> None:
         def called(lost: "ctypes._Pointer[_Loss]", _user: Optional[int]) -> None:
@@ -377,8 +489,17 @@ class Guard(_Held):
     @property
     def remaining(self) -> float:
         """How many seconds the lock stays held if no further renewal succeeds."""
-        ms = _got(ctypes.c_uint64, "guard_remaining", self._handle)
-        return float("inf") if ms == _FOR_EVER else ms / 1000
+        return _seconds(_got(ctypes.c_uint64, "guard_remaining", self._handle))
+
+    @property
+    def assertion(self) -> Assertion:
+        """By which a transaction in the locks' own database asserts that the lock is held, by any driver.
+
+        One row with a true value: it is, and nobody else is granted it before the transaction ends. Anything else: roll
+        back. For PostgreSQL; for SQLite only in another process than this, whose sqlite3 is another one than the
+        library's. `second` proves who holds the lock: keep it out of logs.
+        """
+        return Assertion(*(_copied("guard_assertion", self._handle, part) for part in range(3)))
 
     def ensure_held(self, seconds: float = 0) -> None:
         """Raises when the lock is not held; renews it first if less than `seconds` is left."""
@@ -393,13 +514,7 @@ class Guard(_Held):
 
     def wait_loss(self, seconds: Optional[float] = None) -> bool:
         """Waits until the lock is lost; False when it is not within `seconds`."""
-        try:
-            _call("guard_wait_loss", self._handle, _ms(seconds))
-        except Error as error:
-            if error.code != Code.TIMED_OUT:
-                raise
-            return False
-        return True
+        return _wait_loss("guard_wait_loss", self._handle, seconds)
 
 
 class Guards(_Held):
@@ -425,6 +540,137 @@ class Guards(_Held):
         # What failed is given up in the background.
         self._released = True
         super().release()
+
+
+class Keeper(_Owned):
+    """A lease that a thread extends until the end of `with`, which leaves the lease as it stands."""
+
+    _free = "keeper_free"
+
+    @property
+    def token(self) -> int:
+        """The fencing token of the claim."""
+        return _got(ctypes.c_uint64, "keeper_token", self._handle)
+
+    @property
+    def remaining(self) -> float:
+        """How many seconds the lease stays the holder's if no further extension succeeds."""
+        return _seconds(_got(ctypes.c_uint64, "keeper_remaining", self._handle))
+
+    def is_held(self) -> bool:
+        """False before somebody could expire the lease. Asks nobody and does not wait."""
+        try:
+            return _got(ctypes.c_bool, "keeper_is_held", self._handle)
+        except Error:
+            return False
+
+    def ensure_held(self) -> None:
+        """Raises when the lease is not surely the holder's."""
+        _call("keeper_ensure_held", self._handle)
+
+    def wait_loss(self, seconds: Optional[float] = None) -> bool:
+        """Waits until the lease is lost; False when it is not within `seconds`."""
+        return _wait_loss("keeper_wait_loss", self._handle, seconds)
+
+
+class Leases(_Owned):
+    """The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends
+    only when somebody expires it after its time, or revokes it. A call that finds the lease in another state than it needs
+    raises INVALID_LEASE."""
+
+    _free = "leases_free"
+
+    def claim(self, name: str, holder: str, seconds: float) -> int:
+        """Claims the lease for a holder, for `seconds` at the least. Returns the fencing token."""
+        return _got(ctypes.c_uint64, "leases_claim", self._handle, *_text(name), *_text(holder), _ms(seconds))
+
+    def extend(self, name: str, holder: str, seconds: float) -> None:
+        """Makes it last for `seconds` from now on; never shortens it."""
+        _call("leases_extend", self._handle, *_text(name), *_text(holder), _ms(seconds))
+
+    def keep(self, name: str, holder: str, seconds: float) -> Keeper:
+        """Extends it now, and by a thread until the keeper ends."""
+        return Keeper(_made("leases_keep", self._handle, *_text(name), *_text(holder), _ms(seconds)))
+
+    def expire(self, name: str) -> None:
+        """Ends the lease after its time, unless somebody pins it."""
+        _call("leases_expire", self._handle, *_text(name))
+
+    def revoke(self, name: str, holder: str) -> None:
+        """Ends the lease of a holder before its time."""
+        _call("leases_revoke", self._handle, *_text(name), *_text(holder))
+
+    def get(self, name: str) -> Optional[Holder]:
+        """The lease of a name; None when nobody holds it."""
+        found = _holders("leases_get", self._handle, *_text(name))
+        return found[0] if found else None
+
+    def list(self) -> "list[Holder]":
+        """Every lease that somebody holds, by name."""
+        return _holders("leases_list", self._handle)
+
+    def pin(self, name: str, entity: str) -> None:
+        """Keeps the name from being expired until `unpin`, on behalf of an entity."""
+        _call("leases_pin", self._handle, *_text(name), *_text(entity))
+
+    def unpin(self, name: str, entity: str) -> None:
+        """Takes back what `pin` did."""
+        _call("leases_unpin", self._handle, *_text(name), *_text(entity))
+
+    def pinned_by(self, name: str) -> "set[str]":
+        """Who pins the name."""
+        return {pin.owner for pin in _holders("leases_pinned_by", self._handle, *_text(name))}
+
+
+class Election(_Owned):
+    """A node of an election, of which at most one leads. The end of `with` stops it."""
+
+    _free = "election_free"
+    _work: "Optional[Callable[..., None]]" = None
+
+    def lead(self, work: Callable[[int], None]) -> None:
+        """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has won.
+
+        `work` runs on a thread of the library's, and should return soon after `is_leader` became false: the end waits for
+        it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only `once`.
+        """
+
+        def works(token: int, _user: Optional[int]) -> None:
+            _Callback._running.add(works)
+            try:
+                work(token)
+            finally:
+                _Callback._running.discard(works)
+
+        # Kept by the other, also while it runs and the election is gone.
+        function = works.function = _WORK(works)  # type: ignore[attr-defined]
+        _call("election_lead", self._handle, function, None)
+        self._work = function
+
+    def is_leader(self) -> bool:
+        """False before another node can win. Asks nobody and does not wait."""
+        try:
+            return _got(ctypes.c_bool, "election_is_leader", self._handle)
+        except Error:
+            return False
+
+    def wait(self) -> None:
+        """Waits until the thread of `lead` is over. In the main thread, handlers of signals run afterwards."""
+        _call("election_wait", self._handle)
+
+    def stop(self) -> None:
+        """Ends the campaign, and resigns, so that the next node takes over at once."""
+        _call("election_stop", self._handle)
+
+
+def _wait_loss(name: str, handle: _Handle, seconds: Optional[float]) -> bool:
+    try:
+        _call(name, handle, _ms(seconds))
+    except Error as error:
+        if error.code != Code.TIMED_OUT:
+            raise
+        return False
+    return True
 
 
 def _interruptibly(call: Callable[[], None], cancel: _Handle, guard: _Held) -> None:
@@ -544,6 +790,38 @@ class Client(_Owned):
             if error.code not in (Code.HELD, Code.TIMED_OUT):
                 raise
             return None
+
+    def leases(self, namespace: str) -> Leases:
+        """The leases of a namespace."""
+        return Leases(_made("leases_new", self._handle, *_text(namespace)))
+
+    def election(
+        self,
+        name: str,
+        *,
+        id: Optional[str] = None,
+        lease: Optional[float] = None,
+        max_hold: Optional[float] = None,
+        once: bool = False,
+    ) -> Election:
+        """A node for the election of this name. Others see it as `id` when it leads (`None`: the client's owner)."""
+        election = Election(_made("election_new", self._handle, *_text(name)))
+        if id is not None:
+            _call("election_set_id", election._handle, *_text(id))
+        for option, time in (("lease", lease), ("max_hold", max_hold)):
+            if time is not None:
+                _call("election_set_" + option, election._handle, _ms(time))
+        if once:
+            _call("election_set_once", election._handle)
+        return election
+
+    def purge(self, older_than: float = 0) -> "list[Holder]":
+        """Removes holders whose lease ended more than `older_than` seconds ago, and returns them."""
+        return _holders("client_purge", self._handle, _ms(older_than))
+
+    def purge_preview(self, older_than: float = 0) -> "list[Holder]":
+        """What `purge` would remove; writes nothing."""
+        return _holders("client_purge_preview", self._handle, _ms(older_than))
 
     def close(self) -> None:
         """Ends everything: guards are released, and calls that wait are CLOSED. The end of `with` does it."""

@@ -1,5 +1,10 @@
 //! The faces of the stores: settings of the user's own, and fenced transactions.
 
+#[cfg(feature = "capi")]
+use crate::api::fence::Fenced;
+#[cfg(feature = "capi")]
+use crate::model::error::{ErrorKind, Result};
+
 /// A text names a table that differs in nothing from the defaults.
 #[cfg(any(feature = "dynamodb", feature = "spanner"))]
 macro_rules! named_by_text {
@@ -22,3 +27,20 @@ pub mod postgres;
 pub mod spanner;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
+
+/// The assertion as an SQL statement and its two parameters, for drivers that are not ours: one row, whose first value is
+/// true, while it is held.
+#[cfg(feature = "capi")]
+pub(crate) fn statement(fenced: &impl Fenced) -> Result<[String; 3]> {
+    let standing = fenced.standing()?;
+    #[cfg(feature = "sqlite")]
+    if let Some(statement) = crate::store::sqlite::fence::statement(standing) {
+        return Ok(statement);
+    }
+    #[cfg(feature = "postgres")]
+    if let Ok(assertion) = crate::store::postgres::fence::Assertion::of(standing) {
+        let [key, holder] = assertion.params().map(str::to_owned);
+        return Ok([assertion.sql().to_owned(), key, holder]);
+    }
+    Err(standing.error(ErrorKind::InvalidInput, "this lock is in no store that is asserted by an SQL statement"))
+}

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{Bson, Document, Regex, doc};
+use mongodb::bson::{Bson, Document, doc};
 use parking_lot::Mutex;
 
 use super::pipeline::{NOW, locks};
@@ -160,13 +160,14 @@ impl Mongodb {
 /// lock's, or of a newer major format stays as it is.
 fn over(now: StoreTime) -> Document {
     let past = doc! { "$lte": date(now) };
-    let major = Regex { pattern: format!(r"^{FORMAT_MAJOR}\."), options: String::new() };
+    // By its operator, for the driver's type of an expression is not the same with bson-2 and bson-3.
+    let ours = doc! { "$regex": format!(r"^{FORMAT_MAJOR}\.") };
     let types = doc! { "$map": { "input": array(), "as": "l", "in": { "$type": "$$l.expiresAt" } } };
     let shared = doc! { "$map": { "input": array(), "as": "l", "in": is_over("$$l.expiresAt") } };
     doc! {
         "$or": [{ "exclusive.expiresAt": &past }, { "shared.locks.expiresAt": &past }],
         "kind": { "$in": [null, "lock"] },
-        "format": { "$in": [null, major] },
+        "$and": [{ "$or": [{ "format": null }, { "format": ours }] }],
         "exclusive": { "$type": "object" },
         "shared.locks": { "$type": "array" },
         "$expr": { "$and": [

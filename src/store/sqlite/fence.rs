@@ -14,6 +14,21 @@ use crate::store::fence::Standing;
 /// SQLite refuses it where the transaction's view of the file is out of date.
 const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
 
+/// Writes the row as it is, which takes the write lock, and gives a row only where the grant stands in it. So it is one
+/// statement, for drivers that are not ours; to look without a write would take two.
+#[cfg(feature = "capi")]
+const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = CAST(?1 AS BLOB) AND (grant_id = ?2 \
+                      OR EXISTS (SELECT 1 FROM json_each(holders) WHERE json_extract(value, '$.grant_id') = ?2)) \
+                      RETURNING 1";
+
+/// The assertion as a statement with its parameters, if the lock is in a file.
+#[cfg(feature = "capi")]
+pub fn statement(standing: Standing<'_>) -> Option<[String; 3]> {
+    standing.store::<Sqlite>()?;
+    let lock = standing.lock;
+    Some([ASSERT.to_owned(), lock.key.clone(), lock.grant.as_str().to_owned()])
+}
+
 /// An error of kind `Lost` unless the grant holds in the file of `conn`, by what `conn`'s transaction sees.
 pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let lock = standing.lock;

@@ -61,8 +61,20 @@ impl SqliteOptions {
 
     /// The store in this file.
     pub(crate) fn opener(self) -> Result<Opener> {
+        check_version(rusqlite::version_number(), rusqlite::version())?;
         Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| Ok(Sqlite::connect(self, clock, missing, by)?)))
     }
+}
+
+/// Who builds with `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` has the system's library, of any age.
+pub(super) fn check_version(number: i32, name: &str) -> Result<()> {
+    if number < 3_037_000 {
+        return Err(config(&format!(
+            "the system's SQLite library is {name}, but must be 3.37 or later: update it, or build without \
+             LIBSQLITE3_SYS_USE_PKG_CONFIG, which brings one along"
+        )));
+    }
+    Ok(())
 }
 
 fn file_mode(text: &str) -> Result<u32> {

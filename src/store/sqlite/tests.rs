@@ -200,3 +200,12 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
         assert!(std::error::Error::source(&error).is_some(), "the cause of {text:?} is left out");
     }
 }
+
+#[test]
+fn a_library_that_is_too_old_is_refused() {
+    use super::open::check_version;
+    assert!(check_version(3_037_000, "3.37.0").is_ok());
+    let error = check_version(3_036_000, "3.36.0").expect_err("it lacks what is used");
+    assert_eq!(error.kind(), crate::ErrorKind::Config);
+    assert!(error.to_string().contains("3.36.0") && error.to_string().contains("PKG_CONFIG"), "{error}");
+}

@@ -1,0 +1,130 @@
+//! Leases that the library extends for C.
+
+use std::ffi::c_char;
+
+use super::code::Code;
+use super::guard::wait_loss;
+use super::leases::{LeasesData, LeasesHandle};
+use super::loss::Reason;
+use super::{as_millis, call, handle, millis, out_arg, text, text_arg};
+use crate::api::leases::LeaseKeeper;
+
+/// A lease that is extended.
+pub struct KeeperData(LeaseKeeper);
+handle::object!(KeeperData = 15, KeeperHandle, "keeper of a lease");
+
+/// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
+/// as it stands.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct KeeperHandle {
+    pub id: u64,
+}
+
+/// leasehold_leases_extend for a holder, now and again and again by a thread of the library's, until the keeper is freed or
+/// its client closed. That does not end the lease: it ends when it is expired or revoked.
+/// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
+/// \param keeper Gets the keeper.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_leases_keep(
+    leases: LeasesHandle,
+    name: *const c_char,
+    name_len: usize,
+    holder: *const c_char,
+    holder_len: usize,
+    ms: u64,
+    keeper: *mut KeeperHandle,
+) -> Code {
+    call(|| {
+        let (name, holder, keeper) = (text_arg!(name, name_len), text_arg!(holder, holder_len), out_arg!(keeper));
+        let kept = handle::get::<LeasesData>(leases)?.0.keep(name, holder, millis(ms))?;
+        keeper.write(handle::insert(KeeperData(kept))?)
+    })
+}
+
+/// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. It asks
+/// nobody and does not wait.
+/// \param held Gets the answer; false when the call fails.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_keeper_is_held(keeper: KeeperHandle, held: *mut bool) -> Code {
+    call(|| {
+        let held = out_arg!(held).or(false);
+        held.write(handle::get::<KeeperData>(keeper)?.0.is_held())
+    })
+}
+
+/// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, or LEASEHOLD_CODE_LOST.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn leasehold_keeper_ensure_held(keeper: KeeperHandle) -> Code {
+    call(|| Ok(handle::get::<KeeperData>(keeper)?.0.ensure_held()?))
+}
+
+/// The fencing token of the claim.
+/// \param token Gets the fencing token.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_keeper_token(keeper: KeeperHandle, token: *mut u64) -> Code {
+    call(|| {
+        let token = out_arg!(token);
+        token.write(handle::get::<KeeperData>(keeper)?.0.fencing_token())
+    })
+}
+
+/// How many milliseconds the lease stays the holder's if no further extension succeeds; 0 when it is not.
+/// \param ms Gets the milliseconds.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_keeper_remaining(keeper: KeeperHandle, ms: *mut u64) -> Code {
+    call(|| {
+        let ms = out_arg!(ms);
+        ms.write(as_millis(handle::get::<KeeperData>(keeper)?.0.remaining()))
+    })
+}
+
+/// How the lease was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
+/// lost.
+/// \param reason Gets the reason.
+/// \param buffer Gets the text, and `len` its length: as every text, see the top.
+#[unsafe(no_mangle)]
+#[must_use]
+pub unsafe extern "C" fn leasehold_keeper_loss(
+    keeper: KeeperHandle,
+    reason: *mut Reason,
+    buffer: *mut c_char,
+    capacity: usize,
+    len: *mut usize,
+) -> Code {
+    call(|| {
+        let reason = out_arg!(reason);
+        let loss = handle::get::<KeeperData>(keeper)?.0.loss().get();
+        let said = loss.as_ref().map(ToString::to_string).unwrap_or_default();
+        // SAFETY: passed on from the caller.
+        unsafe { text::write(&said, buffer, capacity, len) }?;
+        reason.write(loss.map_or(Reason::None, |loss| Reason::from(&loss.reason)))
+    })
+}
+
+/// Waits until the lease is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
+/// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the keeper was freed, or its client closed.
+#[unsafe(no_mangle)]
+#[must_use]
+pub extern "C" fn leasehold_keeper_wait_loss(keeper: KeeperHandle, ms: u64) -> Code {
+    call(|| {
+        // Not kept meanwhile, so that to free it ends the wait.
+        let (loss, granted) = {
+            let keeper = handle::get::<KeeperData>(keeper)?;
+            (keeper.0.loss(), keeper.0.guard().info())
+        };
+        wait_loss(&loss, &granted, ms)
+    })
+}
+
+/// Stops extending the lease, which stays as it stands, and frees the keeper.
+#[unsafe(no_mangle)]
+pub extern "C" fn leasehold_keeper_free(keeper: KeeperHandle) -> Code {
+    call(|| handle::remove::<KeeperData>(keeper).map(drop))
+}
