@@ -249,7 +249,9 @@ fn each_key_that_is_lost_is_seen_to() {
 fn each_key_that_is_lost_is_seen_to_also_once_the_command_is_gone() {
     let store = Store::new();
     let proof = store.path("proof");
-    let on_loss = "cmd:echo $LEASEHOLD_LOST_KEY >>$PROOF; kill -KILL $LEASEHOLD_PID";
+    // The second one is lost as much later as it was granted later, and must be before the command has ended.
+    let on_loss = "cmd:test -e $PROOF || first=3; echo $LEASEHOLD_LOST_KEY >>$PROOF; sleep ${first-0}; \
+                   kill -KILL $LEASEHOLD_PID";
     let mut command = store.leasehold(&["run", "a", "b", "--max-hold", "2s", "--lease", "60s", "--kill-after", "15s"]);
     command.args(["--on-loss", on_loss, "--", "sleep", "1000"]);
     let ran = Running::start(command.env("PROOF", &proof)).end();
