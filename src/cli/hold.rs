@@ -93,17 +93,21 @@ impl<'a> Holding<'a> {
             if self.job.is_gone() {
                 // It must not run beside the next holder.
                 self.health = None;
-                while let Some((command, key)) = self.on_loss.take() {
-                    let (outcome, told_to_end) = command.see_through(signals);
-                    command_failed(outcome, "");
-                    self.told_to_end = self.told_to_end.or(told_to_end);
-                    self.seen_to.push(key);
-                    // What was lost with it.
-                    if let Some(loss) = self.locks.lost(&self.seen_to) {
-                        self.lose(loss);
+                loop {
+                    if let Some((command, key)) = self.on_loss.take() {
+                        let (outcome, told_to_end) = command.see_through(signals);
+                        command_failed(outcome, "");
+                        self.told_to_end = self.told_to_end.or(told_to_end);
+                        self.seen_to.push(key);
+                    }
+                    // What was lost with it, also where the end of that was seen before the end of the job.
+                    let is_seen_to = self.lost.is_some() && matches!(self.ask.on_loss, OnLoss::Command(_));
+                    let more = if is_seen_to { self.locks.lost(&self.seen_to) } else { None };
+                    more.into_iter().for_each(|loss| self.lose(loss));
+                    if self.on_loss.is_none() {
+                        return;
                     }
                 }
-                return;
             }
             if let Some(loss) = self.locks.lost(&self.seen_to) {
                 self.lose(loss);
