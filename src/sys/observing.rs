@@ -91,6 +91,14 @@ impl Observing {
 
 type Kept = Box<dyn FnOnce(&dyn Observer) + Send>;
 
+/// An event for later whose key is all that it borrows.
+macro_rules! of_key {
+    ($event:ident { $key:ident $(, $copied:ident)* }) => {{
+        let key = $key.to_owned();
+        Box::new(move |to| to.event(&Event::$event { key: &key, $($copied),* }))
+    }};
+}
+
 /// The event for later.
 fn kept(event: &Event<'_>) -> Kept {
     match *event {
@@ -104,63 +112,29 @@ fn kept(event: &Event<'_>) -> Kept {
             let (key, error) = (key.to_owned(), error.clone());
             Box::new(move |to| to.event(&Event::Unknown { operation, key: &key, error: &error }))
         }
-        Event::Renewed { key, left } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::Renewed { key: &key, left }))
-        }
-        Event::RenewalLate { key, left } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::RenewalLate { key: &key, left }))
-        }
+        Event::Renewed { key, left } => of_key!(Renewed { key, left }),
+        Event::RenewalLate { key, left } => of_key!(RenewalLate { key, left }),
         Event::Lost { loss } => {
             let loss = loss.clone();
             Box::new(move |to| to.event(&Event::Lost { loss: &loss }))
         }
         // The watcher may be the last to have a guard.
-        Event::Released { key, held_for } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::Released { key: &key, held_for }))
-        }
-        Event::HandedOver { key, held_for } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::HandedOver { key: &key, held_for }))
-        }
-        Event::Left { key, held_for } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::Left { key: &key, held_for }))
-        }
-        Event::TermBegan { key, fencing_token } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::TermBegan { key: &key, fencing_token }))
-        }
+        Event::Released { key, held_for } => of_key!(Released { key, held_for }),
+        Event::HandedOver { key, held_for } => of_key!(HandedOver { key, held_for }),
+        Event::Left { key, held_for } => of_key!(Left { key, held_for }),
+        Event::TermBegan { key, fencing_token } => of_key!(TermBegan { key, fencing_token }),
         Event::TermEnded { key, fencing_token, led_for, end } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::TermEnded { key: &key, fencing_token, led_for, end }))
+            of_key!(TermEnded { key, fencing_token, led_for, end })
         }
-        Event::Granted { key, fencing_token, waited } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::Granted { key: &key, fencing_token, waited }))
-        }
+        Event::Granted { key, fencing_token, waited } => of_key!(Granted { key, fencing_token, waited }),
         Event::Refused { key, holders } => {
             let (key, holders) = (key.to_owned(), holders.to_vec());
             Box::new(move |to| to.event(&Event::Refused { key: &key, holders: &holders }))
         }
-        Event::WaitBegan { key } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::WaitBegan { key: &key }))
-        }
-        Event::WaitEnded { key, waited, end } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::WaitEnded { key: &key, waited, end }))
-        }
-        Event::Waited { key, waited } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::Waited { key: &key, waited }))
-        }
-        Event::ReleasedData { key, fencing_token } => {
-            let key = key.to_owned();
-            Box::new(move |to| to.event(&Event::ReleasedData { key: &key, fencing_token }))
-        }
+        Event::WaitBegan { key } => of_key!(WaitBegan { key }),
+        Event::WaitEnded { key, waited, end } => of_key!(WaitEnded { key, waited, end }),
+        Event::Waited { key, waited } => of_key!(Waited { key, waited }),
+        Event::ReleasedData { key, fencing_token } => of_key!(ReleasedData { key, fencing_token }),
     }
 }
 

@@ -266,7 +266,7 @@ fn a_store_that_would_keep_nobody_out_is_78() {
 fn a_store_out_of_reach_is_69() {
     let store = Store::new();
     drop(store.client());
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    let db = store.db();
     db.execute_batch("PRAGMA locking_mode = EXCLUSIVE; BEGIN EXCLUSIVE").unwrap();
     let ran = run(&mut store.script(&["--try"], "true"));
     assert_eq!(ran.code, Some(69), "{}", ran.stderr);

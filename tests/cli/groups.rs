@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{PATIENCE, Running, Store};
+use crate::support::{Running, Store};
 use crate::wait::wait_until;
 
 fn both(store: &Store, options: &[&str]) -> Running {
@@ -43,13 +43,8 @@ fn where_one_cannot_be_made_to_stand_none_does() {
     for (options, signal, code) in [(&["--wait", "10s"][..], None, 69), (&[], Some(Signal::SIGTERM), 143)] {
         let store = Store::new();
         drop(store.client());
-        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-        db.busy_timeout(PATIENCE).unwrap();
         let an_hour = "NEW.key = CAST('b' AS BLOB) AND NEW.leased_until - NEW.created > 1800000000000";
-        db.execute_batch(&format!(
-            "CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {an_hour} BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        ))
-        .unwrap();
+        store.refuses(an_hour);
         let running = both(&store, &[options, &["--hold-at-least", "1h"]].concat());
         let stands = |key| left(&store, key).is_some_and(|left| left > Duration::from_secs(1800));
         if let Some(signal) = signal {
@@ -69,14 +64,9 @@ fn what_stands_though_nothing_is_run_is_freed_one_by_one_and_said() {
     for signals in [0, 2] {
         let store = Store::new();
         drop(store.client());
-        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-        db.busy_timeout(PATIENCE).unwrap();
         let refused = "NEW.key = CAST('c' AS BLOB) AND NEW.leased_until - NEW.created > 1800000000000
             OR NEW.key = CAST('a' AS BLOB) AND NEW.grant_id IS NOT OLD.grant_id";
-        db.execute_batch(&format!(
-            "CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {refused} BEGIN SELECT RAISE(ABORT, 'refused'); END"
-        ))
-        .unwrap();
+        store.refuses(refused);
         let wait = if signals == 0 { "0s" } else { "1h" };
         let args = ["run", "a", "b", "c", "--hold-at-least", "1h", "--wait", wait, "--", "echo", "never"];
         let mut running = Running::start(&mut store.leasehold(&args));

@@ -1,15 +1,12 @@
 //! `--health-cmd`: the lock is given back while it fails.
 
-use std::fs::{self, File};
+use std::fs;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::RecvTimeoutError;
 
 use nix::sys::signal::Signal;
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
 
 use crate::support::{
-    PATIENCE, Running, Shared, Store, full_pipe, leasehold, lines_of, on_each_server, run, wait_until_reaped,
+    Running, Shared, Store, full_pipe, leasehold, lines_after, on_each_server, run, wait_until_reaped,
 };
 use crate::wait::wait_until;
 
@@ -28,8 +25,7 @@ fn the_command_is_ended_and_the_lock_given_back_once_it_has_failed_often_enough(
     let script = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
     let check = "kill -0 $LEASEHOLD_PID && echo $LEASEHOLD_KEY $LEASEHOLD_TOKEN >>$ASKED && test ! -e $SICK || exit 7";
     let mut command = store.reading(&options(check, &["--health-retries", "2"]), script);
-    let mut running = Running::start(command.env("SICK", &sick).env("ASKED", &asked));
-    running.expect("ready");
+    let mut running = Running::ready(command.env("SICK", &sick).env("ASKED", &asked));
     let asked = || fs::read_to_string(&asked).unwrap_or_default();
     wait_until("it was asked often", || asked().lines().count() >= 4);
     let token = store.client().get("k").unwrap().unwrap().holders()[0].fencing_token();
@@ -51,8 +47,7 @@ fn what_fails_now_and_then_costs_nothing() {
     // Each second check fails.
     let check = "echo >>$ASKED; test $(($(wc -l <$ASKED) % 2)) = 0";
     let mut command = store.reading(&options(check, &["--health-retries", "2"]), "echo ready; read go; exit 4");
-    let mut running = Running::start(command.env("ASKED", &asked));
-    running.expect("ready");
+    let mut running = Running::ready(command.env("ASKED", &asked));
     wait_until("it was asked often", || fs::read_to_string(&asked).unwrap_or_default().lines().count() >= 6);
     running.tell("go");
     let ran = running.end();
@@ -63,19 +58,16 @@ fn what_fails_now_and_then_costs_nothing() {
 #[test]
 fn a_check_that_hangs_has_failed_and_is_killed() {
     let store = Store::new();
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     let check = "exec >$FIFO; sh -c 'echo asked; sleep 1000'; true";
     let options =
         ["--health-cmd", check, "--health-interval", "50ms", "--health-timeout", "8s", "--health-retries", "1"];
     // A command that ignores TERM is killed.
     let script = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
     let mut command = store.script(&[&options[..], &["--kill-after", "100ms"]].concat(), script);
-    let mut running = Running::start(command.env("FIFO", &fifo));
-    running.expect("ready");
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "asked");
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    let mut running = Running::ready(command.env("FIFO", &fifo));
+    let output = lines_after("asked", &fifo);
+    output.end();
     running.output_ends();
     let ran = running.end();
     assert_eq!(ran.code, Some(80));
@@ -89,8 +81,7 @@ fn who_was_told_to_end_is_not_asked_any_more() {
     let script = "trap 'echo term; read go; exit 5' TERM; echo ready; while :; do read never; done";
     let check = "echo >>$ASKED; test ! -e $SICK";
     let mut command = store.reading(&[&options(check, &[])[..2], &OFTEN, &["--health-retries", "1"]].concat(), script);
-    let mut running = Running::start(command.env("SICK", &sick).env("ASKED", &asked));
-    running.expect("ready");
+    let mut running = Running::ready(command.env("SICK", &sick).env("ASKED", &asked));
     let asked = || fs::read_to_string(&asked).unwrap_or_default().len();
     wait_until("it is asked", || asked() > 0);
     running.signal(Signal::SIGTERM);
@@ -122,8 +113,7 @@ fn a_period_in_which_it_failed_is_due_again() {
     let sick = store.path("sick");
     let script = "trap 'exit 0' TERM; echo ready; while :; do read never; done";
     let mut command = store.reading(&options("test ! -e $SICK", &every), script);
-    let mut running = Running::start(command.env("SICK", &sick));
-    running.expect("ready");
+    let mut running = Running::ready(command.env("SICK", &sick));
     fs::write(&sick, "").unwrap();
     assert_eq!(running.status().code(), Some(80));
     assert_eq!(run(&mut store.script(&["--every", "1h"], "true")).code, Some(0));
@@ -137,8 +127,7 @@ fn a_command_that_lives_through_a_signal_is_asked_on() {
         let sick = store.path(&format!("sick-{signal}"));
         let script = "trap 'echo heard' HUP INT QUIT; trap 'exit 3' TERM; echo ready; while :; do read never; done";
         let mut command = store.reading(&options("test ! -e $SICK", &["--health-retries", "2"]), script);
-        let mut running = Running::start(command.env("SICK", &sick));
-        running.expect("ready");
+        let mut running = Running::ready(command.env("SICK", &sick));
         running.signal(signal);
         running.expect("heard");
         fs::write(&sick, "").unwrap();
@@ -176,21 +165,17 @@ fn a_leader_that_is_well_after_a_hangup_stands_again() {
 #[cfg(target_os = "linux")]
 fn a_check_ends_with_the_command() {
     let store = Store::new();
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     // It ends by itself long after this.
     let check = "exec >$FIFO; echo in; sleep 1000";
     let options = ["--health-cmd", check, "--health-interval", "50ms", "--health-timeout", "5m", "--lease", "90s"];
     let mut command = store.reading(&options, "echo ready; read go");
-    let mut running = Running::start(command.env("FIFO", &fifo));
-    running.expect("ready");
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "in");
+    let mut running = Running::ready(command.env("FIFO", &fifo));
+    let output = lines_after("in", &fifo);
     // The release hangs.
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let db = store.stuck();
     running.tell("go");
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    output.end();
     // That took none of the time of the release, which is seconds.
     wait_until("it is released", || running.threads().iter().any(|name| name.starts_with("leasehold-rel")));
     drop(db);
@@ -210,8 +195,7 @@ fn a_signal_while_the_release_hangs_ends_an_election() {
     let leader = running.line();
     fs::write(&sick, "").unwrap();
     running.expect("term");
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let db = store.stuck();
     running.tell("go");
     // Else the signal is passed on to the command.
     wait_until_reaped(&leader);

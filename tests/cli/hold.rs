@@ -8,15 +8,13 @@ use std::time::{Duration, Instant, SystemTime};
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{PATIENCE, Running, Store, full_pipe, run};
+use crate::support::{Running, Store, ended_before, full_pipe, lines_of, run};
 use crate::wait::wait_until;
 
 /// A process that the lock is held for.
 fn process(script: &str) -> Running {
     let mut command = Command::new("sh");
-    let mut running = Running::start(command.args(["-c", script]).stdin(Stdio::piped()));
-    running.expect("ready");
-    running
+    Running::ready(command.args(["-c", script]).stdin(Stdio::piped()))
 }
 
 /// Ends with 3 at TERM, and says what it is told until then.
@@ -124,12 +122,9 @@ fn what_ignores_term_is_killed_before_the_lease_ends() {
     let mut holds = hold(&store, &script, &["--lease", "12s", "--kill-after", "1s"]);
     holds.line();
     // Heartbeats can't be written any more.
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    let (db, end) = store.stuck_lease();
     assert_eq!(script.status().code(), None);
-    let now = SystemTime::now();
-    assert!(now < end, "it ran on for {:?}", now.duration_since(end));
+    ended_before(end);
     drop(db);
     assert_eq!(holds.end().code, Some(76));
 }
@@ -308,8 +303,7 @@ fn two_that_hold_for_one_script_end_with_it() {
     );
     let mut command = Command::new("sh");
     command.args(["-c", &script]).current_dir(store.folder.path()).env("LEASEHOLD_STORE", &store.url);
-    let mut script = Running::start(command.stdin(Stdio::piped()));
-    script.expect("ready");
+    let mut script = Running::ready(command.stdin(Stdio::piped()));
     let free = || ["a", "b"].map(|key| store.client().get(key).unwrap().is_none_or(|key| key.is_free()));
     assert_eq!(free(), [false, false]);
     script.tell("go");
@@ -325,12 +319,9 @@ fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
     let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", "18s"]);
     let mut holds = Running::start(command.stdin(Stdio::piped()));
     holds.line();
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    let (_db, end) = store.stuck_lease();
     assert_eq!(holds.status().code(), Some(76));
-    let now = SystemTime::now();
-    assert!(now < end, "it went on for {:?}", now.duration_since(end));
+    ended_before(end);
 }
 
 /// Nor does what nobody reads hold that up, with as little time for it as there can be.
@@ -343,10 +334,8 @@ fn a_pipe_is_closed_by_a_loss_though_nobody_reads_standard_error() {
     let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", "3s", "--kill-after", "0s"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(full).spawn().unwrap();
     drop(command);
-    assert!(crate::support::lines_of(child.stdout.take().unwrap()).recv_timeout(PATIENCE).is_ok());
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+    lines_of(child.stdout.take().unwrap()).line();
+    let (_db, end) = store.stuck_lease();
     // Its end closes the other end of that; a wait would close this one.
     let _pipe = child.stdin.take();
     assert_eq!(child.wait().unwrap().code(), Some(76));
@@ -364,9 +353,8 @@ fn a_standard_error_that_nobody_reads_does_not_keep_hold_from_ending() {
     let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string(), "--lease", "6s"]);
     let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
     drop(command);
-    assert!(crate::support::lines_of(child.stdout.take().unwrap()).recv_timeout(PATIENCE).is_ok());
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    lines_of(child.stdout.take().unwrap()).line();
+    let _db = store.stuck();
     script.signal(Signal::SIGKILL);
     script.status();
     let mut ended = None;

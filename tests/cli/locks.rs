@@ -136,8 +136,7 @@ fn a_lock_is_taken_from_its_holder_by_force() {
     drop(store.client());
     assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--force"]))), "\"k\" is free\n");
     let script = "trap 'exit 3' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--kill-after", "0s"], script));
-    running.expect("ready");
+    let running = Running::ready(&mut store.reading(&["--lease", "3s", "--kill-after", "0s"], script));
     let ran = run(&mut store.leasehold(&["release", "k", "--force"]));
     assert_eq!(ran.code, Some(64), "there is nobody to ask");
     assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
@@ -180,7 +179,7 @@ fn a_purge_shows_what_it_would_do_and_does_it() {
 /// So many expired locks, by name in their order, one of them damaged.
 fn many_expired_locks(store: &Store, count: u32) {
     store.client().request("k00000").lease(Duration::from_millis(100)).acquire().unwrap();
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
+    let db = store.db();
     let names = |what| format!("SELECT {what} FROM pragma_table_info('locks') WHERE name <> 'key'");
     let columns: String = db.query_row(&names("group_concat(name)"), [], |row| row.get(0)).unwrap();
     let copies = format!(
@@ -257,8 +256,7 @@ fn the_doctor_says_what_is_wrong() {
     assert!(store.client().list(&Filter::new()).unwrap().is_empty());
 
     // Whoever holds the write lock of the file stops everybody.
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let db = store.stuck();
     let ran = run(&mut store.leasehold(&["doctor"]));
     assert_eq!(ran.code, Some(69), "{}{}", ran.stdout, ran.stderr);
     drop(db);

@@ -1,15 +1,11 @@
 //! A lock that is lost while the command runs.
 
-use std::fs::File;
 use std::io::Read;
-use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, SystemTime};
 
 use leasehold::LockClient;
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
 
-use crate::support::{PATIENCE, Running, Store, full_pipe, lines_of, run};
+use crate::support::{Running, Store, ended_before, full_pipe, lines_after, lines_of, run};
 use crate::wait::wait_until;
 
 /// Takes the lock away, as an operator does.
@@ -22,8 +18,7 @@ fn take_away(client: &LockClient) {
 fn the_command_gets_term() {
     let store = Store::new();
     let script = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::start(&mut store.reading(&["--lease", "6s", "--kill-after", "1s"], script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&["--lease", "6s", "--kill-after", "1s"], script));
     take_away(&store.client());
     running.expect("term");
     let ran = running.end();
@@ -35,8 +30,7 @@ fn the_command_gets_term() {
 fn grandchildren_get_term() {
     let store = Store::new();
     let script = "sleep 1000 & echo ready; sleep 1000; echo not reached";
-    let mut running = Running::start(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
     take_away(&store.client());
     running.output_ends();
     let ran = running.end();
@@ -48,24 +42,17 @@ fn grandchildren_get_term() {
 fn who_ignores_term_is_killed_before_the_lease_ends() {
     let store = Store::new();
     // What only the command and its children have.
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     let script =
         "exec >$FIFO; trap '' TERM; sh -c 'while :; do sleep 0.05; done' & echo ready; while :; do sleep 0.05; done";
     // A tenth of it is between the end of the command and that of the lease, also on a busy machine.
     let mut command = store.script(&["--lease", "12s", "--kill-after", "1s"], script);
     let running = Running::start(command.env("FIFO", &fifo));
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
-    let client = store.client();
+    let output = lines_after("ready", &fifo);
     // Heartbeats can't be written any more.
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let end = client.get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
-    let end_of_it = output.recv_timeout(PATIENCE).unwrap_err();
-    assert_eq!(end_of_it, RecvTimeoutError::Disconnected, "nobody has it any more");
-    let now = SystemTime::now();
-    assert!(now < end, "it ran on for {:?}", now.duration_since(end));
+    let (db, end) = store.stuck_lease();
+    output.end();
+    ended_before(end);
     drop(db);
     let ran = running.end();
     assert_eq!(ran.code, Some(76));
@@ -80,9 +67,7 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
             let store = Store::new();
             let mut running = Running::start(&mut store.reading(&["--lease", "3s"], &format!("echo ready; {script}")));
             running.expect("ready");
-            let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-            db.execute_batch("BEGIN IMMEDIATE").unwrap();
-            let end = store.client().get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
+            let (_db, end) = store.stuck_lease();
             running.tell("go");
             assert_eq!(running.end().code, code);
             SystemTime::now().duration_since(end).unwrap_or_default()
@@ -99,15 +84,13 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
 fn the_command_ends_though_nobody_reads_standard_error() {
     let store = Store::new();
     let (reader, full, _) = full_pipe();
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     let script = "exec >$FIFO; trap '' TERM; echo ready; while :; do sleep 0.05; done";
     let mut command = store.script(&["--lease", "6s", "--kill-after", "1s"], script);
     let mut child = command.env("FIFO", &fifo).stderr(full).spawn().unwrap();
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let output = lines_after("ready", &fifo);
     take_away(&store.client());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    output.end();
     drop((command, reader));
     assert_eq!(child.wait().unwrap().code(), Some(76));
 }
@@ -123,8 +106,7 @@ fn the_wall_clock_decides_nothing() {
         let mut command = store.reading(&["--lease", "6s", "--kill-after", "1s"], script);
         command.env("LD_PRELOAD", crate::faketime::library()).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME_TIMESTAMP_FILE", &clock).env("FAKETIME_NO_CACHE", "1");
-        let mut running = Running::start(&mut command);
-        running.expect("ready");
+        let mut running = Running::ready(&mut command);
         std::fs::write(&clock, jump).unwrap();
         take_away(&store.client());
         running.expect("term");
@@ -136,8 +118,7 @@ fn the_wall_clock_decides_nothing() {
 fn the_command_may_be_told_or_left_alone() {
     let store = Store::new();
     let script = "trap 'echo usr1; exit 3' USR1; echo ready; while :; do read never; done";
-    let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--on-loss", "signal:usr1"], script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&["--lease", "3s", "--on-loss", "signal:usr1"], script));
     take_away(&store.client());
     running.expect("usr1");
     let ran = running.end();
@@ -145,8 +126,7 @@ fn the_command_may_be_told_or_left_alone() {
     assert!(ran.stderr.contains("the command gets SIGUSR1"), "{}", ran.stderr);
 
     let script = "echo ready; read go; echo went on; exit 3";
-    let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--on-loss", "ignore", "-v"], script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&["--lease", "3s", "--on-loss", "ignore", "-v"], script));
     take_away(&store.client());
     let rival = store.client().lock("k").unwrap();
     // The next heartbeat notices.
@@ -210,11 +190,11 @@ fn signals_are_passed_on_after_a_loss_though_nobody_reads_standard_error() {
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(full).spawn().unwrap();
     drop(command);
     let output = lines_of(child.stdout.take().unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    output.expect("ready");
     take_away(&store.client());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "usr1");
+    output.expect("usr1");
     nix::sys::signal::kill(crate::support::pid(&child), nix::sys::signal::Signal::SIGTERM).unwrap();
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "term");
+    output.expect("term");
     assert_eq!(child.wait().unwrap().code(), Some(76));
     drop(reader);
 }

@@ -1,12 +1,6 @@
 //! A leasehold that runs in the command of another one.
 
-use std::fs::File;
-use std::sync::mpsc::RecvTimeoutError;
-
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
-
-use crate::support::{PATIENCE, Running, Store, leasehold, lines_of, run};
+use crate::support::{Running, Store, leasehold, lines_after, run};
 
 const OWN: &str = env!("CARGO_BIN_EXE_leasehold");
 
@@ -55,16 +49,14 @@ fn an_inner_one_that_waits_for_its_outer_one_says_so() {
 #[test]
 fn what_an_inner_one_runs_is_ended_with_the_outer_one() {
     let store = Store::new();
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     let deep =
         "exec >$FIFO; trap '' TERM; sh -c 'while :; do sleep 0.05; done' & echo ready; while :; do sleep 0.05; done";
     let options =
         ["run", "k", "--lease", "6s", "--kill-after", "1s", "--", OWN, "run", "inner", "--", "sh", "-c", deep];
     let running = Running::start(store.leasehold(&options).env("FIFO", &fifo));
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let output = lines_after("ready", &fifo);
     store.client().force_release("k").unwrap();
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected, "nobody has it any more");
+    output.end();
     assert_eq!(running.end().code, Some(76));
 }

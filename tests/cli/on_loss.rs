@@ -1,15 +1,13 @@
 //! `--on-loss cmd:..`: a command of the user's sees to a loss.
 
-use std::fs::{self, File};
+use std::fs;
 use std::process::{Command, Stdio};
-use std::sync::mpsc::RecvTimeoutError;
-use std::time::SystemTime;
 
 use nix::sys::signal::Signal;
-use nix::sys::stat::Mode;
-use nix::unistd::mkfifo;
 
-use crate::support::{PATIENCE, Running, Shared, Store, leasehold, lines_of, on_each_server, run, wait_until_reaped};
+use crate::support::{
+    Running, Shared, Store, ended_before, leasehold, lines_after, on_each_server, run, wait_until_reaped,
+};
 use crate::wait::wait_until;
 
 /// Half a minute of time for the command of the loss, unless a test wants less.
@@ -31,8 +29,7 @@ fn it_is_run_in_place_of_a_signal() {
     let on_loss = "cmd:echo $LEASEHOLD_KEY: $LEASEHOLD_LOSS >$PROOF; kill -USR1 $LEASEHOLD_PID; echo seen to";
     let script = "trap 'echo usr1; exit 3' USR1; trap 'echo term' TERM; echo ready; while :; do read never; done";
     let mut command = store.reading(&["--lease", "30s", "--kill-after", "9s", "--on-loss", on_loss], script);
-    let mut running = Running::start(command.env("PROOF", &proof));
-    running.expect("ready");
+    let mut running = Running::ready(command.env("PROOF", &proof));
     take_away(&store);
     running.expect("usr1");
     let ran = running.end();
@@ -54,8 +51,7 @@ fn the_command_goes_on_if_that_succeeds() {
     ));
     running.expect("ready");
     // Heartbeats can't be written any more.
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let db = store.stuck();
     running.says("was lost: expired");
     drop(db);
     let _rival = store.client().lock("k").unwrap();
@@ -69,8 +65,7 @@ fn the_command_goes_on_if_that_succeeds() {
 fn the_command_is_killed_if_that_fails() {
     let store = Store::new();
     let script = "trap 'echo term' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut running = Running::start(&mut store.script(&soon("cmd:exit 9", "3s"), script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.script(&soon("cmd:exit 9", "3s"), script));
     take_away(&store);
     running.output_ends();
     let ran = running.end();
@@ -82,20 +77,14 @@ fn the_command_is_killed_if_that_fails() {
 #[test]
 fn what_hangs_is_killed_with_the_command_before_the_lease_ends() {
     let store = Store::new();
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     let script = "exec >$FIFO; echo ready; while :; do sleep 0.05; done";
     let mut command = store.script(&soon("cmd:exec >$FIFO; sh -c 'sleep 1000'; true", "1s"), script);
     let running = Running::start(command.env("FIFO", &fifo));
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
-    let client = store.client();
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let end = client.get("k").unwrap().unwrap().holders()[0].leased_until().unwrap();
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
-    let now = SystemTime::now();
-    assert!(now < end, "it ran on for {:?}", now.duration_since(end));
+    let output = lines_after("ready", &fifo);
+    let (db, end) = store.stuck_lease();
+    output.end();
+    ended_before(end);
     drop(db);
     let ran = running.end();
     assert_eq!(ran.code, Some(76));
@@ -110,8 +99,7 @@ fn it_is_waited_for_when_the_command_has_ended() {
     let on_loss = "cmd:kill -KILL $LEASEHOLD_PID; sleep 1; echo done >$PROOF";
     let mut command =
         store.script(&[&TIME[..], &["--on-loss", on_loss, "--max-hold", "5s"]].concat(), "echo ready; exec sleep 1000");
-    let mut running = Running::start(command.env("PROOF", &proof));
-    running.expect("ready");
+    let running = Running::ready(command.env("PROOF", &proof));
     assert_eq!(running.end().code, Some(76));
     assert_eq!(fs::read_to_string(&proof).unwrap(), "done\n");
 }
@@ -136,11 +124,7 @@ fn what_makes_no_sense_is_refused() {
 fn hold_has_it_too() {
     let store = Store::new();
     let proof = store.path("proof");
-    let process = |script: &str| {
-        let mut running = Running::start(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()));
-        running.expect("ready");
-        running
-    };
+    let process = |script: &str| Running::ready(Command::new("sh").args(["-c", script]).stdin(Stdio::piped()));
     let hold = |options: &[&str], stdin: Stdio| {
         let mut command = store.leasehold(&["hold", "k", "--max-hold", "5s"]);
         let mut holds = Running::start(command.args(TIME).args(options).env("PROOF", &proof).stdin(stdin));
@@ -176,8 +160,7 @@ fn cases(shared: &Shared) {
     let mut command = leasehold(&["run", "k", "--max-hold", "5s", "--on-loss", "cmd:kill $LEASEHOLD_PID"]);
     command.args(TIME).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
     let script = "trap 'echo term; exit 0' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::start(command.args(["--", "sh", "-c", script]).stdin(Stdio::piped()));
-    running.expect("ready");
+    let mut running = Running::ready(command.args(["--", "sh", "-c", script]).stdin(Stdio::piped()));
     running.expect("term");
     assert_eq!(running.end().code, Some(76));
 }
@@ -188,15 +171,13 @@ on_each_server!(cases, "on_loss");
 #[test]
 fn the_command_is_killed_if_leasehold_stands_still() {
     let store = Store::new();
-    let fifo = store.path("fifo");
-    mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+    let fifo = store.fifo();
     let script = "exec >$FIFO; echo ready; while :; do sleep 0.05; done";
     let mut command = store.script(&soon("cmd:true", "1s"), script);
     let mut running = Running::start(command.env("FIFO", &fifo));
-    let output = lines_of(File::open(&fifo).unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let output = lines_after("ready", &fifo);
     running.signal(Signal::SIGSTOP);
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    output.end();
     running.signal(Signal::SIGCONT);
     assert_eq!(running.status().code(), Some(76));
     wait_until("it is free", || store.client().get("k").unwrap().unwrap().is_free());
@@ -228,19 +209,16 @@ fn a_signal_during_it_ends_an_election_when_it_is_done() {
 fn it_ends_with_leasehold_and_when_leasehold_stands_still() {
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
         let store = Store::new();
-        let fifo = store.path("fifo");
-        mkfifo(&fifo, Mode::S_IRWXU).unwrap();
+        let fifo = store.fifo();
         let on_loss = "cmd:exec >$FIFO; echo on; sh -c 'sleep 1000'; true";
         let mut command = store.script(&soon(on_loss, "1s"), "echo ready; exec sleep 1000");
-        let mut running = Running::start(command.env("FIFO", &fifo));
-        running.expect("ready");
+        let mut running = Running::ready(command.env("FIFO", &fifo));
         take_away(&store);
-        let output = lines_of(File::open(&fifo).unwrap());
-        assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "on");
+        let output = lines_after("on", &fifo);
         // From then on somebody else keeps it.
         running.says(" to see to that");
         running.signal(signal);
-        assert_eq!(output.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected, "{signal}");
+        output.end();
     }
 }
 
@@ -251,8 +229,7 @@ fn each_key_that_is_lost_is_seen_to() {
     let on_loss = "cmd:echo $LEASEHOLD_LOST_KEY: $LEASEHOLD_LOSS >>$PROOF; test $LEASEHOLD_LOST_KEY != c";
     let mut command = store.leasehold(&["run", "a", "b", "c"]);
     command.args(soon(on_loss, "3s")).args(["--", "sh", "-c", "echo ready; exec sleep 1000"]);
-    let mut running = Running::start(command.env("PROOF", &proof));
-    running.expect("ready");
+    let running = Running::ready(command.env("PROOF", &proof));
     let seen_to = || fs::read_to_string(&proof).unwrap_or_default();
     for (key, lines) in [("b", 1), ("a", 2), ("c", 3)] {
         store.client().force_release(key).unwrap();
@@ -273,7 +250,9 @@ fn each_key_that_is_lost_is_seen_to_also_once_the_command_is_gone() {
     for first in ["kill -KILL $LEASEHOLD_PID", "exit 1"] {
         let store = Store::new();
         let proof = store.path("proof");
-        let on_loss = format!("cmd:echo $LEASEHOLD_LOST_KEY >>$PROOF; {first}");
+        // The second one is lost as much later as it was granted later, and must be before the first one is seen to.
+        let wait = "test -e $PROOF || first=3; echo $LEASEHOLD_LOST_KEY >>$PROOF; sleep ${first-0}";
+        let on_loss = format!("cmd:{wait}; {first}");
         let mut command =
             store.leasehold(&["run", "a", "b", "--max-hold", "2s", "--lease", "60s", "--kill-after", "15s"]);
         command.args(["--on-loss", &on_loss, "--", "sleep", "1000"]);
@@ -291,8 +270,7 @@ fn each_loss_is_told_where_the_command_goes_on() {
     let store = Store::new();
     let mut command = store.leasehold(&["run", "a", "b", "--lease", "6s", "--on-loss", "ignore"]);
     command.args(["--", "sh", "-c", "echo ready; read go"]).stdin(Stdio::piped());
-    let mut running = Running::start(&mut command);
-    running.expect("ready");
+    let mut running = Running::ready(&mut command);
     for key in ["b", "a"] {
         store.client().force_release(key).unwrap();
         running.says(&format!("the lock {key:?} was lost: released by another after "));

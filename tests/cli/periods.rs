@@ -7,7 +7,7 @@ use leasehold::LockStatus;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{PATIENCE, Ran, Running, Shared, Store, leasehold, on_each_server, run};
+use crate::support::{Ran, Running, Shared, Store, leasehold, on_each_server, run};
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 use crate::wait::wait_until;
 
@@ -113,8 +113,7 @@ fn a_command_that_is_told_to_end_is_due_again_whatever_its_code() {
     let store = Store::new();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let script = "trap 'exit 0' TERM INT; echo ready; read go";
-        let mut running = Running::start(&mut store.reading(&["--every", "1h"], script));
-        running.expect("ready");
+        let mut running = Running::ready(&mut store.reading(&["--every", "1h"], script));
         running.signal(signal);
         assert_eq!(running.status().code(), Some(0));
     }
@@ -127,12 +126,7 @@ fn run_where_is_refused(store: &Store, updates: &str) -> Ran {
     let mut command = store.leasehold(&["run", "a", "b", "--every", "1h", "--lease", "3s", "--"]);
     let mut running = Running::start(command.args(["sh", "-c", "echo ready; read go"]).stdin(Stdio::piped()));
     running.expect("ready");
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.busy_timeout(PATIENCE).unwrap();
-    db.execute_batch(&format!(
-        "CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {updates} BEGIN SELECT RAISE(ABORT, 'refused'); END"
-    ))
-    .unwrap();
+    store.refuses(updates);
     running.tell("go");
     running.end()
 }
@@ -209,9 +203,7 @@ fn a_store_that_is_away_at_the_end_holds_nobody_up() {
         let options = ["--hold-at-least", "10h", "--every", "20h", "--lease", lease];
         let mut running = Running::start(&mut store.reading(&options, "echo $$; read go"));
         let command = format!("/proc/{}", running.line());
-        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-        db.busy_timeout(PATIENCE).unwrap();
-        db.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let _db = store.stuck();
         running.tell("go");
         wait_until("the command has ended", || !std::path::Path::new(&command).exists());
         signal.into_iter().for_each(|signal| running.signal(signal));

@@ -19,8 +19,7 @@ trap 'echo TERM; exit 7' TERM; echo ready; while :; do read never; done";
 #[test]
 fn signals_are_passed_on() {
     let store = Store::new();
-    let mut running = Running::start(&mut store.reading(&[], TELLS));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&[], TELLS));
     for signal in ["INT", "HUP", "QUIT", "USR1", "USR2", "WINCH", "TERM"] {
         running.signal(format!("SIG{signal}").parse().unwrap());
         running.expect(signal);
@@ -33,8 +32,7 @@ fn signals_reach_grandchildren() {
     let store = Store::new();
     let deep = "trap \"echo deep; exit\" TERM; echo ready; while :; do read never; done";
     let script = format!("exec 3<&0; trap : TERM; sh -c '{deep}' <&3 & wait; wait");
-    let mut running = Running::start(&mut store.reading(&[], &script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&[], &script));
     running.signal(Signal::SIGTERM);
     running.expect("deep");
     assert_eq!(running.end().code, Some(0));
@@ -46,8 +44,7 @@ fn what_was_ignored_stays_ignored() {
     let mut command = Command::new("nohup");
     command.arg(env!("CARGO_BIN_EXE_leasehold")).args(["run", "k", "--", "sh", "-c"]);
     command.args(["echo ready; kill -HUP $$; read go; echo went on"]).env("LEASEHOLD_STORE", &store.url);
-    let mut running = Running::start(command.stdin(std::process::Stdio::piped()));
-    running.expect("ready");
+    let mut running = Running::ready(command.stdin(std::process::Stdio::piped()));
     running.signal(Signal::SIGHUP);
     running.tell("go");
     running.expect("went on");
@@ -91,8 +88,7 @@ fn a_killed_leasehold_takes_along_what_its_command_started() {
     let store = Store::new();
     // Also where all of a service is told to end, but for what ignores that.
     let script = "trap '' TERM; sh -c 'echo ready; exec sleep 1000' & wait";
-    let mut running = Running::start(&mut store.script(&[], script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.script(&[], script));
     let keeper = keeper_of(&running);
     wait_until("it is at its work", || blocks_signals(keeper));
     kill(keeper, Signal::SIGTERM).unwrap();
@@ -167,8 +163,7 @@ fn the_lock_is_kept_until_all_of_the_group_is_gone() {
     // The shell is gone and was waited for, what it started is not.
     let stays = "while kill -0 $0 2>/dev/null; do sleep 0.01; done; echo ready; read go; exit 9";
     let script = format!("exec 3<&0; sh -c '{stays}' $$ <&3 3<&- & exit 5");
-    let mut running = Running::start(&mut store.reading(&[], &script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&[], &script));
     assert!(store.client().try_lock_for("k", Duration::from_secs(1)).unwrap().is_none());
     running.tell("go");
     assert_eq!(running.end().code, Some(5), "the command's own code");
@@ -197,14 +192,12 @@ fn a_stopped_command_is_ended_by_term() {
 fn kill_follows_term_if_that_is_asked_for() {
     let store = Store::new();
     let script = "trap 'echo term' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::start(&mut store.reading(&["--kill-after", "200ms"], script));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&["--kill-after", "200ms"], script));
     running.signal(Signal::SIGTERM);
     running.expect("term");
     assert_eq!(running.end().code, Some(137));
     // Zero is for the loss alone.
-    let mut running = Running::start(&mut store.reading(&["--kill-after", "0s"], TELLS));
-    running.expect("ready");
+    let mut running = Running::ready(&mut store.reading(&["--kill-after", "0s"], TELLS));
     running.signal(Signal::SIGTERM);
     running.expect("TERM");
     assert_eq!(running.end().code, Some(7));

@@ -120,10 +120,7 @@ fn a_lock_that_cannot_be_printed_is_released() {
 fn a_lock_that_can_neither_be_printed_nor_released_is_named() {
     let store = Store::new();
     drop(store.client());
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.busy_timeout(PATIENCE).unwrap();
-    db.execute_batch("CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN NEW.grant_id IS NOT OLD.grant_id BEGIN SELECT RAISE(ABORT, 'refused'); END")
-        .unwrap();
+    store.refuses("NEW.grant_id IS NOT OLD.grant_id");
     let full = Stdio::from(File::create("/dev/full").unwrap());
     let ran = Running::start_to(full, &mut store.leasehold(&["acquire", "k", "--lease", "12h"])).end();
     assert_eq!(ran.code, Some(74), "{}", ran.stderr);

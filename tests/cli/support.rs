@@ -1,16 +1,18 @@
 //! A store in a folder of its own, and the command on it.
 
+use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::LockClient;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::Mode;
+use nix::unistd::{Pid, mkfifo};
 use tempfile::TempDir;
 
 use crate::wait::wait_until;
@@ -60,6 +62,48 @@ impl Store {
         command.stdin(Stdio::piped());
         command
     }
+
+    /// Somebody else's connection to it.
+    pub fn db(&self) -> rusqlite::Connection {
+        let db = rusqlite::Connection::open(self.path("locks.db")).expect("the file");
+        db.busy_timeout(PATIENCE).expect("a limit");
+        db
+    }
+
+    /// Nothing can be written until this is dropped: no heartbeat, no release.
+    pub fn stuck(&self) -> rusqlite::Connection {
+        let db = self.db();
+        db.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
+        db
+    }
+
+    /// The same, and when the lease of `k` ends, since no heartbeat moves that.
+    pub fn stuck_lease(&self) -> (rusqlite::Connection, SystemTime) {
+        let db = self.stuck();
+        let key = self.client().get("k").expect("its row").expect("its row");
+        (db, key.holders()[0].leased_until().expect("it ends"))
+    }
+
+    /// From now on each write fails that makes this of a row.
+    pub fn refuses(&self, updates: &str) {
+        let trigger = format!("CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {updates}");
+        let refused = self.db().execute_batch(&format!("{trigger} BEGIN SELECT RAISE(ABORT, 'refused'); END"));
+        refused.expect("a trigger");
+    }
+
+    /// A pipe that only those have who open it by its name.
+    pub fn fifo(&self) -> PathBuf {
+        let fifo = self.path("fifo");
+        mkfifo(&fifo, Mode::S_IRWXU).expect("a pipe");
+        fifo
+    }
+}
+
+/// What was to end before that moment has ended now.
+#[track_caller]
+pub fn ended_before(end: SystemTime) {
+    let now = SystemTime::now();
+    assert!(now < end, "it went on for {:?}", now.duration_since(end));
 }
 
 /// A store by its URL, and what its clients need in their environment.
@@ -201,9 +245,9 @@ pub fn run(command: &mut Command) -> Ran {
 pub struct Running {
     pub child: Child,
     pub stdin: Option<ChildStdin>,
-    lines: Receiver<String>,
+    lines: Lines,
     seen: String,
-    stderr: Receiver<String>,
+    stderr: Lines,
     said: String,
 }
 
@@ -211,6 +255,14 @@ impl Running {
     #[track_caller]
     pub fn start(command: &mut Command) -> Running {
         Running::start_to(Stdio::piped(), command)
+    }
+
+    /// Once its script has printed `ready`.
+    #[track_caller]
+    pub fn ready(command: &mut Command) -> Running {
+        let mut running = Running::start(command);
+        running.expect("ready");
+        running
     }
 
     /// With this standard output.
@@ -228,7 +280,7 @@ impl Running {
     /// Waits for a line on standard output.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        let line = self.lines.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("no line: {why:?}"));
+        let line = self.lines.line();
         self.seen += &format!("{line}\n");
         line
     }
@@ -243,7 +295,7 @@ impl Running {
     pub fn output_ends(&mut self) {
         let started = Instant::now();
         loop {
-            match self.lines.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
+            match self.lines.0.recv_timeout(PATIENCE.saturating_sub(started.elapsed())) {
                 Ok(line) => self.seen += &format!("{line}\n"),
                 Err(RecvTimeoutError::Disconnected) => return,
                 Err(RecvTimeoutError::Timeout) => {
@@ -257,7 +309,7 @@ impl Running {
     #[track_caller]
     pub fn says(&mut self, text: &str) {
         loop {
-            let line = self.stderr.recv_timeout(PATIENCE);
+            let line = self.stderr.0.recv_timeout(PATIENCE);
             let line = line.unwrap_or_else(|why| panic!("{text:?} does not come ({why}): {}", self.said));
             self.said += &format!("{line}\n");
             if line.contains(text) {
@@ -299,7 +351,7 @@ impl Running {
         let status = self.status();
         self.output_ends();
         let mut stderr = std::mem::take(&mut self.said);
-        while let Ok(line) = self.stderr.recv_timeout(PATIENCE) {
+        while let Ok(line) = self.stderr.0.recv_timeout(PATIENCE) {
             stderr += &format!("{line}\n");
         }
         Ran { code: status.code(), stdout: std::mem::take(&mut self.seen), stderr }
@@ -319,8 +371,37 @@ pub fn full_pipe() -> (PipeReader, Stdio, usize) {
     (reader, writer.into(), full)
 }
 
+/// The lines of a pipe, as they come.
+pub struct Lines(Receiver<String>);
+
+impl Lines {
+    #[track_caller]
+    pub fn line(&self) -> String {
+        self.0.recv_timeout(PATIENCE).unwrap_or_else(|why| panic!("no line: {why:?}"))
+    }
+
+    #[track_caller]
+    pub fn expect(&self, line: &str) {
+        assert_eq!(self.line(), line);
+    }
+
+    /// Nothing more came, and every process that had it is gone.
+    #[track_caller]
+    pub fn end(&self) {
+        assert_eq!(self.0.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
+    }
+}
+
+/// What comes through `Store::fifo` after its first line, which is this.
+#[track_caller]
+pub fn lines_after(line: &str, fifo: &Path) -> Lines {
+    let lines = lines_of(File::open(fifo).expect("the pipe"));
+    lines.expect(line);
+    lines
+}
+
 /// The lines of it, as they come.
-pub fn lines_of(pipe: impl Read + Send + 'static) -> Receiver<String> {
+pub fn lines_of(pipe: impl Read + Send + 'static) -> Lines {
     let (sender, lines) = channel();
     thread::spawn(move || {
         for line in BufReader::new(pipe).lines().map_while(Result::ok) {
@@ -329,7 +410,7 @@ pub fn lines_of(pipe: impl Read + Send + 'static) -> Receiver<String> {
             }
         }
     });
-    lines
+    Lines(lines)
 }
 
 impl Drop for Running {

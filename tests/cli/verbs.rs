@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{PATIENCE, Running, Store, run};
+use crate::support::{Running, Store, lines_of, run};
 use crate::wait::wait_until;
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -127,8 +127,7 @@ fn a_command_may_need_all_of_several_locks() {
     assert!(keys.iter().all(|key| client.get(key).unwrap().unwrap().is_free()), "all were released");
     // The loss of one is a loss of all.
     let trap = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::start(&mut run_with(&["a", "b"], &["--lease", "3s", "--kill-after", "0s"], trap));
-    running.expect("ready");
+    let mut running = Running::ready(&mut run_with(&["a", "b"], &["--lease", "3s", "--kill-after", "0s"], trap));
     client.force_release("b").unwrap();
     running.output_ends();
     let ran = running.end();
@@ -163,8 +162,7 @@ fn the_librarys_warnings_are_shown_unless_quiet_is_wanted() {
         let mut running =
             Running::start(&mut store.reading(&[&["--lease", "6s"], options].concat(), "echo ready; read go"));
         running.expect("ready");
-        let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-        db.execute_batch("BEGIN IMMEDIATE").unwrap();
+        let db = store.stuck();
         if warns {
             running.says("warn: \"k\": a heartbeat of lock \"k\" failed and is repeated");
         }
@@ -188,8 +186,8 @@ fn an_event_that_nobody_reads_costs_no_lock() {
     let mut command = store.reading(&["-v", "--lease", "6s"], script);
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(writer).spawn().unwrap();
     drop(command);
-    let output = crate::support::lines_of(child.stdout.take().unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let output = lines_of(child.stdout.take().unwrap());
+    output.expect("ready");
     let client = store.client();
     let held = || client.get("k").unwrap().filter(|key| !key.is_free());
     let ends = || held().expect("it is held").holders()[0].leased_until().expect("it ends");
@@ -199,7 +197,7 @@ fn an_event_that_nobody_reads_costs_no_lock() {
         wait_until("it is renewed", || ends() > renewed);
     }
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"on\n").unwrap();
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "on");
+    output.expect("on");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     drop(reader);
 }
@@ -212,19 +210,18 @@ fn a_warning_that_nobody_reads_costs_no_lock() {
     let (reader, full, _) = crate::support::full_pipe();
     let mut command = store.reading(&["--lease", "18s"], "echo ready; read go; echo $go");
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(full).spawn().unwrap();
-    let output = crate::support::lines_of(child.stdout.take().unwrap());
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "ready");
+    let output = lines_of(child.stdout.take().unwrap());
+    output.expect("ready");
     let client = store.client();
     let renewed = || client.get("k").unwrap().unwrap().holders()[0].renewed();
-    let db = rusqlite::Connection::open(store.path("locks.db")).unwrap();
-    db.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let db = store.stuck();
     // The first heartbeat is due after 6.6 s at the latest, and gives up after 2.7 s; the loss comes after 14 s.
     let began = Instant::now();
     wait_until("a heartbeat has failed", || began.elapsed() > Duration::from_millis(9600));
     drop(db);
     wait_until("it is renewed", || renewed().is_some());
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"went on\n").unwrap();
-    assert_eq!(output.recv_timeout(PATIENCE).unwrap(), "went on");
+    output.expect("went on");
     assert_eq!(child.wait().unwrap().code(), Some(0));
     drop((command, reader));
 }

@@ -40,7 +40,7 @@ enum Told {
 impl Opened {
     /// A node's client: that of a process of its own.
     fn builder(&self) -> ClientBuilder {
-        builder_over(self.second.clone(), self.clock.clone()).poll(ms(1)..=ms(10)).lease(MINUTE)
+        builder_over(self.second.clone(), self.clock.clone()).poll(ms(10)..=ms(50)).lease(MINUTE)
     }
 
     fn client(&self) -> LockClient {
@@ -51,7 +51,7 @@ impl Opened {
     fn faulty(&self) -> (ClientBuilder, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
-        (builder_over(faulty, self.clock.clone()).poll(ms(1)..=ms(10)).lease(MINUTE), faults)
+        (builder_over(faulty, self.clock.clone()).poll(ms(10)..=ms(50)).lease(MINUTE), faults)
     }
 }
 

@@ -124,7 +124,8 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
         took.sort();
         let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
         println!("{module}: a leader that {fate:?} is followed after {median:.1?}, at most {most:.1?}");
-        let bound = if fate == Fate::Resigns { Duration::ZERO } else { SECOND + *grace };
+        // What is left of a lease when its leader resigns is more than half of it.
+        let bound = if fate == Fate::Resigns { SECOND / 2 } else { SECOND + *grace };
         let late = of_fate().find(|(_, took, slack)| *took > bound + *slack);
         assert!(late.is_none(), "{module}: {late:?}");
     }

@@ -12,8 +12,15 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
     on_every_store(|store| {
         let mut nodes = Vec::new();
         for number in 0..NODES {
-            let (client, faults) = store.faulty();
-            let client = client.drop_timeout(ms(200)).request_timeout(ms(500)).connect().unwrap();
+            // A server on a busy machine may not answer in so short a time.
+            let mut connected = None;
+            wait_until("it connects", || {
+                let (client, faults) = store.faulty();
+                let client = client.drop_timeout(ms(200)).request_timeout(ms(500)).connect();
+                connected = client.ok().map(|client| (client, faults));
+                connected.is_some()
+            });
+            let (client, faults) = connected.unwrap();
             let (election, tells) = node(&client, &number.to_string());
             let election = election.build().unwrap();
             election.lead(|leadership| drop(leadership.loss().wait())).unwrap();

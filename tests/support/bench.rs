@@ -58,6 +58,15 @@ impl Bench {
         Bench { at, clock, faults: FaultPlan::default(), is_elsewhere }
     }
 
+    /// A client that looks only when somebody of its own process tells it something.
+    pub fn patient() -> (Bench, LockClient) {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let hour = Duration::from_secs(3600);
+        let client = bench.builder().poll(hour..=hour).connect().unwrap();
+        (bench, client)
+    }
+
     /// A client whose requests meet the faults.
     pub fn builder(&self) -> ClientBuilder {
         builder_over(Arc::new(Faulty::new(self.at.store.clone(), self.faults.clone())), self.clock.clone())

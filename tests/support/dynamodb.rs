@@ -1,5 +1,6 @@
 //! Tables on a DynamoDB whose time a test can move.
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
@@ -63,27 +64,43 @@ pub fn config_at(endpoint: &str) -> SdkConfig {
 /// The service's time moves with `clock`.
 pub fn options(table: &str, clock: &Arc<Clock>) -> DynamodbOptions {
     let mut options = DynamodbOptions::new(table, Settings::Given(Box::new(config())));
-    options.interceptors.push(SharedInterceptor::new(Shifted::by(clock)));
+    options.interceptors.push(shifted(clock));
     options
 }
 
 /// Makes each answer's `Date` say the time of a service that is as far ahead as the clock was advanced. The
 /// service itself has no other clock: what it stores and compares comes from its clients.
-#[derive(Debug)]
-pub struct Shifted {
-    clock: Arc<Clock>,
-    system: Arc<Clock>,
+pub fn shifted(clock: &Arc<Clock>) -> SharedInterceptor {
+    let (clock, system) = (clock.clone(), Clock::system());
+    on_answer(move |context| {
+        let ahead = clock.now().since(system.now());
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
+        set_date(context, i64::try_from((now + ahead).as_secs())?)
+    })
 }
 
-impl Shifted {
-    pub fn by(clock: &Arc<Clock>) -> Self {
-        Shifted { clock: clock.clone(), system: Clock::system() }
+/// Does this to each answer, before it is read.
+pub fn on_answer<F>(does: F) -> SharedInterceptor
+where
+    F: Fn(&mut BeforeDeserializationInterceptorContextMut<'_>) -> Result<(), BoxError> + Send + Sync + 'static,
+{
+    SharedInterceptor::new(OnAnswer(does))
+}
+
+struct OnAnswer<F>(F);
+
+impl<F> fmt::Debug for OnAnswer<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("OnAnswer")
     }
 }
 
-impl Intercept for Shifted {
+impl<F> Intercept for OnAnswer<F>
+where
+    F: Fn(&mut BeforeDeserializationInterceptorContextMut<'_>) -> Result<(), BoxError> + Send + Sync,
+{
     fn name(&self) -> &'static str {
-        "shifted"
+        "on_answer"
     }
 
     fn modify_before_deserialization(
@@ -92,10 +109,16 @@ impl Intercept for Shifted {
         _components: &RuntimeComponents,
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let ahead = self.clock.now().since(self.system.now());
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
-        set_date(context, i64::try_from((now + ahead).as_secs())?)
+        (self.0)(context)
     }
+}
+
+/// Answers that say nothing of the time.
+pub fn dateless() -> SharedInterceptor {
+    on_answer(|context| {
+        context.response_mut().headers_mut().remove("date");
+        Ok(())
+    })
 }
 
 /// Says this time, in seconds since 1970.

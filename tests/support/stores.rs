@@ -273,7 +273,7 @@ fn sqlite() -> Opened {
     Opened { _room: Some(Box::new(folder)), ..opened }
 }
 
-/// Time passes on the client's clock and on the service's alike: see `dynamodb::Shifted`. Both clients have one
+/// Time passes on the client's clock and on the service's alike: see `dynamodb::shifted`. Both clients have one
 /// estimate of it, since the suites compare times to the nanosecond. The grace is wide enough for any estimate,
 /// so that no holder gets less than its lease.
 #[cfg(feature = "dynamodb")]

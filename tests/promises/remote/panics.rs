@@ -26,38 +26,20 @@ fn only_writes_are_ambiguous(store: Arc<dyn Backend>, panics: &AtomicBool) {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn a_panic_in_the_aws_sdk_is_no_write_where_only_read() {
-    use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
     use leasehold::internals::store::dynamodb::Dynamodb;
-    use sdk::config::interceptors::BeforeDeserializationInterceptorContextRef;
-    use sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
 
-    use crate::support::dynamodb::{Table, options};
-
-    #[derive(Debug)]
-    struct Panics(Arc<AtomicBool>);
-
-    impl Intercept for Panics {
-        fn name(&self) -> &'static str {
-            "panics"
-        }
-
-        fn read_before_deserialization(
-            &self,
-            _context: &BeforeDeserializationInterceptorContextRef<'_>,
-            _components: &RuntimeComponents,
-            _config: &mut ConfigBag,
-        ) -> Result<(), sdk::error::BoxError> {
-            assert!(!self.0.load(Ordering::SeqCst), "as asked");
-            Ok(())
-        }
-    }
+    use crate::support::dynamodb::{Table, on_answer, options};
 
     if crate::support::servers::dynamodb_local().is_none() {
         return;
     }
     let (table, clock, panics) = (Table::fresh(), Clock::system(), Arc::new(AtomicBool::new(false)));
     let mut options = options(&table.0, &clock);
-    options.interceptors.push(SharedInterceptor::new(Panics(panics.clone())));
+    let asked = panics.clone();
+    options.interceptors.push(on_answer(move |_| {
+        assert!(!asked.load(Ordering::SeqCst), "as asked");
+        Ok(())
+    }));
     let store = Dynamodb::open(options, clock, &crate::support::stores::soon()).expect("a store");
     only_writes_are_ambiguous(Arc::new(store), &panics);
 }

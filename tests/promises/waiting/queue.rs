@@ -15,12 +15,6 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// For those who wait a poll, so that other processes have their turn.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// A client that looks only when somebody of its own process tells it something.
-fn patient(bench: &Bench) -> LockClient {
-    bench.faults.never_wakes();
-    bench.builder().poll(HOUR..=HOUR).connect().unwrap()
-}
-
 /// Waits on a thread of its own; returns once it stands in the line, at this place.
 fn waiter(
     client: &LockClient,
@@ -120,8 +114,7 @@ fn whoever_stands_behind_one_in_trouble_ends_with_the_trouble() {
 
 #[test]
 fn who_came_first_is_served_first_by_one_request_each() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = client.lock("k").unwrap();
     let waiters: Vec<_> = (0..5).map(|place| waiter(&client, place, |request| request)).collect();
     bench.wait_for_call(Call::Acquire, 1);
@@ -179,8 +172,7 @@ fn after_a_whole_lease_of_hand_overs_the_lock_is_really_released() {
 
 #[test]
 fn try_lock_does_not_overtake_who_waits() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = bench.rival().lock("k").unwrap();
     let cancel = CancelToken::new();
     let token = cancel.clone();
@@ -201,8 +193,7 @@ fn try_lock_does_not_overtake_who_waits() {
 
 #[test]
 fn a_poller_that_ends_gives_its_turn_to_the_next_at_once() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = bench.rival().lock("k").unwrap();
     let cancel = CancelToken::new();
     let token = cancel.clone();
@@ -217,8 +208,7 @@ fn a_poller_that_ends_gives_its_turn_to_the_next_at_once() {
 
 #[test]
 fn shared_waiters_wait_behind_an_exclusive_one() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (_bench, client) = Bench::patient();
     let reader = client.lock_shared("k").unwrap();
     let writer = waiter(&client, 0, |request| request);
     let (told, tells) = mpsc::channel();
@@ -237,8 +227,7 @@ fn shared_waiters_wait_behind_an_exclusive_one() {
 
 #[test]
 fn several_shared_waiters_come_in_together() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (_bench, client) = Bench::patient();
     let writer = client.lock("k").unwrap();
     let readers: Vec<_> = (0..3).map(|place| waiter(&client, place, |request| request.shared())).collect();
     drop(writer);
@@ -249,8 +238,7 @@ fn several_shared_waiters_come_in_together() {
 #[test]
 fn a_waiter_that_goes_while_it_is_handed_the_lock_leaves_it_free() {
     for round in 0..20 {
-        let bench = Bench::new();
-        let client = patient(&bench);
+        let (bench, client) = Bench::patient();
         let held = client.lock("k").unwrap();
         let cancel = CancelToken::new();
         let token = cancel.clone();
@@ -268,8 +256,7 @@ fn a_waiter_that_goes_while_it_is_handed_the_lock_leaves_it_free() {
 
 #[test]
 fn a_waiter_that_panics_while_it_is_handed_the_lock_releases_it() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = client.lock("k").unwrap();
     let (unblock, blocked) = crossbeam_channel::bounded(0);
     bench.faults.next(Call::Read, Fault::PanicLater(blocked));
@@ -482,8 +469,7 @@ fn a_panic_of_the_store_leaves_no_grant_to_its_lease() {
 #[test]
 fn a_panic_of_the_store_does_not_come_out_of_a_release() {
     for fault in [Fault::Panic, Fault::ApplyThenPanic] {
-        let bench = Bench::new();
-        let client = patient(&bench);
+        let (bench, client) = Bench::patient();
         let guard = client.lock("k").unwrap();
         bench.faults.next(Call::Release, fault.clone());
         drop(guard);

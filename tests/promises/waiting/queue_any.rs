@@ -13,12 +13,6 @@ use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mut
 const HOUR: Duration = Duration::from_secs(3600);
 const KEYS: [&str; 3] = ["a", "b", "c"];
 
-/// A client that looks only when somebody of its own process tells it something.
-fn patient(bench: &Bench) -> LockClient {
-    bench.faults.never_wakes();
-    bench.builder().poll(HOUR..=HOUR).connect().unwrap()
-}
-
 /// Waits for any of the keys on a thread of its own; returns once it stands in all lines, at these places.
 fn any(client: &LockClient, places: [usize; 3], cancel: &CancelToken) -> JoinHandle<Result<LockGuard, Error>> {
     let (told, tells) = mpsc::channel();
@@ -42,8 +36,7 @@ fn one(client: &LockClient, key: &str) -> JoinHandle<Result<LockGuard, Error>> {
 
 #[test]
 fn it_is_served_in_its_turn_and_by_a_hand_over() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let mut held: Vec<_> = KEYS.iter().map(|key| client.lock(key).unwrap()).collect();
     let early = one(&client, "a");
     let any = any(&client, [1, 0, 0], &CancelToken::new());
@@ -72,8 +65,7 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
 #[test]
 fn of_what_is_handed_over_at_once_it_keeps_one() {
     for round in 0..30 {
-        let bench = Bench::new();
-        let client = patient(&bench);
+        let (bench, client) = Bench::patient();
         let held = KEYS.map(|key| client.lock(key).unwrap());
         let any = any(&client, [0; 3], &CancelToken::new());
         let late = KEYS.map(|key| one(&client, key));
@@ -101,8 +93,7 @@ fn of_what_is_handed_over_at_once_it_keeps_one() {
 
 #[test]
 fn a_wait_that_ends_leaves_all_lines() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = KEYS.map(|key| bench.rival().lock(key).unwrap());
     let cancel = CancelToken::new();
     let any = any(&client, [0; 3], &cancel);
@@ -117,8 +108,7 @@ fn a_wait_that_ends_leaves_all_lines() {
 
 #[test]
 fn asking_once_does_not_overtake_who_waits() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = bench.rival().lock("a").unwrap();
     let waiting = one(&client, "a");
     drop(held);
@@ -174,8 +164,7 @@ fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
 
 #[test]
 fn data_is_asked_for_without_standing_back() {
-    let bench = Bench::new();
-    let client = patient(&bench);
+    let (bench, client) = Bench::patient();
     let held = bench.rival().lock("a").unwrap();
     let waiting = one(&client, "a");
     let asked = bench.faults.count(Call::Acquire);

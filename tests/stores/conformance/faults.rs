@@ -1,11 +1,10 @@
 //! Each call that writes, under each fault: it fails before or after, hangs, is late or comes twice.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::internals::store::{Acquired, Backend, Purpose, Released, Renewed};
+use leasehold::internals::store::{Acquired, Backend as _, Purpose, Released, Renewed};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, Result};
 
@@ -30,13 +29,6 @@ enum Came {
     Answered,
     Unknown,
     Failed,
-}
-
-/// A store that breaks the next call of this kind.
-fn broken(at: &Opened, call: Call, fault: &Fault) -> Faulty {
-    let plan = FaultPlan::default();
-    plan.next(call, fault.clone());
-    Faulty::new(at.store.clone(), plan)
 }
 
 /// Does the call, whose fault it suffers, and checks that it came back as that fault should.
@@ -74,150 +66,135 @@ fn suffer<T>(
     came
 }
 
-fn acquire_unknown(answer: &Acquired) -> Option<ErrorKind> {
-    match answer {
-        Acquired::Unknown(error) => Some(error.kind()),
-        _ => None,
-    }
+/// The kind of the error of an answer that is none.
+macro_rules! is_unknown {
+    ($answer:ident) => {
+        |answer: &$answer| match answer {
+            $answer::Unknown(error) => Some(error.kind()),
+            _ => None,
+        }
+    };
 }
 
-fn renew_unknown(answer: &Renewed) -> Option<ErrorKind> {
-    match answer {
-        Renewed::Unknown(error) => Some(error.kind()),
-        _ => None,
-    }
-}
-
-fn release_unknown(answer: &Released) -> Option<ErrorKind> {
-    match answer {
-        Released::Unknown(error) => Some(error.kind()),
-        _ => None,
+/// Does this on an empty store for each fault, which the next call of this kind suffers.
+fn under_each_fault(store: &Store, call: Call, test: impl Fn(&Opened, &Faulty, &Fault)) {
+    for fault in faults() {
+        let at = (store.open)();
+        let plan = FaultPlan::default();
+        plan.next(call, fault.clone());
+        test(&at, &Faulty::new(at.store.clone(), plan), &fault);
     }
 }
 
 pub fn an_acquire_survives_every_fault(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty: Arc<dyn Backend> = Arc::new(broken(&at, Call::Acquire, &fault));
-        let mut a = exclusive(&at, "k");
-        let came = suffer(&fault, |by| faulty.acquire(&mut a, by), acquire_unknown);
+    under_each_fault(store, Call::Acquire, |at, faulty, fault| {
+        let mut a = exclusive(at, "k");
+        let came = suffer(fault, |by| faulty.acquire(&mut a, by), is_unknown!(Acquired));
         assert_eq!(at.record("k").exists(), came != Came::Failed, "{fault:?}: an error wrote nothing");
         let before = at.record("k");
-        let (holder, repeated) = acquired(&*faulty, &mut a);
+        let (holder, repeated) = acquired(faulty, &mut a);
         assert_eq!(repeated, came != Came::Failed, "{fault:?}: the repeat finds itself");
         if repeated {
             assert_eq!(at.record("k"), before, "{fault:?}: the repeat changes nothing");
         }
         assert_eq!(at.holders("k"), std::slice::from_ref(&holder), "{fault:?}: one holder");
         assert_eq!(at.record("k").token, holder.token, "{fault:?}: one grant");
-        refused(&*at.second, &mut exclusive(&at, "k"));
-    }
+        refused(&*at.second, &mut exclusive(at, "k"));
+    });
 }
 
 pub fn an_acquire_that_is_given_up_leaves_nothing(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty = broken(&at, Call::Acquire, &fault);
-        let mut a = exclusive(&at, "k");
-        let came = suffer(&fault, |by| faulty.acquire(&mut a, by), acquire_unknown);
-        let released = give_up(&faulty, &mut a);
+    under_each_fault(store, Call::Acquire, |at, faulty, fault| {
+        let mut a = exclusive(at, "k");
+        let came = suffer(fault, |by| faulty.acquire(&mut a, by), is_unknown!(Acquired));
+        let released = give_up(faulty, &mut a);
         assert_eq!(matches!(released, Released::Done), came != Came::Failed, "{fault:?}: {released:?}");
         assert_eq!(at.holders("k"), []);
         let earlier = at.record("k").token;
-        assert!(granted(&*at.second, &mut exclusive(&at, "k")).token > earlier);
+        assert!(granted(&*at.second, &mut exclusive(at, "k")).token > earlier);
         if store.remembers_who_gave_up {
-            refused(&faulty, &mut a);
+            refused(faulty, &mut a);
         }
-    }
+    });
 }
 
 pub fn a_renewal_survives_every_fault(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty = broken(&at, Call::Renew, &fault);
-        let mut a = exclusive(&at, "k");
-        let holder = granted(&faulty, &mut a);
+    under_each_fault(store, Call::Renew, |at, faulty, fault| {
+        let mut a = exclusive(at, "k");
+        let holder = granted(faulty, &mut a);
         let longer = renewal(Lease::For(2 * LEASE));
-        let came = suffer(&fault, |by| faulty.renew(&mut a, longer, by), renew_unknown);
+        let came = suffer(fault, |by| faulty.renew(&mut a, longer, by), is_unknown!(Renewed));
         let first = at.holders("k")[0].until;
         assert_eq!(first > holder.until, came != Came::Failed, "{fault:?}: an error wrote nothing");
-        let end = renewed(&faulty, &mut a, longer);
+        let end = renewed(faulty, &mut a, longer);
         assert!(end >= first && end > holder.until, "{fault:?}: the repeat extends");
         let after = at.holders("k");
         assert_eq!((after.len(), after[0].until, after[0].token), (1, end, holder.token), "{fault:?}");
-        let endless = renewed(&faulty, &mut a, renewal(Lease::Forever));
+        let endless = renewed(faulty, &mut a, renewal(Lease::Forever));
         assert_eq!(endless, End::Never);
-    }
+    });
 }
 
 pub fn a_release_survives_every_fault(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty = broken(&at, Call::Release, &fault);
-        let mut a = shared(&at, "k");
-        granted(&faulty, &mut a);
-        let other = granted(&*at.second, &mut shared(&at, "k"));
-        let came = suffer(&fault, |by| faulty.release(&mut a, Purpose::Release, by), release_unknown);
+    under_each_fault(store, Call::Release, |at, faulty, fault| {
+        let mut a = shared(at, "k");
+        granted(faulty, &mut a);
+        let other = granted(&*at.second, &mut shared(at, "k"));
+        let came = suffer(fault, |by| faulty.release(&mut a, Purpose::Release, by), is_unknown!(Released));
         assert_eq!(at.holders("k").len(), if came == Came::Failed { 2 } else { 1 });
-        let again = release(&faulty, &mut a);
+        let again = release(faulty, &mut a);
         match came {
             Came::Failed => assert!(matches!(again, Released::Done), "{fault:?}: {again:?}"),
             _ => assert!(matches!(again, Released::HeldByOther(_)), "{fault:?}: {again:?}"),
         }
         assert_eq!((at.holders("k"), at.record("k").token), (vec![other.clone()], other.token), "{fault:?}");
-        lost(&faulty, &mut a);
-    }
+        lost(faulty, &mut a);
+    });
 }
 
 pub fn a_transfer_survives_every_fault(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty = broken(&at, Call::Acquire, &fault);
-        let mut a = exclusive(&at, "k");
+    under_each_fault(store, Call::Acquire, |at, faulty, fault| {
+        let mut a = exclusive(at, "k");
         let old = granted(&*at.store, &mut a);
-        let mut b = instead_of(&at, "k", &old);
-        let came = suffer(&fault, |by| faulty.acquire(&mut b, by), acquire_unknown);
+        let mut b = instead_of(at, "k", &old);
+        let came = suffer(fault, |by| faulty.acquire(&mut b, by), is_unknown!(Acquired));
         let standing = at.holders("k");
         assert_eq!(standing.len(), 1, "{fault:?}: never a gap, never two");
         assert_eq!(standing[0] == old, came == Came::Failed, "{fault:?}");
-        let (new, repeated) = acquired(&faulty, &mut b);
+        let (new, repeated) = acquired(faulty, &mut b);
         assert_eq!(repeated, came != Came::Failed, "{fault:?}: the repeat finds itself");
         assert_eq!(at.holders("k"), std::slice::from_ref(&new));
         assert!(new.token > old.token && at.record("k").token == new.token, "{fault:?}: one grant");
         lost(&*at.second, &mut a);
-    }
+    });
 }
 
 /// Give up the new one, then release the old one.
 pub fn a_transfer_that_is_given_up_leaves_nothing(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty = broken(&at, Call::Acquire, &fault);
-        let mut a = exclusive(&at, "k");
+    under_each_fault(store, Call::Acquire, |at, faulty, fault| {
+        let mut a = exclusive(at, "k");
         let old = granted(&*at.store, &mut a);
-        let mut b = instead_of(&at, "k", &old);
-        suffer(&fault, |by| faulty.acquire(&mut b, by), acquire_unknown);
-        give_up(&faulty, &mut b);
-        release(&faulty, &mut a);
+        let mut b = instead_of(at, "k", &old);
+        suffer(fault, |by| faulty.acquire(&mut b, by), is_unknown!(Acquired));
+        give_up(faulty, &mut b);
+        release(faulty, &mut a);
         assert_eq!(at.holders("k"), [], "{fault:?}");
-        granted(&*at.second, &mut exclusive(&at, "k"));
-    }
+        granted(&*at.second, &mut exclusive(at, "k"));
+    });
 }
 
 pub fn giving_up_survives_every_fault(store: &Store) {
-    for fault in faults() {
-        let at = (store.open)();
-        let faulty = broken(&at, Call::Release, &fault);
-        let mut a = exclusive(&at, "k");
-        granted(&faulty, &mut a);
-        let came = suffer(&fault, |by| faulty.release(&mut a, Purpose::GiveUp, by), release_unknown);
+    under_each_fault(store, Call::Release, |at, faulty, fault| {
+        let mut a = exclusive(at, "k");
+        granted(faulty, &mut a);
+        let came = suffer(fault, |by| faulty.release(&mut a, Purpose::GiveUp, by), is_unknown!(Released));
         assert_eq!(at.holders("k").len(), usize::from(came == Came::Failed), "{fault:?}");
-        let again = give_up(&faulty, &mut a);
+        let again = give_up(faulty, &mut a);
         assert_eq!(matches!(again, Released::Done), came == Came::Failed, "{fault:?}: {again:?}");
         assert_eq!(at.holders("k"), [], "{fault:?}");
         if store.remembers_who_gave_up {
-            refused(&faulty, &mut a);
+            refused(faulty, &mut a);
         }
-        granted(&*at.second, &mut exclusive(&at, "k"));
-    }
+        granted(&*at.second, &mut exclusive(at, "k"));
+    });
 }

@@ -113,8 +113,7 @@ fn check(error: &Error, means: Means, says: &str, of: &str) {
 
 #[test]
 fn each_answer_of_the_service_means_one_thing_for_every_call() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     for (number, (status, json, means, says)) in ANSWERS.into_iter().enumerate() {
         let of = format!("{status} {json}");
         let mut held = exclusive(&format!("held {number}"));
@@ -171,8 +170,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
 
 #[test]
 fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     at.proxy.add(Rule::always(Network::HoleToServer));
     let by = || Deadline::after(Duration::from_secs(1));
     match at.store.acquire(&mut exclusive("k"), &by()).unwrap() {
@@ -186,8 +184,7 @@ fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
 /// What is fatal ends a call at once; what is not, does not end a wait.
 #[test]
 fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let client = at.client();
     for (status, json) in [(400, THROTTLED), (500, says!("InternalServerError", "x"))] {
         at.proxy.clear();
@@ -207,8 +204,7 @@ fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
 
 #[test]
 fn a_service_that_lets_nobody_in_is_told_at_connect() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     for (json, kind) in [(DENIED, ErrorKind::Permission), (EXPIRED, ErrorKind::Permission)] {
         at.all_get(400, json);
         let builder = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0);

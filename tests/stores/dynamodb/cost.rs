@@ -124,8 +124,7 @@ fn docs_say(what: &str) {
 
 #[test]
 fn each_step_of_a_hold_is_one_write_unit() {
-    needs_server!();
-    let at = Metered::on(&Table::fresh());
+    let at = needs_server!(Metered::on(&Table::fresh()));
     // Longer texts than the defaults have, and as many given-up grants as a row may keep.
     let mut a = exclusive("a key of the length that keys have, and then some more of it");
     for _ in 0..8 {
@@ -147,8 +146,7 @@ fn each_step_of_a_hold_is_one_write_unit() {
 
 #[test]
 fn a_guard_writes_only_its_heartbeats() {
-    needs_server!();
-    let at = Metered::on(&Table::fresh());
+    let at = needs_server!(Metered::on(&Table::fresh()));
     let client = at.client(Duration::from_millis(1_500));
     let guard = client.lock("k").unwrap();
     let renewed = guard.info().renewed();
@@ -162,8 +160,7 @@ fn a_guard_writes_only_its_heartbeats() {
 
 #[test]
 fn an_idle_waiter_reads_eventually_consistent_and_writes_nothing() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let holder = Metered::on(&table).client(Duration::from_secs(20)).lock("k").unwrap();
     let at = Metered::on(&table);
     let client = at.client(Duration::from_secs(20));
@@ -192,8 +189,7 @@ fn an_idle_waiter_reads_eventually_consistent_and_writes_nothing() {
 
 #[test]
 fn all_waiters_of_a_client_cost_what_one_does() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let holder = Metered::on(&table).client(Duration::from_secs(20)).lock("k").unwrap();
     let at = Metered::on(&table);
     let client = at.client(Duration::from_secs(20));

@@ -61,16 +61,14 @@ impl Counted {
 
 #[test]
 fn connecting_takes_one_read() {
-    needs_server!();
-    let counted = Counted::new();
+    let counted = needs_server!(Counted::new());
     let sent = counted.counter.0.load(Ordering::SeqCst);
     assert!((1..=2).contains(&sent), "{sent}: one more where the first answer took long");
 }
 
 #[test]
 fn exclusive_steps() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let by = soon();
     let mut a = exclusive("k");
     at.takes(1, "acquire a missing row", |store| granted(store, &mut a));
@@ -114,8 +112,7 @@ fn exclusive_steps() {
 
 #[test]
 fn a_token_that_is_ahead_takes_one_more() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let seen = get(&at.store, "k");
     let mut ahead = seen.record.clone();
     ahead.token = seen.times.stamp + 3_600_000_000;
@@ -127,8 +124,7 @@ fn a_token_that_is_ahead_takes_one_more() {
 
 #[test]
 fn many_that_gave_up_take_one_more() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let gives_up = |store: &Dynamodb| store.release(&mut exclusive("k"), Purpose::GiveUp, &soon()).unwrap();
     (0..9).for_each(|_| drop(at.takes(1, "give up", gives_up)));
     at.takes(2, "give up, too many did", gives_up);
@@ -142,8 +138,7 @@ fn many_that_gave_up_take_one_more() {
 
 #[test]
 fn shared_steps() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let by = soon();
     let (mut a, mut b) = (shared("k"), shared("k"));
     at.takes(1, "first shared holder", |store| granted(store, &mut a));
@@ -174,8 +169,7 @@ fn shared_steps() {
 
 #[test]
 fn reading_and_swapping() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     granted(&at.store, &mut exclusive("k"));
     let seen = at.takes(1, "read a key", |store| get(store, "k"));
     at.takes(1, "scan", |store| {

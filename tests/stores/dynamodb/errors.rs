@@ -85,8 +85,7 @@ fn connects_without_credentials() {
 
 #[test]
 fn a_client_works_and_is_dropped_inside_async_tasks() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     // The same settings that the program's own client uses on its own runtime.
     let config = config();
     let builder = || leasehold::dynamodb::builder(config.clone(), &table.0).request_timeout(PATIENCE);

@@ -4,10 +4,9 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::internals::store::{Purpose, Released};
 
-use crate::dynamodb::sdk::config::SharedInterceptor;
-use crate::dynamodb::time::Dateless;
 use crate::dynamodb::*;
 use crate::network::{Kind, LATE, MODES, Meanwhile, by, sent};
+use crate::support::dynamodb::dateless;
 use crate::support::proxy::{Mode as Network, Request, Rule};
 use crate::support::wait::wait_until;
 
@@ -38,8 +37,7 @@ crate::network::steps!(behind);
 
 #[test]
 fn joining_others_survives_it_too() {
-    needs_server!();
-    let at = behind();
+    let at = needs_server!(behind());
     at.each(|key, mode, case| {
         if mode == Mode::Exclusive {
             return;
@@ -57,8 +55,7 @@ fn joining_others_survives_it_too() {
 
 #[test]
 fn giving_up_survives_it_too() {
-    needs_server!();
-    let at = behind();
+    let at = needs_server!(behind());
     at.each(|key, mode, case| {
         let mut a = attempt(key, mode);
         at.fault(case.network);
@@ -74,11 +71,10 @@ fn giving_up_survives_it_too() {
 /// earlier: the new token is behind the copy's.
 #[test]
 fn a_copy_of_what_was_handed_on_is_not_granted() {
-    needs_server!();
-    let at = behind();
+    let at = needs_server!(behind());
     let clock = Clock::system();
     let mut behind_by_20_s = options(&at.room.0, &clock);
-    behind_by_20_s.interceptors = vec![SharedInterceptor::new(Dateless)];
+    behind_by_20_s.interceptors = vec![dateless()];
     let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
     estimate.learn(jiff::Timestamp::now().as_second() - 20, now, now);
     behind_by_20_s.estimate = Some(estimate);
@@ -105,8 +101,7 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
 /// could give up is granted to nobody, and holds up nobody.
 #[test]
 fn what_could_not_be_given_up_within_its_lease_is_over_by_then() {
-    needs_server!();
-    let at = behind();
+    let at = needs_server!(behind());
     let clock = Clock::system();
     let settings = Settings::Given(Box::new(config_at(&at.proxy.url())));
     let store = Arc::new(open(DynamodbOptions { settings, ..options(&at.room.0, &clock) }, &clock));

@@ -15,8 +15,7 @@ fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
 
 #[test]
 fn who_connects_to_wait_for_less_than_others_is_refused() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let refused = |grace: u64, right: &str| {
         let error = with_grace(&table, grace).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
@@ -75,8 +74,7 @@ fn who_was_there_before_the_table_looks_before_its_first_lock() {
 
 #[test]
 fn in_a_table_without_a_note_the_default_counts() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let raw = Raw::new(&table);
     raw.delete("\u{1}time");
     assert!(with_grace(&table, 500).is_err());
@@ -87,8 +85,7 @@ fn in_a_table_without_a_note_the_default_counts() {
 
 #[test]
 fn nobody_relies_on_more_than_others_of_the_table_respect() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     note(&Raw::new(&table), 100_000);
     // Whoever connected with 100 ms waits for no longer until it looks again.
     let first = waiting(&table, Dynamodb::GRACE).0;
@@ -112,8 +109,7 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
 
 #[test]
 fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let with = |margin| {
         let builder = leasehold::dynamodb::builder(crate::support::dynamodb::config(), &table.0);
         builder.margin(Duration::from_millis(margin)).connect()
@@ -133,8 +129,7 @@ fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
 
 #[test]
 fn a_diagnosis_shows_the_grace_that_counts() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let client = blocking(&table, |_| {});
     assert_eq!(client.diagnose().unwrap().grace, Dynamodb::GRACE);
     with_grace(&table, 3_000).unwrap().request("k").acquire().unwrap();

@@ -14,6 +14,8 @@ use crate::support::stores::soon;
 
 /// A row of a few holders and nobody who gave up has some 700 bytes.
 const MOST: usize = 2_000;
+/// So often is each call made: were a grant id of 36 bytes left each time, that would be 2,160.
+const ROUNDS: usize = 60;
 const LATE: Duration = Duration::from_secs(3);
 
 /// As the service counts: names and values.
@@ -91,14 +93,13 @@ fn chain(client: &LockClient, key: &str) {
 
 #[test]
 fn no_call_makes_a_row_grow() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     std::thread::scope(|scope| {
         for (what, calls) in CALLS {
             let table = &table;
             scope.spawn(move || {
                 let client = leasehold::dynamodb::builder(config(), &table.0).lease(LEASE).connect().unwrap();
-                (0..200).for_each(|_| calls(&client, what));
+                (0..ROUNDS).for_each(|_| calls(&client, what));
             });
         }
     });
@@ -112,8 +113,7 @@ fn no_call_makes_a_row_grow() {
 /// What no public call does by itself: it takes answers that never come.
 #[test]
 fn what_is_given_up_makes_no_row_grow() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let (mut stands, mut reader) = (exclusive("held"), shared("shared"));
     let held = granted(&store, &mut stands);
@@ -144,8 +144,7 @@ fn what_is_given_up_makes_no_row_grow() {
 /// As dynamodb-lock-go does when it releases what it took over.
 #[test]
 fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, clock)) = (Raw::new(&table), client(&table));
     (0..10).for_each(|_| drop(store.release(&mut exclusive("k"), Purpose::GiveUp, &soon()).unwrap()));
     let mut first = exclusive("k");
@@ -158,8 +157,7 @@ fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
 
 #[test]
 fn many_that_are_released_at_once_make_no_row_grow() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
     for _ in 0..12 {
         client.request("k").shared().acquire().unwrap();
@@ -171,8 +169,7 @@ fn many_that_are_released_at_once_make_no_row_grow() {
 
 #[test]
 fn a_group_is_not_lost_by_a_time_in_doubt() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (store, clock) = telling(&at);
     let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
     let lock = client.request("k").acquire().unwrap();
@@ -185,8 +182,7 @@ fn a_group_is_not_lost_by_a_time_in_doubt() {
 /// The row has no place for the grant ids of all of them: what stops them is that later tokens are above theirs.
 #[test]
 fn of_many_that_gave_up_none_is_granted_however_late_it_comes() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let key = |mode: Mode, first: Mode| format!("{mode} after {first}");
     let all = [Mode::Exclusive, Mode::Shared].map(|mode| [Mode::Exclusive, Mode::Shared].map(|first| (mode, first)));
     for (mode, first) in all.into_iter().flatten() {
@@ -224,8 +220,7 @@ fn telling(at: &Behind) -> (Dynamodb, Arc<Clock>) {
 
 #[test]
 fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (store, _) = telling(&at);
     let gives_up = |key: &str| store.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
     (0..9).for_each(|_| drop(gives_up("k")));
@@ -244,8 +239,7 @@ fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
 
 #[test]
 fn a_purge_deletes_nothing_while_the_time_is_in_doubt() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (store, clock) = telling(&at);
     let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
     client.lock("k").unwrap().release().unwrap();
@@ -267,8 +261,7 @@ fn aged(raw: &Raw, key: &str) {
 
 #[test]
 fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let client = leasehold::dynamodb::builder(config(), &table.0).lease(LEASE).connect().unwrap();
     let leases = client.leases("growth");
@@ -317,8 +310,7 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
 /// What a service allows in a condition has no place for all of them.
 #[test]
 fn any_number_of_expired_shared_holders_lets_one_join() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let mut first = shared("k");
     granted(&store, &mut first);
@@ -364,8 +356,7 @@ fn a_row_that_grows_large_is_warned_of_once() {
 
 #[test]
 fn more_shared_holders_than_can_renew_are_refused() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
     let ask = |lease: u64, n| client.request("k").max_holders(n).lease(Duration::from_secs(lease));
     for (lease, most) in [(1, 36), (20, 163), (60, 282), (86_400, 1_600)] {

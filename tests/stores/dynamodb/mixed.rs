@@ -102,8 +102,7 @@ fn is_gone(reason: &LossReason) -> bool {
 
 #[test]
 fn theirs_see_our_owner_with_a_suffix_and_our_end() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let held = world.ours.request("ours").owner("billing").try_lock().unwrap().unwrap();
     let seen = world.go.current("ours").unwrap();
     let (label, digits) = seen.owner.split_once('#').unwrap();
@@ -117,8 +116,7 @@ fn theirs_see_our_owner_with_a_suffix_and_our_end() {
 
 #[test]
 fn our_release_keeps_the_row_and_theirs_deletes_it() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.ours.lock("k").unwrap().release().unwrap();
     let seen = world.go.current("k").unwrap();
     assert_eq!((seen.owner.as_str(), seen.leased_until.as_second()), ("", 0));
@@ -129,8 +127,7 @@ fn our_release_keeps_the_row_and_theirs_deletes_it() {
 
 #[test]
 fn a_late_heartbeat_after_a_takeover_changes_nothing() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
     let mine = world.ours.request("ours").owner("billing").acquire().unwrap();
     world.pass(SURELY_OVER);
@@ -147,8 +144,7 @@ fn a_late_heartbeat_after_a_takeover_changes_nothing() {
 
 #[test]
 fn the_same_owner_gets_nobodys_lock() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.acquire("theirs", OWNER, LEASE).unwrap();
     assert!(world.guard("theirs", SameOwner::Respect).is_none());
     let guard = world.guard("ours", SameOwner::Respect).unwrap();
@@ -165,8 +161,7 @@ fn the_same_owner_gets_nobodys_lock() {
 /// The price of replacing by the owner: the bare label, by which theirs do the same with us.
 #[test]
 fn who_replaces_the_same_owner_is_replaced_by_it() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let theirs = world.go.acquire("k", OWNER, LEASE).unwrap();
     let guard = world.guard("k", SameOwner::Replace).unwrap();
     assert_eq!(world.go.current("k").unwrap().owner, OWNER);
@@ -188,8 +183,7 @@ fn who_replaces_the_same_owner_is_replaced_by_it() {
 
 #[test]
 fn a_clock_that_is_off_by_four_seconds_is_within_the_grace() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let near = |ms: i64| {
         world.go.is_ahead_by(ms);
         let (theirs, ours) = (format!("theirs {ms}"), format!("ours {ms}"));
@@ -210,8 +204,7 @@ fn a_clock_that_is_off_by_four_seconds_is_within_the_grace() {
 /// Bad, and theirs as much as ours: their hosts' clocks decide.
 #[test]
 fn a_clock_that_is_off_by_more_than_the_grace_lets_two_hold_one_lock() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.is_ahead_by(8_000);
     let guard = world.ours.lock("ours").unwrap();
     world.go.acquire("ahead", OWNER, LEASE).unwrap();
@@ -229,8 +222,7 @@ fn a_clock_that_is_off_by_more_than_the_grace_lets_two_hold_one_lock() {
 /// The service deletes by numbers alone, so none of theirs.
 #[test]
 fn the_tables_time_to_live_deletes_what_nobody_holds() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let sweep = || {
         let now = u64::try_from(world.go.now().as_second()).unwrap();
         let is_over = |ttl: &sdk::types::AttributeValue| ttl.as_n().is_ok_and(|ttl| ttl.parse::<u64>().unwrap() < now);
@@ -257,8 +249,7 @@ fn the_tables_time_to_live_deletes_what_nobody_holds() {
 /// Theirs: a release goes by the condition of an acquire.
 #[test]
 fn their_release_deletes_an_expired_row_whoever_wrote_it() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let theirs = world.go.acquire("theirs", OWNER, LEASE).unwrap();
     let mine = world.ours.request("ours").acquire().unwrap();
     let stray = GoLock { key: "ours".to_owned(), ..theirs };

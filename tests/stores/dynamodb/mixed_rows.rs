@@ -17,8 +17,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 /// The rebuilt client, whose clock shows what the real one's did, writes the recorded rows to the letter.
 #[test]
 fn the_rebuilt_client_writes_what_was_recorded() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let (go, lease) = (&world.go, Duration::from_secs(20));
     let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/dynamodb-lock-go.json")).unwrap();
     let mut steps = golden["steps"].as_array().unwrap().iter();
@@ -60,8 +59,7 @@ fn the_rebuilt_client_writes_what_was_recorded() {
 
 #[test]
 fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let names = |key: &str| {
         let mut names: Vec<String> = world.raw.get(key).into_keys().collect();
         names.sort();
@@ -108,8 +106,7 @@ fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
 /// The service would delete a live lock by an older time to live.
 #[test]
 fn a_client_without_the_option_leaves_no_time_to_live_behind() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let own = of(&world.table, &world.clock, Fleet::Own);
     let mixed = &world.ours;
     let days = Duration::from_secs(5 * 24 * 3600);
@@ -172,8 +169,7 @@ fn who_was_idle_asks_for_the_time_first() {
 /// Whole seconds and short fractions sort after longer texts of the same second: they seem up to a second later.
 #[test]
 fn ends_of_any_form_are_respected_for_the_grace() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let second = jiff::Timestamp::from_second(world.go.now().as_second()).unwrap();
     let forms: [(&str, i64, i8); 5] = [
         ("whole", 0, 0),
@@ -198,8 +194,7 @@ fn ends_of_any_form_are_respected_for_the_grace() {
 
 #[test]
 fn what_they_would_not_respect_is_refused_with_the_reason() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let ours = &world.ours;
     let minute = Duration::from_secs(60);
     let refused = [
@@ -234,8 +229,7 @@ fn the_word_in_the_url_is_checked() {
 /// The row of the grace, which all clients of a table have in common, keeps those of the other kind out.
 #[test]
 fn clients_without_the_option_are_refused_by_the_tables_own_record() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let before = of(&world.table, &world.clock, Fleet::Own);
     let held = world.ours.lock("k").unwrap();
     let connect = |grace: u64| {
@@ -319,8 +313,7 @@ fn who_did_not_expect_them_is_warned_once() {
 
 #[test]
 fn a_diagnosis_says_which_libraries_write_to_the_table() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let written = || -> Vec<(&str, usize)> {
         let found = world.ours.diagnose().unwrap().writers.unwrap();
         assert!(found.iter().all(|writer| writer.last.elapsed().is_ok_and(|ago| ago < HOUR)));
@@ -338,8 +331,7 @@ fn a_diagnosis_says_which_libraries_write_to_the_table() {
 /// may still ask for. Tokens begin at the time again.
 #[test]
 fn over_a_row_that_they_deleted_tokens_may_fall_by_what_the_guide_says() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let ask = || world.ours.request("k");
     let fall = |before: u64| {
         let theirs = world.go.acquire("k", "worker-1", LEASE).unwrap();
@@ -380,8 +372,7 @@ fn a_diagnosis_notes_no_grace() {
 /// Their client, told no end, writes the first time that Go knows.
 #[test]
 fn an_end_before_all_times_is_over() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let text = "0001-01-01T00:00:00Z";
     let put = |key: &str| world.go.acquire_until(key, "worker-1", text.parse().unwrap(), text.to_owned()).unwrap();
     for key in ["a", "b"] {

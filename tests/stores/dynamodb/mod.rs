@@ -32,13 +32,14 @@ use crate::support::dynamodb::{Table, config, config_at, options};
 use crate::support::proxy::Proxy;
 use crate::support::stores::soon;
 
-/// A test that needs the server.
+/// What a test makes on the server, where there is one.
 macro_rules! needs_server {
-    () => {
+    ($($made:expr)?) => {{
         if $crate::support::servers::dynamodb_local().is_none() {
             return;
         }
-    };
+        $($made)?
+    }};
 }
 pub(crate) use needs_server;
 

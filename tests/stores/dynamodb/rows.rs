@@ -28,8 +28,7 @@ fn time(offset_s: i64, zone: i32) -> String {
 
 #[test]
 fn rows_of_the_go_library_are_respected_while_they_live() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     // In the zone -8 the text of a live end is less than that of now.
     for (i, zone) in [0, -8, 5].into_iter().enumerate() {
@@ -50,8 +49,7 @@ fn rows_of_the_go_library_are_respected_while_they_live() {
 
 #[test]
 fn the_recorded_rows_of_the_go_library_are_read() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/dynamodb-lock-go.json")).unwrap();
     let mut read = 0;
@@ -79,8 +77,7 @@ fn the_recorded_rows_of_the_go_library_are_read() {
 
 #[test]
 fn rows_of_the_go_library_are_taken_over_when_they_are_expired() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let ends = [time(-10, 0), time(-10, -8), time(-10, 5), "2026-11-21T01:47:55.61499108Z".to_owned()];
     for (i, until) in ends.iter().enumerate() {
@@ -97,8 +94,7 @@ fn rows_of_the_go_library_are_taken_over_when_they_are_expired() {
 
 #[test]
 fn a_row_that_the_go_library_took_over_is_lost() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let mut a = exclusive("ours");
     granted(&store, &mut a);
@@ -114,8 +110,7 @@ fn a_row_that_the_go_library_took_over_is_lost() {
 
 #[test]
 fn attributes_that_are_not_known_stay() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let mut a = exclusive("k");
     granted(&store, &mut a);
@@ -133,8 +128,7 @@ fn attributes_that_are_not_known_stay() {
 
 #[test]
 fn what_is_written_is_what_is_documented() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let mut a = exclusive("k");
     granted(&store, &mut a);
@@ -157,8 +151,7 @@ fn what_is_written_is_what_is_documented() {
 
 #[test]
 fn a_damaged_row_is_an_error_that_names_it() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let mut item = row("k", "x", &time(40, 0));
     item.insert("fence".to_owned(), AttributeValue::S("seven".to_owned()));
@@ -171,8 +164,7 @@ fn a_damaged_row_is_an_error_that_names_it() {
 
 #[test]
 fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (store, _) = client(&table);
     for mode in [Mode::Exclusive, Mode::Shared] {
         let mut a = attempt(&format!("{mode}"), mode);
@@ -190,8 +182,7 @@ fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
 /// There is no guard that would clear it away.
 #[test]
 fn a_lock_as_data_leaves_nothing_in_its_row() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
     let mut sizes = Vec::new();
     for _ in 0..3 {

@@ -129,8 +129,7 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
 /// In a table that has more than locks.
 #[test]
 fn what_is_no_lock_is_neither_listed_nor_purged() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let other = std::collections::HashMap::from([("key", "settings"), ("data", "precious")]);
@@ -149,8 +148,7 @@ fn what_is_no_lock_is_neither_listed_nor_purged() {
 
 #[test]
 fn a_row_of_a_newer_format_is_left_out_of_a_purge_and_nothing_else_is() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (raw, (store, clock)) = (Raw::new(&table), client(&table));
     for key in ["a", "newer", "z"] {
         granted(&store, &mut exclusive(key));

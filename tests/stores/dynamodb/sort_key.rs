@@ -42,8 +42,7 @@ fn row(key: &str, value: &str) -> Item {
 
 #[test]
 fn create_schema_makes_such_a_table_and_clients_with_other_values_share_nothing() {
-    needs_server!();
-    let table = Table(unique());
+    let table = needs_server!(Table(unique()));
     let (locks, others) = (of(&table, "lock"), of(&table, "other"));
     let command = locks.schema().unwrap();
     assert!(command.contains("AttributeName=sorted by,KeyType=RANGE"), "{command}");
@@ -70,8 +69,7 @@ fn create_schema_makes_such_a_table_and_clients_with_other_values_share_nothing(
 
 #[test]
 fn rows_of_others_are_neither_listed_nor_purged_over_all_pages() {
-    needs_server!();
-    let table = Table::sorted();
+    let table = needs_server!(Table::sorted());
     let raw = Raw::new(&table);
     let locks = of(&table, "lock");
     // More than a page of them; the same keys before and behind ours.
@@ -93,8 +91,7 @@ fn rows_of_others_are_neither_listed_nor_purged_over_all_pages() {
 
 #[test]
 fn a_condition_check_is_about_the_row_of_this_value() {
-    needs_server!();
-    let table = Table::sorted();
+    let table = needs_server!(Table::sorted());
     let (raw, guard, other) = (Raw::new(&table), of(&table, "lock").lock("k").unwrap(), of(&table, "other"));
     let _other = other.lock("k").unwrap();
     let send = || {
@@ -111,8 +108,7 @@ fn a_condition_check_is_about_the_row_of_this_value() {
 
 #[test]
 fn the_wrong_key_is_refused_with_the_option_that_would_be_right() {
-    needs_server!();
-    let sorted = Table::sorted();
+    let sorted = needs_server!(Table::sorted());
     let refused = |answer: leasehold::Result<LockClient>, with: &str| {
         let error = answer.unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema);

@@ -296,8 +296,7 @@ impl Case<'_> {
 
 #[test]
 fn every_request_of_every_step_survives_every_fault() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let mut cases = Vec::new();
     for step in steps() {
         for (number, fault) in (0..requests(&at, step)).flat_map(|number| FAULTS.map(|fault| (number, fault))) {

@@ -30,8 +30,7 @@ fn is_protected(raw: &Raw) -> Option<bool> {
 
 #[test]
 fn a_table_is_protected_from_deletion_where_that_is_wanted() {
-    needs_server!();
-    let table = Table(unique());
+    let table = needs_server!(Table(unique()));
     let raw = Raw::new(&table);
     let plain = connect(&table).unwrap();
     assert!(!plain.schema().unwrap().contains("--deletion-protection"));
@@ -90,8 +89,7 @@ fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
 
 #[test]
 fn a_missing_table_is_made_by_several_at_once() {
-    needs_server!();
-    let table = Table(unique());
+    let table = needs_server!(Table(unique()));
     let client = connect(&table).unwrap();
     let error = client.lock("k").unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema);
@@ -157,8 +155,7 @@ fn replicas_without_strong_consistency_are_refused() {
 
 #[test]
 fn another_name_of_the_partition_key_is_used() {
-    needs_server!();
-    let table = Table(unique());
+    let table = needs_server!(Table(unique()));
     let keyed = leasehold::dynamodb::Table::new(&table.0).partition_key("lock name");
     let client = leasehold::dynamodb::builder(config(), keyed).connect().unwrap();
     client.create_schema().unwrap();
@@ -179,8 +176,7 @@ fn another_name_of_the_partition_key_is_used() {
 
 #[test]
 fn a_url_leads_to_it() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let endpoint = crate::support::servers::dynamodb_local().unwrap();
     // The environment of a test can't be changed safely, so another process connects.
     let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}&grace=2s&deletion_protection=1", table.0);

@@ -8,12 +8,9 @@ use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
-use crate::dynamodb::sdk::config::interceptors::BeforeDeserializationInterceptorContextMut;
-use crate::dynamodb::sdk::config::{ConfigBag, Intercept, RuntimeComponents, SharedInterceptor};
-use crate::dynamodb::sdk::error::BoxError;
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
-use crate::support::dynamodb::{Table, options};
+use crate::support::dynamodb::{Table, dateless, options};
 use crate::support::harness::SLACK;
 use crate::support::lateness::{self, slack};
 use crate::support::proxy::{self, Rule};
@@ -27,8 +24,7 @@ pub(super) fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)
 
 #[test]
 fn a_takeover_waits_for_the_grace_and_not_longer_by_much() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (a, b) = (blocking(&table, |_| {}), blocking(&table, |_| {}));
     let lease = Duration::from_secs(1);
     lateness::measure();
@@ -50,8 +46,7 @@ fn by_way_of(proxy: &Proxy, table: &Table) -> DynamodbOptions {
 
 #[test]
 fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     // To these two the service tells a time an hour ahead of this host's wall clock.
     at.proxy.shift_dates(3_600);
     let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
@@ -65,8 +60,7 @@ fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
 
 #[test]
 fn a_step_of_the_services_clock_is_followed() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let clock = Clock::system();
     let store = open(by_way_of(&at.proxy, &at.table), &clock);
     let before = get(&store, "k").times.now;
@@ -84,30 +78,9 @@ pub(super) fn note(raw: &Raw, micros: u64) {
     ]));
 }
 
-/// Answers that say nothing of the time.
-#[derive(Debug)]
-pub struct Dateless;
-
-impl Intercept for Dateless {
-    fn name(&self) -> &'static str {
-        "dateless"
-    }
-
-    fn modify_before_deserialization(
-        &self,
-        context: &mut BeforeDeserializationInterceptorContextMut<'_>,
-        _components: &RuntimeComponents,
-        _config: &mut ConfigBag,
-    ) -> Result<(), BoxError> {
-        context.response_mut().headers_mut().remove("date");
-        Ok(())
-    }
-}
-
 #[test]
 fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let (store, clock) = client(&table);
     let mut a = exclusive("expired");
     granted(&store, &mut a);
@@ -115,7 +88,7 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
     let mut all = options(&table.0, &clock);
     all.grace = Duration::from_millis(100);
-    all.interceptors.push(SharedInterceptor::new(Dateless));
+    all.interceptors.push(dateless());
     let estimate = Arc::new(Estimate::default());
     let (around, now) = (Duration::from_millis(100), clock.now());
     estimate.learn(jiff::Timestamp::now().as_second(), now - around, now + around);
@@ -163,8 +136,7 @@ fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
 
 #[test]
 fn who_was_idle_for_days_asks_for_the_time_before_it_takes_a_lock() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, clock) = idle(&at);
     granted(&idle, &mut exclusive("once"));
     // 50 ppm fast.
@@ -180,8 +152,7 @@ fn who_was_idle_for_days_asks_for_the_time_before_it_takes_a_lock() {
 
 #[test]
 fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, clock) = idle(&at);
     let mut held = exclusive("held");
     granted(&idle, &mut held);
@@ -224,8 +195,7 @@ fn a_grant_that_its_own_answer_contradicts_is_undone() {
 
 #[test]
 fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, clock) = idle(&at);
     let (store, mut held) = holding(&at);
     clock.advance(Duration::from_secs(60));
@@ -284,8 +254,7 @@ fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
 /// The service tells a wrong time between two sends of one acquisition: the second one, which landed, was wrong.
 #[test]
 fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let idle = idle(&at).0;
     let (store, mut held) = holding(&at);
     let mut late = exclusive("k");
@@ -312,8 +281,7 @@ fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
 /// The service tells a time that is behind, and rivals go by the right one.
 #[test]
 fn who_finds_itself_by_a_wrong_time_counts_its_lease_by_the_right_one() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let idle = idle(&at).0;
     let behind = 20;
     at.proxy.shift_dates(-behind);
@@ -333,8 +301,7 @@ fn who_finds_itself_by_a_wrong_time_counts_its_lease_by_the_right_one() {
 
 #[test]
 fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, clock) = idle(&at);
     let (store, mut held) = holding(&at);
     clock.advance(Duration::from_secs(60));
@@ -354,8 +321,7 @@ fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
 
 #[test]
 fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, clock) = idle(&at);
     let mut held = exclusive("k");
     granted(&idle, &mut held);
@@ -370,8 +336,7 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
 
 #[test]
 fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let clock = Clock::system();
     let client = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock).connect().unwrap();
     let lease = Duration::from_secs(3);
@@ -387,8 +352,7 @@ fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
 
 #[test]
 fn the_date_of_a_proxy_is_not_the_services() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, _) = idle(&at);
     let (store, mut held) = holding(&at);
     at.proxy.shift_dates(3_600);
@@ -402,8 +366,7 @@ fn the_date_of_a_proxy_is_not_the_services() {
 
 #[test]
 fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
-    needs_server!();
-    let at = Behind::new();
+    let at = needs_server!(Behind::new());
     let (idle, _) = idle(&at);
     let (store, mut held) = holding(&at);
     at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));

@@ -87,8 +87,7 @@ fn a_rival_that_comes_first_is_left_alone_by_the_old_holder() {
 /// other library, whose time is a text.
 #[test]
 fn the_service_deletes_no_live_row_of_a_mixed_fleet() {
-    needs_server!();
-    let table = Table::fresh();
+    let table = needs_server!(Table::fresh());
     let raw = Raw::new(&table);
     let ttl = sdk::types::TimeToLiveSpecification::builder().enabled(true).attribute_name("ttl").build().unwrap();
     let request = raw.client.update_time_to_live().table_name(&table.0).time_to_live_specification(ttl);

@@ -21,8 +21,7 @@ fn indexes(rows: &Rows) -> Vec<Document> {
 
 #[test]
 fn the_schema_makes_the_indexes_of_mongo_lock_and_takes_those_that_are_there() {
-    needs_server!();
-    let rows = Rows::unmade();
+    let rows = needs_server!(Rows::unmade());
     let store = rows.open();
     let text = store.schema(Schema::Describe, &soon()).unwrap();
     assert!(text.contains("unique: true, sparse: true") && text.lines().count() == 5, "{text}");
@@ -47,8 +46,7 @@ fn the_schema_makes_the_indexes_of_mongo_lock_and_takes_those_that_are_there() {
 
 #[test]
 fn nothing_is_written_without_the_unique_index() {
-    needs_server!();
-    let rows = Rows::unmade();
+    let rows = needs_server!(Rows::unmade());
     let store = rows.open();
     let text = store.schema(Schema::Connect(Missing::IsAllowed), &soon()).unwrap();
     assert!(text.contains("create_schema()"));
@@ -128,8 +126,7 @@ fn what_is_no_ordinary_collection_is_refused() {
 /// Clients look for the unique index once; `drop()` and `mongorestore --drop` take it away under them.
 #[test]
 fn a_key_has_one_document_also_where_the_index_was_dropped_under_its_clients() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let clients: Vec<Mongodb> = (0..8).map(|_| rows.open()).collect();
     clients.iter().for_each(|client| drop(client.schema(Schema::Check, &soon()).unwrap()));
     for round in 0..12 {
@@ -166,8 +163,7 @@ fn a_key_has_one_document_also_where_the_index_was_dropped_under_its_clients() {
 
 #[test]
 fn documents_that_have_an_id_of_another_kind_are_used_as_they_are() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     granted(&store, &mut exclusive(&store, "ours"));
     assert_eq!(rows.row("ours").unwrap().get_str("_id"), Ok("ours"));

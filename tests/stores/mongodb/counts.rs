@@ -76,8 +76,7 @@ fn longer(lease: Duration) -> Renewal {
 
 #[test]
 fn connecting_looks_at_the_server() {
-    needs_server!();
-    let counted = Counted::new();
+    let counted = needs_server!(Counted::new());
     let sent: Vec<String> =
         counted.commands.lock().iter().map(|command| command.keys().next().unwrap().clone()).collect();
     assert_eq!(sent, ["hello", "buildInfo", "listCollections", "listIndexes"]);
@@ -85,8 +84,7 @@ fn connecting_looks_at_the_server() {
 
 #[test]
 fn exclusive_steps() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let by = soon();
     let store = &at.store;
     let mut a = exclusive(store, "k");
@@ -125,8 +123,7 @@ fn exclusive_steps() {
 
 #[test]
 fn shared_steps() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let by = soon();
     let store = &at.store;
     let (mut a, mut b) = (shared(store, "k"), shared(store, "k"));
@@ -146,8 +143,7 @@ fn shared_steps() {
 
 #[test]
 fn reading_and_swapping() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     at.sends(&["find", "hello"], "read a missing key", |store| get(store, "k"));
     granted(&at.store, &mut exclusive(&at.store, "k"));
     let seen = at.sends(&["find"], "read a key", |store| get(store, "k"));
@@ -162,8 +158,7 @@ fn reading_and_swapping() {
 
 #[test]
 fn many_that_want_a_lock_leave_connections_to_heartbeats() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let (now, most) = (Arc::new(AtomicI64::new(0)), Arc::new(AtomicI64::new(0)));
     let (running, highest) = (now.clone(), most.clone());
     let options = rows.options_with(|settings| {
@@ -193,8 +188,7 @@ fn many_that_want_a_lock_leave_connections_to_heartbeats() {
 
 #[test]
 fn what_changes_nothing_writes_nothing() {
-    needs_server!();
-    let at = Counted::new();
+    let at = needs_server!(Counted::new());
     let by = soon();
     let store = &at.store;
     let (mut a, mut s) = (exclusive(store, "k"), shared(store, "s"));

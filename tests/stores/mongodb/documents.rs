@@ -38,8 +38,7 @@ fn live(milliseconds: i64) -> DateTime {
 
 #[test]
 fn documents_of_mongo_lock_are_read() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     after(&rows, "after XLock nightly");
     let record = get(&store, "nightly").record;
@@ -72,8 +71,7 @@ fn documents_of_mongo_lock_are_read() {
 
 #[test]
 fn live_holders_of_mongo_lock_are_respected_and_expired_ones_replaced() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     after(&rows, "after two SLock");
     let a_minute_on = |until: Option<DateTime>| {
@@ -138,8 +136,7 @@ fn understood(rows: &Rows, key: &str) {
 
 #[test]
 fn every_document_of_ours_is_one_that_mongo_lock_understands() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     let step = |_: &str| understood(&rows, "k");
     let mut a = exclusive(&store, "k");
@@ -175,8 +172,7 @@ fn every_document_of_ours_is_one_that_mongo_lock_understands() {
 
 #[test]
 fn texts_of_users_are_no_expressions() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     for text in ["$resource", "$$ROOT", "$$NOW", "a.b", "$", "{\"$set\": 1}"] {
         for mode in [Mode::Exclusive, Mode::Shared] {
@@ -196,8 +192,7 @@ fn texts_of_users_are_no_expressions() {
 
 #[test]
 fn what_is_not_known_stays() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     let mut a = exclusive(&store, "k");
     granted(&store, &mut a);
@@ -215,8 +210,7 @@ fn what_is_not_known_stays() {
 
 #[test]
 fn a_damaged_document_is_named_and_left_as_it_is() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     let damaged = [
         doc! { "exclusive": "me" },
@@ -275,8 +269,7 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
 
 #[test]
 fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let client = LockClient::connect(&rows.url()).unwrap();
     let others = [
         doc! { "resource": "a damaged", "exclusive": { "acquired": true, "expiresAt": "tomorrow" } },
@@ -302,8 +295,7 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
 
 #[test]
 fn nothing_of_a_newer_format_is_written() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     for mode in [Mode::Exclusive, Mode::Shared] {
         let mut a = attempt(&store, "k", mode);
@@ -334,8 +326,7 @@ fn nothing_of_a_newer_format_is_written() {
 /// Longer than elsewhere, so that a guard outlives an election.
 #[test]
 fn a_lease_that_nobody_set_is_as_long_as_an_election_needs() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let _guard = LockClient::connect(&rows.url()).unwrap().lock("k").unwrap();
     let row = rows.row("k").unwrap();
     let at = |field: &str| row.get_document("exclusive").unwrap().get_datetime(field).unwrap().timestamp_millis();

@@ -49,8 +49,7 @@ fn a_server_that_is_not_there_is_said_within_the_deadline() {
 
 #[test]
 fn a_url_and_settings_of_ones_own_lead_to_the_same_locks() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let by_url = LockClient::connect(&rows.url()).unwrap();
     let options = settings(&crate::support::servers::mongod().unwrap());
     let by_settings = leasehold::mongodb::builder_with(options, "leasehold", &rows.0).connect().unwrap();
@@ -62,8 +61,7 @@ fn a_url_and_settings_of_ones_own_lead_to_the_same_locks() {
 
 #[test]
 fn a_client_works_and_is_dropped_inside_async_tasks() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     works_inside_async_tasks(|| LockClient::builder(rows.url()));
 }
 

@@ -30,8 +30,7 @@ crate::network::steps!(behind);
 /// What would happen without the session of what is given up. Else the test of it would prove nothing.
 #[test]
 fn what_is_given_up_in_another_session_comes_back() {
-    needs_server!();
-    let at = behind();
+    let at = needs_server!(behind());
     let mut a = exclusive(&*at.store, "negative control");
     // Late enough that a busy machine gives it up before.
     at.fault(Network::Late(3 * LATE));

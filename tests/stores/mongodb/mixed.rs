@@ -113,8 +113,7 @@ fn form(document: &Document) -> serde_json::Value {
 
 #[test]
 fn the_rebuilt_client_writes_what_was_recorded() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let go = Go::new(&rows);
     let golden: serde_json::Value = serde_json::from_str(include_str!("../../golden/mongo-lock.json")).unwrap();
     let mut steps = golden["steps"].as_array().unwrap().iter();
@@ -143,8 +142,7 @@ fn the_rebuilt_client_writes_what_was_recorded() {
 
 #[test]
 fn shared_and_endless_locks_are_refused_and_seen_by_the_other() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.xlock("x", "theirs", OWNER, TTL).unwrap();
     world.go.slock("s", "theirs", OWNER, TTL, 2).unwrap();
     assert!(world.ours.try_lock_shared("x").unwrap().is_none() && world.ours.try_lock("s").unwrap().is_none());
@@ -166,8 +164,7 @@ fn shared_and_endless_locks_are_refused_and_seen_by_the_other() {
 
 #[test]
 fn a_released_shared_lock_is_free_at_once() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     for _ in 0..2 {
         world.go.slock("k", "a", OWNER, TTL, 1).unwrap();
         world.go.unlock("a");
@@ -177,8 +174,7 @@ fn a_released_shared_lock_is_free_at_once() {
 
 #[test]
 fn heartbeats_keep_a_shared_lock() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let shared = world.ours.request("shared").shared().acquire().unwrap();
     for _ in 0..2 {
         world.pass(40 * S);
@@ -193,8 +189,7 @@ fn heartbeats_keep_a_shared_lock() {
 /// Whoever knows it may unlock and renew by it, as among their own: bad where theirs was over long ago.
 #[test]
 fn the_same_lock_id_is_the_right_to_both() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.xlock("theirs", "job", OWNER, TTL).unwrap();
     assert_eq!(world.ours.unlock("job").unwrap().len(), 1);
     assert!(world.ours.try_lock("theirs").unwrap().is_some());
@@ -213,8 +208,7 @@ fn the_same_lock_id_is_the_right_to_both() {
 /// Theirs: it frees every lock of an id of which one is over.
 #[test]
 fn their_purger_frees_what_shares_a_lock_id() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.xlock("over", "job", OWNER, TTL).unwrap();
     world.pass(LEASE + S);
     // Before ours free it.
@@ -229,8 +223,7 @@ fn their_purger_frees_what_shares_a_lock_id() {
 /// An expired entry blocks them until somebody frees it.
 #[test]
 fn what_is_over_is_freed_now_and_then() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.xlock("x", "a", OWNER, TTL).unwrap();
     world.go.slock("s", "b", OWNER, TTL, -1).unwrap();
     world.go.slock("s", "c", OWNER, 0, -1).unwrap();
@@ -246,8 +239,7 @@ fn what_is_over_is_freed_now_and_then() {
 /// What is damaged stops nothing and stays as it is, as does what is not ours to write; what lives is not looked at.
 #[test]
 fn freeing_leaves_alone_what_is_not_over() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.is_ahead_by(-2 * TTL * 1_000);
     for key in ["damaged", "kind", "newer", "odd", "older", "over"] {
         world.go.slock(key, &format!("shared {key}"), OWNER, TTL, -1).unwrap();
@@ -297,8 +289,7 @@ fn freeing_leaves_alone_what_is_not_over() {
 /// Bad, and theirs: their hosts' clocks decide, without a grace.
 #[test]
 fn a_clock_that_is_off_by_four_seconds_lets_two_hold_one_lock() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     world.go.is_ahead_by(4_000);
     let mine = world.ours.request("ours").acquire().unwrap();
     world.pass(LEASE - 2 * S);
@@ -312,8 +303,7 @@ fn a_clock_that_is_off_by_four_seconds_lets_two_hold_one_lock() {
 
 #[test]
 fn what_is_refused_says_why() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let error = world.ours.leases("names").claim("a", "b", LEASE).unwrap_err();
     let text = error.to_string();
     assert!(

@@ -23,8 +23,7 @@ use crate::support::wait::wait_until;
 /// Their purger reads what is over, and frees it later by its id: what was renewed meanwhile would be freed, too.
 #[test]
 fn nothing_of_the_last_second_is_renewed() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     for (key, is_shared) in [("x", false), ("s", true)] {
         let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
         let mine = ask().lock_id("job").acquire().unwrap();
@@ -43,8 +42,7 @@ fn nothing_of_the_last_second_is_renewed() {
 /// It would keep its lock id, by which their purger frees what it read as over.
 #[test]
 fn nothing_of_the_last_second_is_handed_over() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     for (key, is_shared) in [("x", false), ("s", true)] {
         let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
         let adopt = |lock: &Lock| world.ours.request(key).adopt(lock.clone());
@@ -67,8 +65,7 @@ fn nothing_of_the_last_second_is_handed_over() {
 /// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
 #[test]
 fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
     let get = |key: &str| {
         let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
@@ -104,8 +101,7 @@ fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
 /// What counts as held can be renewed.
 #[test]
 fn the_margin_is_no_less_than_the_last_second() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let builder = |options: MongodbOptions| {
         let store = Mongodb::open(options, &soon()).unwrap();
         builder_over(Arc::new(store), Clock::system()).lease(3 * S)
@@ -124,8 +120,7 @@ fn the_margin_is_no_less_than_the_last_second() {
 /// The server decides by the time at which a request begins, and that one may wait behind a user's transaction.
 #[test]
 fn nothing_is_extended_that_is_over_when_a_transaction_ends() {
-    needs_server!();
-    let world = World::new();
+    let world = needs_server!(World::new());
     let ours = &world.ours;
     for how in ["heartbeat", "adopt", "renew"] {
         for is_shared in [false, true] {

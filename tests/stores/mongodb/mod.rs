@@ -26,12 +26,13 @@ use leasehold::internals::store::{Attempt, Backend, Which};
 use crate::support::direct::{attempt, exclusive, get, holders, instead_of, shared};
 use crate::support::stores::soon;
 
-/// A test that needs the server.
+/// What a test makes on the server, where there is one.
 macro_rules! needs_server {
-    () => {
+    ($($made:expr)?) => {{
         if $crate::support::servers::mongod().is_none() {
             return;
         }
-    };
+        $($made)?
+    }};
 }
 pub(crate) use needs_server;

@@ -126,8 +126,7 @@ fn a_right_that_is_missing_is_told_and_named() {
 
 #[test]
 fn settings_that_locks_cannot_use_are_told_once() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     warnings(&rows);
     let uri = crate::support::servers::mongod().unwrap();
     let join = if uri.contains('?') { '&' } else { '?' };

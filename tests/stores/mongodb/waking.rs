@@ -50,8 +50,7 @@ pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
 
 #[test]
 fn one_stream_serves_all_keys() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let mut commands = Commands::default();
     let options = rows.options_with(|settings| commands = listen(settings));
     let store = Mongodb::open(options, &soon()).unwrap();
@@ -72,8 +71,7 @@ fn one_stream_serves_all_keys() {
 
 #[test]
 fn heartbeats_and_grants_of_what_was_free_are_not_told() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     let (mut a, mut s) = (exclusive(&store, "k"), shared(&store, "s"));
     granted(&store, &mut a);
@@ -97,8 +95,7 @@ fn heartbeats_and_grants_of_what_was_free_are_not_told() {
 
 #[test]
 fn what_mongo_lock_frees_is_told() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     let free = doc! {
         "lockId": null, "owner": null, "host": null, "comment": null, "createdAt": null, "renewedAt": null,
@@ -116,8 +113,7 @@ fn what_mongo_lock_frees_is_told() {
 
 #[test]
 fn a_stream_that_breaks_lets_go_of_the_channel() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let store = rows.open();
     granted(&store, &mut exclusive(&store, "k"));
     let told = watch(&store, &["k"]);
@@ -136,8 +132,7 @@ fn a_stream_that_breaks_lets_go_of_the_channel() {
 /// The server holds back the answer of the stream for ten seconds, and with it the connection.
 #[test]
 fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let holder = LockClient::connect(&rows.url()).unwrap();
     let mut settings = settings(&crate::support::servers::mongod().unwrap());
     settings.max_pool_size = Some(1);
@@ -172,8 +167,7 @@ fn a_server_alone_cannot_tell_which_is_said_once() {
 
 #[test]
 fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
-    needs_server!();
-    let rows = Rows::fresh();
+    let rows = needs_server!(Rows::fresh());
     let holder = LockClient::connect(&rows.url()).unwrap();
     let mut settings = settings(&crate::support::servers::mongod().unwrap());
     let commands = listen(&mut settings);

@@ -42,7 +42,9 @@ fn start(home: &Path, port: u16, _: &Path) -> Command {
 fn serve(home: &Path, port: u16) -> Command {
     let lib = home.join("lib");
     let mut java = Command::new("java");
-    java.arg("-Xmx256m").arg(format!("-Djava.library.path={}", lib.display()));
+    // It lives for minutes: what the better compiler and the collector on many threads cost does not come back.
+    java.args(["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]);
+    java.arg(format!("-Djava.library.path={}", lib.display()));
     java.arg("-cp").arg(lib.join("*")).arg("software.amazon.dynamodb.services.local.main.ServerRunner");
     java.args(["-disableTelemetry", "-port", &port.to_string()]);
     java
