@@ -3,6 +3,7 @@
 use super::*;
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::spec;
+use crate::lease::MAX_ACQUIRE_LEASE;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;

@@ -16,6 +16,7 @@ use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
+use crate::sys::pause::pause;
 use crate::sys::thread::{Thread, begin_to_keep_a_lock};
 
 /// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
@@ -29,6 +30,8 @@ pub struct Undo {
     request_timeout: Duration,
     /// Ends the thread and its request.
     stop: CancelToken,
+    /// Locked by the one that ends it.
+    ending: Mutex<()>,
     state: Mutex<State>,
     /// One more came.
     more: Sender<()>,
@@ -56,7 +59,8 @@ impl Undo {
     pub fn new(backend: Arc<dyn Backend>, queues: Arc<Queues>, clock: Arc<Clock>, request_timeout: Duration) -> Self {
         let (more, mores) = crossbeam_channel::bounded(1);
         let stop = CancelToken::new();
-        Undo { backend, queues, clock, request_timeout, stop, state: Mutex::default(), more, mores }
+        let (ending, state) = (Mutex::default(), Mutex::default());
+        Undo { backend, queues, clock, request_timeout, stop, ending, state, more, mores }
     }
 
     /// Tries to give up an acquisition for as long as its grant could last: one lease from now on, since the request may
@@ -111,6 +115,8 @@ impl Undo {
 
     /// Waits until `soon` for the end of the work, then ends it.
     pub fn end(&self, soon: Instant, by: Instant) {
+        // Of two that close at once, the second must not cut off the work for whose end the first one waits.
+        let _turn = self.ending.try_lock_until(soon);
         let (thread, is_running, count) = {
             let mut state = self.state.lock();
             let is_running = state.is_running();
@@ -172,10 +178,12 @@ impl Undo {
 
     /// One request.
     fn give_up(&self, mut left: Left, until: &Deadline) {
+        pause!("undo.sent");
         let by = until.clone().within(self.request_timeout);
         let released = ends_hold(|| self.backend.release(&mut left.attempt, Purpose::GiveUp, &by), Released::Unknown);
         let error: Error = match released {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
+                pause!("undo.answered");
                 // Waiters of this process look at once.
                 return self.queues.nudge(&left.attempt.key);
             }
