@@ -17,6 +17,7 @@ use crate::model::lock::Lock;
 use crate::store::fence::Standing;
 use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
+use crate::sys::pause::pause;
 use crate::sys::thread::Thread;
 
 /// A lock that is held. Its own thread renews it; dropping it releases it.
@@ -219,6 +220,7 @@ impl LockGuard {
             log::warn!(target: "leasehold::guard", key:? = self.key();
                 "lock {:?} could not be released yet and is given up in the background: {error}", self.key());
         }
+        pause!("drop.released");
         self.hold.abandon();
     }
 
@@ -298,6 +300,7 @@ impl Drop for LockGuard {
             return;
         }
         self.drop_bound.begin(self.drop_by());
+        pause!("drop.begun");
         self.end_quietly();
     }
 }

@@ -22,6 +22,7 @@ use crate::model::waiting::Waiting;
 use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
+use crate::sys::pause::pause;
 
 /// What a wait that is over says.
 const WAITED: &str = "others held it until the wait was over";
@@ -147,6 +148,7 @@ impl LockRequest {
             return Err(Error::invalid("key", &spec.key, &right));
         }
         check_origin(&self.spec.family, &lock)?;
+        pause!("adopt.checked");
         let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));
         spec.mode = lock.mode;
         spec.max_holders = None;

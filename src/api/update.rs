@@ -8,6 +8,7 @@ use crate::model::error::{ErrorKind, Result};
 use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
+use crate::sys::pause::pause;
 
 /// A record that was read longer ago is read again before it is decided on: leases count from the read.
 const FRESH: Duration = Duration::from_millis(100);
@@ -47,6 +48,7 @@ impl LockClient {
         loop {
             let step = decide(&found)?;
             let Some(next) = step.record else { return Ok((step.answer, found)) };
+            pause!("change.decided");
             let error = match self.family.backend.swap(&found.seen, Some(&next), by) {
                 Ok(Swapped::Done) => return Ok((step.answer, found)),
                 Ok(Swapped::Changed) => {

@@ -8,14 +8,15 @@ use super::queue::{Leaves, May, SILENT, Ticket};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, Obtained, Patience, WaitSpec};
-use crate::lease::{Lease, MAX_ACQUIRE_LEASE, backoff};
+use crate::lease::{Lease, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::LockStatus;
-use crate::store::{Acquired, Attempt, Renewal, Renewed, Seen};
+use crate::store::{Acquired, Attempt, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::observing::WaitSpan;
+use crate::sys::pause::pause;
 
 /// Obtains the lock, or says who holds it.
 pub fn obtain(family: &Arc<Family>, spec: WaitSpec<'_>, patience: Patience) -> Result<Obtained> {
@@ -77,7 +78,7 @@ pub(super) struct Known {
 
 /// Whether what was known about the lock before the store failed may still be used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Before {
+pub(super) enum Before {
     Counts,
     IsOut,
 }
@@ -127,6 +128,7 @@ impl<'a> Wait<'a> {
             self.enter();
         }
         let outcome = self.go_on(&overall);
+        pause!("acquire.leaves");
         // It may have been given the lock at the last moment.
         let leaves = if matches!(outcome, Ok(Obtained::Granted(_))) { Leaves::WithLock } else { Leaves::Without };
         let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(leaves));
@@ -196,6 +198,7 @@ impl<'a> Wait<'a> {
     pub(super) fn enter(&mut self) {
         self.begins();
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone()));
+        pause!("acquire.entered");
     }
 
     /// Waits for the turn to ask, or for a hand-over.
@@ -209,6 +212,7 @@ impl<'a> Wait<'a> {
                         return Turn::Over;
                     }
                 }
+                pause!("acquire.turn");
                 match self.line.ticket.as_ref().map(Ticket::may) {
                     None | Some(May::Ask) => return Turn::Ask,
                     Some(May::Take(granted)) => return Turn::Given(*granted),
@@ -263,7 +267,7 @@ impl<'a> Wait<'a> {
         self.is_in_trouble(error, if is_cut_off { Before::Counts } else { Before::IsOut });
     }
 
-    fn is_in_trouble(&mut self, error: Error, before: Before) {
+    pub(super) fn is_in_trouble(&mut self, error: Error, before: Before) {
         self.known.is_out |= before == Before::IsOut;
         if self.known.is_out {
             self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
@@ -343,7 +347,9 @@ impl<'a> Wait<'a> {
             self.effort.attempts += 1;
             let by = overall.clone().within(family.options.request_timeout);
             self.asks(Some(asked));
+            pause!("acquire.sent");
             let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
+            pause!("acquire.answered");
             self.asks(None);
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
@@ -355,6 +361,7 @@ impl<'a> Wait<'a> {
                     if clock.now() >= held_until {
                         return self.void(attempt, overall);
                     }
+                    pause!("acquire.timed");
                     let chain = Chain { times: 0, since: sent };
                     return self.granted(Granted { attempt, holder, now, held_until, chain }, overall);
                 }
@@ -378,6 +385,7 @@ impl<'a> Wait<'a> {
                 Err(error) => error,
             };
             log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}");
+            pause!("acquire.failed");
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
@@ -404,75 +412,13 @@ impl<'a> Wait<'a> {
     }
 
     /// Gives up an attempt, now if there is time, else in the background.
-    fn undo(&self, mut attempt: Attempt, overall: &Deadline) {
+    pub(super) fn undo(&self, mut attempt: Attempt, overall: &Deadline) {
+        pause!("acquire.undoes");
         let timeout = self.family.options.request_timeout;
         let now = overall.clone().within(timeout);
         if now.is_over() || give_up(&*self.family.backend, &mut attempt, &now, timeout).is_err() {
             self.family.abandon(attempt);
         }
-    }
-
-    /// A lease of more than a minute, or without end, is set by a first renewal, so that no
-    /// unanswered acquire leaves more than a minute.
-    fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Round> {
-        let clock = &self.family.clock;
-        let mut failures = 0;
-        loop {
-            let sent = clock.now();
-            let lease = self.spec.lock.terms.granted_lease_at(sent);
-            if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
-                break;
-            }
-            // The longest that the store may keep the grant, should this be given up.
-            granted.attempt.ask.lease = match lease {
-                Lease::For(d) => d,
-                Lease::Forever => Duration::MAX,
-            };
-            let left = granted.held_until.since(sent);
-            let by = overall.clone().within(self.family.options.request_timeout.min(left));
-            let renewal = Renewal::heartbeat(lease);
-            let backend = &self.family.backend;
-            let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
-            let error = match renewed {
-                Ok(Renewed::Until { until, now }) => {
-                    granted.holder.until = until;
-                    granted.now = now;
-                    granted.held_until = self.spec.lock.terms.held_until(sent, until, now);
-                    if clock.now() >= granted.held_until {
-                        self.undo(granted.attempt, overall);
-                        let error = Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable();
-                        return self.not_had(error);
-                    }
-                    break;
-                }
-                Ok(Renewed::Lost(_)) => {
-                    let message = "it was taken over before its lease could be set";
-                    return self.not_had(Error::new(ErrorKind::Lost, message).retryable());
-                }
-                Ok(Renewed::Unknown(error)) | Err(error) => error,
-            };
-            failures += 1;
-            let delay = backoff::retry_delay(failures, left, fastrand::f64());
-            if !error.is_retryable() || left.is_zero() || !overall.wait_for(delay) {
-                self.undo(granted.attempt, overall);
-                return self.not_had(error);
-            }
-        }
-        let waited = self.effort.started.elapsed();
-        let fencing_token = granted.holder.token;
-        log::debug!(target: "leasehold::client", key:? = self.spec.lock.key, token = fencing_token; "granted");
-        self.family.options.observing.tell(&Event::Granted { key: &self.spec.lock.key, fencing_token, waited });
-        Ok(Round::Granted(granted))
-    }
-
-    /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.
-    fn not_had(&mut self, error: Error) -> Result<Round> {
-        if !error.is_retryable() {
-            return Err(error);
-        }
-        let before = if error.kind() == ErrorKind::Lost { Before::Counts } else { Before::IsOut };
-        self.is_in_trouble(error, before);
-        Ok(Round::Trouble)
     }
 
     /// Reports a refusal; an error if this client would wait for itself.
@@ -483,6 +429,7 @@ impl<'a> Wait<'a> {
         let mine = |holder: &LockStatus| {
             Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.holds_here(holder)
         };
+        pause!("acquire.refused");
         let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);
         self.known.refusal = Some(seen);
         if is_mine {

@@ -11,6 +11,7 @@ use crate::engine::spec::{Granted, LockSpec, Obtained, OnWait, Patience, WaitSpe
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::WaitEnd;
 use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::pause::pause;
 
 /// At most this many keys are named by an error.
 const MOST_NAMED: usize = 5;
@@ -61,6 +62,7 @@ impl AnyWait<'_> {
     fn run(&mut self) -> Result<Obtained> {
         let mut overall = self.overall();
         let outcome = self.go_on(&mut overall);
+        pause!("any.leaves");
         let outcome = self.leave(outcome, &overall);
         for wait in &mut self.waits {
             wait.ends_by(match &outcome {
@@ -189,6 +191,7 @@ impl AnyWait<'_> {
             if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
                 continue;
             }
+            pause!("any.turn");
             let turn = match wait.line.ticket.as_ref().map(Ticket::may) {
                 None | Some(May::Wait) => continue,
                 Some(May::Ask) => Turn::Ask,
@@ -206,6 +209,7 @@ impl AnyWait<'_> {
 
     /// Waits until it is time to look at a key again, or one is reported; false when the call's time is over.
     fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
+        pause!("any.sleeps");
         self.waits.iter_mut().for_each(Wait::tell);
         let now = Instant::now();
         let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();

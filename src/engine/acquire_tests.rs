@@ -5,6 +5,7 @@ use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::spec;
 use crate::engine::spec::{Callbacks, LockSpec};
+use crate::lease::MAX_ACQUIRE_LEASE;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;

@@ -24,6 +24,7 @@ use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
+use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, expect_users_code};
 
@@ -130,6 +131,7 @@ impl Family {
         // Before the mutex, which may be held for ever in a forked child.
         self.check_open()?;
         self.undo.start_again();
+        pause!("acquire.begins");
         self.closing.obtaining.lock().push(std::thread::current().id());
         let call = Obtaining(self.clone());
         // `close` may have looked before.
@@ -224,9 +226,11 @@ impl Family {
             at_end,
         };
         let hold = Hold::new(granted, setup, callbacks);
+        pause!("hold.made");
         // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there,
         // or release it already.
         let made = hold.start().and_then(|()| self.check_open()).and_then(|()| hold.stands_at_least(terms.at_least));
+        pause!("hold.started");
         if let Err(error) = made {
             let _ = hold.release(self.options.drop_timeout);
             hold.abandon();
@@ -253,6 +257,7 @@ impl Family {
     pub fn close(&self, bound: Duration) -> Result<()> {
         self.closing.token.cancel();
         let now = Instant::now();
+        pause!("close.begun");
         let by = far_from(now, bound);
         // What is asked to end here needs some time for it.
         let soon = by - by.saturating_duration_since(now) / 10;
@@ -261,8 +266,11 @@ impl Family {
         first.iter().for_each(|first| first.ask_to_end(half));
         first.iter().for_each(|first| first.wait_for_end(half));
         let released = self.release_all(soon, by);
+        pause!("close.released");
         self.wait_for_obtaining(soon);
+        pause!("close.waited");
         self.end_background(soon, by);
+        pause!("close.ended");
         self.end_watch(by);
         released
     }
@@ -290,6 +298,7 @@ impl Family {
             let (holds, done) = (holds.clone(), done.clone());
             move || {
                 while let Some(hold) = { holds.lock().pop() } {
+                    pause!("close.releases");
                     let left = soon.saturating_duration_since(Instant::now());
                     let _ = done.send(hold.release(left));
                 }
@@ -347,6 +356,7 @@ impl Drop for Family {
             return;
         }
         self.closing.token.cancel();
+        pause!("client.dropped");
         let by = self.drop_by();
         self.closing.drop_bound.begin(by);
         let by = by.instant();

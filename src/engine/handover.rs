@@ -11,6 +11,7 @@ use crate::model::error::{ErrorKind, Result};
 use crate::model::lock::LockStatus;
 use crate::store::Acquired;
 use crate::sys::deadline::Deadline;
+use crate::sys::pause::pause;
 
 /// After this many hand-overs in a row the lock is really released, so that other processes get a turn.
 const MAX_IN_A_ROW: u32 = 8;
@@ -38,10 +39,12 @@ impl Hold {
         if !fair {
             return PassedOn::OthersTurn;
         }
+        pause!("hand.chooses");
         let exclusive = |spec: &LockSpec| spec.mode == Mode::Exclusive;
         let Some(next) = setup.queues.reserve(self.grant.lock.key(), exclusive) else {
             return PassedOn::No(Earlier::Nothing);
         };
+        pause!("hand.reserved");
         let terms = next.spec().terms;
         let lease = terms.first_lease_at(now);
         if !terms.leave_time_at(now) {
@@ -57,13 +60,18 @@ impl Hold {
         attempt.first_sent = Some(sent);
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
+        pause!("hand.sent");
         match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until(sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
                 let granted = Granted { attempt, holder, now, held_until, chain };
+                pause!("hand.gives");
                 match next.give(granted) {
-                    Ok(()) => PassedOn::Yes(Ok(())),
+                    Ok(()) => {
+                        pause!("hand.given");
+                        PassedOn::Yes(Ok(()))
+                    }
                     // The waiter went away: its grant is given up.
                     Err(granted) => {
                         *self.requests.handed.lock() = Some(granted.attempt);
@@ -79,6 +87,7 @@ impl Hold {
                 PassedOn::Yes(Err(lost.with_holders(LockStatus::live(&seen))))
             }
             Ok(Acquired::Unknown(_)) => {
+                pause!("hand.unanswered");
                 // If it happened, there is nothing left to release.
                 *self.requests.handed.lock() = Some(attempt);
                 PassedOn::No(Earlier::Unanswered)
@@ -90,6 +99,7 @@ impl Hold {
     /// Gives up a hand-over that was not answered, so that no grant is left in the store that nobody knows of.
     pub(super) fn give_up_hand_over(&self, by: &Deadline) -> Result<()> {
         let Some(mut attempt) = ({ self.requests.handed.lock().take() }) else { return Ok(()) };
+        pause!("hand.undoes");
         let given_up = give_up(&*self.setup.backend, &mut attempt, by, self.setup.request_timeout);
         if given_up.is_err() {
             *self.requests.handed.lock() = Some(attempt);

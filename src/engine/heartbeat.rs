@@ -14,6 +14,7 @@ use crate::model::key::shown;
 use crate::model::loss::LossReason;
 use crate::sys::caught::caught;
 use crate::sys::log;
+use crate::sys::pause::pause;
 use crate::sys::thread::{self, Thread};
 
 /// How often the guard of a lock without end checks whether it was released or replaced.
@@ -47,6 +48,7 @@ impl Hold {
 pub(super) fn spawn(hold: Arc<Hold>) -> Result<Thread> {
     Thread::spawn("leasehold-beat", move || {
         thread::begin_to_keep_a_lock();
+        pause!("heartbeat.begins");
         if caught(|| run(&hold)).is_none() {
             hold.lose(LossReason::HeartbeatDied);
             let key = hold.grant.lock.key();
@@ -64,6 +66,7 @@ fn run(hold: &Hold) {
             recv(hold.beats.wishes) -> _ => {}
             default(wait) => {}
         }
+        pause!("heartbeat.woken");
         wait = match hold.beat() {
             Beat::Over => return,
             Beat::Renewed => {

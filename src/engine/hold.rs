@@ -13,24 +13,20 @@ use super::queue::Queues;
 use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
-use crate::engine::spec::{Callbacks, Chain, Granted, OnWarning};
+use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::{End, GrantId, Lease, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::Lock;
-use crate::model::loss::LossReason;
 use crate::store::{Attempt, Backend, Consistency, Renewal, Renewed, Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
-use crate::sys::log;
 use crate::sys::observing::{Observing, later};
+use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
-
-/// The pause after a heartbeat thread could not be started.
-const START_RETRY: Duration = Duration::from_millis(100);
 
 /// What a hold needs besides the grant.
 pub struct Setup {
@@ -106,7 +102,7 @@ pub(super) struct State {
     pub released_again: bool,
     /// The guard's own copy of what it shows.
     pub lock: Lock,
-    shown_is_behind: bool,
+    pub shown_is_behind: bool,
     pub last_error: Option<Error>,
     /// The grant stands for so long, however the hold ends.
     pub at_least: Duration,
@@ -114,7 +110,7 @@ pub(super) struct State {
     pub asked_least: Vec<Duration>,
     pub callbacks: Callbacks,
     /// When the heartbeat must be started; `None` once it was.
-    start_at: Option<BootTime>,
+    pub start_at: Option<BootTime>,
     pub heartbeat: Option<Thread>,
 }
 
@@ -195,33 +191,6 @@ impl Hold {
         self.setup.watcher.watch(self)
     }
 
-    /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is
-    /// tried again until the deadline, like a request that fails, and the loss then says why.
-    pub fn start_when_due(self: &Arc<Self>, now: BootTime) -> Option<BootTime> {
-        let mut state = self.state.lock();
-        let at = state.start_at.filter(|_| state.phase == Phase::Held)?;
-        // After a suspend it is due at once.
-        if now < at && self.beats.wishes.is_empty() {
-            return Some(at);
-        }
-        match heartbeat::spawn(self.clone()) {
-            Ok(thread) => {
-                state.heartbeat = Some(thread);
-                state.start_at = None;
-                None
-            }
-            Err(error) => {
-                let left = self.remaining();
-                let at = now + START_RETRY.min(left / 3).max(START_RETRY / 100);
-                state.start_at = Some(at);
-                state.last_error = Some(error.clone());
-                drop(state);
-                self.warn_of_heartbeat(left, &error);
-                Some(at)
-            }
-        }
-    }
-
     /// The lock as it was granted; key, token, lock id and mode never change.
     pub fn granted(&self) -> &Lock {
         &self.grant.lock
@@ -289,7 +258,7 @@ impl Hold {
         if self.is_held() { self.held_until().since(self.setup.clock.now()) } else { Duration::ZERO }
     }
 
-    fn held_until(&self) -> BootTime {
+    pub(super) fn held_until(&self) -> BootTime {
         BootTime::from_nanos(self.held_until.load(Ordering::SeqCst))
     }
 
@@ -342,6 +311,7 @@ impl Hold {
         let backend = &self.setup.backend;
         // The lease is counted from before the request.
         let sent = self.setup.clock.now();
+        pause!("renew.sent");
         let terms = Terms { at_least: least, ..self.setup.terms };
         let lease = terms.granted_lease_at(sent);
         let (until, now) = match lease {
@@ -361,6 +331,7 @@ impl Hold {
                 Renewed::Unknown(error) => return Err(error),
             },
         };
+        pause!("renew.answered");
         // If the store's time has gone back, an end that was set before seems too far in the future.
         let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
         Ok(BeatAnswer::Stands { held_until, until, now })
@@ -373,6 +344,7 @@ impl Hold {
             self.expire();
             return Beat::Over;
         }
+        pause!("renew.publishes");
         {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
@@ -389,6 +361,7 @@ impl Hold {
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
         }
+        pause!("renew.published");
         self.setup.observing.tell(&Event::Renewed { key: &shown(&self.grant.lock.key), left });
         Beat::Renewed
     }
@@ -406,6 +379,7 @@ impl Hold {
     }
 
     fn beat_failed(&self, error: Error) -> Beat {
+        pause!("renew.failed");
         {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
@@ -421,7 +395,7 @@ impl Hold {
     }
 
     /// Updates the copy that the user sees, unless the user has locked it.
-    fn show(&self, state: &mut State) {
+    pub(super) fn show(&self, state: &mut State) {
         state.shown_is_behind = match self.shown.try_lock() {
             Some(mut shown) => {
                 shown.clone_from(&state.lock);
@@ -429,69 +403,6 @@ impl Hold {
             }
             None => true,
         };
-    }
-
-    /// Declares the loss this long from now on, unless that is to happen earlier.
-    pub fn end_in(&self, time: Duration) {
-        let from_grant = self.setup.clock.now().since(self.grant.at).saturating_add(time);
-        {
-            let max_hold = &mut self.state.lock().callbacks.max_hold;
-            *max_hold = Some(max_hold.map_or(from_grant, |before| before.min(from_grant)));
-        }
-        self.setup.watcher.look_now();
-    }
-
-    /// When the watcher must first look at this hold.
-    pub fn first_look(&self) -> BootTime {
-        let state = self.state.lock();
-        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
-        let warning = state.callbacks.warn_before.map(|before| self.held_until() - before);
-        [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
-    }
-
-    /// Called by the watcher: declares what is due at `now`, and returns when to look again.
-    pub fn look(&self, now: BootTime) -> Option<BootTime> {
-        let mut state = self.state.lock();
-        if state.phase != Phase::Held {
-            return None;
-        }
-        if state.shown_is_behind {
-            self.show(&mut state);
-        }
-        let held_until = self.held_until();
-        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
-        if now >= held_until {
-            drop(state);
-            self.expire();
-            return None;
-        }
-        if max_hold.is_some_and(|end| now >= end) {
-            drop(state);
-            self.lose(LossReason::MaxHold);
-            return None;
-        }
-        let warning = state.callbacks.warn_before.map(|before| held_until - before);
-        if warning.is_some_and(|at| now >= at) {
-            // Without a failed heartbeat the next one is still under way: look again in a second.
-            if state.last_error.is_some() {
-                state.callbacks.warn_before = None;
-                let on_warning = state.callbacks.on_warning.take();
-                drop(state);
-                self.warn(held_until.since(now), on_warning);
-            }
-            return Some(max_hold.map_or(held_until, |end| end.min(held_until)));
-        }
-        [Some(held_until), max_hold, warning].into_iter().flatten().min()
-    }
-
-    fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
-        let key = &*shown(&self.grant.lock.key);
-        if let Some(on_warning) = on_warning {
-            self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
-        }
-        log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
-            "heartbeats of lock {key:?} fail; it will be lost in {:.1} s", left.as_secs_f64());
-        self.setup.observing.tell(&Event::RenewalLate { key, left });
     }
 }
 

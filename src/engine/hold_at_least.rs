@@ -13,6 +13,7 @@ use crate::lease::transition::{KeepAnswer, keep_standing};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Consistency, Swapped, Which};
 use crate::sys::deadline::Deadline;
+use crate::sys::pause::pause;
 
 /// Whether the place of the grant was kept.
 pub(super) enum Kept {
@@ -145,6 +146,7 @@ impl Hold {
         };
         let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
         let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
+        pause!("keep.looked");
         Ok(match backend.swap(&seen, Some(&next), by)? {
             Swapped::Done => Look::Is(KeepAnswer::Kept),
             Swapped::Changed => {

@@ -3,10 +3,12 @@
 pub(crate) mod acquire;
 pub(crate) mod acquire_any;
 pub(crate) mod family;
+mod first_lease;
 pub(crate) mod handover;
 pub(crate) mod heartbeat;
 pub(crate) mod hold;
 mod hold_at_least;
+mod hold_look;
 pub(crate) mod loss_watch;
 #[cfg(test)]
 mod network_orders;

@@ -14,6 +14,7 @@ use crate::store::{Consistency, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained};
+use crate::sys::pause::pause;
 
 /// A wait that is longer is logged, and again after each minute.
 pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
@@ -60,6 +61,7 @@ impl Wait<'_> {
                 looked_free = false;
                 let is_free = known.is_some_and(|free| free.is_zero());
                 let delay = self.look_after(if is_free { Begin::Wait } else { begun }, free_in);
+                pause!("wait.sleeps");
                 if !self.sleep(overall, delay) {
                     return false;
                 }
@@ -67,6 +69,7 @@ impl Wait<'_> {
                     return true;
                 }
             }
+            pause!("wait.woken");
             if self.look(overall) {
                 return true;
             }
@@ -153,6 +156,7 @@ impl Wait<'_> {
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
         let is_covered = self.family.wakeups.covers(&self.spec.lock.key);
         let is_free = self.read(overall);
+        pause!("wait.looked");
         self.line.is_woken = is_covered && self.known.last_error.is_none();
         is_free
     }

@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind};
+use crate::sys::pause::pause;
 
 /// A store that takes longer to answer counts as failing.
 pub const SILENT: Duration = Duration::from_secs(1);
@@ -281,6 +282,7 @@ impl Ticket {
                 }
             }
         }
+        pause!("line.left");
         if let Some(head) = self.queues.head(key) {
             let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
             let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));

@@ -16,6 +16,7 @@ use crate::store::{Attempt, Purpose, Released, Seen};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
+use crate::sys::pause::pause;
 
 /// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
@@ -48,8 +49,11 @@ impl Hold {
         if before == Phase::Over {
             return Ok(());
         }
+        pause!("release.begun");
         self.stop_heartbeat(bound / 2);
+        pause!("release.stopped");
         let answer = self.send_end(before, by);
+        pause!("release.ends");
         self.ended(before, answer)
     }
 
@@ -63,6 +67,7 @@ impl Hold {
             Kept::No(before) => self.give_away(before, by, &mut worth_a_look),
         };
         if worth_a_look {
+            pause!("release.wakes");
             // Waiters of this process look at once.
             self.setup.queues.nudge(&self.grant.lock.key);
         }
@@ -162,6 +167,7 @@ impl Hold {
     /// background, as that of an acquire without an answer.
     pub fn abandon(&self) {
         let before = self.begin_release();
+        pause!("abandon.begun");
         self.beats.stop.cancel();
         if matches!(before, Phase::Held | Phase::Releasing | Phase::Lost(LostBy::Clock)) {
             self.give_up_later();
@@ -184,7 +190,9 @@ impl Hold {
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
         self.begin_release();
+        pause!("transfer.begun");
         self.stop_heartbeat(bound);
+        pause!("transfer.stopped");
         if self.finish() {
             self.tell_end(end);
         }
@@ -263,8 +271,12 @@ impl Hold {
             // A copy of its acquire may still be on its way.
             let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { Purpose::Release };
             let backend = &self.setup.backend;
+            pause!("release.sent");
             let error = match ends_hold(|| backend.release(attempt, purpose, &deadline), Released::Unknown) {
-                Ok(Released::Done) => return Ok(()),
+                Ok(Released::Done) => {
+                    pause!("release.answered");
+                    return Ok(());
+                }
                 // An unanswered release of ours may have done it.
                 Ok(Released::Free | Released::HeldByOther(_))
                     if earlier == Earlier::Unanswered || self.is_released_again() =>
@@ -311,6 +323,7 @@ impl Hold {
             LossReason::TakenOver { .. } | LossReason::ReleasedByOther | LossReason::Gone => LostBy::Store,
         };
         let loss = self.loss_by(reason);
+        pause!("loss.found");
         let on_loss = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
@@ -322,6 +335,7 @@ impl Hold {
             self.loss.end(Some(loss.clone()));
             state.callbacks.on_loss.take()
         };
+        pause!("loss.declared");
         self.beats.stop.cancel();
         if let Some(on_loss) = on_loss {
             let loss = loss.clone();

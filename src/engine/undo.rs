@@ -16,6 +16,7 @@ use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
+use crate::sys::pause::pause;
 use crate::sys::thread::{Thread, begin_to_keep_a_lock};
 
 /// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
@@ -139,6 +140,7 @@ impl Undo {
                 self.stop.cancel();
                 thread.join_by(by);
             }
+            // It must not be cut off for whom it was begun.
             None if is_running => drop(self.stop.cancelled().recv_deadline(soon)),
             None => {}
         }
@@ -181,10 +183,12 @@ impl Undo {
 
     /// One request.
     fn give_up(&self, mut left: Left, until: &Deadline) {
+        pause!("undo.sent");
         let by = until.clone().within(self.request_timeout);
         let released = ends_hold(|| self.backend.release(&mut left.attempt, Purpose::GiveUp, &by), Released::Unknown);
         let error: Error = match released {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
+                pause!("undo.answered");
                 // Waiters of this process look at once.
                 return self.queues.nudge(&left.attempt.key);
             }

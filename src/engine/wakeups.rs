@@ -21,6 +21,7 @@ use crate::sys::caught::caught;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
+use crate::sys::pause::pause;
 use crate::sys::thread::Thread;
 
 /// The thread lives this much longer than the last wait, in case somebody waits again.
@@ -144,6 +145,7 @@ impl Wakeups {
     fn run(&self) {
         loop {
             let end = caught(|| self.watch()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
+            pause!("wake.ends");
             let mut state = self.state.lock();
             let watched = std::mem::take(&mut state.watched);
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
@@ -197,6 +199,7 @@ impl Wakeups {
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
                 let called = self.call(&wanted, to);
+                pause!("wake.asked");
                 call_at = Instant::now() + now.elapsed() * SHARE;
                 // Reports on the old channel from before the new one worked.
                 freed.try_iter().for_each(|key| self.queues.nudge(&key));
@@ -212,6 +215,7 @@ impl Wakeups {
                     state.watched.clone_from(&watched);
                     state.polls_until = None;
                 }
+                pause!("wake.watches");
                 // The store does not report earlier changes.
                 watched.difference(&before).for_each(|key| self.queues.nudge(key));
                 continue;
@@ -259,7 +263,10 @@ impl Wakeups {
         let _ = ends.map(Receiver::try_recv);
         loop {
             match freed.try_recv() {
-                Ok(key) => self.queues.nudge(&key),
+                Ok(key) => {
+                    pause!("wake.told");
+                    self.queues.nudge(&key);
+                }
                 Err(TryRecvError::Empty) => return true,
                 Err(TryRecvError::Disconnected) => return false,
             }

@@ -3,7 +3,7 @@
 //! Atomic: one mutex around read, pure transition and write. Clock: this host's boot-time clock.
 //! No call is ever unanswered. A write wakes the waiters, under the same mutex.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Weak};
 use std::time::Duration;
@@ -17,18 +17,22 @@ use super::{
     Acquired, Attempt, Backend, Consistency, Opener, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
     StoreInfo, Swapped, Which,
 };
-use crate::lease::{Ask, End, Labels, LockRecord, Step, StoreTime, Times, transition};
+use crate::lease::{Ask, End, GrantId, Labels, LockRecord, Step, StoreTime, Times, transition};
 use crate::model::error::Result;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
 /// How many records a page holds.
 const PAGE: usize = 100;
+/// How many that gave up are remembered of one key. A copy of a request that comes later is made by tests alone.
+const MOST_GIVEN_UP: usize = 64;
 
 /// What the clients of one store share.
 #[derive(Debug, Default)]
 struct Records {
     by_key: BTreeMap<String, LockRecord>,
+    /// By key: who gave up, the oldest first.
+    gave_up: BTreeMap<String, VecDeque<GrantId>>,
     /// By client: the keys that it watches, and where to report them.
     watching: BTreeMap<u64, (BTreeSet<String>, Sender<String>)>,
 }
@@ -39,7 +43,8 @@ impl Records {
     }
 
     /// Puts the record in its place, or removes it, and wakes the waiters that it may free the key for.
-    fn put(&mut self, key: &str, new: Option<LockRecord>) {
+    fn put(&mut self, key: &str, mut new: Option<LockRecord>) {
+        self.forget(key, new.as_mut());
         let old = match new.clone() {
             Some(new) => self.by_key.insert(key.to_owned(), new),
             None => self.by_key.remove(key),
@@ -48,6 +53,24 @@ impl Records {
         if transition::frees(&old.unwrap_or_else(missing), &new.unwrap_or_else(missing)) {
             let sent = |to: &Sender<String>| to.send(key.to_owned()).is_ok();
             self.watching.retain(|_, (keys, to)| !keys.contains(key) || sent(to));
+        }
+    }
+}
+
+impl Records {
+    /// Forgets those of whoever gave up on the key that came first, beyond the most.
+    fn forget(&mut self, key: &str, new: Option<&mut LockRecord>) {
+        let Some(new) = new.filter(|new| !new.given_up.is_empty()) else {
+            self.gave_up.remove(key);
+            return;
+        };
+        let order = self.gave_up.entry(key.to_owned()).or_default();
+        let known = self.by_key.get(key).map(|old| &old.given_up);
+        let is_new = |grant: &&GrantId| known.is_none_or(|known| !known.contains(*grant));
+        order.extend(new.given_up.iter().filter(is_new).cloned());
+        let surplus = order.len().saturating_sub(MOST_GIVEN_UP);
+        for oldest in order.drain(..surplus) {
+            new.given_up.remove(&oldest);
         }
     }
 }
@@ -224,5 +247,34 @@ impl Backend for Memory {
 impl Drop for Memory {
     fn drop(&mut self) {
         self.records.lock().watching.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::engine::orders::{LEASE, spec};
+
+    /// Else a process that gives up again and again would need more memory with each time.
+    #[test]
+    fn only_the_last_that_gave_up_are_remembered() {
+        let store = Memory::open("", Clock::system());
+        let by = Deadline::after(LEASE);
+        let attempt = || spec().attempt(store.info.grant_form.fresh(), LEASE);
+        let attempts: Vec<Attempt> = (0..3 * MOST_GIVEN_UP).map(|_| attempt()).collect();
+        for attempt in &attempts {
+            let _ = store.release(&mut attempt.without_native(), Purpose::GiveUp, &by).expect("an answer");
+        }
+        let records = || store.records.lock();
+        assert_eq!(records().get("k").given_up.len(), MOST_GIVEN_UP);
+        assert_eq!(records().gave_up["k"].len(), MOST_GIVEN_UP);
+        for late in &attempts[attempts.len() - MOST_GIVEN_UP..] {
+            let answer = store.acquire(&mut late.without_native(), &by).expect("an answer");
+            assert!(matches!(answer, Acquired::Refused(_)), "a late copy of what was given up is granted");
+        }
+        // Nothing is left of a row that is purged.
+        let seen = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).expect("a page").records;
+        let _ = store.swap(&seen[0], None, &by).expect("an answer");
+        assert!(records().gave_up.is_empty() && records().by_key.is_empty());
     }
 }

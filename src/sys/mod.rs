@@ -11,5 +11,6 @@ pub(crate) mod drop_bound;
 pub(crate) mod file;
 pub(crate) mod log;
 pub(crate) mod observing;
+pub mod pause;
 pub(crate) mod process;
 pub(crate) mod thread;

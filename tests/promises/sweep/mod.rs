@@ -3,6 +3,8 @@
 //! had happened, or with an error that leaves nothing behind.
 
 mod calls;
+#[cfg(target_os = "linux")]
+mod pauses;
 mod public;
 
 use std::any::Any;

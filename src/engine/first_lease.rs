@@ -1,0 +1,81 @@
+//! What follows a grant: its lease, where it is longer than an acquire may ask for.
+
+use std::time::Duration;
+
+use super::acquire::{Before, Round, Wait};
+use crate::engine::spec::Granted;
+use crate::lease::{Lease, MAX_ACQUIRE_LEASE, backoff};
+use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::event::Event;
+use crate::store::{Renewal, Renewed};
+use crate::sys::deadline::Deadline;
+use crate::sys::log;
+use crate::sys::pause::pause;
+
+impl Wait<'_> {
+    /// A lease of more than a minute, or without end, is set by a first renewal, so that no
+    /// unanswered acquire leaves more than a minute.
+    pub(super) fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Round> {
+        let clock = &self.family.clock;
+        let mut failures = 0;
+        loop {
+            let sent = clock.now();
+            let lease = self.spec.lock.terms.granted_lease_at(sent);
+            if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
+                break;
+            }
+            // The longest that the store may keep the grant, should this be given up.
+            granted.attempt.ask.lease = match lease {
+                Lease::For(d) => d,
+                Lease::Forever => Duration::MAX,
+            };
+            pause!("lengthen.sent");
+            let left = granted.held_until.since(sent);
+            let by = overall.clone().within(self.family.options.request_timeout.min(left));
+            let renewal = Renewal::heartbeat(lease);
+            let backend = &self.family.backend;
+            let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
+            let error = match renewed {
+                Ok(Renewed::Until { until, now }) => {
+                    pause!("lengthen.answered");
+                    granted.holder.until = until;
+                    granted.now = now;
+                    granted.held_until = self.spec.lock.terms.held_until(sent, until, now);
+                    if clock.now() >= granted.held_until {
+                        self.undo(granted.attempt, overall);
+                        let error = Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable();
+                        return self.not_had(error);
+                    }
+                    break;
+                }
+                Ok(Renewed::Lost(_)) => {
+                    let message = "it was taken over before its lease could be set";
+                    return self.not_had(Error::new(ErrorKind::Lost, message).retryable());
+                }
+                Ok(Renewed::Unknown(error)) | Err(error) => error,
+            };
+            failures += 1;
+            let delay = backoff::retry_delay(failures, left, fastrand::f64());
+            if !error.is_retryable() || left.is_zero() || !overall.wait_for(delay) {
+                self.undo(granted.attempt, overall);
+                return self.not_had(error);
+            }
+        }
+        pause!("acquire.granted");
+        let waited = self.effort.started.elapsed();
+        let fencing_token = granted.holder.token;
+        log::debug!(target: "leasehold::client", key:? = self.spec.lock.key, token = fencing_token; "granted");
+        self.family.options.observing.tell(&Event::Granted { key: &self.spec.lock.key, fencing_token, waited });
+        Ok(Round::Granted(granted))
+    }
+
+    /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.
+    fn not_had(&mut self, error: Error) -> Result<Round> {
+        if !error.is_retryable() {
+            return Err(error);
+        }
+        let before = if error.kind() == ErrorKind::Lost { Before::Counts } else { Before::IsOut };
+        self.is_in_trouble(error, before);
+        Ok(Round::Trouble)
+    }
+}

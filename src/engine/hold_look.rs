@@ -1,0 +1,112 @@
+//! What the watcher does for one hold: it declares what is due, and starts the heartbeat.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::heartbeat;
+use super::hold::{Hold, Phase};
+use crate::engine::spec::OnWarning;
+use crate::model::event::Event;
+use crate::model::key::shown;
+use crate::model::loss::LossReason;
+use crate::sys::clock::BootTime;
+use crate::sys::log;
+use crate::sys::pause::pause;
+
+/// The pause after a heartbeat thread could not be started.
+const START_RETRY: Duration = Duration::from_millis(100);
+
+impl Hold {
+    /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is
+    /// tried again until the deadline, like a request that fails, and the loss then says why.
+    pub fn start_when_due(self: &Arc<Self>, now: BootTime) -> Option<BootTime> {
+        pause!("watch.starts");
+        let mut state = self.state.lock();
+        let at = state.start_at.filter(|_| state.phase == Phase::Held)?;
+        // After a suspend it is due at once.
+        if now < at && self.beats.wishes.is_empty() {
+            return Some(at);
+        }
+        match heartbeat::spawn(self.clone()) {
+            Ok(thread) => {
+                state.heartbeat = Some(thread);
+                state.start_at = None;
+                None
+            }
+            Err(error) => {
+                let left = self.remaining();
+                let at = now + START_RETRY.min(left / 3).max(START_RETRY / 100);
+                state.start_at = Some(at);
+                state.last_error = Some(error.clone());
+                drop(state);
+                self.warn_of_heartbeat(left, &error);
+                Some(at)
+            }
+        }
+    }
+
+    /// Declares the loss this long from now on, unless that is to happen earlier.
+    pub fn end_in(&self, time: Duration) {
+        let from_grant = self.setup.clock.now().since(self.grant.at).saturating_add(time);
+        {
+            let max_hold = &mut self.state.lock().callbacks.max_hold;
+            *max_hold = Some(max_hold.map_or(from_grant, |before| before.min(from_grant)));
+        }
+        self.setup.watcher.look_now();
+    }
+
+    /// When the watcher must first look at this hold.
+    pub fn first_look(&self) -> BootTime {
+        let state = self.state.lock();
+        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
+        let warning = state.callbacks.warn_before.map(|before| self.held_until() - before);
+        [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
+    }
+
+    /// Called by the watcher: declares what is due at `now`, and returns when to look again.
+    pub fn look(&self, now: BootTime) -> Option<BootTime> {
+        pause!("watch.looks");
+        let mut state = self.state.lock();
+        if state.phase != Phase::Held {
+            return None;
+        }
+        if state.shown_is_behind {
+            self.show(&mut state);
+        }
+        let held_until = self.held_until();
+        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
+        if now >= held_until {
+            drop(state);
+            pause!("watch.expires");
+            self.expire();
+            return None;
+        }
+        if max_hold.is_some_and(|end| now >= end) {
+            drop(state);
+            self.lose(LossReason::MaxHold);
+            return None;
+        }
+        let warning = state.callbacks.warn_before.map(|before| held_until - before);
+        if warning.is_some_and(|at| now >= at) {
+            // Without a failed heartbeat the next one is still under way: look again in a second.
+            if state.last_error.is_some() {
+                state.callbacks.warn_before = None;
+                let on_warning = state.callbacks.on_warning.take();
+                drop(state);
+                self.warn(held_until.since(now), on_warning);
+            }
+            return Some(max_hold.map_or(held_until, |end| end.min(held_until)));
+        }
+        [Some(held_until), max_hold, warning].into_iter().flatten().min()
+    }
+
+    fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
+        let key = &*shown(&self.grant.lock.key);
+        if let Some(on_warning) = on_warning {
+            self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
+        }
+        log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
+            "heartbeats of lock {key:?} fail; it will be lost in {:.1} s", left.as_secs_f64());
+        self.setup.observing.tell(&Event::RenewalLate { key, left });
+    }
+}
