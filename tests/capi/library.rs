@@ -67,9 +67,12 @@ pub fn library() -> &'static Library {
 
 /// The C or C++ compiler.
 pub fn compiler(language: Language) -> Command {
-    let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs");
-    let said = String::from_utf8_lossy(&rustc.stdout);
-    let host = said.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host");
+    static HOST: OnceLock<String> = OnceLock::new();
+    let host = HOST.get_or_init(|| {
+        let rustc = Command::new("rustc").arg("-vV").output().expect("rustc runs");
+        let said = String::from_utf8_lossy(&rustc.stdout);
+        said.lines().find_map(|line| line.strip_prefix("host: ")).expect("rustc names its host").to_owned()
+    });
     let mut build = cc::Build::new();
     build.target(host).host(host).opt_level(1).cargo_metadata(false).cpp(language == Language::Cpp17);
     build.get_compiler().to_command()
