@@ -1,8 +1,8 @@
-# A formula for Homebrew. `url` and `sha256` are those of the release's archive.
+# A formula for Homebrew, with REPOSITORY for the address; `sha256` is that of the release's archive.
 class Leasehold < Formula
   desc "Holds a distributed lock while a command runs"
-  homepage "https://github.com/leasehold/leasehold"
-  url "https://github.com/leasehold/leasehold/archive/refs/tags/v0.1.0.tar.gz"
+  homepage "REPOSITORY"
+  url "REPOSITORY/archive/refs/tags/v0.1.0.tar.gz"
   sha256 "0000000000000000000000000000000000000000000000000000000000000000"
   license any_of: ["Apache-2.0", "MIT"]
 
