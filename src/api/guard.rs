@@ -120,12 +120,12 @@ impl LockGuard {
         match beat {
             Beat::Over => Err(self.not_held()),
             // A renewal that took long gives less than the others.
-            Beat::Renewed | Beat::Failed if most >= needed => {
+            Beat::Renewed | Beat::Failed if needed < most => {
                 let message = format!("it could not be renewed to last {needed:?}; {:?} are left", self.remaining());
                 Err(self.error(ErrorKind::Store, &message).retryable())
             }
             Beat::Renewed | Beat::Failed => {
-                let right = format!("at most {most:?}, what a renewal of this lease gives");
+                let right = format!("below {most:?}, for which a renewal holds (the lease less the margin)");
                 let store = &self.hold.backend().info().label;
                 Err(Error::invalid("needed", needed, &right).with_key(self.key()).with_store(store))
             }

@@ -135,7 +135,7 @@ fn a_renewal_that_takes_long_is_no_wrong_argument() {
     let error = guard.ensure_held_for(Duration::from_millis(17_500)).unwrap_err();
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
     let error = guard.ensure_held_for(Duration::from_millis(18_001)).unwrap_err();
-    assert!(error.to_string().contains("at most 18s"), "{error}");
+    assert!(error.to_string().contains("below 18s"), "{error}");
 }
 
 #[test]
