@@ -83,8 +83,8 @@ impl State {
 async fn load(source: SharedCredentialsProvider, longest: Duration) -> provider::Result {
     match tokio::time::timeout(longest, source.provide_credentials()).await {
         Ok(loaded) => loaded,
-        // Some sources know what to go on with while the service that they ask is away.
-        Err(_) => source.fallback_on_interrupt().ok_or(CredentialsError::provider_timed_out(longest)),
+        // Some sources know what to go on with while the service that they ask is away. The one around them knows nothing.
+        Err(_) => source.as_ref().fallback_on_interrupt().ok_or(CredentialsError::provider_timed_out(longest)),
     }
 }
 

@@ -7,11 +7,13 @@ use std::task::Poll;
 use std::time::SystemTime;
 
 use aws_credential_types::provider::{self, ProvideCredentials, future};
+use leasehold::LockClient;
 use leasehold::dynamodb::aws_config::SdkConfig;
 use leasehold::dynamodb::aws_config::identity::IdentityCache;
 use sdk::config::{Credentials, SharedCredentialsProvider};
 
 use crate::dynamodb::*;
+use crate::support::harness::PATIENCE;
 use crate::support::wait::wait_until;
 
 /// What a source does when it is asked.
@@ -72,6 +74,10 @@ fn config_of(source: &Arc<Source>) -> SdkConfig {
     config().into_builder().credentials_provider(provider).identity_cache(IdentityCache::lazy().build()).build()
 }
 
+fn client_of(source: &Arc<Source>, table: &Table) -> LockClient {
+    leasehold::dynamodb::builder(config_of(source), &table.0).request_timeout(PATIENCE).connect().unwrap()
+}
+
 const DAY: Duration = Duration::from_secs(86_400);
 
 /// The user's own client is loading credentials on a runtime that stands still while our call blocks it.
@@ -89,22 +95,22 @@ fn a_load_of_the_users_own_client_holds_up_no_call() {
             assert!(polled);
             tokio::task::yield_now().await;
         }
-        let client = leasehold::dynamodb::builder(config.clone(), &table.0).connect().unwrap();
+        let client =
+            leasehold::dynamodb::builder(config.clone(), &table.0).request_timeout(PATIENCE).connect().unwrap();
         assert!(client.try_lock("k").unwrap().is_some());
     };
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(users);
     assert_eq!(source.begun(), 2);
 }
 
-/// Each request has less time than a load takes. What a source gives ends after some seconds here, as after an hour
+/// Each heartbeat has less time than a load takes: a third of what is left of the lease, 3.8 s. What a source gives ends after some seconds here, as after an hour
 /// elsewhere.
 #[test]
 fn a_load_that_takes_longer_than_a_heartbeat_has_costs_no_lock() {
     needs_server!();
-    let (table, lease) = (Table::fresh(), Duration::from_secs(12));
-    let source = Source::new(&[Load::Takes(Duration::from_secs(4), Duration::from_secs(16))]);
-    let builder = leasehold::dynamodb::builder(config_of(&source), &table.0).request_timeout(Duration::from_secs(30));
-    let client = builder.connect().unwrap();
+    let (table, lease) = (Table::fresh(), Duration::from_secs(20));
+    let source = Source::new(&[Load::Takes(Duration::from_secs(5), Duration::from_secs(16))]);
+    let client = client_of(&source, &table);
     let guard = client.request("k").lease(lease).lock().unwrap();
     let ended = || source.ended.load(Ordering::SeqCst);
     let before = ended();
@@ -121,7 +127,7 @@ fn a_source_that_hangs_holds_up_nothing_while_its_last_credentials_serve() {
     needs_server!();
     let table = Table::fresh();
     let source = Source::new(&[Load::Takes(Duration::ZERO, Duration::from_secs(30)), Load::Hangs]);
-    let client = leasehold::dynamodb::builder(config_of(&source), &table.0).connect().unwrap();
+    let client = client_of(&source, &table);
     wait_until("it is asked again", || {
         client.try_lock("k").unwrap().unwrap().release().unwrap();
         source.begun() == 2

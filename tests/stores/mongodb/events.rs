@@ -8,6 +8,7 @@ use leasehold::mongodb::driver::event::sdam::SdamEvent;
 use leasehold::mongodb::driver::options::{ClientOptions, ServerMonitoringMode};
 
 use crate::mongodb::*;
+use crate::support::harness::PATIENCE;
 use crate::support::mongodb::{DATABASE, Rows, settings};
 use crate::support::wait::wait_until;
 
@@ -48,7 +49,8 @@ fn a_handler_that_hangs_holds_up_no_request() {
         let rows = Rows::fresh();
         let mut options = settings(&crate::support::servers::mongod().unwrap());
         let (leave, entered) = hang(&mut options);
-        let client = leasehold::mongodb::builder_with(options, DATABASE, &rows.0).connect().unwrap();
+        let client =
+            leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
         entered.recv_timeout(LONG).unwrap();
         for _ in 0..10 {
             client.try_lock("k").unwrap().unwrap().release().unwrap();
