@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crossbeam_channel::{bounded, unbounded};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::mongodb::driver::event::EventHandler;
 use leasehold::mongodb::driver::event::sdam::SdamEvent;
 use leasehold::mongodb::driver::options::{ClientOptions, ServerMonitoringMode};
@@ -14,35 +14,37 @@ use crate::support::wait::wait_until;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// A handler that tells that it is called, and then hangs until the sender is dropped.
-fn hanging<T: Send + Sync + 'static>()
--> (EventHandler<T>, crossbeam_channel::Sender<()>, crossbeam_channel::Receiver<()>) {
+/// The ends of channels to a handler: dropped, the first lets it go on; the second hears each time that it is called.
+type Ends = (Sender<()>, Receiver<()>);
+
+/// A handler that tells that it is called, and then hangs until it is let go.
+fn hanging<T: Send + Sync + 'static>() -> (Option<EventHandler<T>>, Ends) {
     let ((leave, left), (enter, entered)) = (bounded::<()>(0), unbounded());
     let handler = EventHandler::callback(move |_: T| {
         let _ = enter.send(());
         let _ = left.recv();
     });
-    (handler, leave, entered)
+    (Some(handler), (leave, entered))
 }
 
 #[test]
 fn a_handler_that_hangs_holds_up_no_request() {
     needs_server!();
-    let hangs: [fn(&mut ClientOptions) -> (crossbeam_channel::Sender<()>, crossbeam_channel::Receiver<()>); 3] = [
+    let hangs: [fn(&mut ClientOptions) -> Ends; 3] = [
         |options| {
-            let (handler, leave, entered) = hanging();
-            options.command_event_handler = Some(handler);
-            (leave, entered)
+            let (handler, ends) = hanging();
+            options.command_event_handler = handler;
+            ends
         },
         |options| {
-            let (handler, leave, entered) = hanging();
-            options.cmap_event_handler = Some(handler);
-            (leave, entered)
+            let (handler, ends) = hanging();
+            options.cmap_event_handler = handler;
+            ends
         },
         |options| {
-            let (handler, leave, entered) = hanging();
-            options.sdam_event_handler = Some(handler);
-            (leave, entered)
+            let (handler, ends) = hanging();
+            options.sdam_event_handler = handler;
+            ends
         },
     ];
     for hang in hangs {
