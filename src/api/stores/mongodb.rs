@@ -80,13 +80,14 @@ use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
 use crate::store::mongodb::fence::{Assertion, in_context};
-use crate::store::mongodb::{MongodbOptions, Settings};
+use crate::store::mongodb::{MongodbOptions, Settings, apart};
 use crate::sys::clock::Clock;
 
 /// A client of the locks in the collection `locks` of the default database of `options`.
 ///
 /// Only the settings are used: connections are our own, on a thread of our own. Write concern, read concern and read
-/// preference are not used, nor longer timeouts than locks can bear.
+/// preference are not used, nor longer timeouts than locks can bear. Callbacks for the driver's events are called by another
+/// thread, a little later, so that no lock waits for them.
 ///
 /// # Example
 /// ```no_run
@@ -143,7 +144,7 @@ impl<T: Into<String>> From<T> for Collection {
 }
 
 fn given(options: ClientOptions) -> Settings {
-    Settings::Given(Box::new(options))
+    Settings::Given(Box::new(apart(options)))
 }
 
 fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {

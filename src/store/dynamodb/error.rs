@@ -46,6 +46,12 @@ pub(super) enum Own {
     NotRefreshed,
 
     #[error(
+        "the service does not accept the credentials or the signature any more, so nothing was written; a token may just have \
+         ended, or this host's wall clock have stepped: the call may be repeated"
+    )]
+    NotAccepted,
+
+    #[error(
         "the service limits the rate of requests or was in conflict; nothing was written, and the call may be repeated"
     )]
     Throttled,
@@ -86,7 +92,7 @@ impl failure::Own for Own {
             Own::NoTable { .. } | Own::Invalid { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoCredentials => (ErrorKind::Config, false),
-            Own::NotRefreshed | Own::Throttled => (ErrorKind::Store, true),
+            Own::NotRefreshed | Own::NotAccepted | Own::Throttled => (ErrorKind::Store, true),
             Own::Jumped => (ErrorKind::Ambiguous, true),
             Own::TooLarge | Own::LongExpression => (ErrorKind::InvalidInput, false),
         }
@@ -119,6 +125,12 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::Own(Own::NoTable { table }, Some(cause)))
             }
             "AccessDeniedException" => (Fate::Refused, DynamodbError::Own(Own::Denied { table }, Some(cause))),
+            // The next request has other credentials, or is signed for the time that this answer says.
+            "ExpiredTokenException" | "ExpiredToken" | "InvalidSignatureException" | "RequestExpired"
+                if target.was_accepted() =>
+            {
+                (Fate::NotDone, DynamodbError::Own(Own::NotAccepted, Some(cause)))
+            }
             "ExpiredTokenException"
             | "ExpiredToken"
             | "UnrecognizedClientException"

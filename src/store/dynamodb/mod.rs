@@ -30,6 +30,7 @@ use crate::sys::driver::Driver;
 use crate::sys::log;
 
 mod acquire;
+mod credentials;
 mod error;
 mod estimate;
 mod expr;
@@ -117,7 +118,8 @@ impl Dynamodb {
 
     /// Now, by the service's clock.
     fn moment(&self) -> Result<Moment, DynamodbError> {
-        let text = "the service's answers have no headers Date and x-amzn-RequestId, from which its time is known";
+        let text = "the answers have no headers Date and x-amzn-RequestId of the service's own, from which its time is known; a \
+                    proxy must pass them on (nginx: proxy_pass_header Date and Server) and cache nothing (Age)";
         let missing = || DynamodbError::Config(text.to_owned());
         self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
     }

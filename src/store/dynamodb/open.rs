@@ -8,8 +8,9 @@ use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
-use aws_sdk_dynamodb::config::{Builder, Region, SharedInterceptor, StalledStreamProtectionConfig};
+use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
 
+use super::credentials::Loaded;
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::row;
@@ -284,11 +285,14 @@ pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
         let message = "no region: add ?region=.. to the URL, or set AWS_REGION or a profile with a region";
         return Err(DynamodbError::Config(message.to_owned()).into());
     }
-    if config.credentials_provider().is_none() {
+    let Some(credentials) = config.credentials_provider() else {
         let message = "the given SdkConfig has no credentials provider; make it by aws_config::load_defaults(..)";
         return Err(DynamodbError::Config(message.to_owned()).into());
-    }
+    };
     let mut builder = Builder::from(&config)
+        .credentials_provider(Loaded::from(credentials))
+        // The user's may be waiting for a load on the user's runtime.
+        .identity_cache(IdentityCache::no_cache())
         .retry_config(RetryConfig::disabled())
         .timeout_config(TimeoutConfig::disabled())
         .stalled_stream_protection(StalledStreamProtectionConfig::disabled());

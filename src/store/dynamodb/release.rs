@@ -119,7 +119,10 @@ fn last(attempt: &Attempt, found: &DecodedRow) -> Expr {
 }
 
 fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
-    let condition = "(attribute_not_exists(#grantId) OR #grantId <> :grant) AND attribute_not_exists(#shared.#grant)";
+    // A row without an end is no lock, and nobody's business here.
+    let condition = "(attribute_not_exists(#key) OR attribute_exists(#leasedUntil)) \
+                     AND (attribute_not_exists(#grantId) OR #grantId <> :grant) \
+                     AND attribute_not_exists(#shared.#grant)";
     let update = Update::setting(&[
         ("#leasedUntil", "if_not_exists(#leasedUntil, :past)"),
         ("#givenUpAt", ":t"),

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use aws_sdk_dynamodb::Client;
+use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::config::interceptors::{
     BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
 };
@@ -86,16 +87,24 @@ impl Intercept for Stamp {
         _components: &RuntimeComponents,
         _config: &mut ConfigBag,
     ) -> Result<(), BoxError> {
-        let headers = context.response().headers();
-        // A proxy's answer has the proxy's date.
-        let is_the_services = headers.get("x-amzn-requestid").is_some();
-        let date = headers.get("date").filter(|_| is_the_services);
+        let date = context.response().headers().get("date").filter(|_| is_dated_by_the_service(context.response()));
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
             let sent = BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst));
             self.0.estimate.learn(date.as_second(), sent, self.0.clock.now());
         }
         Ok(())
     }
+}
+
+/// A proxy's answer has the proxy's date, also where it passes on all else: nginx puts its own `Date` and `Server` in the
+/// place of the service's, unless it is told to pass them. Those that add `Via` pass the date on; what comes from a cache is
+/// old.
+fn is_dated_by_the_service(answer: &HttpResponse) -> bool {
+    let headers = answer.headers();
+    let server = headers.get("server").unwrap_or_default().to_ascii_lowercase();
+    headers.contains_key("x-amzn-requestid")
+        && !headers.contains_key("age")
+        && !["nginx", "openresty", "tengine"].iter().any(|proxy| server.starts_with(proxy))
 }
 
 /// What an operation answers on the driver's thread.

@@ -29,12 +29,13 @@ pub(super) struct Target {
     pub partition_key: String,
     pub sort_key: Option<SortKey>,
     has_sent: Arc<AtomicBool>,
+    was_accepted: Arc<AtomicBool>,
 }
 
 impl Target {
     pub fn new(table: &str, partition_key: &str, sort_key: Option<SortKey>) -> Self {
         let (table, partition_key) = (table.to_owned(), partition_key.to_owned());
-        Target { table, partition_key, sort_key, has_sent: Arc::default() }
+        Target { table, partition_key, sort_key, has_sent: Arc::default(), was_accepted: Arc::default() }
     }
 
     /// The attributes of the table's key, each a string.
@@ -89,12 +90,20 @@ impl Target {
         self.has_sent.load(Ordering::SeqCst)
     }
 
+    /// Whether the service ever did what this client asked: its credentials and its clock were right then.
+    pub fn was_accepted(&self) -> bool {
+        self.was_accepted.load(Ordering::SeqCst)
+    }
+
     pub fn classify<T, E>(&self, result: Result<T, SdkError<E, HttpResponse>>, stamp: &Stamp) -> Answer<T>
     where
         E: ProvideErrorMetadata + std::error::Error + 'static,
     {
         if stamp.left() == Left::Maybe {
             self.has_sent.store(true, Ordering::SeqCst);
+        }
+        if result.is_ok() {
+            self.was_accepted.store(true, Ordering::SeqCst);
         }
         result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
     }

@@ -26,6 +26,12 @@ pub(super) enum Own {
     #[error("the server was in conflict or not the primary; nothing was written, and the call may be repeated")]
     Conflict,
 
+    #[error(
+        "the server does not accept the credentials any more, so nothing was written; it or where its users are kept may be \
+         down for a moment, and the call may be repeated, else correct user and password"
+    )]
+    NotLetIn,
+
     #[error("the server has no change streams")]
     NoStreams,
 
@@ -52,7 +58,7 @@ impl failure::Own for Own {
         match self {
             Own::Denied => (ErrorKind::Permission, false),
             Own::Certificate => (ErrorKind::Config, false),
-            Own::Conflict | Own::GivenUp => (ErrorKind::Store, true),
+            Own::Conflict | Own::GivenUp | Own::NotLetIn => (ErrorKind::Store, true),
             Own::NoStreams => (ErrorKind::Store, false),
             Own::Invalid(_) => (ErrorKind::InvalidInput, false),
         }
@@ -96,6 +102,15 @@ impl MongodbError {
             MongodbError::Own(Own::Conflict, cause) if fate == Fate::NotDone => {
                 (Fate::Unknown, MongodbError::Unanswered { cause })
             }
+            failure => (fate, failure),
+        }
+    }
+
+    /// The same of an answer to who was let in before. The driver says of any trouble while it logs in, also of a server
+    /// that shuts down, that the credentials are wrong.
+    pub fn of_known_user((fate, failure): (Fate, Self)) -> (Fate, Self) {
+        match failure {
+            MongodbError::Credentials { cause } => (Fate::NotDone, MongodbError::Own(Own::NotLetIn, Some(cause))),
             failure => (fate, failure),
         }
     }

@@ -30,6 +30,7 @@ use crate::sys::driver::Driver;
 
 mod acquire;
 mod error;
+mod events;
 pub mod fence;
 mod mixed;
 mod open;
@@ -45,6 +46,7 @@ mod swap;
 mod wakeup;
 
 use error::MongodbError;
+pub(crate) use events::apart;
 use open::Topology;
 pub use open::{MongodbOptions, Settings};
 
@@ -61,7 +63,8 @@ pub struct Mongodb {
     info: StoreInfo,
     database: String,
     collection: String,
-    topology: Topology,
+    /// None until it has connected.
+    topology: Option<Topology>,
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
     /// It was logged that waiters poll.
@@ -105,12 +108,12 @@ impl Mongodb {
         let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
         let patience = by.remaining();
         let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
-        let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), Topology::Replicated);
+        let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), None);
         let mut store =
             Mongodb { info, database, collection, topology, is_unique, said_deaf, register, fleet, beside, driver };
         let (hello, build) =
             store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
-        store.topology = open::topology(&hosts, &hello, &build)?;
+        store.topology = Some(open::topology(&hosts, &hello, &build)?);
         store.warn_if_alone();
         Ok(store)
     }

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use mongodb::bson::{Bson, Document, doc};
-use mongodb::options::{Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria};
+use mongodb::options::{
+    Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria, ServerMonitoringMode,
+};
 use mongodb::{Client, Collection};
 
 use super::error::MongodbError;
@@ -24,6 +26,11 @@ use crate::sys::log;
 const SELECTION: Duration = Duration::from_secs(3);
 /// How long making a connection may take.
 const CONNECTION: Duration = Duration::from_secs(2);
+/// How often each server is looked at. That a request was given up tells the driver nothing, so that only this tells it that
+/// a primary is dead.
+const LOOK: Duration = Duration::from_secs(10);
+/// The same where the server does not tell what changes meanwhile.
+const LOOK_POLLED: Duration = Duration::from_secs(5);
 /// The version of the wire protocol of server 4.4, which knows expressions in projections.
 const OLDEST_WIRE: i32 = 9;
 /// One for the change stream, whose answers the server holds back, one for those who want a lock, and one for heartbeats
@@ -188,6 +195,8 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     settings.server_selection_timeout = sooner(settings.server_selection_timeout, SELECTION.min(patience * 3 / 4));
     settings.connect_timeout = settings.connect_timeout.filter(|set| !set.is_zero());
     settings.connect_timeout = sooner(settings.connect_timeout, CONNECTION.min(patience / 2));
+    let is_polled = settings.server_monitoring_mode == Some(ServerMonitoringMode::Poll);
+    settings.heartbeat_freq = sooner(settings.heartbeat_freq, if is_polled { LOOK_POLLED } else { LOOK });
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
     let turns = turns(settings.max_pool_size);

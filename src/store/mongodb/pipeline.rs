@@ -55,6 +55,8 @@ pub(super) fn locks() -> Document {
 /// reading the answer, or the document after an error, shows what is wrong.
 fn is_sane() -> Document {
     let all = doc! { "$concat": [
+        { "$type": "$_id" },
+        ";",
         { "$type": "$exclusive" },
         { "$type": "$exclusive.acquired" },
         { "$type": "$shared" },
@@ -68,9 +70,10 @@ fn is_sane() -> Document {
     doc! { "$regexMatch": { "input": all, "regex": SANE } }
 }
 
-/// In the order of `is_sane`. A lease is no lock; of formats those of a major that this version knows.
+/// In the order of `is_sane`. A document that is there says who holds it, if only that nobody does; a lease is no lock; of
+/// formats those of a major that this version knows.
 const SANE: &str = concat!(
-    "^(object|missing|null)(bool|missing|null)(object|missing|null)(int|long|missing|null)(array|missing|null)(int|long|missing|null)",
+    "^(missing;|[a-zA-Z]+;(?!missingmissingmissing))(object|missing|null)(bool|missing|null)(object|missing|null)(int|long|missing|null)(array|missing|null)(int|long|missing|null)",
     r"lock;1\.[0-9]{1,9}$",
 );
 

@@ -52,9 +52,12 @@ impl Mongodb {
                 is_past = true;
                 break;
             }
-            let is_lock = super::row::is_lock(&row);
+            if !super::row::is_lock(&row) {
+                last = Some(key);
+                continue;
+            }
             match DatedDocument::new(&key, row) {
-                Ok(found) if is_lock && which.matches(&found.record) => {
+                Ok(found) if which.matches(&found.record) => {
                     self.watch_fleet(&found);
                     records.push(found.seen());
                 }
@@ -78,7 +81,7 @@ impl Mongodb {
     ) -> Result<Vec<Document>, MongodbError> {
         let concern = match consistency {
             // A server alone has no majority, and refuses to be asked for it.
-            Consistency::Strong if self.topology != Topology::Standalone => ReadConcern::majority(),
+            Consistency::Strong if self.topology != Some(Topology::Standalone) => ReadConcern::majority(),
             _ => ReadConcern::local(),
         };
         let limit = limit(by);

@@ -62,6 +62,9 @@ pub(super) fn is_lock(row: &Document) -> bool {
 
 /// The record of a document. An error says what is wrong with it.
 pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
+    if !is_lock(row) {
+        return Err("it has neither exclusive nor shared, so it is no lock".to_owned());
+    }
     let exclusive = match document(row, "exclusive")? {
         Some(entry) if is_acquired(entry)? => Some(holder(entry)?),
         _ => None,

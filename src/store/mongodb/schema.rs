@@ -242,7 +242,7 @@ impl Mongodb {
 
     /// Said once, at connect.
     pub(super) fn warn_if_alone(&self) {
-        if self.topology == Topology::Standalone {
+        if self.topology == Some(Topology::Standalone) {
             log::warn!(
                 target: "leasehold::mongodb", store:? = self.info.label;
                 "the server belongs to no replica set: an acquire that was given up and arrives late is not stopped, \

@@ -162,7 +162,7 @@ impl Mongodb {
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
         let answer = self.request(by, operation, Sends::count);
-        if self.topology == Topology::Router { answer.map_err(MongodbError::of_router) } else { answer }
+        if self.topology == Some(Topology::Router) { answer.map_err(MongodbError::of_router) } else { answer }
     }
 
     fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>
@@ -181,7 +181,11 @@ impl Mongodb {
             let _alive = alive;
             theirs.counting(operation(owned)).await
         }) {
-            Ok(answer) => return answer.map_err(|error| MongodbError::classify(&error, copies(&sends))),
+            Ok(answer) => {
+                let told = answer.map_err(|error| MongodbError::classify(&error, copies(&sends)));
+                // Who was let in when it connected.
+                return if self.topology.is_some() { told.map_err(MongodbError::of_known_user) } else { told };
+            }
             Err(stopped) => stopped,
         };
         // Until its future is dropped it may still leave.

@@ -55,7 +55,7 @@ impl Drop for Waking {
 
 impl Mongodb {
     pub(super) fn wake_keys(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool, MongodbError> {
-        if self.topology == Topology::Standalone {
+        if self.topology == Some(Topology::Standalone) {
             self.say_deaf("the server belongs to no replica set");
             return Ok(false);
         }

@@ -33,9 +33,11 @@ macro_rules! says {
 const DENIED: &str = says!("AccessDeniedException", "User: x is not authorized to perform: y on resource: z");
 const THROTTLED: &str = says!("ThrottlingException", "Rate of requests exceeds the allowed throughput");
 const EXPIRED: &str = says!("ExpiredTokenException", "The security token included in the request is expired");
+const SKEWED: &str = says!("InvalidSignatureException", "Signature expired: 20261123T040000Z is now earlier than ..");
+const UNKNOWN: &str = says!("UnrecognizedClientException", "The security token included in the request is invalid.");
 
-/// Status, answer, what it means, and what the message must say: what was going on and what would be right.
-const ANSWERS: [(u16, &str, Means, &str); 24] = [
+/// Of a client that was let in before. Status, answer, what it means, and what the message must say: what was going on and what would be right.
+const ANSWERS: [(u16, &str, Means, &str); 25] = [
     (400, THROTTLED, Means::Repeat, "limits the rate"),
     (400, says!("ProvisionedThroughputExceededException", "x"), Means::Repeat, "limits the rate"),
     (400, says!("RequestLimitExceeded", "x"), Means::Repeat, "limits the rate"),
@@ -76,10 +78,11 @@ const ANSWERS: [(u16, &str, Means, &str); 24] = [
     ),
     (400, says!("ItemCollectionSizeLimitExceededException", "x"), Means::Fatal(ErrorKind::InvalidInput), "400 KB"),
     (400, DENIED, Means::Fatal(ErrorKind::Permission), "need dynamodb:GetItem, UpdateItem"),
-    (400, EXPIRED, Means::Fatal(ErrorKind::Permission), "renew or correct the credentials"),
-    (403, says!("ExpiredToken", "x"), Means::Fatal(ErrorKind::Permission), "renew or correct the credentials"),
-    (400, says!("UnrecognizedClientException", "x"), Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
-    (400, says!("InvalidSignatureException", "x"), Means::Fatal(ErrorKind::Permission), "wall clock"),
+    (400, EXPIRED, Means::Repeat, "any more"),
+    (403, says!("ExpiredToken", "x"), Means::Repeat, "any more"),
+    (400, says!("RequestExpired", "x"), Means::Repeat, "any more"),
+    (400, UNKNOWN, Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
+    (400, SKEWED, Means::Repeat, "wall clock"),
     (400, says!("MissingAuthenticationToken", "x"), Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
     (400, says!("SomethingNew", "x"), Means::Fatal(ErrorKind::Store), "refused the request"),
     (200, "no JSON", Means::Unknown, "no answer settled"),
@@ -186,14 +189,15 @@ fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
 fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
     let at = needs_server!(Behind::new());
     let client = at.client();
-    for (status, json) in [(400, THROTTLED), (500, says!("InternalServerError", "x"))] {
+    // A token ends, or a clock steps: the next request comes with what is right.
+    for (status, json) in [(400, THROTTLED), (500, says!("InternalServerError", "x")), (400, EXPIRED), (400, SKEWED)] {
         at.proxy.clear();
         at.proxy.add(Rule::next(3, Network::Say(status, json)));
         let guard = client.lock("k").unwrap();
         assert!(guard.is_held());
         guard.release().unwrap();
     }
-    for (json, kind) in [(DENIED, ErrorKind::Permission), (EXPIRED, ErrorKind::Permission)] {
+    for (json, kind) in [(DENIED, ErrorKind::Permission), (UNKNOWN, ErrorKind::Permission)] {
         at.all_get(400, json);
         let before = at.proxy.count();
         let error = within("the wait", Duration::from_secs(2), || client.lock("k")).unwrap_err();
@@ -205,7 +209,8 @@ fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
 #[test]
 fn a_service_that_lets_nobody_in_is_told_at_connect() {
     let at = needs_server!(Behind::new());
-    for (json, kind) in [(DENIED, ErrorKind::Permission), (EXPIRED, ErrorKind::Permission)] {
+    let refusals = [DENIED, EXPIRED, SKEWED, UNKNOWN].map(|json| (json, ErrorKind::Permission));
+    for (json, kind) in refusals {
         at.all_get(400, json);
         let builder = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0);
         assert_eq!(builder.connect().unwrap_err().kind(), kind);

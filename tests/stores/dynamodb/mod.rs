@@ -2,6 +2,7 @@
 mod classes;
 mod cost;
 mod counts;
+mod credentials;
 mod errors;
 mod faults;
 mod grace;

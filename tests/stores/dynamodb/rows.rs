@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 
+use leasehold::ErrorKind;
 use leasehold::internals::lease::{GrantId, Lease};
 use leasehold::internals::store::{Backend, Purpose, Released, Renewal};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
 use crate::support::dynamodb::Table;
+use crate::support::proxy::{Mode as Network, Rule};
 use crate::support::stores::soon;
 
 fn row(key: &str, owner: &str, until: &str) -> HashMap<String, AttributeValue> {
@@ -192,4 +194,31 @@ fn a_lock_as_data_leaves_nothing_in_its_row() {
         sizes.push(raw.get("k").len());
     }
     assert_eq!(sizes, [7; 3], "{:?}", raw.get("k"));
+}
+
+/// Somebody's item of that key, in a table for all things.
+#[test]
+fn giving_up_leaves_an_item_that_is_no_lock_as_it_is() {
+    needs_server!();
+    let at = Behind::new();
+    let raw = Raw::new(&at.table);
+    let item = HashMap::from([
+        ("key".to_owned(), AttributeValue::S("k".to_owned())),
+        ("version".to_owned(), AttributeValue::N("7".to_owned())),
+    ]);
+    raw.put(item.clone());
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut lost = attempt("k", mode);
+        at.proxy.add(Rule::next(1, Network::CutAfter).on("UpdateItem"));
+        assert!(matches!(at.store.acquire(&mut lost, &soon()).unwrap(), Acquired::Unknown(_)));
+        let error = at.store.acquire(&mut lost, &soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        let error = at.store.release(&mut lost, Purpose::GiveUp, &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && !error.is_retryable(), "{error}");
+        assert_eq!(raw.get("k"), item);
+    }
+    // What nobody has is noted as given up, as before.
+    let mut lost = exclusive("missing");
+    assert!(matches!(at.store.release(&mut lost, Purpose::GiveUp, &soon()).unwrap(), Released::Free));
+    refused(&at.store, &mut lost);
 }

@@ -364,6 +364,31 @@ fn the_date_of_a_proxy_is_not_the_services() {
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
+/// A proxy that passes on what the service says, but for the time: nginx does so with what it is not told to pass.
+#[test]
+fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
+    needs_server!();
+    let at = Behind::new();
+    let (idle, _) = idle(&at);
+    let (store, mut held) = holding(&at);
+    let names = ["Server: nginx", "server: nginx/1.24.0", "Server: openresty/1.25", "Server: Tengine", "Age: 3"];
+    for name in names {
+        let before = get(&idle, "other").times.now;
+        // Told twice, it would be believed.
+        at.proxy.add(Rule::next(2, proxy::Mode::Relay(3_600, name)));
+        let after = [(); 2].map(|()| get(&idle, "other").times.now)[1];
+        assert!(after.since(before) < Duration::from_secs(600), "{name}: {before:?}, then {after:?}");
+        assert!(at.proxy.clear().is_empty());
+        refused(&idle, &mut exclusive("k"));
+    }
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    // Where all answers come so, it is said what would be right.
+    let at = Behind::new();
+    at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
+    let error = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("proxy_pass_header"), "{error}");
+}
+
 #[test]
 fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     let at = needs_server!(Behind::new());

@@ -171,7 +171,8 @@ fn documents_that_have_an_id_of_another_kind_are_used_as_they_are() {
     assert!(matches!(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap(), Swapped::Done));
     assert_eq!(rows.row("swapped").unwrap().get_str("_id"), Ok("swapped"));
     // Of mongo-lock, and of older versions of ours.
-    let id = rows.raw().insert_one(doc! { "resource": "$theirs" }).run().unwrap().inserted_id;
+    let theirs = doc! { "resource": "$theirs", "exclusive": { "acquired": false }, "shared": { "count": 0 } };
+    let id = rows.raw().insert_one(theirs).run().unwrap().inserted_id;
     granted(&store, &mut exclusive(&store, "$theirs"));
     let row = rows.row("$theirs").unwrap();
     assert!(row.get("_id") == Some(&id) && row.get_document("exclusive").unwrap().get_bool("acquired").unwrap());

@@ -237,7 +237,8 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
     ];
     for (i, damage) in damaged.into_iter().enumerate() {
         let key = format!("k{i}");
-        let mut row = damage.clone();
+        let mut row = doc! { "exclusive": { "acquired": false } };
+        row.extend(damage.clone());
         row.insert("resource", &key);
         rows.raw().insert_one(row).run().unwrap();
         let before = rows.row(&key).unwrap();
@@ -265,6 +266,43 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
     let page = store.read(&Which::LockId("group".to_owned()), None, Consistency::Strong, &soon()).unwrap();
     assert_eq!(page.records.len(), 1);
     lost(&store, &mut exclusive(&store, "good"));
+}
+
+/// Somebody's document with that field, in a collection for all things.
+#[test]
+fn a_document_that_is_no_lock_is_not_taken_for_a_free_one() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let (store, client) = (rows.open(), LockClient::connect(&rows.url()).unwrap());
+    for (key, more) in [("plain", doc! {}), ("other", doc! { "total": 5, "version": 7, "kind": "lock" })] {
+        let mut row = doc! { "resource": key };
+        row.extend(more);
+        rows.raw().insert_one(row).run().unwrap();
+        let before = rows.row(key).unwrap();
+        let mut a = exclusive(&store, key);
+        let answers = [
+            store.acquire(&mut a, &soon()).map(drop),
+            store.acquire(&mut shared(&store, key), &soon()).map(drop),
+            store.renew(&mut a, renewal(Lease::For(LEASE)), &soon()).map(drop),
+            store.release(&mut a, Purpose::GiveUp, &soon()).map(drop),
+            store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).map(drop),
+            client.lock(key).map(drop),
+        ];
+        for answer in answers {
+            let error = answer.expect_err("it was taken");
+            assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+            assert!(error.to_string().contains("it is no lock"), "{error}");
+        }
+        assert_eq!(rows.row(key), Some(before));
+    }
+    // One that says that nobody holds it is one.
+    for (i, free) in [doc! { "exclusive": {} }, doc! { "exclusive": null }, doc! { "shared": null }].iter().enumerate()
+    {
+        let mut row = doc! { "resource": i.to_string() };
+        row.extend(free.clone());
+        rows.raw().insert_one(row).run().unwrap();
+        granted(&store, &mut exclusive(&store, &i.to_string()));
+    }
 }
 
 #[test]

@@ -7,6 +7,7 @@ mod counts;
 mod deaf;
 mod documents;
 mod errors;
+mod events;
 #[cfg(target_os = "linux")]
 mod failover;
 #[cfg(target_os = "linux")]

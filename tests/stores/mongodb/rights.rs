@@ -13,7 +13,9 @@ use crate::mongodb::*;
 use crate::support::contract::{LEASE, granted, lost, refused, release, renewal, renewed};
 use crate::support::logs;
 use crate::support::mongodb::{Rows, host};
+use crate::support::proxy::Proxy;
 use crate::support::servers::mongod_alone;
+use crate::support::wait::wait_until;
 
 /// A server with users: `root`, who may all, `reader`, `writer`, and `bare`, who may only what a lock takes.
 struct Guarded {
@@ -93,6 +95,36 @@ fn wrong_credentials_are_told_at_connect() {
         assert_eq!(error.kind(), ErrorKind::Permission, "{text}");
         assert!(!error.is_retryable(), "{text}");
     }
+}
+
+/// A directory of users that is away, a password that is changed on the servers first: who was let in before goes on.
+#[test]
+fn a_user_who_is_not_let_in_for_a_while_goes_on_waiting() {
+    let Some(at) = Guarded::new() else { return };
+    at.open("root").schema(Schema::Create, &soon()).unwrap();
+    let root = Client::with_uri_str(at.uri("root")).unwrap();
+    let run = |command: Document| drop(root.database("admin").run_command(command).run().unwrap());
+    let user = at.rows.0.as_str();
+    run(doc! { "createUser": user, "pwd": "canary", "roles": [{ "role": "readWrite", "db": "leasehold" }] });
+    let proxy = Proxy::mongodb(&at.host);
+    let way = "authSource=admin&directConnection=true&serverMonitoringMode=poll";
+    let uri = format!("mongodb://{user}:canary@{}/?{way}", proxy.addr());
+    let store = Mongodb::open(at.rows.options_at(&uri), &soon()).unwrap();
+    granted(&store, &mut exclusive(&store, "before"));
+    run(doc! { "updateUser": user, "pwd": "canary-not" });
+    proxy.cut_all();
+    let mut told = None;
+    wait_until("it is not let in", || {
+        let error = store.acquire(&mut exclusive(&store, "k"), &soon()).map(drop).err();
+        told = error.filter(|error| error.to_string().contains("does not accept"));
+        told.is_some()
+    });
+    let error = told.unwrap();
+    assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+    run(doc! { "updateUser": user, "pwd": "canary" });
+    let mut a = exclusive(&store, "k");
+    wait_until("it is let in", || matches!(store.acquire(&mut a, &soon()), Ok(Acquired::Granted { .. })));
+    run(doc! { "dropUser": user });
 }
 
 #[test]

@@ -33,6 +33,12 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
                 answer = Some(server.ask(&request, number)?);
                 shift += seconds;
             }
+            Mode::Relay(seconds, header) => {
+                let mut relayed = server.ask(&request, number)?;
+                relayed.set_header(header);
+                answer = Some(relayed);
+                shift += seconds;
+            }
             Mode::Delay(time) => {
                 if !inner.wait(id, time) {
                     return Ok(());

@@ -49,6 +49,15 @@ impl Message {
         pairs.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 
+    /// Gives it this header, `Name: value`, in the place of one of that name.
+    pub fn set_header(&mut self, header: &str) {
+        let name = header.split(':').next().unwrap_or_default();
+        let is_it = |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
+        let mut lines: Vec<&str> = self.head.split("\r\n").filter(|line| !is_it(line)).collect();
+        lines.insert(1, header);
+        self.head = lines.join("\r\n");
+    }
+
     /// Moves its `Date` by so many seconds. One without stays so.
     pub fn shift_date(&mut self, seconds: i64) {
         let Some(old) = self.header("date").map(str::to_owned) else { return };

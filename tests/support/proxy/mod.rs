@@ -49,6 +49,8 @@ pub enum Mode {
     Twice(Answer),
     /// The answer's `Date` header is moved by so many seconds.
     ShiftDate(i64),
+    /// As `ShiftDate`, and the answer has this header, in the place of one of its name: as of a proxy that writes both.
+    Relay(i64, &'static str),
     /// It does not reach the server; the client gets this status and JSON, as from a service in trouble.
     Say(u16, &'static str),
 }

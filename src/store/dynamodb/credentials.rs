@@ -1,0 +1,198 @@
+//! Credentials that are loaded by a task of their own, once for all requests, and before the last ones end.
+//!
+//! The SDK loads them inside the request that finds none, and drops the load with it. A heartbeat may have less time
+//! than a load takes, and so has its repeat.
+
+use std::fmt;
+use std::time::{Duration, SystemTime};
+
+use aws_credential_types::Credentials;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_credential_types::provider::{self, ProvideCredentials, SharedCredentialsProvider, future};
+use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
+
+/// A load that takes longer has failed. The slowest sources repeat by themselves, and ask several services in turn.
+const LONGEST: Duration = Duration::from_secs(20);
+/// Credentials are loaded anew so long before they end, or in the middle of what is left of them: a host's wall clock
+/// may be so far behind that of the service, and the source be away for a while.
+const AHEAD: Duration = Duration::from_secs(5 * 60);
+/// Whose end is as near as that are used no more: the request has to arrive.
+const LAST: Duration = Duration::from_secs(5);
+/// Those without an end are loaded anew after this, as the SDK does: somebody may have replaced them.
+const ENDLESS: Duration = Duration::from_secs(15 * 60);
+
+/// A user's source of credentials, and what it gave last. Used on the driver's thread.
+pub(super) struct Loaded {
+    source: SharedCredentialsProvider,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    last: Option<Credentials>,
+    /// When to begin with the next load, while the last ones serve.
+    again_at: Option<SystemTime>,
+    /// Under way, or ended while nobody waited for it.
+    load: Option<JoinHandle<provider::Result>>,
+}
+
+impl Loaded {
+    pub fn from(source: SharedCredentialsProvider) -> Self {
+        Loaded { source, state: Mutex::default() }
+    }
+
+    async fn get(&self) -> provider::Result {
+        let mut state = self.state.lock().await;
+        if state.load.as_ref().is_some_and(JoinHandle::is_finished) {
+            // Why it failed may be of long ago: it is tried again.
+            let _ = state.end(&self.source).await;
+        }
+        let now = SystemTime::now();
+        let Some(last) = state.last.clone().filter(|last| last.expiry().is_none_or(|end| now + LAST < end)) else {
+            return state.end(&self.source).await;
+        };
+        if state.again_at.is_some_and(|at| at <= now) {
+            state.begin(&self.source);
+        }
+        Ok(last)
+    }
+}
+
+impl State {
+    /// Begins to load, unless that is under way.
+    fn begin(&mut self, source: &SharedCredentialsProvider) -> &mut JoinHandle<provider::Result> {
+        let source = source.clone();
+        self.load.get_or_insert_with(|| tokio::spawn(load(source, LONGEST)))
+    }
+
+    /// Loads, or waits for what does. Where that is given up, the load goes on.
+    async fn end(&mut self, source: &SharedCredentialsProvider) -> provider::Result {
+        let ended =
+            self.begin(source).await.unwrap_or_else(|_| Err(CredentialsError::unhandled("the source panicked")));
+        self.load = None;
+        self.last = ended.as_ref().ok().cloned().or(self.last.take());
+        let now = SystemTime::now();
+        let left =
+            self.last.as_ref().and_then(Credentials::expiry).map(|end| end.duration_since(now).unwrap_or_default());
+        self.again_at = Some(now + left.map_or(ENDLESS, |left| left - AHEAD.min(left / 2)));
+        ended
+    }
+}
+
+async fn load(source: SharedCredentialsProvider, longest: Duration) -> provider::Result {
+    match tokio::time::timeout(longest, source.provide_credentials()).await {
+        Ok(loaded) => loaded,
+        // Some sources know what to go on with while the service that they ask is away. The one around them knows nothing.
+        Err(_) => source.as_ref().fallback_on_interrupt().ok_or(CredentialsError::provider_timed_out(longest)),
+    }
+}
+
+impl ProvideCredentials for Loaded {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(self.get())
+    }
+}
+
+impl fmt::Debug for Loaded {
+    /// Without what it gave.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Loaded").finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::*;
+
+    /// Ends so much later than now.
+    fn ending_in(seconds: u64) -> Credentials {
+        Credentials::new("key", "secret", None, Some(SystemTime::now() + Duration::from_secs(seconds)), "test")
+    }
+
+    /// A source that hangs.
+    #[derive(Debug)]
+    struct Hangs(Option<Credentials>);
+
+    impl ProvideCredentials for Hangs {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            future::ProvideCredentials::new(std::future::pending())
+        }
+
+        fn fallback_on_interrupt(&self) -> Option<Credentials> {
+            self.0.clone()
+        }
+    }
+
+    /// Panics, then fails, then gives what ends at once, and then what serves.
+    #[derive(Debug, Default)]
+    struct Fails(AtomicU32);
+
+    impl ProvideCredentials for Fails {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            let nth = self.0.fetch_add(1, Ordering::SeqCst);
+            assert!(nth > 0, "as asked");
+            let failed = || CredentialsError::provider_error("away");
+            future::ProvideCredentials::ready(if nth == 1 {
+                Err(failed())
+            } else {
+                Ok(ending_in(u64::from(nth - 2) * 3_600))
+            })
+        }
+    }
+
+    fn on_a_runtime(test: impl Future<Output = ()>) {
+        tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
+    }
+
+    #[test]
+    fn a_load_that_hangs_ends_with_what_the_source_falls_back_on() {
+        on_a_runtime(async {
+            let longest = Duration::from_millis(10);
+            let of = |source| load(SharedCredentialsProvider::new(source), longest);
+            assert!(of(Hangs(Some(ending_in(9)))).await.is_ok());
+            assert!(matches!(of(Hangs(None)).await, Err(CredentialsError::ProviderTimedOut(_))));
+        });
+    }
+
+    #[test]
+    fn what_fails_is_told_and_loaded_again_and_what_serves_is_kept() {
+        on_a_runtime(async {
+            let loaded = Loaded::from(SharedCredentialsProvider::new(Fails::default()));
+            assert!(matches!(loaded.get().await, Err(CredentialsError::Unhandled(_))));
+            assert!(matches!(loaded.get().await, Err(CredentialsError::ProviderError(_))));
+            // At its end it is used by whoever waited for it, and by nobody else.
+            let at_end = loaded.get().await.unwrap();
+            let kept = loaded.get().await.unwrap();
+            assert!(kept.expiry() > at_end.expiry());
+            assert_eq!(loaded.get().await.unwrap(), kept);
+            assert!(!format!("{loaded:?}").contains("key"));
+        });
+    }
+
+    #[test]
+    fn the_next_load_begins_in_the_middle_of_what_is_left_or_five_minutes_before_the_end() {
+        on_a_runtime(async {
+            for (left, begins) in [(Some(3_600), 3_300), (Some(60), 30), (None, 900)] {
+                let gives = left.map_or_else(|| Credentials::new("key", "secret", None, None, "test"), ending_in);
+                let loaded = Loaded::from(SharedCredentialsProvider::new(gives));
+                let before = SystemTime::now();
+                loaded.get().await.unwrap();
+                let after = loaded.state.lock().await.again_at.unwrap().duration_since(before).unwrap();
+                let off = after.abs_diff(Duration::from_secs(begins));
+                assert!(off < Duration::from_secs(20), "{left:?}: {after:?}");
+            }
+        });
+    }
+}

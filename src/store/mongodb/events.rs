@@ -1,0 +1,27 @@
+//! Handlers of the driver's events that a user has in the settings: called where no lock waits for them.
+
+use mongodb::event::EventHandler;
+use mongodb::options::ClientOptions;
+
+use crate::sys::aside::{Aside, Weight};
+use crate::sys::observing::contained;
+
+/// The same settings, whose callbacks are called by a thread that does nothing else: the driver calls them on its own, on
+/// which every heartbeat is sent. Where they are too slow, what happens is left out.
+pub(crate) fn apart(mut options: ClientOptions) -> ClientOptions {
+    let aside = Aside::default();
+    options.command_event_handler = options.command_event_handler.map(|users| called_by(&aside, users));
+    options.cmap_event_handler = options.cmap_event_handler.map(|users| called_by(&aside, users));
+    options.sdam_event_handler = options.sdam_event_handler.map(|users| called_by(&aside, users));
+    options
+}
+
+fn called_by<T: Send + Sync + 'static>(aside: &Aside, users: EventHandler<T>) -> EventHandler<T> {
+    let EventHandler::Callback(callback) = users else { return users };
+    let aside = aside.clone();
+    EventHandler::callback(move |event: T| {
+        let callback = callback.clone();
+        let tell = move || contained("handler of the driver's events", || callback(event));
+        aside.push(None, Weight::Light, Box::new(tell));
+    })
+}

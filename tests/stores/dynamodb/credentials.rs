@@ -1,0 +1,136 @@
+//! Sources of credentials that take long, hang, or stand still: what that costs the locks.
+
+use std::future::{Future, poll_fn};
+use std::pin::pin;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::Poll;
+use std::time::SystemTime;
+
+use aws_credential_types::provider::{self, ProvideCredentials, future};
+use leasehold::LockClient;
+use leasehold::dynamodb::aws_config::SdkConfig;
+use leasehold::dynamodb::aws_config::identity::IdentityCache;
+use sdk::config::{Credentials, SharedCredentialsProvider};
+
+use crate::dynamodb::*;
+use crate::support::harness::PATIENCE;
+use crate::support::wait::wait_until;
+
+/// What a source does when it is asked.
+#[derive(Clone, Copy, Debug)]
+enum Load {
+    /// It never ends.
+    Hangs,
+    /// It takes so long, and what it gives ends so much later.
+    Takes(Duration, Duration),
+}
+
+/// A source that does this, one after the other; the last one for good.
+#[derive(Debug)]
+struct Source {
+    loads: Vec<Load>,
+    begun: AtomicU32,
+    ended: AtomicU32,
+}
+
+impl Source {
+    fn new(loads: &[Load]) -> Arc<Source> {
+        Arc::new(Source { loads: loads.to_vec(), begun: AtomicU32::new(0), ended: AtomicU32::new(0) })
+    }
+
+    fn begun(&self) -> u32 {
+        self.begun.load(Ordering::SeqCst)
+    }
+
+    async fn load(&self) -> provider::Result {
+        let nth = self.begun.fetch_add(1, Ordering::SeqCst) as usize;
+        match self.loads[nth.min(self.loads.len() - 1)] {
+            Load::Hangs => std::future::pending().await,
+            Load::Takes(time, until) => {
+                tokio::time::sleep(time).await;
+                self.ended.fetch_add(1, Ordering::SeqCst);
+                Ok(Credentials::new("key", "secret-canary", None, Some(SystemTime::now() + until), "test"))
+            }
+        }
+    }
+}
+
+/// For `Arc` of a foreign trait.
+#[derive(Clone, Debug)]
+struct Of(Arc<Source>);
+
+impl ProvideCredentials for Of {
+    fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+    where
+        Self: 'a,
+    {
+        future::ProvideCredentials::new(self.0.load())
+    }
+}
+
+fn config_of(source: &Arc<Source>) -> SdkConfig {
+    let provider = SharedCredentialsProvider::new(Of(source.clone()));
+    // As `aws_config::load_defaults` makes it.
+    config().into_builder().credentials_provider(provider).identity_cache(IdentityCache::lazy().build()).build()
+}
+
+fn client_of(source: &Arc<Source>, table: &Table) -> LockClient {
+    leasehold::dynamodb::builder(config_of(source), &table.0).request_timeout(PATIENCE).connect().unwrap()
+}
+
+const DAY: Duration = Duration::from_secs(86_400);
+
+/// The user's own client is loading credentials on a runtime that stands still while our call blocks it.
+#[test]
+fn a_load_of_the_users_own_client_holds_up_no_call() {
+    needs_server!();
+    let table = Table::fresh();
+    let source = Source::new(&[Load::Hangs, Load::Takes(Duration::ZERO, DAY)]);
+    let config = config_of(&source);
+    let users = async {
+        let own = sdk::Client::new(&config);
+        let mut theirs = pin!(own.list_tables().send());
+        while source.begun() == 0 {
+            let polled = poll_fn(|context| Poll::Ready(theirs.as_mut().poll(context).is_pending())).await;
+            assert!(polled);
+            tokio::task::yield_now().await;
+        }
+        let client =
+            leasehold::dynamodb::builder(config.clone(), &table.0).request_timeout(PATIENCE).connect().unwrap();
+        assert!(client.try_lock("k").unwrap().is_some());
+    };
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(users);
+    assert_eq!(source.begun(), 2);
+}
+
+/// Each heartbeat has less time than a load takes: a third of what is left of the lease, 3.8 s. What a source gives ends after some seconds here, as after an hour
+/// elsewhere.
+#[test]
+fn a_load_that_takes_longer_than_a_heartbeat_has_costs_no_lock() {
+    needs_server!();
+    let (table, lease) = (Table::fresh(), Duration::from_secs(20));
+    let source = Source::new(&[Load::Takes(Duration::from_secs(5), Duration::from_secs(16))]);
+    let client = client_of(&source, &table);
+    let guard = client.request("k").lease(lease).lock().unwrap();
+    let ended = || source.ended.load(Ordering::SeqCst);
+    let before = ended();
+    wait_until("it is loaded anew, or the lock is lost", || ended() > before || !guard.is_held());
+    // And renewed with it, if not yet.
+    wait_until("it is renewed, or lost", || guard.remaining() > lease / 2 || !guard.is_held());
+    assert!(guard.is_held(), "{:?} are left", guard.remaining());
+    guard.release().unwrap();
+}
+
+/// What it gave still serves for ten seconds by then.
+#[test]
+fn a_source_that_hangs_holds_up_nothing_while_its_last_credentials_serve() {
+    needs_server!();
+    let table = Table::fresh();
+    let source = Source::new(&[Load::Takes(Duration::ZERO, Duration::from_secs(30)), Load::Hangs]);
+    let client = client_of(&source, &table);
+    wait_until("it is asked again", || {
+        client.try_lock("k").unwrap().unwrap().release().unwrap();
+        source.begun() == 2
+    });
+    client.try_lock("k").unwrap().unwrap().release().unwrap();
+}

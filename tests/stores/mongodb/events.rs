@@ -1,0 +1,84 @@
+//! What a user's settings bring along: handlers of the driver's events, and how often servers are looked at.
+
+use std::time::Duration;
+
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use leasehold::mongodb::driver::event::EventHandler;
+use leasehold::mongodb::driver::event::sdam::SdamEvent;
+use leasehold::mongodb::driver::options::{ClientOptions, ServerMonitoringMode};
+
+use crate::mongodb::*;
+use crate::support::harness::PATIENCE;
+use crate::support::mongodb::{DATABASE, Rows, settings};
+use crate::support::wait::wait_until;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// The ends of channels to a handler: dropped, the first lets it go on; the second hears each time that it is called.
+type Ends = (Sender<()>, Receiver<()>);
+
+/// A handler that tells that it is called, and then hangs until it is let go.
+fn hanging<T: Send + Sync + 'static>() -> (Option<EventHandler<T>>, Ends) {
+    let ((leave, left), (enter, entered)) = (bounded::<()>(0), unbounded());
+    let handler = EventHandler::callback(move |_: T| {
+        let _ = enter.send(());
+        let _ = left.recv();
+    });
+    (Some(handler), (leave, entered))
+}
+
+#[test]
+fn a_handler_that_hangs_holds_up_no_request() {
+    needs_server!();
+    let hangs: [fn(&mut ClientOptions) -> Ends; 3] = [
+        |options| {
+            let (handler, ends) = hanging();
+            options.command_event_handler = handler;
+            ends
+        },
+        |options| {
+            let (handler, ends) = hanging();
+            options.cmap_event_handler = handler;
+            ends
+        },
+        |options| {
+            let (handler, ends) = hanging();
+            options.sdam_event_handler = handler;
+            ends
+        },
+    ];
+    for hang in hangs {
+        let rows = Rows::fresh();
+        let mut options = settings(&crate::support::servers::mongod().unwrap());
+        let (leave, entered) = hang(&mut options);
+        let client =
+            leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
+        entered.recv_timeout(LONG).unwrap();
+        for _ in 0..10 {
+            client.try_lock("k").unwrap().unwrap().release().unwrap();
+        }
+        drop(leave);
+        // What came meanwhile is told, in the end.
+        entered.recv_timeout(LONG).unwrap();
+    }
+}
+
+/// Where the driver polls its servers nothing else tells it that a primary is dead.
+#[test]
+fn servers_are_looked_at_often_enough_whatever_is_set() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let (looks, looked) = unbounded();
+    let options = rows.options_with(|options| {
+        options.heartbeat_freq = Some(Duration::from_secs(3_600));
+        options.server_monitoring_mode = Some(ServerMonitoringMode::Poll);
+        options.sdam_event_handler = Some(EventHandler::callback(move |event| {
+            if let SdamEvent::ServerHeartbeatStarted(_) = event {
+                let _ = looks.send(());
+            }
+        }));
+    });
+    let _store = Mongodb::open(options, &soon()).unwrap();
+    // The first ones belong to connecting.
+    wait_until("it is looked at again", || looked.len() >= 4);
+}
