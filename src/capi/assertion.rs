@@ -28,8 +28,10 @@ pub enum Assertion {
 /// held any more; roll back. An error, or a false value: roll back as well.
 ///
 /// PostgreSQL: parameters are $1 and $2; false means that the table lacks an index, which leasehold_client_create_schema
-/// adds. SQLite, 3.38 or newer: parameters are ?1 and ?2, the lock file must be the connection's main database, and every
-/// heartbeat of the file waits until the transaction ends, so keep it short. An SQLite of your own in this process harms
+/// adds; the heartbeats of all holders of a shared lock wait until the transaction ends, so keep it shorter than what is
+/// left of their leases. SQLite, 3.38 or newer: parameters are ?1 and ?2, the lock file must be the connection's main database, and every
+/// heartbeat of the file waits until the transaction ends, so keep it short; whether the connection's file and log are
+/// still those at the path, which the library's own calls look at, it cannot tell: open it anew after a restore. An SQLite of your own in this process harms
 /// the locks (see the top): let another process run the statement, or build this library with the system's SQLite, and use
 /// that one: the page `c` of the guide says how.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.

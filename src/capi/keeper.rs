@@ -8,6 +8,7 @@ use super::leases::{LeasesData, LeasesHandle};
 use super::loss::Reason;
 use super::{as_millis, call, handle, millis, out_arg, text, text_arg};
 use crate::api::leases::LeaseKeeper;
+use crate::sys::drop_bound::DropBound;
 
 /// A lease that is extended.
 pub struct KeeperData(LeaseKeeper);
@@ -126,5 +127,12 @@ pub extern "C" fn leasehold_keeper_wait_loss(keeper: KeeperHandle, ms: u64) -> C
 /// Stops extending the lease, which stays as it stands, and frees the keeper.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_keeper_free(keeper: KeeperHandle) -> Code {
-    call(|| handle::remove::<KeeperData>(keeper).map(drop))
+    call(|| {
+        let mut drop_bound = DropBound::default();
+        let keeper = handle::remove::<KeeperData>(keeper)?;
+        // Now, and not by whoever is inside it and leaves last.
+        drop_bound.begin(keeper.0.guard().drop_by());
+        keeper.0.guard().end_quietly();
+        Ok(())
+    })
 }

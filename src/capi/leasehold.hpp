@@ -508,7 +508,8 @@ class [[nodiscard]] election {
   election &once() { return set(leasehold_election_set_once(get())); }
 
   /// Starts a thread that campaigns, and calls the work whenever this node has won, as leasehold_election_lead does. The
-  /// work should return soon after is_leader() became false; it may end the election.
+  /// work should return soon after is_leader() became false; it may end the election. Each term calls a copy of it: what
+  /// must last stands behind a pointer.
   void lead(work function) {
     auto called = std::make_shared<work>(std::move(function));
     // Before it is called, and not at all if it is refused: then another is at work.

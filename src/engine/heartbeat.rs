@@ -13,6 +13,7 @@ use crate::model::error::{Error, Result};
 use crate::model::key::shown;
 use crate::model::loss::LossReason;
 use crate::sys::caught::caught;
+use crate::sys::clock::BootTime;
 use crate::sys::log;
 use crate::sys::pause::pause;
 use crate::sys::thread::{self, Thread};
@@ -22,11 +23,17 @@ const ENDLESS_LOOK: Duration = Duration::from_secs(30);
 /// The shortest time between repeats, however little of the lease is left.
 const MIN_RETRY: Duration = Duration::from_millis(1);
 
-/// How long to wait for the next heartbeat, when the lock counts as held for `left`; a hold that is shorter than the first
-/// one needs no thread. A third of that time is left for the renewal and its repeats, also where an answer that came late,
-/// or a wide margin, leaves less than the interval.
-pub(super) fn next_after(terms: &Terms, left: Duration) -> Duration {
-    backoff::with_jitter(interval(terms), fastrand::f64()).min(left / 3 * 2)
+/// How long to wait for the next heartbeat, when the lock counts as held for `left` from `now` on; a hold that is shorter
+/// than the first one needs no thread. A third of that time is left for the renewal and its repeats, also where an answer
+/// that came late, or a wide margin, leaves less than the interval; but not where a renewal gives next to nothing, since
+/// the lock is held almost to its fixed end.
+pub(super) fn next_after(terms: &Terms, left: Duration, now: BootTime) -> Duration {
+    let usual = backoff::with_jitter(interval(terms), fastrand::f64());
+    let gives_more = |end: BootTime| end.since(now) > (left + terms.margin).saturating_add(left / 8);
+    match terms.lease {
+        Lease::For(_) if terms.ends_at.is_none_or(gives_more) => usual.min(left / 3 * 2),
+        _ => usual,
+    }
 }
 
 fn interval(terms: &Terms) -> Duration {
@@ -71,7 +78,7 @@ fn run(hold: &Hold) {
             Beat::Over => return,
             Beat::Renewed => {
                 failures = 0;
-                next_after(&hold.setup.terms, hold.remaining())
+                next_after(&hold.setup.terms, hold.remaining(), hold.setup.clock.now())
             }
             Beat::Failed => {
                 failures += 1;
@@ -89,12 +96,19 @@ mod tests {
     #[test]
     fn the_next_heartbeat_leaves_time_for_its_repeats() {
         let terms = spec().terms;
+        let now = BootTime::from_nanos(1);
         let usual = |after: Duration| after >= LEASE / 3 * 9 / 10 && after <= LEASE / 3 * 11 / 10;
-        assert!(usual(next_after(&terms, LEASE / 10 * 9)));
+        assert!(usual(next_after(&terms, LEASE / 10 * 9, now)));
         // The answer came late, or the margin is wide.
-        assert_eq!(next_after(&terms, LEASE / 3), LEASE / 9 * 2);
-        assert_eq!(next_after(&terms, Duration::ZERO), Duration::ZERO);
+        assert_eq!(next_after(&terms, LEASE / 3, now), LEASE / 9 * 2);
+        assert_eq!(next_after(&terms, Duration::ZERO, now), Duration::ZERO);
+        // No renewal gives more.
+        let left = LEASE / 100;
+        let ending = Terms { ends_at: Some(now + left + terms.margin), ..terms };
+        assert!(usual(next_after(&ending, left, now)));
+        let later = Terms { ends_at: Some(now + 2 * left + terms.margin), ..terms };
+        assert_eq!(next_after(&later, left, now), left / 3 * 2);
         let endless = Terms { lease: Lease::Forever, ..terms };
-        assert!(next_after(&endless, Duration::MAX) > ENDLESS_LOOK / 2);
+        assert!(next_after(&endless, Duration::MAX, now) > ENDLESS_LOOK / 2);
     }
 }

@@ -170,7 +170,9 @@ impl Hold {
                 at_least: Duration::ZERO,
                 asked_least: Vec::new(),
                 callbacks,
-                start_at: Some(granted_at + heartbeat::next_after(&setup.terms, held_until.since(granted_at))),
+                start_at: Some(
+                    granted_at + heartbeat::next_after(&setup.terms, held_until.since(granted_at), granted_at),
+                ),
                 heartbeat: None,
             }),
             grant: Grant { lock, at: granted_at, chain },

@@ -35,9 +35,7 @@ enum Look {
 impl Hold {
     /// How much time a renewal can give now, at most.
     pub fn most_left(&self) -> Duration {
-        let terms = &self.setup.terms;
-        let until_end = terms.ends_at.map_or(Duration::MAX, |end| end.since(self.setup.clock.now()));
-        terms.held_for().map_or(Duration::MAX, |held| held.min(until_end))
+        self.setup.terms.most_left(self.setup.clock.now())
     }
 
     /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: nobody is owed that, but

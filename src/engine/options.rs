@@ -129,6 +129,12 @@ impl Terms {
         }
     }
 
+    /// How much time a renewal at `now` can give, at most.
+    pub fn most_left(&self, now: BootTime) -> Duration {
+        let until_end = self.ends_at.map_or(Duration::MAX, |end| (end - self.margin).since(now));
+        self.held_for().map_or(until_end, |held| held.min(until_end))
+    }
+
     /// What a request at `now` may ask for.
     pub fn lease_at(&self, now: BootTime) -> Lease {
         match (self.lease, self.ends_at) {
@@ -353,6 +359,7 @@ mod tests {
             assert_eq!(terms(Some(end)).first_held_until(sent, until, now), end);
         }
         assert_eq!(terms(None).held_until(sent, End::At(now.plus(60 * SECOND)), now), sent + 59 * SECOND);
+        assert_eq!([terms(None), terms(Some(end))].map(|terms| terms.most_left(sent)), [59 * SECOND, 29 * SECOND]);
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub struct Undo {
 #[derive(Default)]
 struct State {
     left: Vec<Left>,
+    /// When all of it ends: what is due later is not waited for.
+    ends_at: Option<Instant>,
     /// Whether a thread will continue with what is left.
     is_running: bool,
     thread: Option<Thread>,
@@ -122,6 +124,7 @@ impl Undo {
             let before = state.left.len();
             // What must stand for longer ends with its lease. What failed before is tried once more, however long ago:
             // the store may be back.
+            state.ends_at = Some(soon);
             state.left.retain(|left| left.not_before <= soon);
             state.left.iter_mut().for_each(|left| left.due = left.not_before);
             (state.thread.take(), is_running, before - state.left.len())
@@ -160,7 +163,8 @@ impl Undo {
                 let mut state = self.state.lock();
                 let now = self.clock.now();
                 state.left.retain(|left| now < left.stands_until);
-                if state.left.is_empty() || until.is_over() {
+                let is_vain = |left: &Left| state.ends_at.is_some_and(|end| left.due > end);
+                if state.left.iter().all(is_vain) || until.is_over() {
                     let left = std::mem::take(&mut state.left);
                     state.is_running = false;
                     drop(state);

@@ -496,8 +496,8 @@ class Guard(_Held):
         """By which a transaction in the locks' own database asserts that the lock is held, by any driver.
 
         One row with a true value: it is, and nobody else is granted it before the transaction ends. Anything else: roll
-        back. For PostgreSQL; for SQLite only in another process than this, whose sqlite3 is another one than the
-        library's. `second` proves who holds the lock: keep it out of logs.
+        back. Keep the transaction short: heartbeats may wait for it, in PostgreSQL those of every holder of a shared lock.
+        For PostgreSQL; for SQLite only in another process than this, whose sqlite3 is another one than the library's. `second` proves who holds the lock: keep it out of logs.
         """
         return Assertion(*(_copied("guard_assertion", self._handle, part) for part in range(3)))
 
@@ -590,7 +590,10 @@ class Leases(_Owned):
 
     def keep(self, name: str, holder: str, seconds: float) -> Keeper:
         """Extends it now, and by a thread until the keeper ends."""
-        return Keeper(_made("leases_keep", self._handle, *_text(name), *_text(holder), _ms(seconds)))
+        # It is there before its handle, so that whatever interrupts the call leaves nothing behind.
+        keeper = Keeper(_Handle())
+        _call("leases_keep", self._handle, *_text(name), *_text(holder), _ms(seconds), ctypes.byref(keeper._handle))
+        return keeper
 
     def expire(self, name: str) -> None:
         """Ends the lease after its time, unless somebody pins it."""
@@ -626,7 +629,7 @@ class Election(_Owned):
     """A node of an election, of which at most one leads. The end of `with` stops it."""
 
     _free = "election_free"
-    _work: "Optional[Callable[..., None]]" = None
+    _works: "tuple[Callable[..., None], ...]" = ()
 
     def lead(self, work: Callable[[int], None]) -> None:
         """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has won.
@@ -644,8 +647,13 @@ class Election(_Owned):
 
         # Kept by the other, also while it runs and the election is gone.
         function = works.function = _WORK(works)  # type: ignore[attr-defined]
-        _call("election_lead", self._handle, function, None)
-        self._work = function
+        # Before the call, so that a signal whose handler raises leaves no campaign whose function is gone.
+        before, self._works = self._works, (*self._works, function)
+        try:
+            _call("election_lead", self._handle, function, None)
+        except Error:
+            self._works = before
+            raise
 
     def is_leader(self) -> bool:
         """False before another node can win. Asks nobody and does not wait."""
