@@ -23,7 +23,7 @@ use super::Postgres;
 use super::error::{Own, PostgresError, Stage};
 use super::open::{self, Table};
 use super::row::{Found, LATE, Micros};
-use super::statements::{briefly, untold};
+use super::statements::{briefly, patiently, untold};
 use super::tls::Tls;
 pub(super) use super::turns::Lane;
 use super::turns::{Soon, Turns};
@@ -268,39 +268,39 @@ impl Owned {
         statement: &Statement,
         went: &Went,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
-        let _row = match &statement.row {
-            Some(key) if matches!(lane, Lane::Waiting | Lane::Sharing) => {
-                *went.held_up.lock() = Some(PostgresError::Own(Own::Behind, None));
-                let row = self.turns.of_row(key).await;
-                *went.held_up.lock() = None;
-                Some(row)
-            }
-            _ => None,
-        };
-        let mut turn = None;
-        if lane == Lane::Waiting {
-            match self.turns.soon().await {
-                Soon::Long(long) => turn = Some(long),
-                Soon::Brief(brief) => {
-                    if let Some(briefly) = briefly(&statement.sql) {
-                        match self.ask_now(&briefly, statement, &went.sent).await {
-                            Err((_, locked @ PostgresError::Own(Own::Locked, _))) => {
-                                *went.held_up.lock() = Some(locked);
-                            }
-                            answer => return answer,
-                        }
-                        // Nothing was done.
-                        went.sent.store(false, Ordering::SeqCst);
-                    }
-                    drop(brief);
-                }
-            }
+        let key = statement.row.as_deref().filter(|_| matches!(lane, Lane::Waiting | Lane::Sharing));
+        let mut row = None;
+        if let Some(key) = key {
+            *went.held_up.lock() = Some(PostgresError::Own(Own::Behind, None));
+            row = Some(self.turns.of_row(key).await);
+            *went.held_up.lock() = None;
         }
-        let _turn = match turn {
-            Some(turn) => turn,
+        let soon = if lane == Lane::Waiting { Some(self.turns.soon().await) } else { None };
+        let _turn = match soon {
             None => self.turns.of(lane).await,
+            Some(Soon::Long(long)) => long,
+            Some(Soon::Brief(brief)) => {
+                if let Some(briefly) = briefly(&statement.sql) {
+                    match self.ask_now(&briefly, statement, &went.sent).await {
+                        Err((_, locked @ PostgresError::Own(Own::Locked, _))) => *went.held_up.lock() = Some(locked),
+                        answer => return answer,
+                    }
+                    // Nothing was done.
+                    went.sent.store(false, Ordering::SeqCst);
+                }
+                drop(brief);
+                // Until there is a turn, heartbeats of the same key may find their row free.
+                drop(row.take());
+                let turn = self.turns.of(lane).await;
+                if let Some(key) = key {
+                    row = Some(self.turns.of_row(key).await);
+                }
+                turn
+            }
         };
-        self.ask_now(&statement.sql, statement, &went.sent).await
+        let _row = row;
+        let patient = key.filter(|_| lane == Lane::Sharing).map(|_| patiently(&statement.sql));
+        self.ask_now(patient.as_deref().unwrap_or(&statement.sql), statement, &went.sent).await
     }
 
     /// Does this, with the values of that statement.

@@ -58,6 +58,12 @@ pub(super) fn briefly(sql: &str) -> Option<String> {
     Some(without.replacen(ROW, &format!("{ROW}{}", limited(BRIEF)), 1))
 }
 
+/// The same statement of a shared holder's heartbeat, which waits longer behind a pooler. One at a time of a client does
+/// so for a row.
+pub(super) fn patiently(sql: &str) -> String {
+    sql.replacen(&limited(POOLED), &limited(SHARING), 1)
+}
+
 /// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
 fn limited(millis: u128) -> String {
     format!("set_config('lock_timeout', '{millis}', true) IS NOT NULL AND ")
@@ -82,6 +88,9 @@ const BRIEF: u128 = 50;
 /// How long one waits behind a pooler: all clients share its sessions, and one row that somebody has locked must not take
 /// them all. Whoever wants the row asks again.
 const POOLED: u128 = 100;
+/// The same for a shared holder's heartbeat: between transactions that assert its lock, one after the other, it would
+/// find no gap by chance before its lease is over.
+const SHARING: u128 = 2_000;
 /// The time, once for all that a statement writes by it.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
 /// Never less than that the server, and a synchronous standby, have it on disk.

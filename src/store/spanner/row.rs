@@ -162,21 +162,28 @@ impl Row {
 
     /// Whether our columns count.
     fn is_ours(&self) -> bool {
-        self.heartbeat.is_some() && self.grant_id.is_some() && self.grant_id == self.writer && !self.is_late()
+        self.heartbeat.is_some() && self.names_us() && !self.is_late()
     }
 
-    /// Whether what extended it came when a node could have found it over.
+    /// Whether one of ours took it last: a node that takes it over leaves our columns as they are.
+    fn names_us(&self) -> bool {
+        self.grant_id.is_some() && self.grant_id == self.writer
+    }
+
+    /// Whether what of ours extended it came when a node could have found it over.
     pub fn is_late(&self) -> bool {
         let late = |(by, at): (At, At)| at.time() >= by.time();
-        self.not_after.zip(self.heartbeat).is_some_and(late)
+        self.names_us() && self.not_after.zip(self.heartbeat).is_some_and(late)
     }
 
-    /// The same, which nobody believes if its commit comes later than that.
-    pub fn unless_later(self, by: Option<StoreTime>) -> Row {
-        match by {
-            Some(by) => Row { heartbeat: Some(At::Commit), not_after: Some(At::Time(by)), ..self },
-            None => self,
+    /// The same, which nobody believes if its commit comes later than that. Its end stays where it is, if it is committed
+    /// `now`, which is never after the commit.
+    pub fn unless_later(mut self, by: Option<StoreTime>, now: StoreTime) -> Row {
+        let Some(by) = by else { return self };
+        if let (Some(At::Time(from)), Some(ms), None) = (self.heartbeat, self.lease_ms, &self.holders) {
+            self.lease_ms = lease_ms(now, End::At(shifted(from, ms.saturating_mul(1_000_000))));
         }
+        Row { heartbeat: Some(At::Commit), not_after: Some(At::Time(by)), ..self }
     }
 
     /// The record in it. `foreign_lease`: how long after its heartbeat a row of spindle is respected.

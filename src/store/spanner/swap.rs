@@ -31,7 +31,7 @@ impl Spanner {
                 Some(match &new {
                     Some(new) => {
                         let next = row.clone().unwrap_or_default().next(&old, new, Stamps::Records);
-                        Write::Put(next.unless_later(before))
+                        Write::Put(next.unless_later(before, read.now))
                     }
                     None => Write::Delete,
                 }),

@@ -368,7 +368,7 @@ impl Transactional for Spanner {
             if read.now >= by {
                 return Ok(((late.answer, None), late.record.map(|new| Write::Put(next(new)))));
             }
-            let next = next(new).unless_later(Some(by));
+            let next = next(new).unless_later(Some(by), read.now);
             Ok(((step.answer, Some((by, late.answer, stands))), Some(Write::Put(next))))
         });
         match done {

@@ -2,6 +2,8 @@
 
 use std::any::Any;
 use std::error::Error as _;
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::thread;
 use std::time::Duration;
 
 use leasehold::internals::store::postgres::fence::run_within;
@@ -208,6 +210,40 @@ fn a_limit_of_the_session_ends_no_pause_with_an_error() {
         .await
     });
     assert!(done.is_ok() && tries == 9, "{tries}: {done:?}");
+}
+
+/// Who cancels a query by hand wants all of it to end, and not to begin again.
+#[test]
+fn a_users_own_cancel_ends_the_pause_and_the_work() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let mut user = open.data.wait(open.data.client());
+    let pid: i32 = open.data.wait(user.query_one("SELECT pg_backend_pid()", &[])).unwrap().get(0);
+    let cancel = format!(
+        "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
+         WHERE pid = {pid} AND state = 'active' AND query LIKE 'SELECT pg_catalog.pg_sleep%'"
+    );
+    let is_over = AtomicBool::new(false);
+    let done = thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(SeqCst) {
+                sql_at(&config(), &cancel);
+            }
+        });
+        let conflicts = async |transaction: &Transaction<'_>| {
+            raises(transaction, "40001").await?;
+            Ok(())
+        };
+        let assertion = guard.assertion().unwrap();
+        let done = open.data.wait(run_within(&assertion, Duration::from_secs(20), &mut user, conflicts));
+        is_over.store(true, SeqCst);
+        done
+    });
+    let error = done.unwrap_err();
+    let source = error.source().unwrap().downcast_ref::<tokio_postgres::Error>().unwrap();
+    assert_eq!(source.code(), Some(&tokio_postgres::error::SqlState::QUERY_CANCELED), "{error}");
+    assert!(!error.is_retryable());
 }
 
 async fn raises(transaction: &Transaction<'_>, code: &str) -> Result<(), tokio_postgres::Error> {

@@ -242,3 +242,41 @@ fn a_release_of_a_free_row_does_not_wait_for_those_that_are_held_up() {
         });
     });
 }
+
+/// It has tried in vain and waits for two others, whose rows somebody has locked as well; its own is free by now.
+#[test]
+fn a_release_that_waits_for_a_turn_keeps_no_heartbeat_of_its_key_waiting() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut held = ["held 1", "held 2"].map(|key| exclusive(&store, key));
+    let [mut leaves, mut stays] = [shared(&store, "shared"), shared(&store, "shared")];
+    held.iter_mut().chain([&mut leaves, &mut stays]).for_each(|a| drop(granted(&store, a)));
+    block_on(async {
+        let (_held, held_by) = holds(&rows, "WHERE key LIKE 'held%' FOR KEY SHARE").await;
+        let (_shared, shared_by) = holds(&rows, "WHERE key = 'shared' FOR UPDATE").await;
+        let is_over = AtomicBool::new(false);
+        thread::scope(|scope| {
+            for a in &mut held {
+                let (store, is_over) = (&store, &is_over);
+                // The server ends each after a while.
+                scope.spawn(move || {
+                    while !is_over.load(SeqCst) && !matches!(releases(store, a, Purpose::Release, &soon()), Ok(true)) {}
+                });
+            }
+            wait_until("both wait", || waiting(&rows) == 2);
+            let left = scope.spawn(|| releases(&store, &mut leaves, Purpose::Release, &Deadline::after(PATIENCE)));
+            // The last statement of a connection that is free again.
+            let tried =
+                "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query LIKE 'WITH w AS (UPDATE%{T}%''50''%'";
+            wait_until("it has tried", || !rows.sql(tried).is_empty());
+            end(&rows, shared_by);
+            let renewed =
+                store.renew(&mut stays, renewal(Lease::For(Duration::from_secs(600))), &Deadline::after(SOON));
+            is_over.store(true, SeqCst);
+            end(&rows, held_by);
+            assert!(matches!(renewed, Ok(Renewed::Until { .. })), "{renewed:?}");
+            assert!(left.join().unwrap().unwrap());
+        });
+    });
+}

@@ -2,8 +2,8 @@
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -238,6 +238,36 @@ fn in_a_pool_of_transactions_an_isolation_that_is_not_ours_fails_nobody() {
             }
             if proven == 3 {
                 break;
+            }
+        }
+    });
+}
+
+/// Where its own transactions assert it one after the other, the gaps are short: who gave up at once would meet none.
+#[test]
+fn in_a_pool_of_transactions_a_shared_heartbeat_waits_for_one_that_asserts_it() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let options = PostgresOptions::new(config(), format!("public.{}", rows.0)).unwrap();
+    let store = Arc::new(Postgres::open(options.pooled().unwrap(), &soon()).unwrap());
+    let held = Arc::new(Mutex::new(shared(&*store, "k")));
+    granted(&*store, &mut held.lock().unwrap());
+    let waits = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock' \
+                 AND clock_timestamp() - query_start > interval '300 ms'";
+    block_on(async {
+        let theirs = connect(&config()).await;
+        // It waits for a short time only, in which this machine has to do all that.
+        for tries in 1..=10 {
+            theirs.batch_execute(&format!("BEGIN; SELECT FROM {} FOR SHARE", rows.0)).await.unwrap();
+            let (store, held) = (store.clone(), held.clone());
+            let lease = Lease::For(Duration::from_secs(600));
+            let renews = thread::spawn(move || store.renew(&mut held.lock().unwrap(), renewal(lease), &soon()));
+            wait_until("it waits, or has waited", || renews.is_finished() || !rows.sql(waits).is_empty());
+            theirs.batch_execute("COMMIT").await.unwrap();
+            match renews.join().unwrap() {
+                Ok(Renewed::Until { .. }) => break,
+                Err(error) if text(&error).contains("has the row locked") && tries < 10 => {}
+                other => panic!("{tries}: {other:?}"),
             }
         }
     });

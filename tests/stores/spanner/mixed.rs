@@ -201,6 +201,20 @@ fn a_takeover_keeps_other_nodes_out_and_a_leader_that_comes_back() {
     guard.ensure_held_for(DURATION / 2).unwrap();
 }
 
+/// Also where we had renewed it before: what a node writes is never too late.
+#[test]
+fn a_node_that_takes_a_renewed_lock_over_counts_for_one_lease() {
+    needs_server!();
+    let world = World::new();
+    let crashed = world.ours.request("k").acquire().unwrap();
+    world.ours.heartbeat(&crashed, DURATION).unwrap();
+    world.pass(DURATION + 2 * S);
+    world.leader("k", "node-a");
+    assert_eq!(world.ours.get("k").unwrap().unwrap().holders()[0].owner(), "node-a");
+    world.pass(DURATION + 2 * S);
+    assert!(world.ours.try_lock("k").unwrap().is_some());
+}
+
 /// The rows of takeovers are nobody's, and a node takes what was freed.
 #[test]
 fn a_purge_frees_no_takeover() {

@@ -425,6 +425,33 @@ fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt)
     granted(store, &mut beside);
 }
 
+/// A lock that must be held for a least time, and is released before, stands under another grant until then.
+#[test]
+fn a_swap_moves_no_end_by_the_age_of_the_heartbeat() {
+    needs_server!();
+    let world = World::new();
+    let store = open(&world.database, Fleet::Mixed);
+    let mut held = attempt("k", Mode::Exclusive);
+    held.ask.lease = DURATION;
+    granted(&store, &mut held);
+    let age = DURATION.as_secs() / 4;
+    let times =
+        ["heartbeat", "token"].map(|at| format!("{at} = TIMESTAMP_SUB({at}, INTERVAL {age} SECOND)")).join(", ");
+    world.raw.update(Statement::builder(format!("UPDATE {TABLE} SET {times} WHERE token IS NOT NULL")).build());
+    let seen = get(&store, "k");
+    let mut new = seen.record.clone();
+    new.exclusive.as_mut().unwrap().grant = attempt("k", Mode::Exclusive).ask.grant;
+    assert!(matches!(store.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done));
+    let after = get(&store, "k");
+    let [before, until] = [&seen, &after].map(|seen| match seen.record.exclusive.as_ref().unwrap().until {
+        End::At(until) => until,
+        End::Never => panic!("{seen:?}"),
+    });
+    // The row counts the end from its commit, which came between the two looks, in whole milliseconds.
+    let most = after.times.now.since(seen.times.now) + Duration::from_millis(2);
+    assert!(until >= before && until.since(before) <= most, "{:?} later, at most {most:?}", until.since(before));
+}
+
 /// Those of a lock that nobody takes any more are deleted by no takeover: a purge does it after a month, however many
 /// there are. Nothing else that it does not know goes.
 #[test]
