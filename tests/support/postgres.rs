@@ -109,8 +109,10 @@ pub fn sql_at(config: &Config, sql: &str) -> Vec<Vec<Option<String>>> {
 pub fn standbys(config: &Config, names: &str) {
     sql_at(config, &format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
     sql_at(config, "SELECT pg_reload_conf()");
-    let counts = || sql_at(config, "SHOW synchronous_standby_names")[0][0].as_deref() == Some(names);
-    wait_until("it counts", counts);
+    let is_known = || sql_at(config, "SHOW synchronous_standby_names")[0][0].as_deref() == Some(names);
+    wait_until("it is known", is_known);
+    // Commits wait for nobody until the checkpointer has read it, too, which it does before a checkpoint.
+    sql_at(config, "CHECKPOINT");
 }
 
 /// Runs a user's own async code.

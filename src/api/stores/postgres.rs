@@ -195,15 +195,25 @@ pub trait AssertIn: Fenced {
     /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
     ///
     /// # Example
-    /// With the crate `postgres`; sqlx, diesel and others bind the two texts in their own way.
-    /// ```ignore
-    /// let mut transaction = client.transaction()?;
-    /// transaction.execute("UPDATE report SET text = $1", &[&"new"])?;
+    /// By hand, with `tokio_postgres`. The crate `postgres` does the same without `await`; sqlx, diesel and others bind the
+    /// two texts in their own way.
+    /// ```no_run
+    /// # use leasehold::postgres::tokio_postgres;
+    /// # async fn report(
+    /// #     client: &mut tokio_postgres::Client,
+    /// #     guard: &leasehold::LockGuard,
+    /// # ) -> Result<(), Box<dyn std::error::Error>> {
+    /// use leasehold::postgres::AssertIn;
+    ///
+    /// let transaction = client.transaction().await?;
+    /// transaction.execute("UPDATE report SET text = $1", &[&"new"]).await?;
     /// let assertion = guard.assertion()?;
     /// let [key, holder] = assertion.params();
-    /// let row = transaction.query_opt(assertion.sql(), &[&key, &holder])?;
+    /// let row = transaction.query_opt(assertion.sql(), &[&key, &holder]).await?;
     /// assertion.judge(row.map(|row| row.get(0)))?; // an error drops the transaction, which rolls it back
-    /// transaction.commit()?;
+    /// transaction.commit().await?;
+    /// # Ok(())
+    /// # }
     /// ```
     fn assertion(&self) -> Result<Assertion>;
 }
