@@ -67,6 +67,8 @@ fn two_threads(store: &mut Store, rounds: usize, table: &mut Table) {
             let started = Instant::now();
             raw.run(Call::Acquire);
             rested.push(started.elapsed());
+            raw.prepare(Call::Release);
+            raw.run(Call::Release);
         }
         let guard = client.lock("hand-over").expect("nobody holds it");
         let before = requests.made();
