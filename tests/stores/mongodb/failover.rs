@@ -246,7 +246,7 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     };
     assert!(second.token > first.token);
     let mut d = attempt(&store, "free", Mode::Exclusive);
-    let third = acquired(&store, &mut d).unwrap();
+    let third = acquired(&store, &mut d).unwrap_or_else(|| panic!("held by {:?}", holders(&store, "free")));
     at.cluster.go_on(old);
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
