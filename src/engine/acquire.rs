@@ -7,11 +7,11 @@ use super::family::Family;
 use super::queue::{Leaves, May, SILENT, Ticket};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
-use crate::engine::spec::{Chain, Granted, Obtained, Patience, WaitSpec};
+use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
 use crate::lease::{Lease, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
-use crate::model::lock::LockStatus;
+use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Acquired, Attempt, Seen};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -144,6 +144,15 @@ impl<'a> Wait<'a> {
                 Err(error)
             }
         }
+    }
+
+    /// Whether others of this process, who wait for the lock, come first. Behind them it would wait for itself if this
+    /// client holds the lock with the same lock id: the store's answer says so.
+    pub(super) fn stands_back(&self) -> bool {
+        let LockSpec { key, lock_id, .. } = &self.spec.lock;
+        let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
+        let holds = || self.family.holds().iter().any(|hold| hold.is_held() && is_mine(hold.granted()));
+        self.spec.stands_back && self.family.queues.len(key) > 0 && !(lock_id.is_some() && holds())
     }
 
     fn asks_once(&self) -> bool {

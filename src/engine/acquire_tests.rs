@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::spec;
-use crate::engine::spec::{Callbacks, LockSpec};
+use crate::engine::spec::Callbacks;
 use crate::lease::MAX_ACQUIRE_LEASE;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};

@@ -29,7 +29,7 @@ const MIN_RETRY: Duration = Duration::from_millis(1);
 /// the lock is held almost to its fixed end.
 pub(super) fn next_after(terms: &Terms, left: Duration, now: BootTime) -> Duration {
     let usual = backoff::with_jitter(interval(terms), fastrand::f64());
-    let gives_more = |end: BootTime| end.since(now) > (left + terms.margin).saturating_add(left / 8);
+    let gives_more = |end: BootTime| end.since(now).saturating_sub(terms.margin) > left.saturating_add(left / 8);
     match terms.lease {
         Lease::For(_) if terms.ends_at.is_none_or(gives_more) => usual.min(left / 3 * 2),
         _ => usual,

@@ -269,6 +269,11 @@ impl Hold {
         self.held_until.store(BootTime::PAST.as_nanos(), Ordering::SeqCst);
     }
 
+    /// How much time a renewal can give now, at most.
+    pub fn most_left(&self) -> Duration {
+        self.setup.terms.most_left(self.setup.clock.now())
+    }
+
     /// Asks the heartbeat to send at once, as after a suspend.
     pub fn beat_soon(&self) {
         // A full channel already contains such a message.

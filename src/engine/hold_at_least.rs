@@ -33,11 +33,6 @@ enum Look {
 }
 
 impl Hold {
-    /// How much time a renewal can give now, at most.
-    pub fn most_left(&self) -> Duration {
-        self.setup.terms.most_left(self.setup.clock.now())
-    }
-
     /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: nobody is owed that, but
     /// a release at the same time may have kept it.
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {

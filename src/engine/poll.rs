@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use super::queue::Ticket;
 use crate::engine::acquire::Wait;
-use crate::engine::spec::{LockSpec, Obtained, Patience};
+use crate::engine::spec::{Obtained, Patience};
 use crate::lease::{backoff, transition};
 use crate::model::error::Result;
 use crate::model::event::{Event, WaitEnd};
-use crate::model::lock::{Lock, LockStatus};
+use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
 use crate::store::{Consistency, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
@@ -32,15 +32,6 @@ pub(super) enum Begin {
 }
 
 impl Wait<'_> {
-    /// Whether others of this process, who wait for the lock, come first. Behind them it would wait for itself if this
-    /// client holds the lock with the same lock id: the store's answer says so.
-    pub(super) fn stands_back(&self) -> bool {
-        let LockSpec { key, lock_id, .. } = &self.spec.lock;
-        let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
-        let holds = || self.family.holds().iter().any(|hold| hold.is_held() && is_mine(hold.granted()));
-        self.spec.stands_back && self.family.queues.len(key) > 0 && !(lock_id.is_some() && holds())
-    }
-
     /// Reads the lock when woken or when it is time, until it seems free or is handed over; false when the call's time is
     /// over.
     pub(super) fn pause(&mut self, overall: &Deadline, mut begin: Begin) -> bool {
