@@ -279,10 +279,10 @@ pub unsafe extern "C" fn leasehold_guard_loss(
     call(|| {
         let reason = out_arg!(reason);
         let loss = handle::get::<Guard>(guard)?.loss.get();
-        let said = loss.as_ref().map(ToString::to_string).unwrap_or_default();
+        let (why, said) = Reason::told(loss.as_ref());
         // SAFETY: passed on from the caller.
         unsafe { text::write(&said, buffer, capacity, len) }?;
-        reason.write(loss.map_or(Reason::None, |loss| Reason::from(&loss.reason)))
+        reason.write(why)
     })
 }
 

@@ -102,10 +102,10 @@ pub unsafe extern "C" fn leasehold_keeper_loss(
     call(|| {
         let reason = out_arg!(reason);
         let loss = handle::get::<KeeperData>(keeper)?.0.loss().get();
-        let said = loss.as_ref().map(ToString::to_string).unwrap_or_default();
+        let (why, said) = Reason::told(loss.as_ref());
         // SAFETY: passed on from the caller.
         unsafe { text::write(&said, buffer, capacity, len) }?;
-        reason.write(loss.map_or(Reason::None, |loss| Reason::from(&loss.reason)))
+        reason.write(why)
     })
 }
 
@@ -135,4 +135,26 @@ pub extern "C" fn leasehold_keeper_free(keeper: KeeperHandle) -> Code {
         keeper.0.guard().end_quietly();
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::LockClient;
+
+    /// Another thread may be inside, and would else end it when it leaves.
+    #[test]
+    fn a_keeper_that_was_freed_extends_no_more_though_another_call_is_inside() {
+        let minute = Duration::from_secs(60);
+        let leases = LockClient::connect("memory:").map(|client| client.leases("n")).unwrap();
+        leases.claim("a", "h", minute).unwrap();
+        let Ok(keeper) = handle::insert(KeeperData(leases.keep("a", "h", minute).unwrap())) else { panic!("a handle") };
+        let Ok(inside) = handle::get::<KeeperData>(keeper) else { panic!("the keeper") };
+        assert!(inside.0.is_held());
+        assert_eq!(leasehold_keeper_free(keeper), Code::Ok);
+        assert!(!inside.0.is_held());
+        assert_eq!(leases.get("a").unwrap().unwrap().holder(), "h", "the lease stays");
+    }
 }

@@ -34,6 +34,13 @@ pub enum Reason {
     HeartbeatDied = 6,
 }
 
+impl Reason {
+    /// As a number and as a text for people.
+    pub(super) fn told(loss: Option<&Loss>) -> (Reason, String) {
+        loss.map_or((Reason::None, String::new()), |loss| (Reason::from(&loss.reason), loss.to_string()))
+    }
+}
+
 impl From<&LossReason> for Reason {
     fn from(reason: &LossReason) -> Self {
         match reason {

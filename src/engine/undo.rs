@@ -393,6 +393,19 @@ mod tests {
     }
 
     #[test]
+    fn an_end_does_not_wait_for_a_try_that_is_due_after_it() {
+        let bench = Bench::new();
+        bench.faults.always(Call::Release, Fault::LostBefore);
+        // Its next pause is half a minute at the least.
+        bench.push(bench.left(Instant::now(), 1_000_000));
+        bench.undo.start_again();
+        let (began, soon) = (Instant::now(), Duration::from_secs(25));
+        bench.undo.end(began + soon, began + soon);
+        assert!(began.elapsed() < soon / 2, "it waited for {:?}", began.elapsed());
+        assert!(bench.stands());
+    }
+
+    #[test]
     fn giving_up_is_repeated_while_there_is_time() {
         let bench = Bench::new();
         let mut attempt = bench.left(Instant::now(), 0).attempt;
