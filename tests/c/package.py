@@ -115,9 +115,30 @@ def leases(client):
             assert keeper.wait_loss(60) and not keeper.is_held() and keeper.remaining == 0
             assert code_of(keeper.ensure_held) == Code.LOST
         units.claim("short", "unit/0", 0.1)
+        # Nothing extends it, though a keeper was made before the call was interrupted.
+        interrupt(lambda: units.keep("short", "unit/0", 0.3))
         while code_of(lambda: units.expire("short")) == Code.INVALID_LEASE:
             threading.Event().wait(0.02)
         assert units.list() == []
+
+
+def interrupt(call):
+    """As a signal handler that raises right after the library's answer."""
+    answered = leasehold._call
+
+    def raises(*arguments):
+        answered(*arguments)
+        raise KeyboardInterrupt
+
+    leasehold._call = raises
+    try:
+        call()
+        raise AssertionError("it was not interrupted")
+    except KeyboardInterrupt:
+        pass
+    finally:
+        leasehold._call = answered
+    gc.collect()
 
 
 def leads(client):
@@ -137,6 +158,10 @@ def leads(client):
         election.stop()
     with client.lock("leader", wait=60) as guard:
         assert guard.token > terms[0][0]
+    won.clear()
+    with client.election("leader", once=True) as election:
+        interrupt(lambda: election.lead(lambda _: won.set()))
+        assert won.wait(60)
 
 
 def purges(url, client):
