@@ -7,7 +7,7 @@ use crate::sys::aside::{Aside, Weight};
 use crate::sys::observing::contained;
 
 /// The same settings, whose callbacks are called by a thread that does nothing else: the driver calls them on its own, on
-/// which every heartbeat is sent. Where they are too slow, what happens is left out.
+/// which every heartbeat is sent. Where they or a channel are too slow, what happens is left out.
 pub(crate) fn apart(mut options: ClientOptions) -> ClientOptions {
     let aside = Aside::default();
     options.command_event_handler = options.command_event_handler.map(|users| called_by(&aside, users));
@@ -17,7 +17,13 @@ pub(crate) fn apart(mut options: ClientOptions) -> ClientOptions {
 }
 
 fn called_by<T: Send + Sync + 'static>(aside: &Aside, users: EventHandler<T>) -> EventHandler<T> {
-    let EventHandler::Callback(callback) = users else { return users };
+    let callback = match users {
+        EventHandler::Callback(callback) => callback,
+        // The driver would keep a task for each event until there is room.
+        EventHandler::TokioMpsc(events) => return EventHandler::callback(move |event| drop(events.try_send(event))),
+        // By its type it waits without blocking the thread.
+        users => return users,
+    };
     let aside = aside.clone();
     EventHandler::callback(move |event: T| {
         let callback = callback.clone();

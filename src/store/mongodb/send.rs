@@ -99,7 +99,6 @@ pub(super) fn counting_handler(users: Option<EventHandler<CmapEvent>>) -> EventH
         match &users {
             Some(EventHandler::Callback(callback)) => callback(event),
             Some(EventHandler::AsyncCallback(callback)) => drop(tokio::task::spawn(callback(event))),
-            Some(EventHandler::TokioMpsc(sender)) => drop(sender.try_send(event)),
             _ => {}
         }
     })

@@ -63,6 +63,31 @@ fn a_handler_that_hangs_holds_up_no_request() {
     }
 }
 
+/// The driver would keep a task for each event until its channel has room.
+#[test]
+fn a_channel_that_nobody_reads_keeps_no_more_than_it_holds() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let mut options = settings(&crate::support::servers::mongod().unwrap());
+    let (events, mut read) = tokio::sync::mpsc::channel(1);
+    options.command_event_handler = Some(EventHandler::TokioMpsc(events));
+    let client =
+        leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
+    for _ in 0..10 {
+        client.try_lock("k").unwrap().unwrap().release().unwrap();
+    }
+    // What waits for room comes as soon as there is some.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+    let kept = runtime.block_on(async {
+        let mut kept = 0;
+        while let Ok(Some(_)) = tokio::time::timeout(Duration::from_millis(500), read.recv()).await {
+            kept += 1;
+        }
+        kept
+    });
+    assert_eq!(kept, 1);
+}
+
 /// Where the driver polls its servers nothing else tells it that a primary is dead.
 #[test]
 fn servers_are_looked_at_often_enough_whatever_is_set() {
