@@ -44,7 +44,7 @@ use crate::sys::thread::Thread;
 #[must_use = "dropping the guard releases the lock at once"]
 #[clippy::has_significant_drop]
 pub struct LockGuard {
-    hold: Arc<Hold>,
+    pub(super) hold: Arc<Hold>,
     family: Arc<Family>,
     /// One bound for the whole drop: for the release and for what the client then has to clean up.
     drop_bound: DropBound,

@@ -49,6 +49,8 @@ impl LockGuard {
         select.recv(&losses);
         select.recv(cancel.cancelled());
         let ended = select.ready_deadline(until);
+        // After a suspend or a SIGSTOP this may come before the watcher's look.
+        self.hold.expire_when_due();
         match watch.get() {
             Some(loss) => Slept::Lost(loss),
             None if cancel.is_cancelled() => Slept::Cancelled,

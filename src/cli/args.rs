@@ -209,6 +209,10 @@ pub struct Acquire {
 ///   mkfifo pipe; exec 9<> pipe
 ///   lock=$(leasehold hold nightly --wait 1m --fd 0 < pipe 9>&- &)
 ///   test "$lock" || exit 1
+///   exec 9> pipe
+///
+/// From then on only leasehold reads, so that `printf . >&9` ends the script with PIPE once the lock
+/// is lost: put it before each step.
 ///
 /// When the lock is lost it does what --on-loss says, and ends with 76. A process of --pid gets
 /// TERM, and KILL before the store can grant the lock to another, or when leasehold is killed;

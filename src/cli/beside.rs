@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,7 +18,7 @@ use nix::unistd::{Pid, getpid};
 use crate::args::Global;
 use crate::asked::Ask;
 use crate::clock::since_boot;
-use crate::exec::prepared;
+use crate::exec::{Gate, Prepared, prepared};
 use crate::failure::Outcome;
 use crate::held::Held;
 use crate::keeper::{Keeper, Target};
@@ -49,10 +49,10 @@ impl Environment {
     }
 
     /// A command in it. `foreground`: it gets the terminal.
-    pub fn prepared(&self, foreground: bool, command: &[OsString]) -> Command {
-        let mut prepared = prepared(getpid(), foreground, self.json, command);
-        prepared.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).envs(self.values.iter().cloned());
-        prepared
+    pub fn prepared(&self, foreground: bool, command: &[OsString]) -> io::Result<Prepared> {
+        let mut prepared = prepared(getpid(), foreground, self.json, command)?;
+        prepared.command.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).envs(self.values.iter().cloned());
+        Ok(prepared)
     }
 }
 
@@ -82,16 +82,28 @@ pub struct Beside {
 impl Beside {
     /// Starts it with `sh`, in a process group of its own, for so long at most.
     pub fn start(command: &str, environment: &Environment, output: Output, time: Duration) -> io::Result<Beside> {
-        let mut shell = environment.prepared(false, &["sh".into(), "-c".into(), command.into()]);
+        let (beside, gate) = Beside::start_before_gate(command, environment, output, time)?;
+        gate.open();
+        Ok(beside)
+    }
+
+    fn start_before_gate(
+        command: &str,
+        environment: &Environment,
+        output: Output,
+        time: Duration,
+    ) -> io::Result<(Beside, Gate)> {
+        let mut prepared = environment.prepared(false, &["sh".into(), "-c".into(), command.into()])?;
+        let shell = &mut prepared.command;
         shell.process_group(0).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         if output == Output::StandardError {
             let stderr = || io::stderr().as_fd().try_clone_to_owned().map(Stdio::from);
             shell.stdout(stderr()?).stderr(stderr()?);
         }
-        let child = shell.spawn()?;
+        let (child, gate) = prepared.start()?;
         let now = Instant::now();
         let until = now.checked_add(time).unwrap_or(now);
-        Ok(Beside { child, time, until, by: None, keeper: None, has_ended: false })
+        Ok((Beside { child, time, until, by: None, keeper: None, has_ended: false }, gate))
     }
 
     /// The command of `--on-loss`, with this time left. An error says why it is not run.
@@ -110,9 +122,13 @@ impl Beside {
             let by = since_boot().saturating_add(time);
             // First: where it can't be started, nothing has run.
             let mut keeper = Keeper::start(None)?;
-            let mut beside = Beside::start(command, &environment, Output::StandardError, time)?;
+            let (mut beside, gate) = Beside::start_before_gate(command, &environment, Output::StandardError, time)?;
             // Later than this process would do it.
-            let _ = keeper.keep(Target::Group(group_of(&beside.child)?), Some(by.saturating_add(ask.after_kill() / 2)));
+            keeper.begin(
+                Target::Group(group_of(&beside.child)?),
+                Some(by.saturating_add(ask.after_kill() / 2)),
+                gate,
+            )?;
             (beside.by, beside.keeper) = (Some(by), Some(keeper));
             Ok(beside)
         };
@@ -198,6 +214,8 @@ fn ended(status: ExitStatus) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use crossbeam_channel::unbounded;
 
     use super::*;

@@ -2,13 +2,16 @@
 //! becomes the command.
 
 use std::ffi::OsString;
-use std::io;
+use std::fs::File;
+use std::io::{self, PipeReader, PipeWriter, Read, Write};
+use std::os::fd::AsRawFd;
 use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Child, Command};
 
+use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Pid, getpid, getppid};
+use nix::unistd::{Pid, close, getpid, getppid};
 
 use crate::failure::{Failure, Outcome, code};
 use crate::terminal::Terminal;
@@ -16,13 +19,39 @@ use crate::terminal::Terminal;
 /// The first argument that leads here.
 pub const NAME: &str = "__exec";
 
-/// The command behind this: arguments `__exec PARENT foreground|background json|text COMMAND ARGS..`.
-pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString]) -> Command {
+/// The command behind this: arguments `__exec PARENT foreground|background json|text GATE COMMAND ARGS..`.
+pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString]) -> io::Result<Prepared> {
+    let (waits, gate) = io::pipe()?;
     let mut prepared = Command::new(own_binary());
     prepared.arg0("leasehold").arg(NAME).arg(parent.to_string());
     prepared.arg(if foreground { "foreground" } else { "background" });
-    prepared.arg(if json { "json" } else { "text" }).args(command);
-    prepared
+    prepared.arg(if json { "json" } else { "text" }).arg(waits.as_raw_fd().to_string()).args(command);
+    Ok(Prepared { command: prepared, waits, gate: Gate(gate) })
+}
+
+/// What can be started.
+pub struct Prepared {
+    pub command: Command,
+    waits: PipeReader,
+    gate: Gate,
+}
+
+impl Prepared {
+    /// Starts it. It waits before its gate: we may be stopped before all is told that ends it in time.
+    pub fn start(mut self) -> io::Result<(Child, Gate)> {
+        fcntl(&self.waits, FcntlArg::F_SETFD(FdFlag::empty()))?;
+        Ok((self.command.spawn()?, self.gate))
+    }
+}
+
+/// Where the process waits before it becomes the command. Dropped, it has the process end.
+pub struct Gate(PipeWriter);
+
+impl Gate {
+    /// Lets it become the command.
+    pub fn open(mut self) {
+        let _ = self.0.write_all(b".");
+    }
 }
 
 /// This binary, to begin anew.
@@ -37,14 +66,21 @@ pub fn exec(mut args: impl Iterator<Item = OsString>) -> (bool, Outcome) {
     let parent = args.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
     let foreground = args.next().is_some_and(|how| how == "foreground");
     let json = args.next().is_some_and(|how| how == "json");
-    (json, become_it(parent, foreground, args))
+    let gate = args.next().and_then(|number| number.to_str()?.parse().ok());
+    (json, become_it(parent, foreground, gate, args))
 }
 
-fn become_it(parent: Option<Pid>, foreground: bool, mut args: impl Iterator<Item = OsString>) -> Outcome {
-    let (Some(parent), Some(program)) = (parent, args.next()) else {
+fn become_it(
+    parent: Option<Pid>,
+    foreground: bool,
+    gate: Option<i32>,
+    mut args: impl Iterator<Item = OsString>,
+) -> Outcome {
+    let (Some(parent), Some(gate), Some(program)) = (parent, gate, args.next()) else {
         return Err(Failure::usage(format!("{NAME} is not for people")));
     };
     die_with(parent)?;
+    wait_at(gate)?;
     if foreground && let Some(terminal) = Terminal::open() {
         terminal.give_to(getpid());
     }
@@ -55,6 +91,18 @@ fn become_it(parent: Option<Pid>, foreground: bool, mut args: impl Iterator<Item
     let error = Command::new(&program).args(args).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { code::NOT_FOUND } else { code::CANNOT_RUN };
     Err(Failure::Own(code, format!("cannot run {program:?}: {error}")))
+}
+
+/// Until the parent opens the gate of this number.
+fn wait_at(gate: i32) -> Outcome<()> {
+    let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
+    let opened = File::open(format!("{folder}/{gate}")).and_then(|mut gate| gate.read_exact(&mut [0]));
+    // Else the command would have it, too.
+    let _ = close(gate);
+    opened.map_err(|error| match error.kind() {
+        io::ErrorKind::UnexpectedEof => Failure::Silent(code::CANNOT_RUN),
+        _ => Failure::Own(code::CANNOT_RUN, format!("the gate before the command: {error}")),
+    })
 }
 
 /// KILL for us when the parent dies. It stays over `exec`, except into a program with more rights.

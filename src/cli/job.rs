@@ -2,21 +2,24 @@
 
 use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::process::{Child, Command};
+use std::process::Child;
+#[cfg(target_os = "linux")]
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
-#[cfg(target_os = "linux")]
-use nix::sys::wait::{Id, waitid};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 #[cfg(target_os = "linux")]
 use nix::unistd::getpgid;
 use nix::unistd::{Pid, getpgrp};
 
+use crate::exec::Prepared;
 use crate::failure::code;
 use crate::keeper::{Keeper, Target};
 use crate::processes::is_alive;
+#[cfg(target_os = "linux")]
+use crate::processes::{INHERITED, children};
 use crate::terminal::Terminal;
 
 /// Only the main thread may have one: on Linux the command dies with the thread that started it.
@@ -40,15 +43,16 @@ pub struct Job {
 }
 
 impl Job {
-    /// Starts what `exec::prepared` made, in a group of its own.
-    pub fn start(mut prepared: Command, terminal: Option<Terminal>) -> io::Result<Job> {
+    /// Starts it in a group of its own, which is killed at this time since boot if this process stands still.
+    pub fn start(mut prepared: Prepared, terminal: Option<Terminal>, kill_at: Option<Duration>) -> io::Result<Job> {
         // What the command leaves behind becomes our child, and so its end is reported.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true)?;
         let mut keeper = Keeper::start(None)?;
-        let child = prepared.process_group(0).spawn()?;
+        prepared.command.process_group(0);
+        let (child, gate) = prepared.start()?;
         let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        let _ = keeper.keep(Target::Group(group), None);
+        keeper.begin(Target::Group(group), kill_at, gate)?;
         Ok(Job {
             child,
             group,
@@ -156,17 +160,20 @@ impl Job {
     }
 
     /// What left the group and its parent became our child, too. What has our own group was started by a library, which
-    /// waits for it itself.
+    /// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more.
     #[cfg(target_os = "linux")]
     fn reap_others(&self, beside: &[Pid]) {
-        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-        while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) = waitid(Id::All, flags) {
+        let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+        for pid in children() {
             let is_keeper = self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == Some(pid));
             let is_known = pid == self.group || beside.contains(&pid) || is_keeper;
-            if is_known || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp()) {
-                return;
+            let is_of_library = || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp());
+            if is_known || !inherited.contains(&pid) && is_of_library() {
+                continue;
             }
-            let _ = waitpid(pid, Some(WaitPidFlag::WNOHANG));
+            if waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Ok(WaitStatus::StillAlive) {
+                inherited.retain(|before| *before != pid);
+            }
         }
     }
 

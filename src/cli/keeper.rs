@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 
 use crate::clock::since_boot;
-use crate::exec::own_binary;
+use crate::exec::{Gate, own_binary};
 use crate::failure::{Failure, Outcome, code};
 use crate::processes::send_signal;
 
@@ -71,10 +71,22 @@ impl Keeper {
         Ok(Keeper { child, pipe: File::from(pipe), told: None })
     }
 
+    /// Lets a group that was started begin, now that it is kept.
+    pub fn begin(&mut self, target: Target, kill_at: Option<Duration>, gate: Gate) -> io::Result<()> {
+        if !self.keep(target, kill_at) {
+            return Err(io::Error::other("the process that would end it in time has ended"));
+        }
+        gate.open();
+        Ok(())
+    }
+
     /// It is killed once this process is gone, and at this time since boot if nothing else is said before.
     /// False: it does not take it.
     #[must_use]
     pub fn keep(&mut self, target: Target, kill_at: Option<Duration>) -> bool {
+        if !matches!(self.child.try_wait(), Ok(None)) {
+            return false;
+        }
         let is_same = match (self.told, kill_at) {
             (Some(Some(before)), Some(now)) => before.abs_diff(now) < LITTLE,
             (told, _) => told == Some(kill_at),

@@ -22,6 +22,13 @@ impl Killing {
         Killing { held_until: Duration::ZERO, due: None }
     }
 
+    /// That of locks which are held.
+    pub fn of(locks: &Held) -> Killing {
+        let mut killing = Killing::new();
+        killing.look(locks, &[]);
+        killing
+    }
+
     /// Looks until when the locks are held, but for these.
     pub fn look(&mut self, locks: &Held, but: &[String]) {
         self.held_until = locks.held_until(but).unwrap_or(self.held_until);

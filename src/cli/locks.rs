@@ -1,6 +1,6 @@
 //! The commands that look after the locks of a store.
 
-use std::io::{IsTerminal, Write};
+use std::io::{self, IsTerminal, Write};
 use std::thread;
 use std::time::Instant;
 
@@ -38,16 +38,17 @@ fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
     let found = client.list(&filter(args))?;
     let is_free = found.iter().all(LockStatus::is_expired);
     let code = u8::from(args.exit_code && is_free);
-    if global.json {
-        print_json(&found.iter().map(with_lock_id).collect())?;
-        return Ok(code);
+    let shown = match &args.key {
+        _ if global.json => print_json(&found.iter().map(with_lock_id).collect()),
+        Some(key) if found.is_empty() => print(&format!("{key:?} is free\n")),
+        None if found.is_empty() => print("no locks\n"),
+        _ => print_table(&found),
+    };
+    match shown {
+        // Whoever reads has seen enough, and the code is still to be told.
+        Err(error) if code != 0 && error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
+        shown => Ok(shown.map(|()| code)?),
     }
-    match &args.key {
-        Some(key) if found.is_empty() => print(&format!("{key:?} is free\n"))?,
-        None if found.is_empty() => print("no locks\n")?,
-        _ => print_table(&found)?,
-    }
-    Ok(code)
 }
 
 fn filter(args: &Status) -> Filter {
@@ -99,7 +100,7 @@ fn with_lock_id(status: &LockStatus) -> Value {
     value
 }
 
-fn print_table(found: &[LockStatus]) -> Outcome<()> {
+fn print_table(found: &[LockStatus]) -> io::Result<()> {
     let mut table = table(&["KEY", "STATE", "MODE", "OWNER", "SINCE", "LEASE", "TOKEN", "COMMENT"]);
     for status in found {
         let lease = match (status.remaining(), status.leased_until()) {
@@ -130,8 +131,7 @@ fn print_table(found: &[LockStatus]) -> Outcome<()> {
         };
         writeln!(out, "{style}{}{style:#}", line.trim_end())?;
     }
-    out.flush()?;
-    Ok(())
+    out.flush()
 }
 
 /// Without borders, one line for each row.

@@ -2,10 +2,25 @@
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Mutex;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
+
+/// The children of this process from before it became leasehold, by `exec`. Nobody else waits for them.
+pub static INHERITED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
+
+/// The children of this process, where the system tells them: `/proc/PID/task/TID/children` of Linux.
+pub fn children() -> Vec<Pid> {
+    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+    // One that ends meanwhile leaves its children to another.
+    let lists = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
+    lists
+        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
+        .map(Pid::from_raw)
+        .collect()
+}
 
 /// A handle of a process, which never becomes that of another one with the same number. An error: there is none.
 #[cfg(target_os = "linux")]

@@ -1,6 +1,8 @@
 //! `run`: a command while a lock is held.
 
 use std::ffi::OsString;
+use std::io;
+use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, after, never, select};
@@ -15,6 +17,8 @@ use crate::health::Checks;
 use crate::held::{Held, Wanted};
 use crate::hold::{End, Holding};
 use crate::job::Job;
+use crate::killing::Killing;
+use crate::processes::{INHERITED, children};
 use crate::session::Session;
 use crate::show::say;
 use crate::signals::ENDING;
@@ -22,7 +26,7 @@ use crate::store;
 use crate::terminal::Terminal;
 use crate::wait::by_signal;
 
-/// After a term that ended since the command was not well, others go first: longer than a waiter looks for nothing.
+/// After a term that did not end by a loss, others go first: longer than a waiter looks for nothing.
 const OTHERS_FIRST: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
@@ -48,7 +52,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     let work = Work { ask: &args.ask, checks: &args.checks, command: &args.command, every: args.every };
     match hold(&session, global, &work, held)? {
         End::Command(code) => Ok(code),
-        End::Lost(_) => Err(Failure::Silent(code::LOST)),
+        End::Lost(_) | End::HeldTooLong(_) => Err(Failure::Silent(code::LOST)),
         End::Unhealthy(_) => Err(Failure::Silent(code::UNHEALTHY)),
     }
 }
@@ -94,9 +98,12 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
         let work = Work { ask: &ask, checks: &args.checks, command: &args.command, every: None };
         match hold(&session, global, &work, held)? {
             End::Command(code) => return Ok(code),
-            End::Lost(Some(signal)) | End::Unhealthy(Some(signal)) => return Err(by_signal(signal)),
+            End::Lost(Some(signal)) | End::HeldTooLong(Some(signal)) | End::Unhealthy(Some(signal)) => {
+                return Err(by_signal(signal));
+            }
             End::Lost(None) => {}
-            End::Unhealthy(None) => let_others_go_first(&session.interrupts.signals)?,
+            // As an election does whose leader resigns of its own accord.
+            End::HeldTooLong(None) | End::Unhealthy(None) => let_others_go_first(&session.interrupts.signals)?,
         }
         until_then = until(args.patience.wait());
     }
@@ -115,6 +122,8 @@ fn let_others_go_first(signals: &Receiver<Signal>) -> Outcome<()> {
 }
 
 fn start(global: &Global, ask: &Ask, until: Option<Instant>) -> Outcome<Session> {
+    // Before any of ours is started.
+    *INHERITED.lock().unwrap_or_else(PoisonError::into_inner) = children();
     let (of_all, ask) = (global.clone(), ask.clone());
     Session::start(global, move || store::holding(&of_all, &ask), until, || Ok(never()))
 }
@@ -133,16 +142,18 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     let terminal = Terminal::open();
     let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
     let environment = Environment::of(global, &held)?;
-    let prepared = environment.prepared(foreground, work.command);
+    let cannot = |error: io::Error| {
+        let message = format!("{:?} cannot be started: {error}", work.command.first().cloned().unwrap_or_default());
+        Failure::Own(code::CANNOT_RUN, message)
+    };
+    let prepared = environment.prepared(foreground, work.command).map_err(cannot)?;
     // This process may have stood still since the lock was granted.
     if let Err(error) = held.ensure_held() {
         say(&error.to_string());
         return Ok(End::Lost(None));
     }
-    let job = Job::start(prepared, terminal).map_err(|error| {
-        let message = format!("{:?} cannot be started: {error}", work.command.first().cloned().unwrap_or_default());
-        Failure::Own(code::CANNOT_RUN, message)
-    })?;
+    let kill_at = Killing::of(&held).by_keeper(work.ask, work.ask.on_loss.may_kill());
+    let job = Job::start(prepared, terminal, kill_at).map_err(cannot)?;
     let mut holding = Holding::new(work.ask, work.checks, held, job, &environment);
     holding.go_on(&session.interrupts.signals);
     let (end, is_unanswered) = holding.end(work.every, &session.interrupts.signals)?;

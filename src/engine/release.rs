@@ -304,7 +304,10 @@ impl Hold {
     }
 
     /// Declares the loss if the deadline has passed.
-    pub(super) fn expire_when_due(&self) {
+    pub fn expire_when_due(&self) {
+        if !self.is_own_process() {
+            return;
+        }
         let is_held = self.state.lock().phase == Phase::Held;
         if is_held && !self.is_running() {
             self.expire();

@@ -50,6 +50,24 @@ fn who_is_deposed_stands_again() {
     assert!(store.client().get("boss").unwrap().unwrap().is_free());
 }
 
+/// The store wakes whoever waits, but it could not ask before the one who asks at once.
+#[test]
+fn after_max_hold_the_others_go_first() {
+    let store = Store::new();
+    let script = "echo $LEASEHOLD_OWNER leads; while :; do sleep 0.05; done";
+    let term = |name| {
+        let mut command =
+            store.leasehold(&["elect", "boss", "--max-hold", "1s", "--lease", "60s", "--kill-after", "0s"]);
+        command.args(["--owner", name, "--", "sh", "-c", script]);
+        command
+    };
+    let mut first = Running::start(&mut term("ann"));
+    first.expect("ann leads");
+    let mut second = Running::start(&mut term("bob"));
+    second.expect("bob leads");
+    first.expect("ann leads");
+}
+
 #[test]
 fn a_command_that_ends_resigns() {
     let store = Store::new();

@@ -79,7 +79,7 @@ fn a_script_holds_a_lock_to_its_end() {
     };
     let by_process = format!("lock=$({binary} hold k --wait 0 --pid $$ &)\ntest \"$lock\" || exit 1");
     let by_pipe = format!(
-        "rm -f pipe; mkfifo pipe; exec 9<> pipe\nlock=$({binary} hold k --wait 0 --fd 0 < pipe 9>&- &)\ntest \"$lock\" || exit 1"
+        "rm -f pipe; mkfifo pipe; exec 9<> pipe\nlock=$({binary} hold k --wait 0 --fd 0 < pipe 9>&- &)\ntest \"$lock\" || exit 1\nexec 9> pipe"
     );
     for take in [by_process.as_str(), &by_pipe] {
         for ends_by in [None, Some(Signal::SIGKILL)] {
@@ -95,6 +95,20 @@ fn a_script_holds_a_lock_to_its_end() {
             wait_until("it is released", || is_free(&store));
         }
     }
+}
+
+/// The same: whoever writes to the pipe is told of a loss.
+#[test]
+fn a_pipe_breaks_with_the_loss() {
+    let store = Store::new();
+    let script = "mkfifo pipe; exec 9<> pipe; lock=$($0 hold k --wait 0 --fd 0 < pipe 9>&- &); test \"$lock\" || exit 1
+        exec 9> pipe; trap '' PIPE; printf . >&9 && echo held; while printf . >&9; do sleep 0.05; done; exit 3";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]).current_dir(store.folder.path());
+    let mut holds = Running::start(command.env("LEASEHOLD_STORE", &store.url));
+    holds.expect("held");
+    store.client().force_release("k").unwrap();
+    assert_eq!(holds.status().code(), Some(3));
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -270,6 +270,71 @@ fn a_keeper_that_somebody_ended_is_replaced() {
     wait_until("another one", || {
         children(&running).iter().any(|pid| *pid != first.to_string() && title(pid).contains("__keep"))
     });
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
+}
+
+/// A stop in the moment in which the command is started: nothing of it may run beside the next holder.
+#[test]
+fn what_was_started_by_one_that_stands_still_ends_with_the_lease() {
+    let stopped: Vec<_> = (0..6)
+        .map(|_| {
+            let store = Store::new();
+            let options = ["--lease", "1s", "--kill-after", "0s"];
+            let running = Running::start(&mut store.script(&options, "while :; do sleep 0.1; done"));
+            // Its keeper, and what becomes the command.
+            wait_spinning("both are started", || children(&running).len() == 2);
+            running.signal(Signal::SIGSTOP);
+            let command = children(&running).into_iter().max_by_key(|pid| pid.parse::<u32>().unwrap()).unwrap();
+            (store, running, command)
+        })
+        .collect();
+    for (store, running, command) in stopped {
+        wait_until("the lease is over", || store.client().get("k").unwrap().unwrap().is_free());
+        let at_work = || !["Z", ""].contains(&state(&command).as_str()) && !title(&command).contains("__exec");
+        wait_until("the command does not run", || !at_work());
+        running.signal(Signal::SIGCONT);
+        assert_eq!(running.end().code, Some(76));
+    }
+}
+
+fn wait_spinning(what: &str, mut done: impl FnMut() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < until, "{what}");
+    }
+}
+
+/// A shell had started something before it became leasehold by `exec`.
+#[test]
+fn what_was_started_before_keeps_nothing_from_being_waited_for() {
+    let store = Store::new();
+    let leasehold = store.script(&[], "read go; (setsid sh -c 'echo $$' &); read go");
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "sleep 1000 & echo $!; exec \"$@\"", "sh"]).stdin(Stdio::piped());
+    shell.arg(leasehold.get_program()).args(leasehold.get_args());
+    shell.envs(leasehold.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let mut running = Running::start(&mut shell);
+    let before = running.line();
+    kill(Pid::from_raw(before.parse().unwrap()), Signal::SIGKILL).unwrap();
+    wait_until("it ends", || state(&before) != "S");
+    running.tell("go");
+    let pid = running.line();
+    wait_until("both are waited for", || state(&pid).is_empty() && state(&before).is_empty());
+    running.tell("go");
+    assert_eq!(running.end().code, Some(0));
+}
+
+#[test]
+fn a_keeper_that_ended_keeps_nothing_from_being_waited_for() {
+    let store = Store::new();
+    let script = "echo ready; read go; (setsid sh -c 'echo $$' &); read go";
+    let mut running = Running::ready(&mut store.reading(&["--lease", "3s", "--on-loss", "ignore"], script));
+    kill(keeper_of(&running), Signal::SIGKILL).unwrap();
+    running.tell("go");
+    let pid = running.line();
+    wait_until("it is waited for", || state(&pid).is_empty());
+    wait_until("another keeper", || children(&running).iter().any(|pid| title(pid).contains("__keep")));
     running.tell("go");
     assert_eq!(running.end().code, Some(0));
 }

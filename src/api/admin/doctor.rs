@@ -91,7 +91,8 @@ impl LockClient {
         self.family.check_open()?;
         let info = self.family.backend.info();
         let row = key::of("leasehold", &format!("diagnosis-{}", uuid::Uuid::new_v4()))?;
-        let all = Deadline::after(2 * self.family.options.request_timeout).or_cancel(self.family.closing());
+        let all =
+            Deadline::after(self.family.options.request_timeout.saturating_mul(2)).or_cancel(self.family.closing());
         let asked = Instant::now();
         let schema = self.family.backend.schema(Schema::Check, &self.by(&all));
         let answered = asked.elapsed();

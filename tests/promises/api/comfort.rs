@@ -72,6 +72,18 @@ fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
     }
 }
 
+/// After a suspend or a SIGSTOP the end of a sleep may come before the watcher's look.
+#[test]
+fn a_sleep_that_ends_after_the_lease_tells_of_the_loss() {
+    for _ in 0..20 {
+        let store = MemoryStore::new();
+        let guard = store.client().lock("k").unwrap();
+        store.advance(MINUTE);
+        let slept = guard.sleep(Duration::ZERO, &CancelToken::new());
+        assert!(matches!(slept, Slept::Lost(_)), "{slept:?}");
+    }
+}
+
 #[test]
 fn a_sleep_ends_with_the_lock_with_the_token_or_with_the_time() {
     on_every_store(|store| {
