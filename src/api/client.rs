@@ -12,6 +12,7 @@ use crate::api::request::LockRequest;
 use crate::api::request_all::{LockAllGuard, LockAllRequest};
 use crate::api::request_any::LockAnyRequest;
 use crate::engine::family::Family;
+use crate::engine::heartbeat::NEAREST_END;
 use crate::lease::{Ask, Lease, backoff};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
@@ -298,11 +299,12 @@ impl LockClient {
 
     /// Renews a lock that is held as data, expired or not, unless somebody was granted it since. With `fleet=mixed` on
     /// MongoDB and Cloud Spanner one that is over is lost: the Go library may be about to take it.
-    /// An endless lock gets an end by it; the end of any other never moves backwards.
+    /// An endless lock gets an end by it, in a minute or later, which its guard learns of within half a minute while the
+    /// store answers it; the end of any other never moves backwards.
     ///
     /// # Errors
-    /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store; `Ambiguous` or
-    /// `Store` when it was not answered, after repeats within the request timeout.
+    /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, or when one without end
+    /// was to end within a minute; `Ambiguous` or `Store` when it was not answered, after repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
         check_origin(&self.family, lock)?;
@@ -310,6 +312,12 @@ impl LockClient {
         let in_context = |error: Error| self.family.in_context(error.with_key(&lock.key));
         let terms = self.family.options.terms(Some(Lease::For(lease)), None, min_lease).map_err(in_context)?;
         let renewal = Renewal { lease: terms.lease, may_end_endless: true };
+        if lock.leased_until.is_none() && lease < NEAREST_END {
+            let least = NEAREST_END.as_secs();
+            let message =
+                format!("lease: {lease:?} is below {least} s: the guard of a lock without end looks twice a minute");
+            return Err(in_context(Error::new(ErrorKind::InvalidInput, message)));
+        }
         let mut attempt = attempt_of(lock);
         let answer = self.repeated(|by| match self.family.backend.renew(&mut attempt, renewal, by)? {
             Renewed::Unknown(error) => Err(error),

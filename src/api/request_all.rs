@@ -12,6 +12,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::DropBound;
+use crate::sys::random;
 
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
 
@@ -207,7 +208,7 @@ impl<'a> LockAllRequest<'a> {
     /// Takes one after the other; gives up what it has when one is not had.
     fn each_in_turn(&self, patience: Patience) -> Result<Obtained<LockAllGuard, Error>> {
         // Of each round its own, so that who ends what is left of an earlier one does not end this one.
-        let lock_id = self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let lock_id = self.lock_id.clone().unwrap_or_else(|| random::uuid().to_string());
         let mut held = LockAllGuard { guards: Vec::with_capacity(self.keys.len()), drop_bound: DropBound::default() };
         for key in &self.keys {
             let is_over = matches!(patience, Patience::Until(until) if until <= Instant::now());
@@ -284,7 +285,11 @@ impl LockAllGuard {
 
     /// The first loss, if one of them was lost. The others stay held until the guard is dropped.
     pub fn lost(&self) -> Option<Loss> {
-        self.guards.iter().find_map(|guard| guard.loss().get())
+        self.guards.iter().find_map(|guard| {
+            // The watcher may not have looked yet.
+            guard.hold.expire_when_due();
+            guard.loss().get()
+        })
     }
 
     /// Releases all of them, within the client's `drop_timeout` together.

@@ -61,8 +61,8 @@ macro_rules! setters {
             ///
             /// The guard knows of it, not the lock: after [`into_lock`](crate::LockGuard::into_lock) whoever adopts the lock
             /// asks for it anew, and [`release`](crate::LockClient::release) of a lock as data frees it at once. In SQLite it
-            /// is counted anew after a reboot; and outside Linux by each process from when it first sees it, so that one that
-            /// tries once never finds it over.
+            /// is counted anew after a reboot, from when somebody first looks; and outside Linux by each process from when it
+            /// first sees it, so that one that tries once never finds it over.
             ///
             /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever). Defaults to nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {

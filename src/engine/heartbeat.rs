@@ -18,8 +18,10 @@ use crate::sys::log;
 use crate::sys::pause::pause;
 use crate::sys::thread::{self, Thread};
 
-/// How often the guard of a lock without end checks whether it was released or replaced.
+/// How often the guard of a lock without end checks whether it was released or replaced, or has an end by now.
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
+/// An end of a lock that has none is not nearer than this, so that its guard knows of it before.
+pub const NEAREST_END: Duration = ENDLESS_LOOK.saturating_mul(2);
 /// The shortest time between repeats, however little of the lease is left.
 const MIN_RETRY: Duration = Duration::from_millis(1);
 

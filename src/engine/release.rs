@@ -110,8 +110,9 @@ impl Hold {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
-                // Its grant may stand in the store for long, or for ever, and nobody else knows of it.
-                if before == Phase::Lost(LostBy::Clock) && !self.is_expired() {
+                // Its grant may stand in the store for long, or for ever, and nobody else knows of it; also where the guard
+                // has expired, since somebody may have renewed its group.
+                if before == Phase::Lost(LostBy::Clock) && error.kind() != ErrorKind::Lost {
                     self.give_up_later();
                 }
             }
@@ -220,7 +221,8 @@ impl Hold {
     fn stop_heartbeat(&self, bound: Duration) {
         self.beats.stop.cancel();
         let heartbeat = self.state.lock().heartbeat.take();
-        if let Some(heartbeat) = heartbeat
+        // Without a bound it is not asked whether it hangs.
+        if let Some(heartbeat) = heartbeat.filter(|_| !bound.is_zero())
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
             let key = shown(&self.grant.lock.key);
@@ -283,9 +285,11 @@ impl Hold {
                 {
                     return Ok(());
                 }
-                Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, "it was released by another")),
-                Ok(Released::HeldByOther(seen)) => {
+                Ok(Released::HeldByOther(seen)) if matches!(self.reason(&seen), LossReason::TakenOver { .. }) => {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
+                }
+                Ok(Released::Free | Released::HeldByOther(_)) => {
+                    return Err(self.error(ErrorKind::Lost, "it was released by another"));
                 }
                 Ok(Released::Unknown(error)) => {
                     earlier = Earlier::Unanswered;

@@ -10,6 +10,7 @@ use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Seen};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::BootTime;
+use crate::sys::random;
 
 /// A lock that was granted and not yet put into a guard.
 pub struct Granted {
@@ -84,7 +85,7 @@ impl LockSpec {
     /// A new attempt at this lock, not sent yet.
     pub fn attempt(&self, grant: GrantId, lease: Duration) -> Attempt {
         // A group of its own where the user names none.
-        let lock_id = self.lock_id.clone().unwrap_or_else(|| uuid::Uuid::new_v4().to_string());
+        let lock_id = self.lock_id.clone().unwrap_or_else(|| random::uuid().to_string());
         let ask = Ask {
             mode: self.mode,
             max_holders: self.max_holders,

@@ -36,6 +36,7 @@ use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times
 use crate::model::error::{Error, Result};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
+use crate::sys::random;
 use fleet::Limits;
 
 pub(crate) mod connect;
@@ -189,7 +190,7 @@ impl GrantForm {
     /// A grant id that nobody else has.
     pub fn fresh(self) -> GrantId {
         match self {
-            GrantForm::Uuid => GrantId::from_text(uuid::Uuid::new_v4().to_string()),
+            GrantForm::Uuid => GrantId::from_text(random::uuid().to_string()),
             GrantForm::ObjectId => GrantId::from_text(object_id()),
         }
     }
@@ -200,7 +201,7 @@ fn object_id() -> String {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
     // As the type has it: 32 bits, which go round in 2106.
     let seconds = since_1970.as_secs() & u64::from(u32::MAX);
-    let random = uuid::Uuid::new_v4().into_bytes();
+    let random = random::uuid().into_bytes();
     // The other bytes are not all random.
     let random = random[..6].iter().chain(&random[9..11]);
     random.fold(format!("{seconds:08x}"), |text, byte| format!("{text}{byte:02x}"))

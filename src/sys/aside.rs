@@ -123,6 +123,12 @@ impl Aside {
         }
     }
 
+    /// Whether nothing is left to be told.
+    pub fn is_told(&self) -> bool {
+        let queue = self.0.queue.lock();
+        queue.waiting.is_empty() && queue.telling.is_empty()
+    }
+
     /// Waits until all of it was told, at most until `by`.
     pub fn wait_until_told(&self, by: Instant) {
         let mut queue = self.0.queue.lock();

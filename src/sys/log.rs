@@ -1,20 +1,139 @@
 //! The macros of the crate `log`, whose logger is code of the user's: a panic in it ends where it is called, since
-//! it must end neither a thread of ours nor a drop.
+//! it must end neither a thread of ours nor a drop; and one that hangs, as on a standard error that nobody reads, costs no
+//! lock.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use ::log::kv::{Error, Key, ToValue, Value, VisitSource};
+use ::log::{Level, Log, Metadata, Record};
+
+use super::aside::{Aside, Weight};
 use super::caught::caught;
+use super::thread::keeps_a_lock;
+
+/// A thread that locks depend on waits for so long for its line to be written, so that a line of the last moment is not
+/// lost with the process; but not behind one that takes longer.
+const WRITTEN: Duration = Duration::from_millis(20);
+
+thread_local! {
+    /// What this thread has to say, where locks depend on it. Not of all threads together: a fork would leave it locked.
+    static ASIDE: Aside = Aside::default();
+}
+
+/// Lines that wait for a thread, in all of the process.
+static WAITING: AtomicUsize = AtomicUsize::new(0);
+
+/// Whether no line waits for a thread to write it.
+pub fn is_written() -> bool {
+    WAITING.load(Ordering::SeqCst) == 0
+}
 
 /// The panic hook has said what went wrong; logging it would only panic again.
 pub(crate) fn contained(log: impl FnOnce()) {
     let _ = caught(log);
 }
 
-macro_rules! error_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::error!($($arg)+)) } }
-macro_rules! warn_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::warn!($($arg)+)) } }
-macro_rules! info_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::info!($($arg)+)) } }
-macro_rules! debug_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::debug!($($arg)+)) } }
+/// That of the program, which threads that locks depend on leave to another thread.
+pub(crate) struct Logger;
+
+impl Log for Logger {
+    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
+        ::log::logger().enabled(metadata)
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        if !keeps_a_lock() {
+            return ::log::logger().log(record);
+        }
+        let Ok(aside) = ASIDE.try_with(Aside::clone) else { return };
+        let (line, is_free) = (Line::of(record), aside.is_told());
+        aside.push(None, Weight::Light, Box::new(move || contained(|| line.log())));
+        if is_free {
+            aside.wait_until_told(Instant::now() + WRITTEN);
+        }
+    }
+
+    fn flush(&self) {
+        ::log::logger().flush();
+    }
+}
+
+/// A record that outlives its thread. Dropped once it is written, or where too many wait.
+struct Line {
+    level: Level,
+    target: String,
+    module: Option<&'static str>,
+    file: Option<&'static str>,
+    line: Option<u32>,
+    text: String,
+    fields: Fields,
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        WAITING.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+impl Line {
+    fn of(record: &Record<'_>) -> Line {
+        WAITING.fetch_add(1, Ordering::SeqCst);
+        let mut fields = Fields::default();
+        let _ = record.key_values().visit(&mut fields);
+        Line {
+            level: record.level(),
+            target: record.target().to_owned(),
+            module: record.module_path_static(),
+            file: record.file_static(),
+            line: record.line(),
+            text: record.args().to_string(),
+            fields,
+        }
+    }
+
+    fn log(&self) {
+        let fields: Vec<_> = self.fields.0.iter().map(|(key, field)| (&**key, field.to_value())).collect();
+        let fields = fields.as_slice();
+        let mut record = Record::builder();
+        record.level(self.level).target(&self.target).module_path_static(self.module).file_static(self.file);
+        record.line(self.line).key_values(&fields);
+        ::log::logger().log(&record.args(format_args!("{}", self.text)).build());
+    }
+}
+
+#[derive(Default)]
+struct Fields(Vec<(String, Field)>);
+
+enum Field {
+    Number(u64),
+    Text(String),
+}
+
+impl ToValue for Field {
+    fn to_value(&self) -> Value<'_> {
+        match self {
+            Field::Number(number) => (*number).into(),
+            Field::Text(text) => Value::from_display(text),
+        }
+    }
+}
+
+impl<'kvs> VisitSource<'kvs> for Fields {
+    fn visit_pair(&mut self, key: Key<'kvs>, value: Value<'kvs>) -> Result<(), Error> {
+        let field = value.to_u64().map_or_else(|| Field::Text(value.to_string()), Field::Number);
+        self.0.push((key.as_str().to_owned(), field));
+        Ok(())
+    }
+}
+
+macro_rules! error_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::error!(logger: $crate::sys::log::Logger, $($arg)+)) } }
+macro_rules! warn_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::warn!(logger: $crate::sys::log::Logger, $($arg)+)) } }
+macro_rules! info_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::info!(logger: $crate::sys::log::Logger, $($arg)+)) } }
+macro_rules! debug_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::debug!(logger: $crate::sys::log::Logger, $($arg)+)) } }
 // Only SQLite has use for it.
 #[allow(unused_macros)]
-macro_rules! trace_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::trace!($($arg)+)) } }
+macro_rules! trace_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::trace!(logger: $crate::sys::log::Logger, $($arg)+)) } }
 
 // Not every store uses each of them.
 #[allow(unused_imports)]

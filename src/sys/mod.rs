@@ -13,4 +13,5 @@ pub(crate) mod log;
 pub(crate) mod observing;
 pub mod pause;
 pub(crate) mod process;
+pub(crate) mod random;
 pub(crate) mod thread;

@@ -4,6 +4,8 @@ use std::sync::Once;
 
 use parking_lot::Mutex;
 
+use super::wait::wait_until;
+
 /// What each line is about (target, key and store), and its text.
 static KEPT: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
@@ -18,8 +20,14 @@ pub fn keep() {
     });
 }
 
+/// Once every line is written that waits for a thread: those that keep a lock leave it to another.
+pub fn wait_until_written() {
+    wait_until("the log is written", leasehold::internals::sys::log_is_written);
+}
+
 /// The lines with this in them.
 pub fn kept(of: &str) -> Vec<String> {
+    wait_until_written();
     let lines = KEPT.lock().iter().map(|(about, text)| format!("{about} {text}")).collect::<Vec<_>>();
     lines.into_iter().filter(|line| line.contains(of)).collect()
 }
@@ -27,6 +35,7 @@ pub fn kept(of: &str) -> Vec<String> {
 /// The texts of the lines that are about this; they are not kept any longer.
 pub fn take(of: &str) -> Vec<String> {
     keep();
+    wait_until_written();
     let mut kept = KEPT.lock();
     let (theirs, others): (Vec<_>, _) =
         std::mem::take(&mut *kept).into_iter().partition(|(about, _)| about.contains(of));

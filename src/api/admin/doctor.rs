@@ -10,6 +10,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key;
 use crate::store::{Acquired, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
+use crate::sys::random;
 
 /// What is tried.
 const RIGHTS: [&str; 6] =
@@ -90,7 +91,7 @@ impl LockClient {
     pub fn diagnose(&self) -> Result<Diagnosis> {
         self.family.check_open()?;
         let info = self.family.backend.info();
-        let row = key::of("leasehold", &format!("diagnosis-{}", uuid::Uuid::new_v4()))?;
+        let row = key::of("leasehold", &format!("diagnosis-{}", random::uuid()))?;
         let all =
             Deadline::after(self.family.options.request_timeout.saturating_mul(2)).or_cancel(self.family.closing());
         let asked = Instant::now();
@@ -157,7 +158,7 @@ impl LockClient {
     fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
         let lease = LEASE.max(backend.info().min_lease);
-        let (grant, lock_id) = (backend.info().grant_form.fresh(), uuid::Uuid::new_v4().to_string());
+        let (grant, lock_id) = (backend.info().grant_form.fresh(), random::uuid().to_string());
         let ask = Ask::exclusive(grant, lock_id, default_labels(std::process::id()), lease);
         let mut attempt = Attempt::new(row, ask);
         attempt.first_sent = Some(self.family.clock.now());

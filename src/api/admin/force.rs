@@ -15,8 +15,9 @@ impl LockClient {
     /// there was none.
     ///
     /// This breaks the promise that was given to the holder: it is told of its loss at its next heartbeat
-    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)), and until then only the fencing token protects. After
-    /// an error, and at any other time, it is safe to repeat, but may then free whoever was granted the key meanwhile.
+    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)), after a third of its lease at the latest, and until then
+    /// only the fencing token protects. After an error, and at any other time, it is safe to repeat, but may then free
+    /// whoever was granted the key meanwhile.
     ///
     /// # Errors
     /// `InvalidInput` for a key out of bounds; `Ambiguous` or `Store` when it was not answered, after repeats within

@@ -40,7 +40,8 @@ impl LeaseKeeper {
         self.guard.fencing_token()
     }
 
-    /// Whether the lease is surely the holder's. No I/O; false before somebody could expire it, and then it stays so.
+    /// Whether the lease is the holder's. No I/O; false before somebody could expire it, and then it stays so. One that is
+    /// revoked, or expired on order, is heard of with the next extension: after a third of its duration at the latest.
     pub fn is_held(&self) -> bool {
         self.guard.is_held()
     }

@@ -15,6 +15,7 @@ use crate::model::lease_status::LeaseStatus;
 use crate::store::{Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::Deadline;
+use crate::sys::random;
 
 mod keeper;
 
@@ -91,7 +92,7 @@ impl Leases {
         let family = &self.client.family;
         let claim = Claim {
             grant: family.backend.info().grant_form.fresh(),
-            lock_id: uuid::Uuid::new_v4().to_string(),
+            lock_id: random::uuid().to_string(),
             labels: family.labels(Some(holder.to_owned()), None),
             duration,
         };

@@ -23,6 +23,7 @@ use parking_lot::Mutex;
 use super::file;
 use crate::lease::{End, Holder, StoreTime};
 use crate::sys::process::ProcessId;
+use crate::sys::random;
 
 /// Long enough where a lease of an earlier boot is over by the wall clock.
 const SURELY_OVER: Duration = Duration::from_secs(60);
@@ -83,7 +84,7 @@ fn of_this_boot() -> io::Result<Option<String>> {
 /// An identity of this process's own.
 fn drawn() -> String {
     static DRAWN: Mutex<Option<(ProcessId, String)>> = Mutex::new(None);
-    let new = || format!("process:{}", uuid::Uuid::new_v4());
+    let new = || format!("process:{}", random::uuid());
     // In a forked child the mutex may be held for ever. Two identities for one clock are safe, only slower.
     let Some(mut drawn) = DRAWN.try_lock() else { return new() };
     match &*drawn {

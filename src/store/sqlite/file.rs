@@ -169,7 +169,7 @@ fn follow(path: &Path) -> io::Result<PathBuf> {
 /// another mode. Also, no handle on the file at its place is ever closed by us: that would drop every
 /// lock that SQLite has on it in this process.
 fn create(path: &Path, folder: &Path, mode: u32) -> io::Result<()> {
-    let draft = folder.join(format!(".leasehold-{}", uuid::Uuid::new_v4()));
+    let draft = folder.join(format!(".leasehold-{}", crate::sys::random::uuid()));
     empty(&draft, mode)?;
     let placed = match fs::hard_link(&draft, path) {
         Ok(()) => return fs::remove_file(&draft),
@@ -297,7 +297,7 @@ mod tests {
     #[cfg(target_env = "gnu")]
     #[test]
     fn a_rename_takes_nobody_elses_place() {
-        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
+        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", crate::sys::random::uuid()));
         fs::create_dir(&folder).unwrap();
         let [draft, place] = ["draft", "place"].map(|name| folder.join(name));
         for (text, fails) in [("first", false), ("second", true)] {
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn a_file_that_somebody_else_made_first_is_left_as_it_is() {
-        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
+        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", crate::sys::random::uuid()));
         fs::create_dir(&folder).unwrap();
         let place = folder.join("place");
         create(&place, &folder, 0o600).unwrap();

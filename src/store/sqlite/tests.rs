@@ -12,7 +12,7 @@ const NORMAL: i64 = 1;
 const FULL: i64 = 2;
 
 pub(super) fn store() -> (PathBuf, Sqlite) {
-    let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", uuid::Uuid::new_v4()));
+    let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", crate::sys::random::uuid()));
     std::fs::create_dir(&folder).unwrap();
     let options = SqliteOptions::new(folder.join("locks.db"));
     (folder, Sqlite::open(options, Clock::system(), &soon()).unwrap())

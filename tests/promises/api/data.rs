@@ -43,6 +43,10 @@ fn a_heartbeat_gives_an_endless_lock_an_end() {
         let client = store.client();
         let lock = client.request("k").lease_forever().acquire().unwrap();
         assert!(lock.leased_until().is_none());
+        // Its guard would not know in time.
+        let error = client.heartbeat(&lock, MINUTE - Duration::from_millis(1)).unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::InvalidInput, Some("k")));
+        assert!(client.get("k").unwrap().unwrap().holders()[0].leased_until().is_none());
         assert!(client.heartbeat(&lock, MINUTE).unwrap().leased_until().is_some());
         store.outlast(MINUTE);
         assert!(store.rival().try_lock("k").unwrap().is_some());

@@ -4,11 +4,11 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::support::bench::builder_over;
+use crate::support::bench::{Bench, builder_over, loss_of};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, LossReason};
 
-use crate::api::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 
@@ -311,4 +311,26 @@ fn each_lease_counts_from_its_own_turn() {
         let end = |key| listed.iter().find(|status| status.key() == key).unwrap().leased_until().unwrap();
         assert!(end("b") > end("a") + slow / 2);
     });
+}
+
+/// Its guard counts by its own lease, and expires while the grant stands for hours.
+#[test]
+fn what_a_renewal_made_longer_is_given_up_after_the_guard_expired() {
+    let bench = Bench::new();
+    let client = bench.builder().drop_timeout(Duration::from_millis(50)).connect().unwrap();
+    let guard = client.request("k").lock_id("g").lease(MINUTE).lock().unwrap();
+    bench.rival().renew("g", 600 * MINUTE).unwrap();
+    let end = std::time::SystemTime::now() + 500 * MINUTE;
+    // It hears of that by a heartbeat, and still counts by what it asked for.
+    bench.advance(MINUTE / 2);
+    wait_until("it hears of it", || guard.info().leased_until().is_some_and(|until| until > end));
+    for call in [Call::Renew, Call::Release] {
+        bench.faults.always(call, Fault::FailBefore);
+    }
+    bench.advance(MINUTE);
+    assert!(matches!(loss_of(&guard).reason, LossReason::Expired { .. }));
+    drop(guard);
+    assert!(!bench.rival().get("k").unwrap().unwrap().is_free());
+    bench.faults.heal();
+    wait_until("it is given up", || bench.rival().get("k").unwrap().unwrap().is_free());
 }

@@ -324,6 +324,12 @@ fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
         let _other = rival.lock_shared("d").unwrap();
         rival.release(&shared.info()).unwrap();
         assert!(matches!(reason(&shared), LossReason::ReleasedByOther));
+        // Also where the release is the first to hear of it.
+        let shared = client.lock_shared("e").unwrap();
+        let _other = rival.lock_shared("e").unwrap();
+        rival.release(&shared.info()).unwrap();
+        let failed = shared.release().unwrap_err();
+        assert!(failed.error().holders().is_empty(), "{failed}");
     });
 }
 

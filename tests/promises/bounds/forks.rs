@@ -7,7 +7,7 @@ use crate::support::alone::alone;
 use crate::support::harness::{Folder, PATIENCE, millis};
 use crate::support::servers::skip;
 use crate::support::wait::wait_until;
-use leasehold::{ErrorKind, LockClient, LockGuard, LockRequest};
+use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockRequest, Slept};
 
 const LEASE: Duration = millis(6000);
 /// A wait for what can't come takes longer, and so does a drop that waits for its bound.
@@ -47,6 +47,41 @@ fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing()
         Ok(output) if told.contains("running 1 test") => assert!(output.status.success(), "{told}"),
         _ => skip(&format!("no namespace of processes can be made here: {told}")),
     }
+}
+
+/// Nothing is drawn by a generator that a fork copies: the second would take the first one's grant for its own.
+#[test]
+fn children_that_were_forked_alike_are_not_taken_for_one() {
+    alone("bounds::forks::children_that_were_forked_alike_are_not_taken_for_one", || {
+        let (folder, mut answers) = (Folder::new(), Vec::new());
+        // The generator has begun, as in a program that has drawn something before it forks.
+        let _ = uuid::Uuid::new_v4();
+        for _ in 0..2 {
+            // SAFETY: as below.
+            #[allow(unsafe_code)]
+            let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+            match forked {
+                nix::unistd::ForkResult::Child => {
+                    let client = LockClient::builder(&folder.url()).lease(Duration::from_secs(600)).connect();
+                    let got = client.and_then(|client| client.try_lock("job"));
+                    // Held on, as by one that is killed.
+                    std::process::exit(match std::mem::ManuallyDrop::new(got).as_ref() {
+                        Ok(Some(_)) => 1,
+                        Ok(None) => 2,
+                        Err(_) => 3,
+                    });
+                }
+                nix::unistd::ForkResult::Parent { child } => {
+                    answers.push(nix::sys::wait::waitpid(child, None).expect("the end of the child"));
+                }
+            }
+        }
+        let codes = answers.iter().map(|status| match status {
+            nix::sys::wait::WaitStatus::Exited(_, code) => *code,
+            other => panic!("{other:?}"),
+        });
+        assert_eq!(codes.collect::<Vec<_>>(), [1, 2], "granted, then refused");
+    });
 }
 
 /// Forks with what the child must leave alone; in a namespace of its own it is process 1.
@@ -109,6 +144,7 @@ fn in_the_child(client: LockClient, guard: LockGuard, other: LockGuard, request:
     assert!(client.held().is_empty());
     assert!(format!("{guard:?}").contains("is_held: false"));
     assert!(guard.loss().get().is_none());
+    assert!(matches!(guard.sleep(Duration::ZERO, &CancelToken::new()), Slept::Released));
     let started = Instant::now();
     assert!(guard.loss().wait_timeout(PATIENCE).is_none());
     assert!(guard.loss().receiver().recv_timeout(PATIENCE).is_err());

@@ -1,6 +1,6 @@
 //! What is warned of in the log. Alone in its process, since there is one logger.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
@@ -10,6 +10,7 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::log_is_written;
 use leasehold::testing::{Failure, MemoryStore};
 use leasehold::{ErrorKind, Operation};
 
@@ -37,6 +38,7 @@ fn listen() {
 
 /// What was warned of since the last call.
 fn warnings() -> Vec<String> {
+    wait_until("the log is written", log_is_written);
     std::mem::take(&mut KEPT.lock().unwrap())
 }
 
@@ -97,6 +99,73 @@ fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
     ] {
         assert!(warned.iter().any(|line| line.starts_with(text)), "{text} in {warned:#?}");
     }
+}
+
+/// Stands in certain lines until it is let on, as where nobody reads standard error.
+struct Stands(&'static str);
+
+static STANDS: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
+
+impl log::Log for Stands {
+    fn enabled(&self, _: &log::Metadata) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record) {
+        if record.args().to_string().contains(self.0) {
+            let stands = STANDS.0.lock().unwrap();
+            drop(STANDS.1.wait_while(stands, |stands| *stands).unwrap());
+        }
+        Keep.log(record);
+    }
+
+    fn flush(&self) {}
+}
+
+impl Stands {
+    fn go_on() {
+        *STANDS.0.lock().unwrap() = false;
+        STANDS.1.notify_all();
+    }
+}
+
+#[test]
+fn a_logger_that_hangs_in_a_heartbeat_costs_no_lock() {
+    alone("errors::logs::a_logger_that_hangs_in_a_heartbeat_costs_no_lock", || {
+        log::set_logger(&Stands("a heartbeat of lock")).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let store = MemoryStore::new();
+        let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
+        store.fail_next(Operation::Renew, Failure::NotSent);
+        let guard = client.lock("k").unwrap();
+        wait_until("a heartbeat is answered", || guard.info().renewed().is_some());
+        assert_eq!(*KEPT.lock().unwrap(), [""; 0]);
+        Stands::go_on();
+        assert_warned("WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, ");
+    });
+}
+
+#[test]
+fn a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told() {
+    alone("errors::logs::a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told", || {
+        log::set_logger(&Stands(" lost: ")).unwrap();
+        log::set_max_level(log::LevelFilter::Warn);
+        let store = MemoryStore::new();
+        let client = store.client();
+        let (to, losses) = std::sync::mpsc::channel();
+        let lock = |key: &str| {
+            let to = to.clone();
+            client.request(key).on_loss(move |loss| to.send(loss.key).unwrap()).lock().unwrap()
+        };
+        for key in ["first", "second"] {
+            let guard = lock(key);
+            store.lose(key);
+            assert_eq!(losses.recv_timeout(Duration::from_secs(60)).as_deref(), Ok(key));
+            drop(guard);
+        }
+        Stands::go_on();
+        wait_until("both are written", || KEPT.lock().unwrap().len() == 2);
+    });
 }
 
 /// By the real time, for a wait has no other.
