@@ -123,7 +123,7 @@ fn a_command_that_is_told_to_end_is_due_again_whatever_its_code() {
 /// Runs `a` and `b` with `--every`, where the store refuses some updates once the command runs.
 #[cfg(feature = "sqlite")]
 fn run_where_is_refused(store: &Store, updates: &str) -> Ran {
-    let mut command = store.leasehold(&["run", "a", "b", "--every", "1h", "--lease", "6s", "--"]);
+    let mut command = store.leasehold(&["run", "a", "b", "--every", "1h", "--lease", "12s", "--"]);
     let mut running = Running::start(command.args(["sh", "-c", "echo ready; read go"]).stdin(Stdio::piped()));
     running.expect("ready");
     store.refuses(updates);

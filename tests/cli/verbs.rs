@@ -53,7 +53,7 @@ fn status_tells_by_its_exit_code_whether_a_lock_is_held() {
     assert_eq!((code(&["k"]), code(&[]), code(&["k", "--json"])), (Some(0), Some(0), Some(0)));
     assert_eq!((code(&["other"]), code(&["--owner", "nobody"])), (Some(1), Some(1)));
     guard.release().unwrap();
-    client.request("k").lease(Duration::from_millis(100)).acquire().unwrap();
+    client.request("k").lease(Duration::from_secs(1)).acquire().unwrap();
     wait_until("it has expired", || code(&["k"]) == Some(1));
     assert_eq!(run(&mut store.leasehold(&["status", "k"])).code, Some(0), "only who asks for it gets it");
     assert_eq!(code(&["--watch"]), Some(64));
