@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 use crate::support::{Running, Store};
 
 fn node(store: &Store, name: &str, script: &str) -> Command {
-    let mut command = store.leasehold(&["elect", "-v", "boss", "--lease", "3s", "--kill-after", "0s", "--owner", name]);
+    let mut command = store.leasehold(&["elect", "-v", "boss", "--lease", "6s", "--kill-after", "0s", "--owner", name]);
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
     command
 }

@@ -30,7 +30,7 @@ fn the_command_gets_term() {
 fn grandchildren_get_term() {
     let store = Store::new();
     let script = "sleep 1000 & echo ready; sleep 1000; echo not reached";
-    let mut running = Running::ready(&mut store.script(&["--lease", "3s", "--kill-after", "0s"], script));
+    let mut running = Running::ready(&mut store.script(&["--lease", "6s", "--kill-after", "0s"], script));
     take_away(&store.client());
     running.output_ends();
     let ran = running.end();
@@ -118,7 +118,7 @@ fn the_wall_clock_decides_nothing() {
 fn the_command_may_be_told_or_left_alone() {
     let store = Store::new();
     let script = "trap 'echo usr1; exit 3' USR1; echo ready; while :; do read never; done";
-    let mut running = Running::ready(&mut store.reading(&["--lease", "3s", "--on-loss", "signal:usr1"], script));
+    let mut running = Running::ready(&mut store.reading(&["--lease", "6s", "--on-loss", "signal:usr1"], script));
     take_away(&store.client());
     running.expect("usr1");
     let ran = running.end();
@@ -126,7 +126,7 @@ fn the_command_may_be_told_or_left_alone() {
     assert!(ran.stderr.contains("the command gets SIGUSR1"), "{}", ran.stderr);
 
     let script = "echo ready; read go; echo went on; exit 3";
-    let mut running = Running::ready(&mut store.reading(&["--lease", "3s", "--on-loss", "ignore", "-v"], script));
+    let mut running = Running::ready(&mut store.reading(&["--lease", "6s", "--on-loss", "ignore", "-v"], script));
     take_away(&store.client());
     let rival = store.client().lock("k").unwrap();
     // The next heartbeat notices.

@@ -12,6 +12,7 @@ mod nobody;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 
+mod chatter;
 mod elect;
 mod exits;
 mod groups;

@@ -123,7 +123,7 @@ fn a_command_that_is_told_to_end_is_due_again_whatever_its_code() {
 /// Runs `a` and `b` with `--every`, where the store refuses some updates once the command runs.
 #[cfg(feature = "sqlite")]
 fn run_where_is_refused(store: &Store, updates: &str) -> Ran {
-    let mut command = store.leasehold(&["run", "a", "b", "--every", "1h", "--lease", "3s", "--"]);
+    let mut command = store.leasehold(&["run", "a", "b", "--every", "1h", "--lease", "12s", "--"]);
     let mut running = Running::start(command.args(["sh", "-c", "echo ready; read go"]).stdin(Stdio::piped()));
     running.expect("ready");
     store.refuses(updates);
@@ -162,7 +162,7 @@ fn what_does_not_stand_until_it_is_due_and_what_is_not_released_is_said() {
 fn what_is_killed_is_due_again_and_stands_for_its_least_time() {
     for (option, again) in [("--every", Some("ran")), ("--hold-at-least", None)] {
         let store = Store::new();
-        let options = [option, "1h", "--lease", "1s"];
+        let options = [option, "1h", "--lease", "6s"];
         let mut running = Running::start(&mut store.reading(&options, "echo ready; read go"));
         running.expect("ready");
         // One that runs now is not due either.

@@ -209,7 +209,7 @@ fn a_command_that_is_stopped_by_the_loss_stays_so() {
     for signal in ["STOP", "TSTP"] {
         let script = "trap 'echo continued' CONT; echo $$; while :; do read never; done";
         let on_loss = format!("signal:{signal}");
-        let mut running = Running::start(&mut store.reading(&["--lease", "3s", "--on-loss", &on_loss], script));
+        let mut running = Running::start(&mut store.reading(&["--lease", "6s", "--on-loss", &on_loss], script));
         let pid = running.line();
         let key = store.client().get("k").unwrap().unwrap();
         store.client().unlock(key.holders()[0].lock_id()).unwrap();
@@ -263,7 +263,7 @@ fn a_keeper_that_somebody_stopped_is_dismissed_all_the_same() {
 #[test]
 fn a_keeper_that_somebody_ended_is_replaced() {
     let store = Store::new();
-    let mut running = Running::start(&mut store.reading(&["--lease", "3s"], "echo ready; read go"));
+    let mut running = Running::start(&mut store.reading(&["--lease", "6s"], "echo ready; read go"));
     running.expect("ready");
     let first = keeper_of(&running);
     kill(first, Signal::SIGKILL).unwrap();

@@ -3,6 +3,8 @@
 //! does nothing more has crashed.
 
 use std::collections::HashSet;
+use std::hash::{Hash, Hasher};
+use std::rc::Rc;
 
 use crate::support::asks::*;
 use crate::support::steps::{Answer, Request, apply};
@@ -27,13 +29,28 @@ const ALL: [What; 4] = [What::Acquire, What::Renew, What::Release, What::GiveUp]
 
 /// All times are relative to now, and what can no longer matter is forgotten: so the states are
 /// finite in number, however long it goes on and however often a request arrives.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq)]
 struct State {
     record: LockRecord,
     clients: Vec<Client>,
 }
 
-#[derive(Clone, PartialEq, Eq, Hash, Default)]
+/// Of what most states differ by: to hash all of their texts took longer than the steps themselves.
+impl Hash for State {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        for Client { sent: [acquire, renew, release, give_up], held_for, over } in &self.clients {
+            let [a, b, c, d, e] =
+                [acquire, renew, release, give_up, held_for].map(|ticks| ticks.map_or(0xff, |n| n as u8));
+            u64::from_le_bytes([a, b, c, d, e, u8::from(*over), 0, 0]).hash(state);
+        }
+        for (_, holder) in self.record.holders() {
+            (holder.token, holder.until).hash(state);
+        }
+        self.record.given_up.len().hash(state);
+    }
+}
+
+#[derive(Clone, PartialEq, Eq, Default)]
 struct Client {
     /// How many ticks ago each request was sent.
     sent: [Option<i8>; 4],
@@ -51,16 +68,16 @@ impl Search {
     /// Visits every state and answers with their number.
     fn run(&self) -> usize {
         let clients = vec![Client::default(); self.asks.len()];
-        let first = State { record: LockRecord::missing("k"), clients };
+        let first = Rc::new(State { record: LockRecord::missing("k"), clients });
         let mut seen = HashSet::from([first.clone()]);
         let mut level = vec![first];
         while !level.is_empty() {
             let mut next = Vec::new();
             for state in level.drain(..) {
                 for follower in self.followers(&state) {
-                    self.check(&follower);
-                    let follower = normal(follower);
+                    let follower = Rc::new(normal(follower));
                     if seen.insert(follower.clone()) {
+                        self.check(&follower);
                         next.push(follower);
                     }
                 }
@@ -75,8 +92,7 @@ impl Search {
         for (i, client) in state.clients.iter().enumerate() {
             for what in ALL {
                 if client.sent[what as usize].is_some() {
-                    all.push(self.deliver(state, i, what, true));
-                    all.push(self.deliver(state, i, what, false));
+                    all.extend(self.deliver(state, i, what));
                 } else if may_send(client, what) {
                     all.push(send(state, i, what));
                 }
@@ -85,7 +101,8 @@ impl Search {
         all
     }
 
-    fn deliver(&self, state: &State, i: usize, what: What, answered: bool) -> State {
+    /// With an answer, and without.
+    fn deliver(&self, state: &State, i: usize, what: What) -> [State; 2] {
         let mut next = state.clone();
         let ask = &self.asks[i];
         let grant = ask.grant.clone();
@@ -102,11 +119,12 @@ impl Search {
             self.tell_replaced(&mut next, ask);
         }
         next.record = written.unwrap_or(next.record);
+        let unanswered = next.clone();
         let client = &mut next.clients[i];
         // Counted from before it was sent.
         let left = client.sent[what as usize].map_or(0, |ago| LEASE_TICKS - ago);
         match answer {
-            _ if !answered || client.over => {}
+            _ if client.over => {}
             Answer::Acquired(AcquireAnswer::Granted { .. }) if left > 0 => {
                 client.held_for = client.held_for.max(Some(left));
             }
@@ -116,7 +134,7 @@ impl Search {
             Answer::Renewed(RenewAnswer::Lost) => panic!("{ask:?} was lost while its client held it"),
             _ => {}
         }
-        next
+        [next, unanswered]
     }
 
     /// Takeovers on order: transfer and Replace.

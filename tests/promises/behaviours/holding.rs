@@ -48,7 +48,7 @@ pub fn b06_the_loss_is_told_at_the_deadline_when_heartbeats_fail(store: &Store) 
     let bench = Bench::on(store);
     bench.faults.always(Call::Renew, Fault::FailBefore);
     // So that a heartbeat comes before its end also on a busy machine.
-    let client = bench.builder().lease(Duration::from_secs(3)).connect().unwrap();
+    let client = bench.builder().lease(Duration::from_secs(6)).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let loss = loss_of(&guard);
     let LossReason::Expired { last_error: Some(error) } = loss.reason else { panic!("{loss:?}") };
@@ -69,7 +69,7 @@ pub fn b06_the_loss_is_told_at_the_deadline_when_a_heartbeat_hangs(store: &Store
 
 pub fn b06_a_heartbeat_that_is_not_answered_leaves_time_for_another(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().lease(Duration::from_secs(3)).heartbeat(BEAT).request_timeout(LONG).connect().unwrap();
+    let client = bench.builder().lease(Duration::from_secs(9)).heartbeat(BEAT).request_timeout(LONG).connect().unwrap();
     bench.faults.next(Call::Renew, Fault::HangBefore);
     let guard = client.lock("k").unwrap();
     bench.wait_for_call(Call::Renew, 1);

@@ -335,7 +335,7 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
 fn a_locked_database_ends_no_bound() {
     let folder = Folder::new();
     let builder = LockClient::builder(folder.url()).request_timeout(REQUEST).drop_timeout(DROP);
-    let client = builder.lease(millis(3000)).connect().expect("a client");
+    let client = builder.lease(millis(6000)).connect().expect("a client");
     let (guard, second, third) = (client.lock("a").unwrap(), client.lock("b").unwrap(), client.lock("c").unwrap());
     let mut writer = Worker::start(&folder.url(), LONG);
     assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), STALL.as_millis())), "blocked");
@@ -365,15 +365,15 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
     alone("bounds::calls::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
         let client = LockClient::builder("memory:").connect().expect("a client");
         let (warn, warned) = mpsc::channel();
-        let lost = client.request("lost").lease(millis(3000)).warn_before(millis(1200));
+        let lost = client.request("lost").lease(millis(6000)).warn_before(millis(3000));
         let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
-        let kept = client.request("kept").lease(millis(9000)).lock().expect("a lock");
+        let kept = client.request("kept").lease(millis(15_000)).lock().expect("a lock");
 
         no_new_threads();
-        let loss = within("the loss", millis(3000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
+        let loss = within("the loss", millis(6000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
         let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
         assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
-        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(1200));
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(3000));
 
         // The first try for this one failed as well; one of its repeats does not.
         let before = kept.remaining();

@@ -145,7 +145,7 @@ fn an_assertion_outside_a_transaction_is_refused() {
 #[test]
 fn a_transaction_that_outlasts_a_heartbeat_is_not_begun_again_for_ever() {
     let Some(open) = Open::<Kind>::fresh() else { return };
-    let client = open.builder().lease(millis(4_000)).heartbeat(millis(1_000)).connect().unwrap();
+    let client = open.builder().lease(millis(20_000)).heartbeat(millis(1_000)).connect().unwrap();
     let guard = client.lock("a").unwrap();
     for round in 0..2 {
         let mut tries = 0;

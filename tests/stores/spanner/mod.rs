@@ -4,6 +4,7 @@ mod counts;
 mod errors;
 mod faults;
 mod mixed;
+mod mixed_late;
 mod mixed_rows;
 mod rows;
 mod table;

@@ -1,0 +1,235 @@
+//! What a heartbeat or a grant wrote too late, in a table that nodes of spindle use, too, is believed by nobody.
+
+use std::sync::Arc;
+
+use leasehold::ErrorKind;
+use leasehold::internals::builder_over;
+use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::store::spanner::SpannerOptions;
+use leasehold::internals::store::{Acquired, Purpose, Released, Renewed, Swapped};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
+
+use super::mixed::{DURATION, World, open};
+use crate::mixed::cells::S;
+use crate::spanner::*;
+use crate::support::grpc::{Call, Fault, Grpc};
+
+/// So late is a commit that comes too late for what was `nearly_over` when it was read, also on a busy machine.
+const LATE: Duration = Duration::from_secs(6);
+/// And so late is one that comes in time.
+const SOON: Duration = Duration::from_millis(10);
+
+impl World {
+    fn nearly_over(&self, is_shared: bool) {
+        let passed = DURATION - 4 * S;
+        if is_shared {
+            self.raw.age(passed);
+        }
+        self.pass(passed);
+    }
+}
+
+/// A store of ours beside nodes, behind a proxy.
+fn behind(world: &World) -> (Grpc, Spanner) {
+    let grpc = Grpc::new(&world.database.host);
+    let options =
+        SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
+    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    (grpc, store)
+}
+
+/// Its read found the lock live, but a node may have found it over before the commit came.
+#[test]
+fn a_renewal_whose_commit_comes_too_late_is_lost() {
+    needs_server!();
+    let world = World::new();
+    let (grpc, store) = behind(&world);
+    for (mode, slow, is_lost) in
+        [(Mode::Exclusive, SOON, false), (Mode::Exclusive, LATE, true), (Mode::Shared, LATE, true)]
+    {
+        let mut attempt = attempt(&format!("{mode} {is_lost}"), mode);
+        attempt.ask.lease = DURATION;
+        granted(&store, &mut attempt);
+        world.nearly_over(mode == Mode::Shared);
+        grpc.fault("Commit", 0, Fault::Slow(slow));
+        let renewed = store.renew(&mut attempt, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
+        match renewed {
+            Renewed::Lost(seen) => {
+                assert!(is_lost && seen.record.holders().next().is_none(), "{mode} {slow:?}: {seen:?}");
+                assert_believed_by_nobody(&world, &store, &mut attempt);
+            }
+            other => assert!(!is_lost && matches!(other, Renewed::Until { .. }), "{mode} {slow:?}: {other:?}"),
+        }
+        assert_eq!(grpc.clear(), 0);
+    }
+}
+
+/// The same of all locks with a lock id.
+#[test]
+fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
+    needs_server!();
+    let world = World::new();
+    let (grpc, store) = behind(&world);
+    for (slow, is_done) in [(SOON, true), (LATE, false)] {
+        let mut attempt = attempt(&format!("k {is_done}"), Mode::Exclusive);
+        attempt.ask.lease = DURATION;
+        granted(&store, &mut attempt);
+        world.nearly_over(false);
+        let seen = get(&store, &attempt.key);
+        let mut new = seen.record.clone();
+        new.exclusive.as_mut().unwrap().until = Lease::For(DURATION).end(seen.times.now);
+        grpc.fault("Commit", 0, Fault::Slow(slow));
+        let swapped = store.swap(&seen, Some(&new), &soon()).unwrap();
+        assert_eq!(matches!(swapped, Swapped::Done), is_done, "{slow:?}: {swapped:?}");
+        assert!(is_done || matches!(swapped, Swapped::Changed), "{slow:?}: {swapped:?}");
+        assert_eq!(grpc.clear(), 0);
+        if !is_done {
+            assert_believed_by_nobody(&world, &store, &mut attempt);
+        }
+    }
+    // The next look of the same call does not extend what its own late commit has left.
+    let ours = builder_over(Arc::new(store), Clock::system()).request_timeout(3 * LATE).connect().unwrap();
+    for (key, is_shared) in [("exclusive", false), ("shared", true)] {
+        let ask = ours.request(key).lock_id(format!("job {key}"));
+        if is_shared { ask.shared().acquire() } else { ask.acquire() }.unwrap();
+        world.nearly_over(is_shared);
+        grpc.fault("Commit", 0, Fault::Slow(LATE));
+        let error = ours.renew(&format!("job {key}"), DURATION).unwrap_err();
+        assert_eq!((error.kind(), grpc.clear()), (ErrorKind::Lost, 0), "{error}");
+    }
+}
+
+/// So does who joins others or takes the place of one: it extends what lives, and no row of a takeover keeps nodes out.
+#[test]
+fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
+    needs_server!();
+    let world = World::new();
+    let (grpc, store) = behind(&world);
+    for (is_late, mode, takes_its_place) in [
+        (false, Mode::Shared, false),
+        (false, Mode::Exclusive, true),
+        (true, Mode::Shared, false),
+        (true, Mode::Shared, true),
+        (true, Mode::Exclusive, true),
+    ] {
+        let key = format!("{is_late} {mode} {takes_its_place}");
+        let (mut first, mut second) = (attempt(&key, mode), attempt(&key, mode));
+        (first.ask.lease, second.ask.lease) = (DURATION, DURATION);
+        let held = granted(&store, &mut first);
+        if takes_its_place {
+            second.ask.instead_of = Some((held.grant, held.token));
+        }
+        if is_late {
+            world.nearly_over(mode == Mode::Shared);
+        }
+        let slow = if is_late { LATE } else { SOON };
+        grpc.fault("Commit", 0, Fault::Slow(slow));
+        match store.acquire(&mut second, &soon()).unwrap() {
+            Acquired::Granted { holder, .. } => assert!(!is_late, "{key}: {holder:?}"),
+            Acquired::Refused(seen) => {
+                let by: Vec<_> = seen.live().map(|(_, holder)| holder.labels.owner.clone()).collect();
+                assert!(is_late && by.len() == 1 && by[0].contains("spindle"), "{key}: {seen:?}");
+                assert_believed_by_nobody(&world, &store, &mut second);
+            }
+            Acquired::Unknown(error) => panic!("{key}: {error}"),
+        }
+        assert_eq!(grpc.clear(), 0);
+    }
+}
+
+/// Also where its own answer was lost, and a repeat looks for what became of it. Each takes as long as the answer is late.
+mod what_came_too_late_without_an_answer_is_believed_by_no_repeat {
+    use super::*;
+
+    #[test]
+    fn a_shared_grant() {
+        needs_server!();
+        grant(Mode::Shared);
+    }
+
+    #[test]
+    fn an_exclusive_one_in_the_place_of_another() {
+        needs_server!();
+        grant(Mode::Exclusive);
+    }
+
+    #[test]
+    fn a_shared_renewal() {
+        needs_server!();
+        renewal(Mode::Shared);
+    }
+
+    #[test]
+    fn an_exclusive_renewal() {
+        needs_server!();
+        renewal(Mode::Exclusive);
+    }
+
+    fn grant(mode: Mode) {
+        let world = World::new();
+        let (grpc, store) = behind(&world);
+        let [mut first, mut second] = [mode; 2].map(|mode| attempt("key", mode));
+        (first.ask.lease, second.ask.lease) = (DURATION, DURATION);
+        let held = granted(&store, &mut first);
+        if mode == Mode::Exclusive {
+            second.ask.instead_of = Some((held.grant, held.token));
+        }
+        world.nearly_over(mode == Mode::Shared);
+        let answer = store.acquire(&mut second, &unanswered(&grpc)).unwrap();
+        assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
+        arrived(&grpc);
+        assert_believed_by_nobody(&world, &store, &mut second);
+    }
+
+    fn renewal(mode: Mode) {
+        let world = World::new();
+        let (grpc, store) = behind(&world);
+        let mut renewed = attempt("key", mode);
+        renewed.ask.lease = DURATION;
+        granted(&store, &mut renewed);
+        world.nearly_over(mode == Mode::Shared);
+        let answer = store.renew(&mut renewed, Renewal::heartbeat(Lease::For(DURATION)), &unanswered(&grpc)).unwrap();
+        assert!(matches!(answer, Renewed::Unknown(_)), "{answer:?}");
+        arrived(&grpc);
+        assert_believed_by_nobody(&world, &store, &mut renewed);
+    }
+
+    fn unanswered(grpc: &Grpc) -> Deadline {
+        grpc.restart();
+        grpc.fault("Commit", 0, Fault::Late(LATE + 3 * S));
+        Deadline::after(LATE)
+    }
+
+    fn arrived(grpc: &Grpc) {
+        let commit = |call: &Call| call.method == "Commit" && call.answered;
+        grpc.wait_until("the late commit", |calls| calls.iter().any(commit));
+        assert_eq!(grpc.clear(), 0);
+    }
+}
+
+/// Neither who asked for it nor who comes beside it, with nodes or without, for two leases.
+#[track_caller]
+fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt) {
+    let new = |mode| {
+        let mut new = attempt(&late.key, mode);
+        new.ask.lease = DURATION;
+        new
+    };
+    let [mut beside, mut alone, mut own] = [Mode::Shared, Mode::Exclusive, Mode::Shared].map(new);
+    let renewed = store.renew(late, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
+    assert!(matches!(renewed, Renewed::Lost(_)), "{renewed:?}");
+    for asks in [late, &mut beside, &mut alone] {
+        let seen = refused(store, asks);
+        let by: Vec<_> = seen.live().map(|(_, holder)| holder.labels.owner.as_str()).collect();
+        assert!(by.len() == 1 && by[0].contains("spindle"), "{seen:?}");
+    }
+    refused(&open(&world.database, Fleet::Own), &mut own);
+    // More than one lease, and less than two also on a busy machine.
+    world.pass(DURATION + 5 * S);
+    refused(store, &mut alone);
+    world.pass(DURATION - 2 * S);
+    let taken = granted(store, &mut alone);
+    assert!(matches!(store.release(&mut alone, Purpose::Release, &soon()).unwrap(), Released::Done), "{taken:?}");
+    granted(store, &mut beside);
+}
