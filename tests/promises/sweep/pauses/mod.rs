@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 
 use crate::support::alone::alone;
 use crate::support::harness::{PATIENCE, millis, within};
-use crate::support::stores::{Opened, Store, for_each_store, is_wanted, on};
+use crate::support::stores::{Opened, Store, for_each_store, on};
 use crate::support::threads::none_soon;
 use scenes::{Scene, all};
 
@@ -441,8 +441,7 @@ macro_rules! sweep {
 for_each_store!(sweep);
 
 fn alone_on(store: &str, test: &str, event: Event) {
-    let is_local = ["memory", "sqlite"].contains(&store);
-    if is_wanted(store) && (is_local || std::env::var_os("LEASEHOLD_TEST_LONG").is_some()) {
+    if super::is_swept(store) {
         alone(&format!("sweep::pauses::{store}::{test}"), || on(store, |store| at_every_mark(store, event)));
     }
 }
