@@ -27,7 +27,7 @@ use calls::{Swept, all};
 /// No heartbeat is due while a case lasts.
 const LEASE: Duration = Duration::from_secs(60);
 /// What hangs takes so long, and nothing else should on a busy machine, without and with a server.
-const TIMEOUTS: [Duration; 2] = [millis(400), millis(3_000)];
+const TIMEOUTS: [Duration; 2] = [millis(400), millis(6_000)];
 /// The stores that are always swept.
 const LOCAL: [&str; 2] = ["memory", "sqlite"];
 const KEYS: [&str; 3] = ["k", "k2", "e"];
@@ -103,7 +103,7 @@ fn builder(store: Arc<dyn Backend>, opened: &Opened) -> ClientBuilder {
 }
 
 fn timeout(store: &Store) -> Duration {
-    TIMEOUTS[usize::from(!LOCAL.contains(&store.module))]
+    TIMEOUTS[usize::from(!is_local(store.module))]
 }
 
 /// What a call answered, and what is held by it.
@@ -196,7 +196,14 @@ impl std::fmt::Display for Case<'_> {
     }
 }
 
+/// By two runs: a request that a slow server answered too late was repeated, which the next run may not meet.
 fn clean(like: &Store, swept: &Swept) -> Clean {
+    let (one, other) = (clean_once(like, swept), clean_once(like, swept));
+    let requests = std::array::from_fn(|n| one.requests[n].min(other.requests[n]));
+    Clean { requests, ..one }
+}
+
+fn clean_once(like: &Store, swept: &Swept) -> Clean {
     let room = Room::new(like);
     let act = (swept.prepare)(&room);
     let (before, counts) = (room.state(), room.counts());
@@ -320,7 +327,9 @@ impl Case<'_> {
 }
 
 fn every_request_of_every_call(like: &Store) {
-    let swept = all();
+    let only = std::env::var("LEASEHOLD_TEST_CALL").ok();
+    let mut swept = all();
+    swept.retain(|swept| only.as_ref().is_none_or(|only| swept.path.ends_with(only)));
     let runs: Vec<Clean> = swept.iter().map(|swept| clean(like, swept)).collect();
     let mut cases = Vec::new();
     for (swept, clean) in swept.iter().zip(&runs) {
@@ -369,9 +378,13 @@ macro_rules! sweep {
 }
 for_each_store!(sweep);
 
+fn is_local(store: &str) -> bool {
+    LOCAL.contains(&store)
+}
+
 /// Also whether its threads are stopped at each mark.
 fn is_swept(store: &str) -> bool {
-    is_wanted(store) && (LOCAL.contains(&store) || std::env::var_os("LEASEHOLD_TEST_LONG").is_some())
+    is_wanted(store) && (is_local(store) || std::env::var_os("LEASEHOLD_TEST_LONG").is_some())
 }
 
 /// For the table of calls.

@@ -19,7 +19,7 @@ use leasehold::internals::sys::pause::Stop;
 use leasehold::{CancelToken, Filter, Lock, LockClient, LockGuard, Result};
 use parking_lot::Mutex;
 
-use crate::support::alone::alone;
+use crate::support::alone::alone_for;
 use crate::support::harness::{PATIENCE, millis, within};
 use crate::support::stores::{Opened, Store, for_each_store, on};
 use crate::support::threads::none_soon;
@@ -30,6 +30,8 @@ const LEASE: Duration = Duration::from_secs(60);
 /// Where nothing is to take that long.
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = millis(300);
+/// How long all marks may take where each case makes a table on a server, which may be as slow as Spanner's emulator.
+const A_SERVER: Duration = Duration::from_secs(3_600);
 /// Fewer would not be worth the name.
 const LEAST_MARKS: usize = 36;
 
@@ -442,6 +444,7 @@ for_each_store!(sweep);
 
 fn alone_on(store: &str, test: &str, event: Event) {
     if super::is_swept(store) {
-        alone(&format!("sweep::pauses::{store}::{test}"), || on(store, |store| at_every_mark(store, event)));
+        let limit = if super::is_local(store) { PATIENCE * 5 } else { A_SERVER };
+        alone_for(&format!("sweep::pauses::{store}::{test}"), limit, || on(store, |store| at_every_mark(store, event)));
     }
 }
