@@ -79,6 +79,8 @@ pub struct Room {
     others: LockClient,
     is_closed: AtomicBool,
     is_told: bool,
+    /// Whether what ends has hardly any time for it.
+    pub is_hurried: bool,
     /// What the client holds, by its user or its waiter.
     hand: Arc<Mutex<Vec<LockGuard>>>,
     /// What others hold from the start.
@@ -104,6 +106,7 @@ impl Room {
             others: others.connect().expect("others"),
             is_closed: AtomicBool::new(false),
             is_told: store.tells,
+            is_hurried: bound < LONG,
             hand: Arc::default(),
             theirs: Mutex::default(),
             rival: Mutex::default(),
