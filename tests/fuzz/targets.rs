@@ -120,6 +120,13 @@ pub fn mongodb_row(bytes: &[u8]) {
     leasehold::internals::store::mongodb::decoded(&document).iter().for_each(rules);
 }
 
+/// The columns of an answer in their order: see `made_up` in `src/store/postgres/row.rs`.
+#[cfg(feature = "postgres")]
+pub fn postgres_row(bytes: &[u8]) {
+    let Ok(columns) = serde_json::from_slice(bytes) else { return };
+    leasehold::internals::store::postgres::decoded(&columns).iter().for_each(rules);
+}
+
 /// The columns of a row by their names, times in nanoseconds since 1970.
 #[cfg(feature = "spanner")]
 pub fn spanner_row(bytes: &[u8]) {

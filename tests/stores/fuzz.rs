@@ -98,6 +98,8 @@ targets! {
     dynamodb_row,
     #[cfg(feature = "mongodb")]
     mongodb_row,
+    #[cfg(feature = "postgres")]
+    postgres_row,
     #[cfg(feature = "spanner")]
     spanner_row,
 }

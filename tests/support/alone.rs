@@ -1,15 +1,22 @@
 //! A test in a process of its own: for what the tests beside it would disturb, and so that a hang is a failure.
+#![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 const ALONE: &str = "LEASEHOLD_TEST_ALONE";
-/// No test takes longer; more than `wait_until` waits, which says more about a hang.
+/// Hardly a test takes longer; more than `wait_until` waits, which says more about a hang.
 const LIMIT: Duration = Duration::from_secs(150);
 
 /// Runs `body` in a new process of this very test binary; `test` is the full name of the calling test.
 #[track_caller]
 pub fn alone(test: &str, body: impl FnOnce()) {
+    alone_for(test, LIMIT, body);
+}
+
+/// The same for a test that may take so long.
+#[track_caller]
+pub fn alone_for(test: &str, limit: Duration, body: impl FnOnce()) {
     if std::env::var(ALONE).is_ok_and(|name| name == test) {
         return body();
     }
@@ -28,7 +35,7 @@ pub fn alone(test: &str, body: impl FnOnce()) {
         if let Some(status) = child.try_wait().expect("the state of the child") {
             return assert!(status.success(), "{test} failed in its own process, see above: {status}");
         }
-        if started.elapsed() > LIMIT {
+        if started.elapsed() > limit {
             let _ = child.kill();
             let _ = child.wait();
             panic!("{test} hung in its own process");

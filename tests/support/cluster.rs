@@ -2,6 +2,7 @@
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::net::TcpListener;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 
@@ -22,7 +23,9 @@ struct Member {
 /// Ends with its processes when dropped. One of several members at a time: three servers are a lot for a small machine.
 pub struct Cluster {
     members: Vec<Member>,
-    _data: TempDir,
+    home: PathBuf,
+    options: Vec<String>,
+    data: TempDir,
     _turn: Option<MutexGuard<'static, ()>>,
 }
 
@@ -47,6 +50,7 @@ impl Cluster {
                 return None;
             }
         };
+        let options: Vec<String> = options.iter().map(|option| (*option).to_owned()).collect();
         static TURN: Mutex<()> = Mutex::new(());
         let turn = (members > 1).then(|| TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let data = tempfile::tempdir().unwrap();
@@ -55,16 +59,12 @@ impl Cluster {
         let ports: Vec<u16> = free.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
         drop(free);
         let running = ports.iter().map(|port| {
-            let folder = data.path().join(port.to_string());
-            std::fs::create_dir(&folder).unwrap();
-            let mut mongod = member(&home, *port, &folder);
-            // Else a member that copied from a stopped one waits for it for ten seconds, and no majority has what is written.
-            mongod.args(["--setParameter", "oplogNetworkTimeoutBufferSeconds=1"]);
-            mongod.args(["--replSet", "rs0", "--oplogSize", "64"]).args(options);
-            let process = dies_with_us(&mongod).spawn().unwrap();
+            std::fs::create_dir(data.path().join(port.to_string())).unwrap();
+            let process = run(&home, data.path(), &port.to_string(), &options);
             Member { process, host: format!("127.0.0.1:{port}"), is_stopped: false }
         });
-        let cluster = Cluster { members: running.collect(), _data: data, _turn: turn };
+        let members = running.collect();
+        let cluster = Cluster { members, home, options, data, _turn: turn };
         let hosts: Vec<&str> = cluster.members.iter().map(|member| member.host.as_str()).collect();
         wait_until("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
         ask(hosts[0], &initiate(&hosts)).unwrap();
@@ -75,7 +75,7 @@ impl Cluster {
                 let answer = ask(host, &hello()).unwrap_or_default();
                 answer.windows(12).any(|part| part == b"\x08secondary\0\x01")
             });
-            secondaries.count() == members - 1
+            secondaries.count() == hosts.len() - 1
         });
         Some(cluster)
     }
@@ -115,6 +115,14 @@ impl Cluster {
         member.is_stopped = true;
     }
 
+    /// One that was killed, with what is on its disk.
+    pub fn start_again(&mut self, member: usize) {
+        let member = &mut self.members[member];
+        let (_, port) = member.host.split_once(':').unwrap();
+        member.process = run(&self.home, self.data.path(), port, &self.options);
+        member.is_stopped = false;
+    }
+
     /// SIGSTOP.
     pub fn stop(&mut self, member: usize) {
         self.signal(member, Signal::SIGSTOP);
@@ -139,6 +147,15 @@ impl Drop for Cluster {
             let _ = member.process.wait();
         }
     }
+}
+
+/// The member of this port, whose files are in a folder of that name.
+fn run(home: &Path, data: &Path, port: &str, options: &[String]) -> Child {
+    let mut mongod = member(home, port.parse().unwrap(), &data.join(port));
+    // Else a member that copied from a stopped one waits for it for ten seconds, and no majority has what is written.
+    mongod.args(["--setParameter", "oplogNetworkTimeoutBufferSeconds=1"]);
+    mongod.args(["--replSet", "rs0", "--oplogSize", "64"]).args(options);
+    dies_with_us(&mongod).spawn().unwrap()
 }
 
 /// Where there is `setpriv`, the kernel ends it with the thread that starts it, however that ends.

@@ -286,6 +286,21 @@ fn the_name_of_a_lease_stands_until_it_is_revoked_or_claimed_anew() {
     forged.is_caught("refusal");
 }
 
+/// A process died while it claimed one: nobody knows whether it has it, and it has it until somebody expires it.
+#[test]
+fn a_claim_without_an_answer_stands_until_the_name_is_claimed_anew() {
+    let name = || Asked { form: Form::Name, ..alone() };
+    let mut forged = Forged::new();
+    forged.ask("a", 1_000, name());
+    forged.dies("a", 1_100);
+    forged.refuse("b", 100_000, 100_010, name());
+    forged.passes();
+    let held = forged.grant("b", 100_100, 1, name());
+    forged.release(held, 100_200);
+    forged.refuse("c", 100_300, 100_310, name());
+    forged.is_caught("refusal");
+}
+
 #[test]
 fn a_call_that_outlives_its_deadline_is_caught() {
     let mut forged = Forged::new();

@@ -4,19 +4,21 @@
 #[allow(dead_code, unused_imports)] // The command uses all of it.
 #[path = "../../examples/torture/checker/mod.rs"]
 mod checker;
-#[cfg(any(feature = "mongodb", feature = "postgres"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/cluster.rs"]
 mod cluster;
 mod enough;
 mod forge;
 mod forged;
-#[cfg(any(feature = "mongodb", feature = "postgres"))]
+#[allow(dead_code)] // A build without stores runs nothing.
+mod long;
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/own.rs"]
 mod own;
 #[allow(dead_code)] // How slow a store may be.
 #[path = "../../examples/torture/probe.rs"]
 mod probe;
-#[cfg(any(feature = "mongodb", feature = "postgres"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod restarts;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod runs;
@@ -29,6 +31,6 @@ mod together;
 #[allow(dead_code)] // Only a store can lack what its test needs.
 #[path = "../support/skip.rs"]
 mod skip;
-#[cfg(any(feature = "mongodb", feature = "postgres"))]
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/wait.rs"]
 mod wait;

@@ -1,5 +1,6 @@
 //! Short runs of the command itself: by real processes that are killed and stopped, on each store.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -10,12 +11,21 @@ pub struct Run<'a> {
     pub env: Option<(&'a str, String)>,
     pub minutes: f64,
     pub faults: &'a str,
-    /// One more fault, of the server.
-    pub hook: Option<String>,
+    /// More faults, of the server.
+    pub hooks: Vec<String>,
+    /// What else it is told.
+    pub args: Vec<String>,
+    /// What runs it: this command, with these arguments before its own.
+    pub by: Vec<String>,
+    /// Where all that it leaves stays: then it runs once, for that long.
+    pub out: Option<PathBuf>,
 }
 
-/// Cargo puts the examples beside the folder of the test binaries.
-fn binary() -> PathBuf {
+/// Cargo puts the examples beside the folder of the test binaries. `LEASEHOLD_TEST_TORTURE` names another build of it.
+pub fn binary() -> PathBuf {
+    if let Some(other) = std::env::var_os("LEASEHOLD_TEST_TORTURE") {
+        return other.into();
+    }
     let test = std::env::current_exe().expect("the test knows its path");
     let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
     let path = profile.join("examples/torture");
@@ -30,8 +40,9 @@ impl Run<'_> {
     #[track_caller]
     pub fn is_clean(&self, dir: &Path) {
         let mut void = Vec::new();
-        for longer in [1.0, 2.0, 4.0] {
-            let out = dir.join(format!("out-{longer}"));
+        let all = [1.0, 2.0, 4.0];
+        for longer in if self.out.is_some() { &all[..1] } else { &all } {
+            let out = self.out.clone().unwrap_or_else(|| dir.join(format!("out-{longer}")));
             let (code, said) = self.ran(self.minutes * longer, &out);
             if code == Some(3) {
                 void.push(said);
@@ -48,10 +59,13 @@ impl Run<'_> {
 
     fn ran(&self, minutes: f64, out: &Path) -> (Option<i32>, String) {
         let seed = fastrand::u64(..1_000_000).to_string();
-        let mut command = Command::new(binary());
+        let binary = binary().into_os_string();
+        let mut words = self.by.iter().map(OsString::from).chain([binary]);
+        let mut command = Command::new(words.next().expect("the example"));
+        command.args(words);
         command.args(["--store", &self.store, "--minutes", &minutes.to_string(), "--seed", &seed, "--keys", "4"]);
-        command.args(["--faults", self.faults, "--least-faults", "1"]);
-        command.args(self.hook.iter().flat_map(|hook| ["--hook", hook])).arg("--out").arg(out);
+        command.args(["--faults", self.faults, "--least-faults", "1"]).args(&self.args);
+        command.args(self.hooks.iter().flat_map(|hook| ["--hook", hook])).arg("--out").arg(out);
         // For servers where any credentials do.
         command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
         command.envs(self.env.clone());
@@ -94,17 +108,24 @@ fn a_hook_is_a_fault_of_the_server() {
     assert!(said.contains("0 faults of the kind broken met anything"), "{said}");
 }
 
-/// On a small file system of its own, which ends with the process.
+/// A command that runs what follows with a file system of that size at this folder, which ends with the process; with 99
+/// where that can't be.
+pub fn on_a_disk(size: &str, folder: &Path) -> Vec<String> {
+    let script = format!("mount -t tmpfs -o size={size} tmpfs \"$0\" || exit 99; exec \"$@\"");
+    let flags = if nix::unistd::geteuid().is_root() { "-m" } else { "-rm" };
+    ["unshare", flags, "sh", "-c", &script, &folder.display().to_string()].map(str::to_owned).into()
+}
+
+/// On a small file system of its own.
 #[test]
 #[cfg(feature = "sqlite")]
 fn sqlite_under_a_full_disk() {
     let dir = tempfile::tempdir().expect("a folder");
     let disk = dir.path().join("disk");
     std::fs::create_dir(&disk).expect("a folder");
-    let script = "mount -t tmpfs -o size=2m tmpfs \"$0\" || exit 99; exec \"$@\"";
-    let flags = if nix::unistd::geteuid().is_root() { "-m" } else { "-rm" };
-    let mut command = Command::new("unshare");
-    command.args([flags, "sh", "-c", script]).arg(&disk).arg(binary());
+    let by = on_a_disk("2m", &disk);
+    let mut command = Command::new(&by[0]);
+    command.args(&by[1..]).arg(binary());
     command.arg("--store").arg(format!("sqlite:{}", disk.join("locks.db").display()));
     command.args(["--minutes", "0.4", "--keys", "4", "--faults", "full", "--least-faults", "1"]);
     let ran = command.arg("--out").arg(dir.path().join("out")).output().expect("unshare starts");

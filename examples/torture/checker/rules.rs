@@ -204,8 +204,13 @@ fn in_the_way(run: &Run, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
         (hold.mode, hold.call, run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }))
     };
     let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
-    let others = asks.iter().filter_map(|ask| Some((ask.asked.mode, run.may_have_held(ask)?)));
-    spans.extend(others.map(|(mode, (from, to))| (mode, from, to)));
+    // Nor does anybody but the next one know of the name of a lease that may have been claimed.
+    let claimed_after = |to: u64| holds.iter().find(|hold| hold.call >= to).map_or(u64::MAX, |hold| hold.ret);
+    let others = asks.iter().filter_map(|ask| {
+        let (from, to) = run.may_have_held(ask)?;
+        Some((ask.asked.mode, from, if ask.asked.form == Form::Name { claimed_after(to) } else { to }))
+    });
+    spans.extend(others);
     let of = |may: fn(Mode) -> bool| {
         Windows::new(spans.iter().filter(|(mode, _, _)| may(*mode)).map(|(_, from, to)| (*from, *to)).collect())
     };

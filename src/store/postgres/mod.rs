@@ -49,6 +49,12 @@ use open::Table;
 use send::Clocked;
 use statements::Statements;
 
+/// What this store reads in an answer that a test made up, by its columns.
+#[cfg(feature = "_internals")]
+pub fn decoded(columns: &serde_json::Value) -> std::result::Result<LockRecord, String> {
+    row::made_up(columns)
+}
+
 /// See the module.
 pub struct Postgres {
     info: StoreInfo,

@@ -144,7 +144,7 @@ impl Found {
         Found::decode(answer, key, &name).map_err(|wrong| (name, wrong))
     }
 
-    fn decode(answer: &Answer, key: Option<String>, name: &str) -> Result<Found, String> {
+    fn decode(answer: &impl Columns, key: Option<String>, name: &str) -> Result<Found, String> {
         let (written, now) = (get(answer, 0)?, get(answer, 1)?);
         if key.is_none() {
             return Ok(Found { written, now, record: LockRecord::missing(name), native: Native::default() });
@@ -206,9 +206,59 @@ pub(super) fn remembered() -> i64 {
     micros(REMEMBERED)
 }
 
-fn get<'a, T: FromSql<'a>>(answer: &'a Answer, column: usize) -> Result<T, String> {
+/// An answer of the server, or what a test puts in its place.
+trait Columns {
+    /// `None` where it is of another type.
+    fn column<'a, T: FromSql<'a>>(&'a self, at: usize) -> Option<T>;
+}
+
+impl Columns for Answer {
+    fn column<'a, T: FromSql<'a>>(&'a self, at: usize) -> Option<T> {
+        self.try_get(at).ok()
+    }
+}
+
+fn get<'a, T: FromSql<'a>>(answer: &'a impl Columns, column: usize) -> Result<T, String> {
     let name = || column.checked_sub(2).and_then(|at| COLUMNS.get(at)).map_or("time", |(name, _)| *name);
-    answer.try_get(column).map_err(|_| format!("its {} is of another type", name()))
+    answer.column(column).ok_or_else(|| format!("its {} is of another type", name()))
+}
+
+/// For tests that feed it whatever a table may hold: the columns as a JSON list, in the order in which they are read and as
+/// the server sends them. A number is a `bigint` or a `timestamptz`, a list is one of texts; an object has the bytes.
+#[cfg(feature = "_internals")]
+pub(super) fn made_up(columns: &Json) -> Result<LockRecord, String> {
+    struct MadeUp(Vec<Option<BytesMut>>);
+
+    impl Columns for MadeUp {
+        fn column<'a, T: FromSql<'a>>(&'a self, at: usize) -> Option<T> {
+            let of = [Type::TEXT, Type::INT8, Type::TIMESTAMPTZ, Type::TEXT_ARRAY, Type::BOOL];
+            let of = of.iter().find(|of| T::accepts(of))?;
+            T::from_sql_nullable(of, self.0.get(at)?.as_deref()).ok()
+        }
+    }
+
+    let raw = |value: &Json| {
+        let mut out = BytesMut::new();
+        match value {
+            Json::Null => return None,
+            Json::Bool(value) => out.extend([u8::from(*value)]),
+            Json::Number(number) => out.extend(number.as_i64().unwrap_or_default().to_be_bytes()),
+            Json::String(text) => out.extend(text.bytes()),
+            Json::Array(texts) => {
+                let texts: Vec<Option<&str>> = texts.iter().map(Json::as_str).collect();
+                texts.to_sql(&Type::TEXT_ARRAY, &mut out).ok()?;
+            }
+            Json::Object(bytes) => out.extend(bytes.values().map(|byte| byte.as_u64().unwrap_or_default() as u8)),
+        }
+        Some(out)
+    };
+    let answer = MadeUp(columns.as_array().into_iter().flatten().map(raw).collect());
+    let key = get::<Option<String>>(&answer, 2)?;
+    let found = Found::decode(&answer, key, "k")?;
+    // What is read is written again.
+    let _ = (encode_shared(&found.record.shared), found.record.exclusive.as_ref().map(|holder| end(holder.until)));
+    let _ = found.native.next_given_up(&found.record.given_up, found.now);
+    Ok(found.record)
 }
 
 fn token(of: i64) -> Result<u64, String> {

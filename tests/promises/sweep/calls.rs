@@ -109,14 +109,14 @@ fn group(room: &Room) {
 
 fn expired(room: &Room) {
     room.others.request("k").acquire().expect("it is free");
-    room.store.advance(2 * LEASE);
+    room.outlast();
 }
 
 /// Others hold it until somebody waits for it.
 fn contended(room: &Room) -> Act {
     let lock = room.others.request("k").acquire().expect("it is free");
     Box::new(move |room| {
-        let (plan, others) = (room.store.plan.clone(), &room.others);
+        let (plan, others) = (room.plan.clone(), &room.others);
         let woken = plan.count(Call::Wake);
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -134,7 +134,7 @@ fn claimed(room: &Room) {
 
 fn overdue(room: &Room) {
     claimed(room);
-    room.store.advance(2 * LEASE);
+    room.outlast();
 }
 
 fn election(room: &Room) -> ElectionBuilder {
@@ -175,14 +175,17 @@ pub fn all() -> Vec<Swept> {
 fn clients() -> Vec<Swept> {
     vec![
         plain!("leasehold::ClientBuilder::connect", EitherAtOnce, |room| {
-            let client = room.store.builder().create_schema(true).connect()?;
+            let client = room.builder().create_schema(true).connect()?;
             Ok(Answer { text: String::new(), kept: Box::new(client) })
         }),
         plain!("leasehold::LockClient::create_schema", EitherAtOnce, |room| room
             .client
             .create_schema()
             .map(|_| text(""))),
-        plain!("leasehold::LockClient::schema", EitherAtOnce, |room| room.client.schema().map(text)),
+        // It names the table, which each room has for itself.
+        plain!("leasehold::LockClient::schema", EitherAtOnce, |room| {
+            room.client.schema().map(|schema| text(schema.is_empty().to_string()))
+        }),
         // What was not answered is in the answer.
         plain!("leasehold::LockClient::diagnose", EitherAtOnce, |room| room.client.diagnose().map(|_| text(""))),
         plain!("leasehold::LockClient::lock", AsBefore, |room| room.client.lock("k").map(held)),
@@ -360,10 +363,11 @@ fn guards() -> Vec<Swept> {
                 Err(error) => Err((error, guard.ensure_held().expect("it is held"), guard.into_lock()).0),
             }
         }),
-        with!("leasehold::LockGuard::ensure_held_for", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
+        with!("leasehold::LockGuard::ensure_held_for", EitherAtOnce, guard, |room: &Room, guard: LockGuard| {
             // What is left right after a renewal, but for what a request may take.
-            wait_until("some of it is over", || guard.remaining() < LEASE.mul_f64(0.9) - millis(800));
-            guard.ensure_held_for(LEASE.mul_f64(0.9) - millis(800))?;
+            let least = LEASE.mul_f64(0.9) - 2 * room.timeout;
+            wait_until("some of it is over", || guard.remaining() < least);
+            guard.ensure_held_for(least)?;
             Ok(held(guard))
         }),
     ]

@@ -19,9 +19,9 @@ use leasehold::internals::sys::pause::Stop;
 use leasehold::{CancelToken, Filter, Lock, LockClient, LockGuard, Result};
 use parking_lot::Mutex;
 
-use crate::support::alone::alone;
+use crate::support::alone::alone_for;
 use crate::support::harness::{PATIENCE, millis, within};
-use crate::support::stores::{Opened, Store, for_each_store, is_wanted, on};
+use crate::support::stores::{Opened, Store, for_each_store, on};
 use crate::support::threads::none_soon;
 use scenes::{Scene, all};
 
@@ -30,6 +30,8 @@ const LEASE: Duration = Duration::from_secs(60);
 /// Where nothing is to take that long.
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = millis(300);
+/// How long all marks may take where each case makes a table on a server, which may be as slow as Spanner's emulator.
+const A_SERVER: Duration = Duration::from_secs(3_600);
 /// Fewer would not be worth the name.
 const LEAST_MARKS: usize = 36;
 
@@ -77,6 +79,8 @@ pub struct Room {
     others: LockClient,
     is_closed: AtomicBool,
     is_told: bool,
+    /// Whether what ends has hardly any time for it.
+    pub is_hurried: bool,
     /// What the client holds, by its user or its waiter.
     hand: Arc<Mutex<Vec<LockGuard>>>,
     /// What others hold from the start.
@@ -102,6 +106,7 @@ impl Room {
             others: others.connect().expect("others"),
             is_closed: AtomicBool::new(false),
             is_told: store.tells,
+            is_hurried: bound < LONG,
             hand: Arc::default(),
             theirs: Mutex::default(),
             rival: Mutex::default(),
@@ -441,8 +446,8 @@ macro_rules! sweep {
 for_each_store!(sweep);
 
 fn alone_on(store: &str, test: &str, event: Event) {
-    let is_local = ["memory", "sqlite"].contains(&store);
-    if is_wanted(store) && (is_local || std::env::var_os("LEASEHOLD_TEST_LONG").is_some()) {
-        alone(&format!("sweep::pauses::{store}::{test}"), || on(store, |store| at_every_mark(store, event)));
+    if super::is_swept(store) {
+        let limit = if super::is_local(store) { PATIENCE * 5 } else { A_SERVER };
+        alone_for(&format!("sweep::pauses::{store}::{test}"), limit, || on(store, |store| at_every_mark(store, event)));
     }
 }

@@ -199,7 +199,9 @@ pub fn all() -> Vec<Scene> {
             &["close.begun", "close.releases", "close.released", "close.waited", "close.ended"],
             held_and_waited_for,
             |room| {
-                room.client().close().expect("it closes");
+                let closed = room.client().close();
+                // A server can take longer than the shortest bound, and then says so.
+                assert!(closed.is_ok() || room.is_hurried, "{closed:?}");
                 Got::Nothing
             },
         ),

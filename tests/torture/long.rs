@@ -1,0 +1,112 @@
+//! One long run of the command on each store, under all faults that the store can have, also of its server: where
+//! `LEASEHOLD_TEST_MINUTES` says how long. `.ci/long` runs them, with a release build of the command
+//! (`LEASEHOLD_TEST_TORTURE`) and a folder for what they leave (`LEASEHOLD_TEST_REPORTS`).
+
+use std::path::PathBuf;
+
+use crate::runs::{Run, on_a_disk};
+
+/// For how long, if at all.
+fn minutes() -> Option<f64> {
+    let text = std::env::var("LEASEHOLD_TEST_MINUTES").ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("LEASEHOLD_TEST_MINUTES is {text:?}, but must be a number")))
+}
+
+/// With the folder of that name for its report, if there is one for all.
+fn long<'a>(name: &str, minutes: f64, store: String) -> Run<'a> {
+    let out = std::env::var_os("LEASEHOLD_TEST_REPORTS").map(|all| PathBuf::from(all).join(name));
+    // What it is told last counts: more arguments, by words.
+    let more = std::env::var("LEASEHOLD_TEST_TORTURE_ARGS").unwrap_or_default();
+    let args = ["--keys", "6"].into_iter().chain(more.split_whitespace()).map(str::to_owned).collect();
+    Run { store, minutes, faults: "all", args, out, ..Run::default() }
+}
+
+/// A disk of its own, which gets full.
+#[test]
+#[cfg(feature = "sqlite")]
+fn sqlite() {
+    let Some(minutes) = minutes() else { return };
+    let dir = tempfile::tempdir().expect("a folder");
+    let disk = dir.path().join("disk");
+    std::fs::create_dir(&disk).expect("a folder");
+    let store = format!("sqlite:{}", disk.join("locks.db").display());
+    Run { by: on_a_disk("8m", &disk), ..long("sqlite", minutes, store) }.is_clean(dir.path());
+}
+
+/// It has its tables on disk.
+#[test]
+#[cfg(feature = "dynamodb")]
+fn dynamodb() {
+    let Some(minutes) = minutes() else { return };
+    let Some(own) = crate::own::Own::start(&crate::servers::dynamodb::ON_DISK) else { return };
+    let store = format!("dynamodb://locks?region=us-east-1&endpoint={}", own.url());
+    let run = long("dynamodb", minutes, store);
+    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
+}
+
+/// A replica set of three, without faults of the network: a proxy stands before one server alone.
+#[test]
+#[cfg(feature = "mongodb")]
+fn mongodb() {
+    use crate::servers::mongod::{ask, step_down};
+    let Some(minutes) = minutes() else { return };
+    let Some(mut cluster) = crate::cluster::Cluster::start() else { return };
+    let hosts: Vec<String> = cluster.hosts().split(',').map(str::to_owned).collect();
+    let store = format!("mongodb://{}/torture?replicaSet=rs0&collection=locks", cluster.hosts());
+    let run = Run { faults: "stop,kill,fork,wall", ..long("mongodb", minutes, store) };
+    crate::restarts::is_clean_under(run, &["step-down", "server-kill"], move |fault| {
+        let primary = cluster.primary();
+        match fault {
+            // One that sees no secondary with all that it has refuses, and the next time it does not.
+            "step-down" => drop(ask(&hosts[primary], &step_down())),
+            _ => {
+                cluster.kill(primary);
+                cluster.primary();
+                cluster.start_again(primary);
+            }
+        }
+        cluster.primary();
+    });
+}
+
+/// One server, which is killed, and a network that fails.
+#[test]
+#[cfg(feature = "mongodb")]
+fn mongodb_alone() {
+    let Some(minutes) = minutes() else { return };
+    let Some(own) = crate::own::Own::start(&crate::servers::mongod::SERVER) else { return };
+    let url = own.url();
+    let host = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).expect("a host");
+    let store = format!("mongodb://{host}/torture?directConnection=true&collection=locks");
+    let run = long("mongodb-alone", minutes, store);
+    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
+}
+
+#[test]
+#[cfg(feature = "postgres")]
+fn postgres() {
+    let Some(minutes) = minutes() else { return };
+    let Some(own) = crate::own::Own::start(&crate::restarts::POSTGRES) else { return };
+    let store = format!("{}?table=locks", own.url());
+    let run = long("postgres", minutes, store);
+    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
+}
+
+/// A kill would make it forget everything: it is stopped for a while.
+#[test]
+#[cfg(feature = "spanner")]
+fn spanner() {
+    let Some(minutes) = minutes() else { return };
+    let Some(own) = crate::own::Own::start(&crate::servers::spanner::SERVER) else { return };
+    let host = own.url();
+    let (_, port) = host.split_once(':').expect("a port");
+    let request = "{\"createStatement\": \"CREATE DATABASE `locks`\"}";
+    let database = crate::servers::spanner::make_database(&host, "tests", "torture", "locks", request);
+    // The gateway's child is the emulator. The brackets keep the shell itself out.
+    let id = format!("$(pgrep -f '[e]mulator_main.*:{port}')");
+    let pause = format!("server-pause=kill -STOP {id}; sleep 3; kill -CONT {id}");
+    let run = long("spanner", minutes, format!("spanner:{database}?table=locks"));
+    let dir = tempfile::tempdir().expect("a folder");
+    let env = Some(("SPANNER_EMULATOR_HOST", host.clone()));
+    Run { env, hooks: vec![pause], ..run }.is_clean(dir.path());
+}
