@@ -335,7 +335,8 @@ mod tests {
         let took = started.elapsed();
         drop(turn);
         assert!(!files(&Turn::take(&folder, &soon()).unwrap()).contains(&ours), "it stays open for good");
-        assert!(took >= bound / 2 && took < bound * 5, "{took:?}");
+        // Any one of them alone would wait for so long.
+        assert!(took >= bound / 2 && took < END, "{took:?}");
         std::fs::remove_dir_all(folder).unwrap();
     }
 }
