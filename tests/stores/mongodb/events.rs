@@ -83,12 +83,16 @@ fn without_a_thread_for_handlers_events_are_left_out() {
         client.get("k").unwrap();
         let has_ended = || !threads::ours().iter().any(|name| name == "leasehold-told");
         wait_until("all is told", || !tells.is_empty() && has_ended());
-        tells.try_iter().for_each(|thread| assert_eq!(thread.as_deref(), Some("leasehold-told")));
         threads::no_new_threads();
+        wait_until("it is said", || {
+            client.get("k").unwrap();
+            !logs::kept("what happens is not reported").is_empty()
+        });
         (0..3).for_each(|_| drop(client.get("k").unwrap()));
-        assert!(tells.is_empty(), "{:?}", tells.recv());
+        // One that came in between may still have had its thread.
+        tells.try_iter().for_each(|thread| assert_eq!(thread.as_deref(), Some("leasehold-told")));
         let said = logs::take("leasehold::callback");
-        assert!(said.len() == 1 && said[0].contains("what happens is not reported"), "{said:?}");
+        assert_eq!(said.len(), 1, "{said:?}");
         threads::threads_again();
         client.get("k").unwrap();
         assert_eq!(tells.recv_timeout(LONG).unwrap().as_deref(), Some("leasehold-told"));
