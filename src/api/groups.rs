@@ -148,7 +148,8 @@ impl LockClient {
     }
 }
 
-/// Whether the holders of the group are as a swap would have left them.
+/// Whether the holders of the group are as a swap would have left them. Never so on Cloud Spanner with `fleet=mixed`
+/// after a renewal, whose heartbeat is the commit's own time: there it is renewed once more, for as long from then on.
 pub(crate) fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
     move |next, before, now| members(before, lock_id).all(|(_, h)| now.standing(&h.grant) == next.standing(&h.grant))
 }

@@ -104,8 +104,9 @@ macro_rules! setters {
                 self
             }
 
-            /// Called on the waiting thread each time it checks the lock, once for each key. The closure must be `Send`,
-            /// since the request may be sent to another thread before it waits; for closures that are not, see
+            /// Called on the waiting thread each time it checks the lock, once for each key. A call that takes more than
+            /// three seconds loses its turn until it returns: others of this client who wait come first. The closure must
+            /// be `Send`, since the request may be sent to another thread before it waits; for closures that are not, see
             /// [`lock_with_progress`](Self::lock_with_progress). Defaults to nothing.
             pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
                 *self.spec.on_wait.get_mut() = Some(Box::new(on_wait));

@@ -250,6 +250,36 @@ mod tests {
         assert!(!CALLED.load(Ordering::SeqCst), "it was called");
     }
 
+    #[test]
+    fn a_try_for_all_of_several_keys_waits_for_none() {
+        use crate::{Event, Observer};
+
+        #[derive(Default)]
+        struct Told(parking_lot::Mutex<(u32, u32)>);
+
+        impl Observer for Told {
+            fn event(&self, event: &Event<'_>) {
+                match event {
+                    Event::Refused { .. } => self.0.lock().0 += 1,
+                    Event::WaitBegan { .. } | Event::WaitEnded { .. } | Event::Waited { .. } => self.0.lock().1 += 1,
+                    _ => {}
+                }
+            }
+        }
+
+        let told = Arc::new(Told::default());
+        let client = crate::LockClient::builder("memory:").observer(told.clone()).connect();
+        let Ok(client) = client else { panic!("no client") };
+        let asked = handle::insert(Client::new(client.clone(), None)).and_then(Asked::all);
+        let Ok(asked) = asked else { panic!("no request") };
+        let asked = Asked { keys: Keys::AllOf { keys: vec!["a".to_owned(), "b".to_owned()] }, ..asked };
+        let held = client.lock("b");
+        assert!(held.is_ok());
+        assert_eq!(code(asked.lock_all(true)), Code::Held);
+        assert!(client.request_all(["a", "b"]).try_lock().is_ok_and(|all| all.is_none()));
+        assert_eq!(*told.0.lock(), (2, 0), "refusals and waits");
+    }
+
     #[cfg(feature = "_internals")]
     #[test]
     fn a_grant_that_came_too_late_is_not_held_by_others() {

@@ -214,7 +214,8 @@ impl<'a> Wait<'a> {
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-            if ticket.place() == 0 {
+            // Handed over to it while another one hung before it, which may have come back since.
+            if ticket.place() == 0 || ticket.is_handed() {
                 if std::mem::take(&mut self.line.look_first) {
                     let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {

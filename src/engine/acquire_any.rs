@@ -210,7 +210,7 @@ impl AnyWait<'_> {
     /// Waits until it is time to look at a key again, or one is reported; false when the call's time is over.
     fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         pause!("any.sleeps");
-        self.waits.iter_mut().for_each(Wait::tell);
+        self.tell();
         let now = Instant::now();
         let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
         let until = next.unwrap_or_else(|| far_from(now, FIRST_WARNING));
@@ -224,8 +224,16 @@ impl AnyWait<'_> {
             if left <= tell_after || nudges().any(|nudge| !nudge.is_empty()) {
                 return true;
             }
-            self.waits.iter_mut().for_each(Wait::tell);
+            self.tell();
         }
+    }
+
+    /// Reports of each key that the wait goes on. Whoever hangs there for one hangs in the line of each.
+    fn tell(&mut self) {
+        let since = Some(Instant::now());
+        self.waits.iter().for_each(|wait| wait.tells(since));
+        self.waits.iter_mut().for_each(Wait::say);
+        self.waits.iter().for_each(|wait| wait.tells(None));
     }
 
     /// Why the call ended without a lock. It reports that others hold the locks only if that is known for all.

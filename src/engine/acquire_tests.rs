@@ -5,7 +5,7 @@ use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::spec;
 use crate::engine::spec::Callbacks;
-use crate::lease::MAX_ACQUIRE_LEASE;
+use crate::lease::{End, MAX_ACQUIRE_LEASE};
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
@@ -149,6 +149,23 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let replacing = LockSpec { labels, replace_same_owner: true, ..spec() };
     assert!(matches!(obtain(replacing, false, false), Ok(Obtained::Granted(_))));
     hold.abandon();
+}
+
+/// The wall clock says nothing of how long the grant stands: somebody may set it.
+#[test]
+fn what_is_given_up_is_tried_for_as_long_as_it_stands_whatever_the_wall_clock_says() {
+    let bench = Bench::new();
+    let mut granted = bench.granted(BootTime::NEVER);
+    // Whoever renewed the group of it.
+    granted.holder.until = End::At(granted.now.plus(2 * MAX_ACQUIRE_LEASE));
+    let hold = bench.family.hold(granted, spec().terms, Callbacks::default()).expect("the hold");
+    hold.state.lock().lock.leased_until = Some(std::time::SystemTime::UNIX_EPOCH);
+    bench.faults.always(Call::Release, Fault::LostBefore);
+    hold.abandon();
+    let stands_for = bench.family.undo().longest().expect("it is to be given up");
+    assert!(stands_for > MAX_ACQUIRE_LEASE, "{stands_for:?}");
+    bench.faults.heal();
+    assert!(bench.is_given_up());
 }
 
 /// Nothing renews it before it has a guard.

@@ -193,6 +193,12 @@ impl Family {
         self.holds().iter().any(|hold| !hold.is_over() && is_it(hold.granted()))
     }
 
+    /// What is given up in the background.
+    #[cfg(test)]
+    pub fn undo(&self) -> &Undo {
+        &self.undo
+    }
+
     /// A lock that was just granted, with heartbeat and watcher at work.
     pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
         self.hold_until(granted, terms, callbacks, AtEnd::Release)

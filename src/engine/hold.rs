@@ -82,6 +82,8 @@ pub(super) struct Requests {
     pub spare: Mutex<Attempt>,
     /// An unanswered hand-over that may have happened, and that was not given up yet.
     pub handed: Mutex<Option<Attempt>>,
+    /// By when the grant has ended by itself, as the last answer says, in boot time.
+    pub stands_until: AtomicU64,
     /// The grant id under which the place of the grant is kept, where the hold ends too early.
     pub kept_as: GrantId,
 }
@@ -154,8 +156,9 @@ impl Hold {
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
         let Granted { attempt, holder, now, held_until, chain } = granted;
         let lock = Lock::granted(&attempt, &holder, now, setup.backend.info());
-        let (now, wishes) = crossbeam_channel::bounded(1);
         let granted_at = setup.clock.now();
+        let stands_until = end_of(holder.until, now, granted_at);
+        let (now, wishes) = crossbeam_channel::bounded(1);
         Arc::new(Hold {
             process: ProcessId::current(),
             held_until: AtomicU64::new(held_until.as_nanos()),
@@ -180,6 +183,7 @@ impl Hold {
                 spare: Mutex::new(attempt.without_native()),
                 attempt: Mutex::new(attempt),
                 handed: Mutex::default(),
+                stands_until: AtomicU64::new(stands_until.as_nanos()),
                 kept_as: setup.backend.info().grant_form.fresh(),
             },
             loss: LossWatch::new(),
@@ -363,6 +367,8 @@ impl Hold {
                 return Beat::Over;
             }
             state.last_error = None;
+            let stands_until = end_of(until, now, self.setup.clock.now());
+            self.requests.stands_until.store(stands_until.as_nanos(), Ordering::SeqCst);
             let wall = SystemTime::now();
             state.lock.renewed = Some(wall);
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
@@ -411,6 +417,11 @@ impl Hold {
             None => true,
         };
     }
+}
+
+/// The end of a lease in boot time, where it is `at` when the store's time is `now`, or later.
+fn end_of(until: End, now: StoreTime, at: BootTime) -> BootTime {
+    until.left(now).map_or(BootTime::NEVER, |left| at + left)
 }
 
 #[cfg(test)]

@@ -202,8 +202,20 @@ impl Wait<'_> {
         self.span.take().into_iter().for_each(|mut span| span.end = end);
     }
 
-    /// Reports to observer, log and callback that the wait goes on.
+    /// Reports to observer, log and callback that the wait goes on. Whoever hangs there is passed over in the line.
     pub(super) fn tell(&mut self) {
+        self.tells(Some(Instant::now()));
+        self.say();
+        self.tells(None);
+    }
+
+    /// Shows in the line since when this waiter runs code of the user's.
+    pub(super) fn tells(&self, since: Option<Instant>) {
+        self.line.ticket.iter().for_each(|ticket| ticket.tells(since));
+    }
+
+    /// The same as [`tell`](Self::tell), for one that shows it.
+    pub(super) fn say(&mut self) {
         let waited = self.effort.started.elapsed();
         let key = &self.spec.lock.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });

@@ -16,6 +16,8 @@ use crate::sys::pause::pause;
 
 /// A store that takes longer to answer counts as failing.
 pub const SILENT: Duration = Duration::from_secs(1);
+/// A waiter whose user's code runs for longer counts as one that hangs there.
+pub const HANGS: Duration = Duration::from_secs(3);
 
 /// The lines of one client family, by key.
 pub struct Queues {
@@ -43,6 +45,8 @@ struct Place {
     stands_back: Mutex<Option<Instant>>,
     /// Since when its request is under way.
     asked_at: Mutex<Option<Instant>>,
+    /// Since when it runs code of the user's.
+    tells_since: Mutex<Option<Instant>>,
     /// The store fails, as the last requests found.
     trouble: Mutex<Option<Error>>,
 }
@@ -68,9 +72,10 @@ pub struct Ticket {
 }
 
 impl Queues {
-    /// How many wait for `key`.
+    /// How many wait for `key`, without those that hang in code of their users.
     pub fn len(&self, key: &str) -> usize {
-        self.lines.lock().get(key).map_or(0, VecDeque::len)
+        let lines = self.lines.lock();
+        lines.get(key).into_iter().flatten().filter(|place| !place.hangs()).count()
     }
 
     /// Takes a place at the end of the line of this key.
@@ -84,6 +89,7 @@ impl Queues {
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
             asked_at: Mutex::default(),
+            tells_since: Mutex::default(),
             trouble: Mutex::default(),
         });
         let key = place.spec.key.clone();
@@ -95,7 +101,8 @@ impl Queues {
     pub fn reserve(&self, key: &str, fits: impl FnOnce(&LockSpec) -> bool) -> Option<Reservation> {
         let head = self.head(key)?;
         let mut turn = head.turn.lock();
-        if !matches!(*turn, Turn::Waiting) || !fits(&head.spec) {
+        // Nobody would renew what is given to one that hangs.
+        if !matches!(*turn, Turn::Waiting) || head.hangs() || !fits(&head.spec) {
             return None;
         }
         *turn = Turn::Reserved;
@@ -140,12 +147,20 @@ impl Queues {
         &self.ends
     }
 
+    /// The first in line, or the first behind those that hang in code of their users.
     fn head(&self, key: &str) -> Option<Arc<Place>> {
-        self.lines.lock().get(key)?.front().cloned()
+        let lines = self.lines.lock();
+        let line = lines.get(key)?;
+        line.iter().find(|place| !place.hangs()).or_else(|| line.front()).cloned()
     }
 }
 
 impl Place {
+    /// Whether it can't take its turn, for its user's code has not returned for long.
+    fn hangs(&self) -> bool {
+        self.tells_since.lock().is_some_and(|since| since.elapsed() >= HANGS)
+    }
+
     fn nudge(&self) {
         // A full channel already contains one.
         let _ = self.nudge.try_send(());
@@ -202,11 +217,11 @@ pub enum May {
 }
 
 impl Ticket {
-    /// How many wait before this one; zero: it is its turn.
+    /// How many wait before this one, without those that hang in code of their users; zero: it is its turn.
     pub fn place(&self) -> usize {
         let lines = self.queues.lines.lock();
-        let line = lines.get(&self.place.spec.key);
-        line.and_then(|line| line.iter().position(|place| Arc::ptr_eq(place, &self.place))).unwrap_or(0)
+        let before = lines.get(&self.place.spec.key).into_iter().flatten();
+        before.take_while(|place| !Arc::ptr_eq(place, &self.place)).filter(|place| !place.hangs()).count()
     }
 
     /// Becomes ready when it is worth looking: the turn came, the lock may be free, or was handed over.
@@ -217,6 +232,11 @@ impl Ticket {
     /// Its request is under way since `at`; `None`: it has ended.
     pub fn asks(&self, at: Option<Instant>) {
         *self.place.asked_at.lock() = at;
+    }
+
+    /// It runs code of the user's since then; `None`: that has returned.
+    pub fn tells(&self, since: Option<Instant>) {
+        *self.place.tells_since.lock() = since;
     }
 
     /// The error that the waiters behind it see: to them the store did not answer.

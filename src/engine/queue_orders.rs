@@ -189,6 +189,32 @@ fn only_a_head_that_waits_and_fits_is_reserved() {
 }
 
 #[test]
+fn who_hangs_in_code_of_its_users_is_passed_over() {
+    let queues = Arc::<Queues>::default();
+    let (first, second) = (queues.enter(spec()), queues.enter(spec()));
+    first.tells(Some(Instant::now()));
+    assert_eq!(second.place(), 1, "most code returns soon");
+    first.tells(Some(Instant::now() - HANGS));
+    assert_eq!((first.place(), second.place()), (0, 0));
+    queues.nudge("k");
+    assert_eq!((first.nudged().len(), second.nudged().len()), (0, 1));
+    let reserved = queues.reserve("k", |_| true).expect("the second waits");
+    // It may come back before the other one has what is handed over.
+    first.tells(None);
+    assert!(second.place() == 1 && second.is_handed());
+    assert!(reserved.give(granted(1)).is_ok());
+    assert!(matches!(second.may(), May::Take(_)));
+    drop(second);
+    // Nobody is behind it.
+    first.tells(Some(Instant::now() - HANGS));
+    assert!(queues.reserve("k", |_| true).is_none());
+    queues.nudge("k");
+    assert_eq!(first.nudged().len(), 1);
+    first.tells(None);
+    assert!(queues.reserve("k", |_| true).is_some());
+}
+
+#[test]
 fn the_head_stands_back_until_it_is_time() {
     let queues = Arc::<Queues>::default();
     let ticket = queues.enter(spec());

@@ -1,6 +1,7 @@
 //! The end of a hold: release, hand-over and loss.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use super::handover::PassedOn;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
@@ -13,6 +14,7 @@ use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::{Loss, LossReason};
 use crate::store::{Attempt, Purpose, Released, Seen};
+use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
@@ -182,8 +184,8 @@ impl Hold {
         if let Some(spare) = self.requests.spare.try_lock() {
             let mut attempt = spare.without_native();
             // Whoever renewed its group may have made the lease longer than the guard does.
-            let end = self.state.lock().lock.leased_until;
-            let left = end.map_or(Duration::MAX, |end| end.duration_since(SystemTime::now()).unwrap_or_default());
+            let end = BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst));
+            let left = end.since(self.setup.clock.now());
             attempt.ask.lease = attempt.ask.lease.max(left);
             self.setup.undo.push_after(attempt, self.must_stand_for());
         }

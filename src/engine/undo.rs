@@ -211,6 +211,15 @@ impl Undo {
     }
 }
 
+#[cfg(test)]
+impl Undo {
+    /// For how long what is left may stand at most, as far as is known.
+    pub fn longest(&self) -> Option<Duration> {
+        let state = self.state.lock();
+        state.left.iter().map(|left| left.stands_until.since(self.clock.now())).max()
+    }
+}
+
 fn warn_of_left(count: usize) {
     log::warn!(target: "leasehold::client", count;
         "grants that nobody holds could not be given up; what stands in the store does so until its lease ends or it is \

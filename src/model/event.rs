@@ -171,8 +171,7 @@ pub enum Event<'a> {
         /// The number of the term.
         fencing_token: u64,
     },
-    /// A term of this node is over. One of [`campaign`](crate::Election::campaign) that was lost ends here when its
-    /// [`Leadership`](crate::Leadership) is dropped; [`Lost`](Event::Lost) comes at once.
+    /// A term of this node is over.
     TermEnded {
         /// The name of the election.
         key: &'a str,

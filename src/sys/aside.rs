@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
+use crate::model::error::Result;
 use crate::sys::log;
 use crate::sys::thread::Thread;
 
@@ -49,6 +50,34 @@ struct Queue {
 impl Aside {
     /// Has it told soon, by a thread that does nothing else.
     pub fn push(&self, key: Option<&str>, weight: Weight, tell: Told) {
+        if self.add(key, weight, tell) && self.start().is_err() {
+            // Late is better than never; what takes long is left to the next thread.
+            self.tell_all(Some(Instant::now() + TURN));
+        }
+    }
+
+    /// The same of what nobody needs to know, for a caller that must not tell it itself: without a thread it is left out.
+    // Only events of MongoDB's driver are of that kind.
+    #[cfg_attr(not(feature = "mongodb"), allow(dead_code))]
+    pub fn offer(&self, tell: Told) {
+        if !self.add(None, Weight::Light, tell) {
+            return;
+        }
+        let Err(error) = self.start() else { return };
+        let (left_out, has_warned) = {
+            let mut queue = self.0.queue.lock();
+            queue.has_thread = false;
+            (std::mem::take(&mut queue.waiting), std::mem::replace(&mut queue.has_warned, true))
+        };
+        if !has_warned {
+            log::warn!(target: "leasehold::callback", "{error}; until it can be, what happens is not reported to a callback");
+        }
+        drop(left_out);
+        self.0.told.notify_all();
+    }
+
+    /// Has it wait; whether a thread must be started for it.
+    fn add(&self, key: Option<&str>, weight: Weight, tell: Told) -> bool {
         let mut queue = self.0.queue.lock();
         let most = if weight == Weight::Balance { 10 * MOST_WAITING } else { MOST_WAITING };
         if queue.waiting.len() >= most {
@@ -56,18 +85,15 @@ impl Aside {
                 drop(queue);
                 log::warn!(target: "leasehold::callback", "a callback is too slow: some of what happens is not reported to it");
             }
-            return;
+            return false;
         }
         queue.waiting.push_back((key.map(str::to_owned), tell));
-        if std::mem::replace(&mut queue.has_thread, true) {
-            return;
-        }
-        drop(queue);
+        !std::mem::replace(&mut queue.has_thread, true)
+    }
+
+    fn start(&self) -> Result<Thread> {
         let aside = self.clone();
-        if Thread::spawn_for_user("leasehold-told", move || aside.tell_all(None)).is_err() {
-            // Late is better than never; what takes long is left to the next thread.
-            self.tell_all(Some(Instant::now() + TURN));
-        }
+        Thread::spawn_for_user("leasehold-told", move || aside.tell_all(None))
     }
 
     /// Tells what waits, until nothing does or until `by`.

@@ -32,6 +32,35 @@ fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
     });
 }
 
+/// Counts the ends of terms that were lost.
+#[derive(Default)]
+struct Losses(AtomicUsize);
+
+impl leasehold::Observer for Losses {
+    fn event(&self, event: &leasehold::Event<'_>) {
+        if let leasehold::Event::TermEnded { end: "lost", .. } = event {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn the_loss_of_what_a_campaign_gave_is_told_before_that_is_dropped() {
+    on_every_store(|store| {
+        let losses = Arc::new(Losses::default());
+        let client = store.builder().observer(losses.clone()).connect().unwrap();
+        let election = client.election("job").max_hold(ms(1)).build().unwrap();
+        for terms in 1..3 {
+            let leadership = election.campaign().unwrap();
+            wait_until("its end is told", || losses.0.load(Ordering::SeqCst) == terms);
+            assert!(!leadership.is_leader());
+            drop(leadership);
+        }
+        client.close().unwrap();
+        assert_eq!(losses.0.load(Ordering::SeqCst), 2, "each is told once");
+    });
+}
+
 /// Stopped between the grant and the return of `campaign`, where the library logs: the term has its end all the same.
 #[cfg(target_os = "linux")]
 #[test]

@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
 
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
@@ -123,9 +124,12 @@ impl Cluster {
         member.is_stopped = false;
     }
 
-    /// SIGSTOP.
+    /// SIGSTOP. Every thread of it stands when this returns: on a busy machine they go on for a while, and would write
+    /// what is sent after it.
     pub fn stop(&mut self, member: usize) {
         self.signal(member, Signal::SIGSTOP);
+        let status = waitpid(self.pid(member), Some(WaitPidFlag::WUNTRACED)).expect("the stop of the member");
+        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
         self.members[member].is_stopped = true;
     }
 
@@ -136,7 +140,11 @@ impl Cluster {
     }
 
     fn signal(&self, member: usize, signal: Signal) {
-        kill(Pid::from_raw(i32::try_from(self.members[member].process.id()).unwrap()), signal).unwrap();
+        kill(self.pid(member), signal).unwrap();
+    }
+
+    fn pid(&self, member: usize) -> Pid {
+        Pid::from_raw(i32::try_from(self.members[member].process.id()).unwrap())
     }
 }
 

@@ -18,6 +18,7 @@ use crate::api::client::LockClient;
 use crate::api::request::LockRequest;
 use crate::engine::family::EndsFirst;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::Deadline;
@@ -245,6 +246,14 @@ impl Shared {
         }
         let shared = self.clone();
         let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
+        let request = match standing.kind {
+            Kind::Run => request,
+            // Nothing else watches the term between two calls of its user's.
+            Kind::Campaign => {
+                let shared = Arc::downgrade(self);
+                request.on_loss(move |loss| shared.upgrade().into_iter().for_each(|shared| shared.lost(&loss)))
+            }
+        };
         let guard = match until {
             Some(until) => request.wait_until(until).lock()?,
             None => request.lock()?,
@@ -263,10 +272,19 @@ impl Shared {
             self.news.dispatcher.won(token, loss);
         }
         term.tell_begin();
+        // One that was lost before it was found there.
+        term.guard.loss().get().into_iter().for_each(|loss| term.end(TermEnd::Lost(loss)));
         let leadership = Leadership::new(term);
         log::info!(target: "leasehold::election", name:? = self.node.name, token; "this node leads {:?} with token {token}", self.node.name);
         self.sees(leader);
         Ok(leadership)
+    }
+
+    /// Ends the term whose lock was lost so.
+    fn lost(&self, loss: &Loss) {
+        if let Some(term) = self.term().filter(|term| term.guard.fencing_token() == loss.fencing_token) {
+            term.end(TermEnd::Lost(loss.clone()));
+        }
     }
 
     fn cancelled(&self) -> Error {

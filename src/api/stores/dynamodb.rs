@@ -8,6 +8,9 @@
 //! the end of a lease. A holder must count itself as lost at least 100 ms before its end, since that time is known no
 //! better: a smaller [`margin`](crate::ClientBuilder::margin) is refused. Reading by prefix or lock id scans the table.
 //!
+//! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`): one that says `nginx` is
+//! refused when connecting, and of one that hides `Server` the log warns once, since some write a `Date` of their own.
+//!
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
 //! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it sees to these, also for a table that is

@@ -88,7 +88,8 @@ use crate::sys::clock::Clock;
 /// Only the settings are used: connections are our own, on a thread of our own. Write concern, read concern and read
 /// preference are not used, nor longer timeouts than locks can bear. Callbacks for the driver's events are called by another
 /// thread, a little later, so that no lock waits for them; async ones run on the thread of the locks, and must not block
-/// it. What does not fit into a channel is left out.
+/// it. What does not fit into a channel is left out, and so is, while no thread can be started, what callbacks would be
+/// called with; the log says so once.
 ///
 /// # Example
 /// ```no_run

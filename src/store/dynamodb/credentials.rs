@@ -4,6 +4,8 @@
 //! than a load takes, and so has its repeat.
 
 use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_credential_types::Credentials;
@@ -11,6 +13,8 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{self, ProvideCredentials, SharedCredentialsProvider, future};
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
+
+use crate::sys::clock::{BootTime, Clock};
 
 /// A load that takes longer has failed. The slowest sources repeat by themselves, and ask several services in turn.
 const LONGEST: Duration = Duration::from_secs(20);
@@ -22,15 +26,39 @@ const LAST: Duration = Duration::from_secs(5);
 /// Those without an end are loaded anew after this, as the SDK does: somebody may have replaced them.
 const ENDLESS: Duration = Duration::from_secs(15 * 60);
 
+/// The source may go on giving what the service says has ended: because of that it is asked no more often than this.
+const REFUSED: Duration = Duration::from_secs(5);
+
+/// Tells that the service does not accept credentials any more, for their token has ended. By this host's clock, which may
+/// be behind, they may go on for long.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Ended(Arc<AtomicU64>);
+
+impl Ended {
+    /// A request that was sent then was answered so.
+    pub fn said_of(&self, sent: BootTime) {
+        self.0.fetch_max(sent.as_nanos(), Ordering::SeqCst);
+    }
+
+    /// Whether that is said of what was loaded then: what is sent later has those credentials.
+    fn is_said_of(&self, loaded: BootTime) -> bool {
+        self.0.load(Ordering::SeqCst) > loaded.as_nanos()
+    }
+}
+
 /// A user's source of credentials, and what it gave last. Used on the driver's thread.
 pub(super) struct Loaded {
     source: SharedCredentialsProvider,
+    ended: Ended,
+    clock: Arc<Clock>,
     state: Mutex<State>,
 }
 
 #[derive(Default)]
 struct State {
     last: Option<Credentials>,
+    /// When those were loaded, by the boot-time clock.
+    loaded_at: Option<BootTime>,
     /// When to begin with the next load, while the last ones serve.
     again_at: Option<SystemTime>,
     /// Under way, or ended while nobody waited for it.
@@ -38,24 +66,36 @@ struct State {
 }
 
 impl Loaded {
-    pub fn from(source: SharedCredentialsProvider) -> Self {
-        Loaded { source, state: Mutex::default() }
+    pub fn from(source: SharedCredentialsProvider, ended: Ended, clock: Arc<Clock>) -> Self {
+        Loaded { source, ended, clock, state: Mutex::default() }
     }
 
     async fn get(&self) -> provider::Result {
         let mut state = self.state.lock().await;
         if state.load.as_ref().is_some_and(JoinHandle::is_finished) {
             // Why it failed may be of long ago: it is tried again.
-            let _ = state.end(&self.source).await;
+            let _ = self.end(&mut state).await;
+        }
+        let now = self.clock.now();
+        if state.loaded_at.is_some_and(|at| self.ended.is_said_of(at) && now.since(at) >= REFUSED) {
+            state.last = None;
         }
         let now = SystemTime::now();
         let Some(last) = state.last.clone().filter(|last| last.expiry().is_none_or(|end| now + LAST < end)) else {
-            return state.end(&self.source).await;
+            return self.end(&mut state).await;
         };
         if state.again_at.is_some_and(|at| at <= now) {
             state.begin(&self.source);
         }
         Ok(last)
+    }
+
+    async fn end(&self, state: &mut State) -> provider::Result {
+        let ended = state.end(&self.source).await;
+        if ended.is_ok() {
+            state.loaded_at = Some(self.clock.now());
+        }
+        ended
     }
 }
 
@@ -106,7 +146,7 @@ impl fmt::Debug for Loaded {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::sync::atomic::AtomicU32;
 
     use super::*;
 
@@ -152,6 +192,24 @@ mod tests {
         }
     }
 
+    /// Counts how often it was asked; what it gives serves for an hour.
+    #[derive(Clone, Debug, Default)]
+    struct Counts(Arc<AtomicU32>);
+
+    impl ProvideCredentials for Counts {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            self.0.fetch_add(1, Ordering::SeqCst);
+            future::ProvideCredentials::ready(Ok(ending_in(3_600)))
+        }
+    }
+
+    fn of(source: impl ProvideCredentials + 'static, clock: &Arc<Clock>) -> Loaded {
+        Loaded::from(SharedCredentialsProvider::new(source), Ended::default(), clock.clone())
+    }
+
     fn on_a_runtime(test: impl Future<Output = ()>) {
         tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap().block_on(test);
     }
@@ -167,9 +225,35 @@ mod tests {
     }
 
     #[test]
+    fn what_has_ended_for_the_service_is_loaded_anew_and_not_at_each_answer() {
+        on_a_runtime(async {
+            let (clock, source) = (Clock::system(), Counts::default());
+            let loaded = of(source.clone(), &clock);
+            let after = async |time: Duration| {
+                clock.advance(time);
+                let sent = clock.now();
+                loaded.get().await.unwrap();
+                (source.0.load(Ordering::SeqCst), sent)
+            };
+            let (_, first) = after(Duration::ZERO).await;
+            let (_, sent) = after(Duration::from_secs(600)).await;
+            loaded.ended.said_of(sent);
+            assert_eq!(after(Duration::ZERO).await.0, 2);
+            // Of what was loaded before, and too soon after a load.
+            loaded.ended.said_of(first);
+            assert_eq!(after(REFUSED).await.0, 2);
+            loaded.ended.said_of(clock.now());
+            assert_eq!(after(Duration::ZERO).await.0, 3);
+            loaded.ended.said_of(clock.now());
+            assert_eq!(after(REFUSED / 2).await.0, 3);
+            assert_eq!(after(REFUSED).await.0, 4);
+        });
+    }
+
+    #[test]
     fn what_fails_is_told_and_loaded_again_and_what_serves_is_kept() {
         on_a_runtime(async {
-            let loaded = Loaded::from(SharedCredentialsProvider::new(Fails::default()));
+            let loaded = of(Fails::default(), &Clock::system());
             assert!(matches!(loaded.get().await, Err(CredentialsError::Unhandled(_))));
             assert!(matches!(loaded.get().await, Err(CredentialsError::ProviderError(_))));
             // At its end it is used by whoever waited for it, and by nobody else.
@@ -186,7 +270,7 @@ mod tests {
         on_a_runtime(async {
             for (left, begins) in [(Some(3_600), 3_300), (Some(60), 30), (None, 900)] {
                 let gives = left.map_or_else(|| Credentials::new("key", "secret", None, None, "test"), ending_in);
-                let loaded = Loaded::from(SharedCredentialsProvider::new(gives));
+                let loaded = of(gives, &Clock::system());
                 let before = SystemTime::now();
                 loaded.get().await.unwrap();
                 let after = loaded.state.lock().await.again_at.unwrap().duration_since(before).unwrap();

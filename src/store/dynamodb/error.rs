@@ -160,6 +160,15 @@ impl DynamodbError {
     }
 }
 
+/// Whether the service says that the token of the credentials has ended.
+pub(super) fn is_ended_token<E>(error: &SdkError<E, HttpResponse>) -> bool
+where
+    E: ProvideErrorMetadata,
+{
+    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
+    matches!(code, Some("ExpiredTokenException" | "ExpiredToken"))
+}
+
 /// No answer of the service. Where an earlier request was sent, there were credentials and a right configuration, and
 /// what is wrong now may pass.
 fn transport<E>(error: &SdkError<E, HttpResponse>, left: Left, target: &Target) -> (Fate, DynamodbError)

@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
 
-use super::credentials::Loaded;
+use super::credentials::{Ended, Loaded};
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::row;
@@ -246,7 +246,8 @@ impl Dynamodb {
         let (protection, fleet) = (options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
         let over = |_| DynamodbError::NotSent.into();
-        let driver = Driver::start(by, move || client(options), over)?;
+        let (theirs, ended) = (clock.clone(), target.ended.clone());
+        let driver = Driver::start(by, move || client(options, ended, theirs), over)?;
         let (noted, warned, watch) = Default::default();
         let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
         // A second answer where the first took long.
@@ -262,7 +263,7 @@ impl Dynamodb {
 }
 
 /// Makes the client. Loading may ask the machine for its region.
-pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
+async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Result<Client> {
     let config = match options.settings {
         Settings::Given(config) => {
             let mut builder = config.into_builder();
@@ -290,7 +291,7 @@ pub(super) async fn client(options: DynamodbOptions) -> Result<Client> {
         return Err(DynamodbError::Config(message.to_owned()).into());
     };
     let mut builder = Builder::from(&config)
-        .credentials_provider(Loaded::from(credentials))
+        .credentials_provider(Loaded::from(credentials, ended, clock))
         // The user's may be waiting for a load on the user's runtime.
         .identity_cache(IdentityCache::no_cache())
         .retry_config(RetryConfig::disabled())

@@ -3,7 +3,7 @@
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::time::Instant;
 
 use aws_sdk_dynamodb::Client;
@@ -24,6 +24,7 @@ use super::{Dynamodb, mixed};
 use crate::store::failure::{Fate, Left};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
+use crate::sys::log;
 
 const WAITING: u8 = 0;
 const SENT: u8 = 1;
@@ -37,6 +38,7 @@ pub(super) struct Stamp(Arc<Stamping>);
 struct Stamping {
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
+    hides_server: AtomicBool,
     state: AtomicU8,
     sent: AtomicU64,
 }
@@ -46,6 +48,7 @@ impl Stamp {
         Stamp(Arc::new(Stamping {
             clock: clock.clone(),
             estimate: estimate.clone(),
+            hides_server: AtomicBool::new(false),
             state: AtomicU8::new(WAITING),
             sent: AtomicU64::new(0),
         }))
@@ -53,6 +56,11 @@ impl Stamp {
 
     pub(super) fn left(&self) -> Left {
         if self.0.state.load(Ordering::SeqCst) == SENT { Left::Maybe } else { Left::No }
+    }
+
+    /// When it left, if it did.
+    pub(super) fn sent_at(&self) -> BootTime {
+        BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst))
     }
 
     /// Stops the request if it did not leave yet.
@@ -89,8 +97,10 @@ impl Intercept for Stamp {
     ) -> Result<(), BoxError> {
         let date = context.response().headers().get("date").filter(|_| is_dated_by_the_service(context.response()));
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
-            let sent = BootTime::from_nanos(self.0.sent.load(Ordering::SeqCst));
-            self.0.estimate.learn(date.as_second(), sent, self.0.clock.now());
+            self.0.estimate.learn(date.as_second(), self.sent_at(), self.0.clock.now());
+            // The service itself names one in each answer.
+            let is_hidden = context.response().headers().get("server").is_none_or(str::is_empty);
+            self.0.hides_server.store(is_hidden, Ordering::SeqCst);
         }
         Ok(())
     }
@@ -98,7 +108,7 @@ impl Intercept for Stamp {
 
 /// A proxy's answer has the proxy's date, also where it passes on all else: nginx puts its own `Date` and `Server` in the
 /// place of the service's, unless it is told to pass them. Those that add `Via` pass the date on; what comes from a cache is
-/// old.
+/// old. Where `Server` is hidden this can't be told: some hide it and pass the date on, so that is only warned of.
 fn is_dated_by_the_service(answer: &HttpResponse) -> bool {
     let headers = answer.headers();
     let server = headers.get("server").unwrap_or_default().to_ascii_lowercase();
@@ -132,7 +142,15 @@ impl Dynamodb {
         let started = Instant::now();
         let stamp = Stamp::new(&self.clock, &self.estimate);
         let (theirs, target) = (stamp.clone(), self.target.clone());
-        let stopped = match self.driver.run(by, move |client| operation(client, theirs, target)) {
+        let answer = self.driver.run(by, move |client| operation(client, theirs, target));
+        if stamp.0.hides_server.load(Ordering::SeqCst) && !self.target.said_hidden.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                target: "leasehold::dynamodb", table:? = self.target.table;
+                "the answers have no header Server, which a proxy may have taken away: then their Date may be of its clock and \
+                 not the service's, by which leases end; it must pass both on (nginx: proxy_pass_header Date and Server)"
+            );
+        }
+        let stopped = match answer {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };

@@ -8,7 +8,8 @@ use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_dynamodb::types::KeyType;
 
-use super::error::DynamodbError;
+use super::credentials::Ended;
+use super::error::{self, DynamodbError};
 use super::expr::{Item, text};
 use super::send::{Answer, Stamp};
 use crate::store::failure::Left;
@@ -28,6 +29,10 @@ pub(super) struct Target {
     pub table: String,
     pub partition_key: String,
     pub sort_key: Option<SortKey>,
+    /// Told of credentials that the service does not accept any more.
+    pub ended: Ended,
+    /// It was logged that the answers may come by way of a proxy that hides it.
+    pub said_hidden: Arc<AtomicBool>,
     has_sent: Arc<AtomicBool>,
     was_accepted: Arc<AtomicBool>,
 }
@@ -35,7 +40,8 @@ pub(super) struct Target {
 impl Target {
     pub fn new(table: &str, partition_key: &str, sort_key: Option<SortKey>) -> Self {
         let (table, partition_key) = (table.to_owned(), partition_key.to_owned());
-        Target { table, partition_key, sort_key, has_sent: Arc::default(), was_accepted: Arc::default() }
+        let (ended, said_hidden, has_sent, was_accepted) = Default::default();
+        Target { table, partition_key, sort_key, ended, said_hidden, has_sent, was_accepted }
     }
 
     /// The attributes of the table's key, each a string.
@@ -102,8 +108,10 @@ impl Target {
         if stamp.left() == Left::Maybe {
             self.has_sent.store(true, Ordering::SeqCst);
         }
-        if result.is_ok() {
-            self.was_accepted.store(true, Ordering::SeqCst);
+        match &result {
+            Ok(_) => self.was_accepted.store(true, Ordering::SeqCst),
+            Err(error) if error::is_ended_token(error) => self.ended.said_of(stamp.sent_at()),
+            Err(_) => {}
         }
         result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
     }

@@ -3,11 +3,11 @@
 use mongodb::event::EventHandler;
 use mongodb::options::ClientOptions;
 
-use crate::sys::aside::{Aside, Weight};
+use crate::sys::aside::Aside;
 use crate::sys::observing::contained;
 
 /// The same settings, whose callbacks are called by a thread that does nothing else: the driver calls them on its own, on
-/// which every heartbeat is sent. Where they or a channel are too slow, what happens is left out.
+/// which every heartbeat is sent. Where they or a channel are too slow, or there is no thread to be had, what happens is left out.
 pub(crate) fn apart(mut options: ClientOptions) -> ClientOptions {
     let aside = Aside::default();
     options.command_event_handler = options.command_event_handler.map(|users| called_by(&aside, users));
@@ -28,6 +28,6 @@ fn called_by<T: Send + Sync + 'static>(aside: &Aside, users: EventHandler<T>) ->
     EventHandler::callback(move |event: T| {
         let callback = callback.clone();
         let tell = move || contained("handler of the driver's events", || callback(event));
-        aside.push(None, Weight::Light, Box::new(tell));
+        aside.offer(Box::new(tell));
     })
 }

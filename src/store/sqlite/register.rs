@@ -322,20 +322,25 @@ mod tests {
     /// Each of its connections would wait for as long as one may.
     #[test]
     fn the_drop_of_a_client_keeps_its_bound_while_the_register_is_taken() {
-        let (folder, store) = crate::store::sqlite::tests::store();
-        let over = crate::ClientBuilder::over(Arc::new(store), crate::sys::clock::Clock::system());
         let bound = Duration::from_millis(100);
-        let client = over.drop_timeout(bound).connect().unwrap();
-        let files = |turn: &Turn| turn.open.iter().map(|open| open.file).collect::<Vec<_>>();
-        let turn = Turn::take(&folder, &soon()).unwrap();
-        let ours = file::identity(&folder.join("locks.db")).unwrap().unwrap();
-        assert!(files(&turn).contains(&ours));
-        let started = std::time::Instant::now();
-        drop(client);
-        let took = started.elapsed();
-        drop(turn);
-        assert!(!files(&Turn::take(&folder, &soon()).unwrap()).contains(&ours), "it stays open for good");
-        assert!(took >= bound / 2 && took < bound * 5, "{took:?}");
-        std::fs::remove_dir_all(folder).unwrap();
+        let drop_took = || {
+            let (folder, store) = crate::store::sqlite::tests::store();
+            let over = crate::ClientBuilder::over(Arc::new(store), crate::sys::clock::Clock::system());
+            let client = over.drop_timeout(bound).connect().unwrap();
+            let files = |turn: &Turn| turn.open.iter().map(|open| open.file).collect::<Vec<_>>();
+            let turn = Turn::take(&folder, &soon()).unwrap();
+            let ours = file::identity(&folder.join("locks.db")).unwrap().unwrap();
+            assert!(files(&turn).contains(&ours));
+            let started = std::time::Instant::now();
+            drop(client);
+            let took = started.elapsed();
+            drop(turn);
+            assert!(!files(&Turn::take(&folder, &soon()).unwrap()).contains(&ours), "it stays open for good");
+            std::fs::remove_dir_all(folder).unwrap();
+            took
+        };
+        // Any one of them alone would wait for a second. A busy machine may take as long by itself, but not each time.
+        let took = (0..10).map(|_| drop_took()).find(|took| *took < END);
+        assert!(took.is_some_and(|took| took >= bound / 2), "{took:?}");
     }
 }

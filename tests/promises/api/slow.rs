@@ -1,11 +1,12 @@
-//! An observer that is slow, or hangs, costs no lock: neither a renewal nor the report of a loss waits for it.
+//! An observer that is slow, or hangs, costs no lock: neither a renewal nor the report of a loss waits for it. Nor does a
+//! callback of a wait that hangs get one.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, bounded};
 use leasehold::internals::store::fault::Call;
-use leasehold::{Event, LossReason, Mutex, Observer, Operation};
+use leasehold::{Event, LossReason, Mutex, Observer, Operation, Waiting};
 
 use crate::support::harness::{PATIENCE, Store, millis};
 use crate::support::wait::wait_until;
@@ -139,4 +140,55 @@ fn one_that_hangs_at_the_end_of_a_term_keeps_no_lock() {
             drop(other);
         }
     }
+}
+
+/// How long a callback of a wait may take.
+const HANGS: Duration = Duration::from_secs(3);
+
+/// Calls `on_wait` of the first in line, and returns once it has hung for so long that its turn is over.
+fn hang() -> (impl FnMut(&Waiting) + Send + 'static, impl FnOnce(), Sender<()>) {
+    let ((enter, entered), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let on_wait = move |_: &Waiting| {
+        let _ = enter.try_send(());
+        let _ = leave.recv();
+    };
+    let hangs = move || {
+        entered.recv_timeout(PATIENCE).unwrap();
+        let since = Instant::now();
+        wait_until("it hangs for long", || since.elapsed() > HANGS);
+    };
+    (on_wait, hangs, leaves)
+}
+
+#[test]
+fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
+    std::thread::scope(|scope| {
+        for of_any in [false, true] {
+            scope.spawn(move || {
+                let store = Store::memory();
+                let connect = || store.builder().connect().unwrap();
+                let (client, rival) = (connect(), connect());
+                let held = client.lock("k").unwrap();
+                // Else it takes that one.
+                let _other = of_any.then(|| rival.lock("a").unwrap());
+                let (on_wait, hangs, leaves) = hang();
+                std::thread::scope(|scope| {
+                    let waits = scope.spawn(|| match of_any {
+                        // The callback is called for the first key, too.
+                        true => client.request_any(["a", "k"]).in_order().on_wait(on_wait).lock(),
+                        false => client.request("k").on_wait(on_wait).lock(),
+                    });
+                    hangs();
+                    held.release().unwrap();
+                    let taken = rival.try_lock("k").unwrap().expect("nobody has it, and it was handed to nobody");
+                    taken.release().unwrap();
+                    // Nor does it stand in the way of those behind it.
+                    let second = client.try_lock_for("k", PATIENCE).unwrap().expect("the first hangs");
+                    drop(leaves);
+                    second.release().unwrap();
+                    waits.join().unwrap().unwrap().release().unwrap();
+                });
+            });
+        }
+    });
 }

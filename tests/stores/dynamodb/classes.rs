@@ -30,9 +30,9 @@ macro_rules! says {
     };
 }
 
-const DENIED: &str = says!("AccessDeniedException", "User: x is not authorized to perform: y on resource: z");
+pub const DENIED: &str = says!("AccessDeniedException", "User: x is not authorized to perform: y on resource: z");
 const THROTTLED: &str = says!("ThrottlingException", "Rate of requests exceeds the allowed throughput");
-const EXPIRED: &str = says!("ExpiredTokenException", "The security token included in the request is expired");
+pub const EXPIRED: &str = says!("ExpiredTokenException", "The security token included in the request is expired");
 const SKEWED: &str = says!("InvalidSignatureException", "Signature expired: 20261123T040000Z is now earlier than ..");
 const UNKNOWN: &str = says!("UnrecognizedClientException", "The security token included in the request is invalid.");
 

@@ -12,8 +12,10 @@ use leasehold::dynamodb::aws_config::SdkConfig;
 use leasehold::dynamodb::aws_config::identity::IdentityCache;
 use sdk::config::{Credentials, SharedCredentialsProvider};
 
+use crate::dynamodb::classes::{DENIED, EXPIRED};
 use crate::dynamodb::*;
 use crate::support::harness::PATIENCE;
+use crate::support::proxy::{Mode, Rule};
 use crate::support::wait::wait_until;
 
 /// What a source does when it is asked.
@@ -49,7 +51,8 @@ impl Source {
             Load::Takes(time, until) => {
                 tokio::time::sleep(time).await;
                 self.ended.fetch_add(1, Ordering::SeqCst);
-                Ok(Credentials::new("key", "secret-canary", None, Some(SystemTime::now() + until), "test"))
+                let token = Some(format!("token of load {nth}"));
+                Ok(Credentials::new("key", "secret-canary", token, Some(SystemTime::now() + until), "test"))
             }
         }
     }
@@ -119,6 +122,25 @@ fn a_load_that_takes_longer_than_a_heartbeat_has_costs_no_lock() {
     wait_until("it is renewed, or lost", || guard.remaining() > lease / 2 || !guard.is_held());
     assert!(guard.is_held(), "{:?} are left", guard.remaining());
     guard.release().unwrap();
+}
+
+/// By this host's clock, which may be behind, it would serve for a day.
+#[test]
+fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
+    let at = needs_server!(Behind::new());
+    let source = Source::new(&[Load::Takes(Duration::ZERO, DAY)]);
+    let provider = SharedCredentialsProvider::new(Of(source.clone()));
+    let config = config_at(&at.proxy.url()).into_builder().credentials_provider(provider).build();
+    let client = leasehold::dynamodb::builder(config, &at.table.0).request_timeout(PATIENCE).connect().unwrap();
+    at.proxy.add(Rule::always(Mode::Say(400, EXPIRED)).on("token of load 0"));
+    client.try_lock("k").unwrap().unwrap().release().unwrap();
+    assert_eq!(source.begun(), 2);
+    // Of what is not to be loaded for the end of a token.
+    at.proxy.clear();
+    at.proxy.add(Rule::next(1, Mode::Say(400, DENIED)));
+    client.try_lock("k").unwrap_err();
+    client.try_lock("k").unwrap().unwrap().release().unwrap();
+    assert_eq!(source.begun(), 2);
 }
 
 /// What it gave still serves for ten seconds by then.

@@ -10,9 +10,11 @@ use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
+use crate::support::alone::alone;
 use crate::support::dynamodb::{Table, dateless, options};
 use crate::support::harness::SLACK;
 use crate::support::lateness::{self, slack};
+use crate::support::logs;
 use crate::support::proxy::{self, Rule};
 
 pub(super) fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
@@ -387,6 +389,21 @@ fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
     at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
     let error = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("proxy_pass_header"), "{error}");
+}
+
+/// It may pass the date on, or write its own: nothing says which.
+#[test]
+fn a_proxy_that_hides_the_server_is_warned_of_once() {
+    alone("dynamodb::time::a_proxy_that_hides_the_server_is_warned_of_once", || {
+        logs::keep();
+        let at = needs_server!(Behind::new());
+        let warned = || logs::take("leasehold::dynamodb").iter().filter(|said| said.contains("Server")).count();
+        assert_eq!(warned(), 0, "the server says its name");
+        at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server:")));
+        let (store, _) = idle(&at);
+        get(&store, "k");
+        assert_eq!(warned(), 1);
+    });
 }
 
 #[test]

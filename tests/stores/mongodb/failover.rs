@@ -246,7 +246,11 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     };
     assert!(second.token > first.token);
     let mut d = attempt(&store, "free", Mode::Exclusive);
-    let third = acquired(&store, &mut d).unwrap_or_else(|| panic!("held by {:?}", holders(&store, "free")));
+    let third = acquired(&store, &mut d).unwrap_or_else(|| {
+        let by = holders(&store, "free");
+        let sent: Vec<_> = sent.iter().map(|b| &b.ask.lock_id).collect();
+        panic!("held by {by:?}; released was {:?}, sent were {sent:?}", free.ask.lock_id)
+    });
     at.cluster.go_on(old);
     let until = Instant::now() + Duration::from_secs(5);
     while Instant::now() < until {
