@@ -78,6 +78,8 @@ fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
     server.sql("ALTER ROLE leasehold SET synchronous_commit = off");
     server.client().create_schema().unwrap();
     let store = server.store();
+    // What is prepared waits for the disk as well.
+    warm(&store);
     let modes = [Mode::Exclusive, Mode::Shared];
     let mut attempts: Vec<_> = modes.map(|mode| attempt(&store, &format!("{mode}"), mode)).into_iter().collect();
     for a in &mut attempts {
