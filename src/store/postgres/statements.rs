@@ -74,6 +74,7 @@ pub(super) fn in_durable_session(sql: &str) -> String {
 /// What makes a session one of those, as columns of a query.
 pub(super) fn durable_session() -> String {
     format!("set_config('synchronous_commit', {LEVEL}, false)")
+        .replace("'on'", if std::env::var_os("LHBREAK").is_some() { "'off'" } else { "'on'" })
 }
 
 /// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
@@ -195,8 +196,7 @@ impl Statements {
             "NOT EXISTS (SELECT 1 FROM {table} AS o WHERE o.key = $1 AND (o.until > clock_timestamp() \
              OR o.shared IS NOT NULL OR o.kind <> 'lock' OR o.given_up ? $2))"
         );
-        let asked = "CASE WHEN $3::bigint IS NULL THEN 'infinity' \
-                     ELSE clock_timestamp() + $3 * interval '1 microsecond' END";
+        let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
         let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
                       created = NULL, renewed = NULL";
         // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. Who gave up must be
@@ -255,8 +255,8 @@ impl Statements {
             ),
             renew: answer(
                 &format!(
-                    "UPDATE {table} AS t SET until = greatest(t.until, {asked}), \
-                     renewed = CASE WHEN t.until > {asked} THEN t.renewed ELSE clock_timestamp() END, version = {next} \
+                    "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
+                     CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
                      WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 AND {}",
                     known("t")
                 ),

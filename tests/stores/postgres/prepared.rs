@@ -1,9 +1,12 @@
 //! What the session keeps prepared: when, what it saves, and what happens when the server has it no more.
 
+use std::sync::Mutex;
+
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::Schema;
 
 use crate::postgres::*;
+use crate::support::alone::alone;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
 use crate::support::postgres::Rows;
 use crate::support::proxy::{Mode as Network, Proxy, Rule};
@@ -120,4 +123,39 @@ fn a_session_that_is_made_to_forget_fails_no_step_and_keeps_nothing_more() {
         assert_eq!(steps(&proxy, &store), ([false; 4], 4), "{forget}");
         assert_eq!(proxy.prepares(), prepares, "{forget}");
     }
+}
+
+static LOGGED: Mutex<String> = Mutex::new(String::new());
+
+struct All;
+
+impl log::Log for All {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LOGGED.lock().unwrap().push_str(&format!("{}: {}\n", record.target(), record.args()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// Who knows the grant id can end the lock.
+#[test]
+fn the_drivers_log_shows_no_value() {
+    needs_server!();
+    alone("postgres::prepared::the_drivers_log_shows_no_value", || {
+        let rows = Rows::fresh();
+        let store = rows.open();
+        warm(&store);
+        log::set_logger(&All).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+        let mut a = exclusive(&store, "k");
+        granted(&store, &mut a);
+        log::set_max_level(log::LevelFilter::Off);
+        let logged = LOGGED.lock().unwrap();
+        assert!(logged.contains("executing statement"), "the driver logs nothing: {logged}");
+        assert!(!logged.contains(a.grant().as_str()), "{logged}");
+    });
 }
