@@ -16,7 +16,7 @@ pub(super) struct Statements {
     pub acquire: Arc<str>,
     /// The same, the old grant id, its token, whether that was sent once
     pub transfer: Arc<str>,
-    /// key, grant id, lease or null for one without end
+    /// key, grant id, lease or null for one without end, whether it may have no end now
     pub renew: Arc<str>,
     /// key, grant id
     pub release: Arc<str>,
@@ -74,7 +74,6 @@ pub(super) fn in_durable_session(sql: &str) -> String {
 /// What makes a session one of those, as columns of a query.
 pub(super) fn durable_session() -> String {
     format!("set_config('synchronous_commit', {LEVEL}, false)")
-        .replace("'on'", if std::env::var_os("LHBREAK").is_some() { "'off'" } else { "'on'" })
 }
 
 /// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
@@ -257,7 +256,8 @@ impl Statements {
                 &format!(
                     "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
                      CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
-                     WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 AND {}",
+                     WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 \
+                     AND ($4 OR t.until < 'infinity') AND {}",
                     known("t")
                 ),
                 "",
