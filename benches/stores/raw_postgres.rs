@@ -1,12 +1,13 @@
 //! The PostgreSQL store's statements by hand: an upsert, updates by the grant id, and a refusal that reads, through a
-//! client with the same settings on a hidden runtime of its own, as a blocking program has to have one. Beside them what
-//! people do instead: an advisory lock, and a row that is locked by a transaction.
+//! client with the same settings on a hidden runtime of its own, as a blocking program has to have one. They are prepared
+//! once, as a careful program does. Beside them what people do instead: the same statements without that, as behind a pooler
+//! of transactions, an advisory lock, and a row that is locked by a transaction.
 
 use std::rc::Rc;
 
 use leasehold::internals::sys::driver::Driver;
 use leasehold::postgres::tokio_postgres::types::{ToSql, Type};
-use leasehold::postgres::tokio_postgres::{Client, Config, NoTls};
+use leasehold::postgres::tokio_postgres::{Client, Config, NoTls, Statement};
 
 use super::data::postgres::Texts;
 use super::hidden::{hidden, soon};
@@ -26,9 +27,10 @@ pub fn store() -> Option<Store> {
     let url = format!("{server}?table={table}");
     builder(&url).connect().expect("the server").create_schema().expect("a table");
     let config: Config = server.parse().expect("the server's URL");
-    let raw = RawPostgres::new(&config, &table);
-    let mut store = Store::new("postgres", url, Some(Box::new(raw)), true);
+    let raw = |sent| Box::new(RawPostgres::new(&config, &table, sent));
+    let mut store = Store::new("postgres", url, Some(raw(Sent::Prepared)), true);
     store.peers = vec![
+        ("the same raw, not prepared", raw(Sent::AsText)),
         ("pg_advisory_lock, unlock", Box::new(Advisory::new(&config))),
         ("SELECT FOR UPDATE, COMMIT", Box::new(RowLock::new(&config, &table))),
     ];
@@ -69,8 +71,25 @@ impl Session {
         run.expect("an answer").expect("the statement");
     }
 
-    /// Asks, in one message, and tells what the first column of the first row says.
-    fn ask(&self, sql: &str, values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>) -> Option<bool> {
+    fn prepare(&self, sql: &str, types: &[Type]) -> Statement {
+        let (sql, types) = (sql.to_owned(), types.to_vec());
+        let run =
+            self.0.run(&soon(), move |client: Rc<Client>| async move { client.prepare_typed(&sql, &types).await });
+        run.expect("an answer").expect("the raw statement")
+    }
+
+    /// Asks what was prepared, and tells what the first column of the first row says.
+    fn ask_prepared(&self, statement: &Statement, values: Vec<Value>) -> Option<bool> {
+        let statement = statement.clone();
+        let run = self.0.run(&soon(), move |client: Rc<Client>| async move {
+            let values: Vec<_> = values.iter().map(|(value, _)| &**value as &(dyn ToSql + Sync)).collect();
+            client.query(&statement, &values).await.map(|rows| rows.first().map(|row| row.get(0)))
+        });
+        run.expect("an answer").expect("the raw statement")
+    }
+
+    /// The same with its text, in one message.
+    fn ask(&self, sql: &str, values: Vec<Value>) -> Option<bool> {
         let sql = sql.to_owned();
         let run = self.0.run(&soon(), move |client: Rc<Client>| async move {
             let values: Vec<_> = values.iter().map(|(value, kind)| (&**value as _, kind.clone())).collect();
@@ -80,23 +99,33 @@ impl Session {
     }
 }
 
-fn text(value: &'static str) -> (Box<dyn ToSql + Sync + Send>, Type) {
+type Value = (Box<dyn ToSql + Sync + Send>, Type);
+
+fn text(value: &'static str) -> Value {
     (Box::new(value), Type::TEXT)
 }
 
-fn number(value: i64) -> (Box<dyn ToSql + Sync + Send>, Type) {
+fn number(value: i64) -> Value {
     (Box::new(value), Type::INT8)
+}
+
+/// How the statements are sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Sent {
+    Prepared,
+    AsText,
 }
 
 struct RawPostgres {
     session: Session,
-    acquire: String,
-    renew: String,
-    release: String,
+    sent: Sent,
+    acquire: (String, Statement),
+    renew: (String, Statement),
+    release: (String, Statement),
 }
 
 impl RawPostgres {
-    fn new(config: &Config, table: &str) -> Self {
+    fn new(config: &Config, table: &str, sent: Sent) -> Self {
         const ALL: &str = "key, kind, fence, grant_id, lock_id, owner, host, comment, token, created, renewed, until, \
                            shared::text, pins, given_up::text, version, format";
         let stamp = "(extract(epoch FROM clock_timestamp()) * 1000000)::bigint";
@@ -108,35 +137,70 @@ impl RawPostgres {
             )
         };
         let free = "grant_id IS NULL OR until <= clock_timestamp()";
+        let session = Session::new(config);
+        let [key, grant, lease] = [Type::TEXT, Type::TEXT, Type::INT8];
+        let both = |sql: String, types: &[Type]| {
+            let prepared = session.prepare(&sql, types);
+            (sql, prepared)
+        };
+        let lasting = [key.clone(), grant.clone(), lease];
         let raw = RawPostgres {
-            session: Session::new(config),
-            acquire: answer(&format!(
-                "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, created, until, version, \
+            sent,
+            acquire: both(
+                answer(&format!(
+                    "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, created, until, version, \
                  format) SELECT $1, 'lock', {stamp}, {stamp}, $2, $2, 'some-host:12345', 'some-host', clock_timestamp(), {end}, \
                  1, '1.0' WHERE NOT EXISTS (SELECT FROM {table} WHERE key = $1 AND NOT ({free})) \
                  ON CONFLICT (key) DO UPDATE SET fence = greatest(t.fence + 1, {stamp}), \
                  token = greatest(t.fence + 1, {stamp}), grant_id = $2, lock_id = $2, owner = 'some-host:12345', \
                  host = 'some-host', created = clock_timestamp(), renewed = NULL, until = {end}, version = t.version + 1 \
                  WHERE t.{}",
-                free.replace("until", "t.until")
-            )),
-            renew: answer(&format!(
-                "UPDATE {table} AS t SET until = greatest(t.until, {end}), renewed = clock_timestamp(), \
+                    free.replace("until", "t.until")
+                )),
+                &lasting,
+            ),
+            renew: both(
+                answer(&format!(
+                    "UPDATE {table} AS t SET until = greatest(t.until, {end}), renewed = clock_timestamp(), \
                  version = t.version + 1 WHERE t.key = $1 AND t.grant_id = $2"
-            )),
-            release: format!(
-                "WITH w AS (UPDATE {table} AS t SET grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, token = NULL, \
+                )),
+                &lasting,
+            ),
+            release: both(
+                format!(
+                    "WITH w AS (UPDATE {table} AS t SET grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, token = NULL, \
                  created = NULL, renewed = NULL, until = NULL, version = t.version + 1 \
                  WHERE t.key = $1 AND t.grant_id = $2 \
                  RETURNING t.*, set_config('synchronous_commit', 'off', true)) \
                  SELECT true, clock_timestamp(), {ALL}, pg_notify('raw', hashtextextended(key, 0)::text) FROM w \
                  UNION ALL SELECT false, clock_timestamp(), {ALL}, NULL FROM {table} WHERE key = $1 AND NOT EXISTS (SELECT 1 FROM w)"
+                ),
+                &[key, grant],
             ),
+            session,
         };
         // The lock that `Refused` asks for.
-        let held = vec![text("raw-held"), text(OTHER), number(LEASE * 1_000_000)];
-        assert_eq!(raw.session.ask(&raw.acquire, held), Some(true));
+        if sent == Sent::Prepared {
+            assert_eq!(
+                raw.ask(&raw.acquire, vec![text("raw-held"), text(OTHER), number(LEASE * 1_000_000)]),
+                Some(true)
+            );
+        }
         raw
+    }
+
+    fn ask(&self, (sql, prepared): &(String, Statement), values: Vec<Value>) -> Option<bool> {
+        match self.sent {
+            Sent::Prepared => self.session.ask_prepared(prepared, values),
+            Sent::AsText => self.session.ask(sql, values),
+        }
+    }
+}
+
+impl Peer for RawPostgres {
+    fn hold(&mut self) {
+        self.run(Call::Acquire);
+        self.run(Call::Release);
     }
 }
 
@@ -144,15 +208,19 @@ impl Raw for RawPostgres {
     fn prepare(&mut self, _: Call) {}
 
     fn run(&mut self, call: Call) {
-        let held = vec![text("raw"), text(GRANT)];
-        let lasting = vec![text("raw"), text(GRANT), number(LEASE)];
+        let key = match self.sent {
+            Sent::Prepared => "raw",
+            Sent::AsText => "raw-text",
+        };
+        let held = vec![text(key), text(GRANT)];
+        let lasting = vec![text(key), text(GRANT), number(LEASE)];
         let done = match call {
-            Call::Acquire => self.session.ask(&self.acquire, lasting),
-            Call::Renew => self.session.ask(&self.renew, lasting),
-            Call::Release => self.session.ask(&self.release, held),
+            Call::Acquire => self.ask(&self.acquire, lasting),
+            Call::Renew => self.ask(&self.renew, lasting),
+            Call::Release => self.ask(&self.release, held),
             Call::Refused => {
                 let refused = vec![text("raw-held"), text(GRANT), number(LEASE)];
-                self.session.ask(&self.acquire, refused).map(|granted| !granted)
+                self.ask(&self.acquire, refused).map(|granted| !granted)
             }
         };
         assert_eq!(done, Some(true), "the raw {call:?}");

@@ -29,8 +29,13 @@
 //!   transaction has locked, and is sent again a little later, up to a second. So who waits for that transaction comes that
 //!   much later than it ends. Only a heartbeat of an exclusive lock, which waits for no such transaction, may wait ten seconds.
 //!
+//! In both modes nothing is kept prepared, so each step costs the server two to three times as much (see Cost).
+//!
 //! In both modes a statement that was left while it waits for a **synchronous standby** waits until the standby is back, in a
 //! session that the pooler counts no more. Each try leaves one more: while the standby is away, `max_connections` may be reached.
+//! PostgreSQL has no limit for that wait (`statement_timeout` is over before the commit): bound it by the role's `CONNECTION
+//! LIMIT`, and end those that wait by `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`, run at
+//! the server itself.
 //!
 //! Without `pooler=transaction` our time limits and search path would end up in other programs' sessions. That such a pooler is there is noticed
 //! when the first waiter begins to listen: a warning says it once, and waiters poll. Statement mode will not do.
@@ -87,6 +92,10 @@
 //! | an acquire that is repeated and finds its grant | 1 more |
 //! | give up what was granted; what was not | 1; 3 |
 //! | read a key; a page of 200 rows | 1 |
+//!
+//! Connected to the server itself, a session keeps prepared what it is asked for a second time, with one plan: at most a
+//! dozen statements. A pooler in between is noticed by itself: then none is. A table that is changed meanwhile, or a session that is made to
+//! forget them, costs one statement more.
 //!
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most

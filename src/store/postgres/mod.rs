@@ -27,6 +27,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
 mod acquire;
+mod direct;
 mod error;
 pub mod fence;
 mod open;
@@ -36,6 +37,7 @@ mod renew;
 mod row;
 mod schema;
 mod send;
+mod session;
 mod statements;
 mod swap;
 mod tls;

@@ -10,6 +10,7 @@ use tokio_postgres::{Config, SimpleQueryMessage};
 use super::Postgres;
 use super::error::PostgresError;
 use super::row::{Micros, STATEMENT};
+use super::statements::durable_session;
 use super::tls::{Tls, TlsOptions, Wanted};
 use crate::model::error::Result;
 use crate::store::Opener;
@@ -61,6 +62,11 @@ const SESSION: &str = "SELECT current_setting('server_version_num'), version(), 
      set_config('client_min_messages', 'warning', false), \
      (SELECT string_agg(set_config(name, '0', false), '') FROM pg_settings \
      WHERE name IN ('idle_session_timeout', 'transaction_timeout'))";
+
+/// What a session of the server's own sets beside: what is prepared is planned once, for a table that may have been empty
+/// then, so it must use the index however small that was.
+const KEEPING: &str = "set_config('plan_cache_mode', 'force_generic_plan', false) || set_config('enable_seqscan', 'off', false) \
+     || set_config('jit', 'off', false)";
 
 /// What `Postgres::open` needs to know.
 #[derive(Clone)]
@@ -340,15 +346,24 @@ pub(super) struct Table {
 /// What a connection is asked first: the schema of this table by the user's own search path; and from then on nothing is
 /// found but what the server brings, since others may make functions and operators in the schemas of that path.
 /// Behind a pooler that is no longer than for this transaction: another program may get the session next.
-pub(super) fn session(table: &Table, pooled: bool) -> String {
+///
+/// `process` is what the session's process must be, for it to be no pooler's that does not say so.
+pub(super) fn session(table: &Table, pooled: bool, process: Option<i32>) -> String {
     // One whose schema was named is looked for nowhere: who may not use that would get no session.
     let table = if table.name.contains('.') { "NULL".to_owned() } else { format!("'{}'", table.quoted) };
+    let keeping = process.map_or_else(
+        || "NULL".to_owned(),
+        |process| {
+            let durable = durable_session();
+            format!("CASE WHEN pg_backend_pid() = {process} THEN {KEEPING} || {durable} END IS NOT NULL")
+        },
+    );
     let session = format!(
         "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
          ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE c.oid OPERATOR(pg_catalog.=) \
          pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'); \
          SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); \
-         SELECT set_config('statement_timeout', '{}', false); {SESSION}",
+         SELECT set_config('statement_timeout', '{}', false); {SESSION}, {keeping}",
         STATEMENT.as_millis()
     );
     if pooled { session.replace("', false)", "', true)") } else { session }
@@ -360,6 +375,8 @@ pub(super) struct Server {
     /// Where the table is, or is to be made.
     pub schema: String,
     pub now: Micros,
+    /// The session is its own, and no pooler's.
+    pub is_direct: bool,
 }
 
 impl Server {
@@ -385,6 +402,6 @@ impl Server {
             )));
         }
         let now = text(2).parse().map_err(|_| PostgresError::Config("the server says no time".to_owned()))?;
-        Ok(Server { schema, now: Micros(now) })
+        Ok(Server { schema, now: Micros(now), is_direct: text(7) == "t" })
     }
 }

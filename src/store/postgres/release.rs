@@ -15,8 +15,11 @@ impl Postgres {
         if attempt.ask.mode == Mode::Shared {
             return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
         }
-        let statement = Statement::new(&self.statements.release).text(&attempt.key).text(attempt.grant().as_str());
-        let statement = statement.flag(purpose == Purpose::GiveUp);
+        let sql = match purpose {
+            Purpose::Release => &self.statements.release,
+            Purpose::GiveUp => &self.statements.give_up,
+        };
+        let statement = Statement::new(sql).text(&attempt.key).text(attempt.grant().as_str());
         let found = match self.write(by, Lane::Waiting, &attempt.key, statement)? {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,

@@ -11,8 +11,7 @@ use crate::sys::deadline::Deadline;
 
 impl Postgres {
     pub(super) fn renew_grant(&self, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        // An end that moves back wakes waiters.
-        if attempt.ask.mode == Mode::Shared || renewal.may_end_endless {
+        if attempt.ask.mode == Mode::Shared {
             return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
         }
         let lease = match renewal.lease {
@@ -20,7 +19,10 @@ impl Postgres {
             Lease::Forever => None,
         };
         let statement = Statement::new(&self.statements.renew).text(&attempt.key).text(attempt.grant().as_str());
-        let found = match self.write(by, Lane::Holding, &attempt.key, statement.maybe_number(lease))? {
+        // An end that moves back wakes waiters, which this statement does not.
+        let may_be_endless = !renewal.may_end_endless || lease.is_none();
+        let statement = statement.maybe_number(lease).flag(may_be_endless);
+        let found = match self.write(by, Lane::Holding, &attempt.key, statement)? {
             Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,
             Wrote::Answered(None) | Wrote::Duplicate => {
@@ -32,7 +34,7 @@ impl Postgres {
             (true, Some((_, holder))) => Ok(Renewed::Until { until: holder.until, now: found.now.time() }),
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
                 RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
-                // The row that is shown is a moment older than what was decided by.
+                // It has no end, or the row that is shown is a moment older than what was decided by.
                 RenewAnswer::Until(_) => transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by),
             },
         }

@@ -125,7 +125,7 @@ impl Postgres {
 
     /// What a failover would cost, as far as the server says.
     fn standbys(&self, by: &Deadline) -> String {
-        let asked = self.ask(by, Lane::Holding, Statement::new(&STANDBYS.into()), |row| {
+        let asked = self.ask(by, Lane::Holding, Statement::once(STANDBYS), |row| {
             let names = row.try_get::<_, Option<String>>(0).ok().flatten().unwrap_or_default();
             (names, [1, 2, 3].map(|column| row.try_get::<_, i64>(column).unwrap_or_default()))
         });
@@ -136,7 +136,7 @@ impl Postgres {
     }
 
     fn made(&self, by: &Deadline) -> Result<Made, PostgresError> {
-        let statement = Statement::new(&LOOK.into()).text(&self.table.quoted);
+        let statement = Statement::once(LOOK).text(&self.table.quoted);
         let rows = self.ask(by, Lane::Holding, statement, |row| {
             let text = |column| row.try_get::<_, Option<String>>(column).ok().flatten().unwrap_or_default();
             (text(0), text(1), text(2), text(3))
@@ -157,7 +157,7 @@ impl Postgres {
 
     /// Does one statement of DDL. Where another process was faster, it is done.
     fn make(&self, statement: &str, by: &Deadline) -> Result<(), PostgresError> {
-        match self.send(by, Lane::Holding, Statement::new(&statement.into()), |_| ()) {
+        match self.send(by, Lane::Holding, Statement::once(statement), |_| ()) {
             Ok(_) | Err((Fate::Duplicate, _)) => Ok(()),
             Err((_, PostgresError::Own(Own::Denied { table }, cause))) => {
                 let message = format!(

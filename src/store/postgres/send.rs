@@ -1,11 +1,10 @@
 //! One statement at a time: on the driver's thread, over one of a few connections, within its deadline, and what became
 //! of it.
 //!
-//! Statements are not prepared: each goes in one message with its values, alone on its connection. A statement that its
-//! caller has left goes with its connection, so that nothing queues behind it.
+//! Each goes alone on its connection. A statement that its caller has left goes with its connection, so that nothing queues
+//! behind it.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,19 +13,19 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::RecvTimeoutError::Disconnected;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
-use tokio_postgres::error::{DbError, Severity, SqlState};
+use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{AsyncMessage, Client, Config, Error as DriverError, Row as Answer};
+use tokio_postgres::{Config, Error as DriverError, Row as Answer};
 
-use super::Postgres;
 use super::error::{Own, PostgresError, Stage};
 use super::open::{self, Table};
 use super::row::{Found, LATE, Micros};
+pub(super) use super::session::Connected;
 use super::statements::{briefly, patiently, untold};
 use super::tls::Tls;
 pub(super) use super::turns::Lane;
 use super::turns::{Soon, Turns};
+use super::{Postgres, direct};
 use crate::lease::StoreTime;
 use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::Deadline;
@@ -70,31 +69,25 @@ struct Known {
     said_full: Cell<bool>,
 }
 
-/// A connection, and the task that moves its bytes. It ends with it, whatever is under way.
-pub(super) struct Connected {
-    pub client: Client,
-    task: AbortHandle,
-    /// The server said that the last commit is not on the standbys that it must be on.
-    unreplicated: Rc<Cell<bool>>,
-}
-
-impl Drop for Connected {
-    fn drop(&mut self) {
-        self.task.abort();
-    }
-}
-
 /// A statement and its values.
 pub(super) struct Statement {
     sql: Arc<str>,
+    /// It is one of [`Statements`](super::statements::Statements), which come again and again.
+    lasts: bool,
     values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
     /// The key whose row it writes.
     row: Option<String>,
 }
 
 impl Statement {
+    /// One of [`Statements`](super::statements::Statements).
     pub fn new(sql: &Arc<str>) -> Self {
-        Statement { sql: sql.clone(), values: Vec::new(), row: None }
+        Statement { sql: sql.clone(), lasts: true, values: Vec::new(), row: None }
+    }
+
+    /// Another one.
+    pub fn once(sql: &str) -> Self {
+        Statement { sql: sql.into(), lasts: false, values: Vec::new(), row: None }
     }
 
     /// It writes the row of this key.
@@ -233,25 +226,18 @@ impl Owned {
         hear: impl Fn(&str) + 'static,
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
         let failed = |error| PostgresError::classify(&error, Stage::Connecting, &self.table.name);
-        let (client, mut connection) = self.tls.connect(host).await.map_err(|error| {
+        let (client, connection) = self.tls.connect(host).await.map_err(|error| {
             let of_tls = self.tls.classify(&error, host, &open::addresses(host));
             of_tls.unwrap_or_else(|| failed(error))
         })?;
-        let unreplicated = Rc::<Cell<bool>>::default();
-        let theirs = unreplicated.clone();
-        let moving = async move {
-            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
-                match message {
-                    AsyncMessage::Notification(told) => hear(told.payload()),
-                    AsyncMessage::Notice(notice) if is_unreplicated(&notice) => theirs.set(true),
-                    _ => {}
-                }
-            }
-        };
-        let task = tokio::task::spawn_local(moving).abort_handle();
-        let connected = Connected { client, task, unreplicated };
-        let said = connected.client.simple_query(&open::session(&self.table, self.pooled)).await.map_err(failed)?;
+        let process = if self.pooled { None } else { direct::process(&client).await };
+        let connected = Connected::new(client, connection, hear);
+        let said =
+            connected.client.simple_query(&open::session(&self.table, self.pooled, process)).await.map_err(failed)?;
         let server = open::Server::of(&said).map_err(|error| (Fate::Refused, error))?;
+        if server.is_direct {
+            connected.keeps_statements();
+        }
         Ok((connected, server))
     }
 
@@ -319,7 +305,8 @@ impl Owned {
         let mut asking = Asking { owned: self, connected: Some(connected), sent: Instant::now() };
         let Some(connected) = &asking.connected else { return Err((Fate::NotDone, PostgresError::NotSent)) };
         connected.unreplicated.set(false);
-        let mut answer = connected.client.query_typed(sql, &values).await;
+        let lasting = Some(&statement.sql).filter(|lasting| statement.lasts && std::ptr::eq::<str>(sql, &***lasting));
+        let mut answer = connected.query(sql, lasting, &values).await;
         // Nothing was written, since a session elsewhere that listens does not read what it is told.
         if let Err(error) = &answer
             && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED)
@@ -353,14 +340,6 @@ impl Owned {
     pub fn classify(&self, error: &DriverError) -> (Fate, PostgresError) {
         PostgresError::classify(error, Stage::Sent, &self.table.name)
     }
-}
-
-/// Whether the server says that it has committed, but did not wait for the standby any more. That warning has the same code
-/// as all that have none of their own, and its text is in the server's language: who wrote it tells it from those of a
-/// trigger, or of transaction ids that run short, which come with every write.
-fn is_unreplicated(notice: &DbError) -> bool {
-    notice.parsed_severity().unwrap_or(Severity::Warning) == Severity::Warning
-        && notice.routine().is_none_or(|routine| routine == "SyncRepWaitForLSN")
 }
 
 /// A host that is asked for a connection. Where it says nothing, or its caller has no more time, the next begins with

@@ -16,10 +16,12 @@ pub(super) struct Statements {
     pub acquire: Arc<str>,
     /// The same, the old grant id, its token, whether that was sent once
     pub transfer: Arc<str>,
-    /// key, grant id, lease or null for one without end
+    /// key, grant id, lease or null for one without end, whether it may have no end now
     pub renew: Arc<str>,
-    /// key, grant id, whether it is to be given up
+    /// key, grant id
     pub release: Arc<str>,
+    /// The same
+    pub give_up: Arc<str>,
     /// The columns, the version that was seen, not after, whether it frees the key
     pub swap: Arc<str>,
     /// The columns, not after
@@ -64,6 +66,16 @@ pub(super) fn patiently(sql: &str) -> String {
     sql.replacen(&limited(POOLED), &limited(SHARING), 1)
 }
 
+/// The same statement for a session whose commits wait for the disk and the standby anyway.
+pub(super) fn in_durable_session(sql: &str) -> String {
+    sql.replacen(DURABLE, "NULL", 1).replacen(HEARD, "", 1)
+}
+
+/// What makes a session one of those, as columns of a query.
+pub(super) fn durable_session() -> String {
+    format!("set_config('synchronous_commit', {LEVEL}, false)")
+}
+
 /// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
 fn limited(millis: u128) -> String {
     format!("set_config('lock_timeout', '{millis}', true) IS NOT NULL AND ")
@@ -103,11 +115,11 @@ macro_rules! level {
 /// The warning that it waits for the standby no more is sent, whatever the session's settings are.
 macro_rules! heard {
     () => {
-        "set_config('client_min_messages', 'warning', true)"
+        "set_config('client_min_messages', 'warning', true) || "
     };
 }
 /// The commit of this statement waits for the disk, and for a synchronous standby.
-const DURABLE: &str = concat!(heard!(), " || set_config('synchronous_commit', ", level!(), ", true)");
+const DURABLE: &str = concat!(heard!(), "set_config('synchronous_commit', ", level!(), ", true)");
 const HEARD: &str = heard!();
 const LEVEL: &str = level!();
 /// Whether there is the unique index by which the weakest lock keeps rivals out.
@@ -115,7 +127,6 @@ const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.
      AND i.indisvalid AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnatts = 2 AND i.indnkeyatts = 2 \
      AND 2 = (SELECT count(*) FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indrelid \
      AND a.attnum = ANY (i.indkey::smallint[]) AND a.attname IN ('grant_id', 'key')))";
-const FORMAT: &str = "format ~ '^1[.][0-9]{1,4}$'";
 
 impl Statements {
     /// Behind a pooler each says itself how long it may wait for a row, since no session keeps a limit of ours.
@@ -145,6 +156,12 @@ impl Statements {
             "(SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(t.given_up) AS e WHERE e.value::bigint > {now})"
         );
         let pruned = format!("CASE WHEN t.given_up IS NOT NULL THEN {still} END");
+        // The same where nothing is added, so that it can't grow: all, until the last of them is past. To begin a query of its
+        // own, also one that is not run, would cost more than the rest of such a statement.
+        let kept = format!(
+            "CASE WHEN t.given_up IS NOT NULL AND jsonb_path_exists(t.given_up, 'strict $.* ? (@ > $now)', \
+             jsonb_build_object('now', {now})) THEN t.given_up END"
+        );
         let granted = |given_up: &str| {
             format!(
                 "(fence, token, created, until) = (SELECT greatest({fence}, {0}), greatest({fence}, {0}), c.now, {1} \
@@ -163,31 +180,47 @@ impl Statements {
         );
         let grantable = |row: &str| {
             format!(
-                "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {row}.shared IS NULL AND {row}.{FORMAT} \
+                "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {row}.shared IS NULL AND {} \
                  AND {row}.version > 0 AND {row}.fence >= 0 AND array_position({row}.pins, NULL) IS NULL \
-                 AND NOT coalesce({row}.given_up ? $2, false)"
+                 AND NOT coalesce({row}.given_up ? $2, false)",
+                known(row)
             )
         };
         let free =
             |row: &str| format!("{} AND ({row}.grant_id IS NULL OR {row}.until <= clock_timestamp())", grantable(row));
         // ON CONFLICT locks the row before it looks at its condition: then a refusal would write, wait for the disk and for
-        // fenced transactions, and have heartbeats wait for it. So what the snapshot shows as not free is not tried. What it
+        // fenced transactions, and have heartbeats wait for it. So what the snapshot shows as held is not tried. What it
         // shows free means nothing.
-        let tried =
-            format!("NOT EXISTS (SELECT 1 FROM {table} AS o WHERE o.key = $1 AND NOT coalesce({}, false))", free("o"));
+        let tried = format!(
+            "NOT EXISTS (SELECT 1 FROM {table} AS o WHERE o.key = $1 AND (o.until > clock_timestamp() \
+             OR o.shared IS NOT NULL OR o.kind <> 'lock' OR o.given_up ? $2))"
+        );
         let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
         let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
-                      created = NULL, renewed = NULL, until = NULL";
+                      created = NULL, renewed = NULL";
         // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. Who gave up must be
-        // remembered. To wait for the disk
-        // would also let all commits that tell something wait for each other.
-        let loose = format!(
-            "{HEARD} || set_config('synchronous_commit', CASE WHEN $3 OR (SELECT o.until FROM {table} AS o WHERE o.key = t.key) = 'infinity' \
-             THEN {LEVEL} ELSE 'off' END, true)"
+        // remembered. To wait for the disk would also let all commits that tell something wait for each other.
+        let ended = format!(
+            "until = CASE WHEN {HEARD}set_config('synchronous_commit', CASE t.until WHEN 'infinity' THEN {LEVEL} \
+             ELSE 'off' END, true) IS NULL THEN t.until END"
         );
-        let gives_up = format!(
-            "CASE WHEN $3 THEN coalesce({pruned}, '{{}}') || jsonb_build_object($2::text, {now} + {}) ELSE {pruned} END",
-            remembered()
+        let released = answer(
+            &format!(
+                "UPDATE {table} AS t SET {nobody}, {ended}, given_up = {kept}, version = {next} \
+                 WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
+                known("t")
+            ),
+            &told,
+        );
+        let gave_up = answer(
+            &format!(
+                "UPDATE {table} AS t SET {nobody}, until = NULL, given_up = coalesce({pruned}, '{{}}') \
+                 || jsonb_build_object($2::text, {now} + {}), version = {next} \
+                 WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
+                remembered(),
+                known("t")
+            ),
+            &told,
         );
         let places: Vec<String> = (1..=COLUMNS.len()).map(|at| format!("${at}{}", cast(at))).collect();
         let assigned: Vec<String> =
@@ -205,7 +238,7 @@ impl Statements {
                     stamp("c.now"),
                     end("$7"),
                     free("t"),
-                    granted(&pruned),
+                    granted(&kept),
                 ),
                 "",
             ),
@@ -223,19 +256,14 @@ impl Statements {
                 &format!(
                     "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
                      CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
-                     WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 AND t.{FORMAT}"
+                     WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 \
+                     AND ($4 OR t.until < 'infinity') AND {}",
+                    known("t")
                 ),
                 "",
             ),
-            release: answer(
-                &format!(
-                    "UPDATE {table} AS t SET {nobody}, given_up = {gives_up}, version = {next} \
-                     WHERE t.key = $1 AND {limit}t.grant_id = $2 AND t.{FORMAT}"
-                ),
-                &told,
-            )
-            .replace(DURABLE, &loose)
-            .into(),
+            release: released.replacen(&format!(", {DURABLE} AS durable"), "", 1).into(),
+            give_up: gave_up,
             swap: format!(
                 "WITH w AS (UPDATE {table} AS t SET {assigned} WHERE t.key = $1 AND {limit}t.version = ${} \
                  AND clock_timestamp() < ${} RETURNING t.key, {DURABLE} AS durable) \
@@ -283,6 +311,11 @@ impl Statements {
                 .into(),
         }
     }
+}
+
+/// Whether this version knows the row's format: nearly all have the first, and a pattern costs more.
+fn known(row: &str) -> String {
+    format!("({row}.format = '1.0' OR {row}.format ~ '^1[.][0-9]{{1,4}}$')")
 }
 
 /// Microseconds since 1970.

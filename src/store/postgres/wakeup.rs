@@ -84,8 +84,8 @@ impl Postgres {
                     listen.map_err(|error| owned.classify(&error))?;
                     // A pooler that gives each transaction another session lets it listen, and nothing comes: while it
                     // is idle, only what it says itself does, for then it has the session that listens again.
-                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')").into();
-                    owned.ask(Lane::Wanting, &Statement::new(&tell), &Went::default()).await?;
+                    let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')");
+                    owned.ask(Lane::Wanting, &Statement::once(&tell), &Went::default()).await?;
                     if tokio::time::timeout(HEARD, hears.notified()).await.is_err() {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",

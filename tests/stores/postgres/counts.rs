@@ -1,7 +1,7 @@
 //! How many statements each step takes.
 
-use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Consistency, Purpose, Swapped};
+use leasehold::internals::lease::{End, Lease};
+use leasehold::internals::store::{Consistency, Purpose, Renewal, Swapped};
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, acquired, granted, raised, refused, renewal, renewed};
@@ -42,6 +42,13 @@ fn an_exclusive_holder_costs_one_statement_a_step() {
     assert!(at.sends(2, "a repeat", |store| acquired(store, &mut a)).1);
     at.sends(1, "refused", |store| refused(store, &mut b));
     at.sends(1, "renew", |store| renewed(store, &mut a, renewal(Lease::For(2 * LEASE))));
+    let may_end = |lease| Renewal { may_end_endless: true, ..renewal(lease) };
+    at.sends(1, "renew by hand", |store| renewed(store, &mut a, may_end(Lease::For(3 * LEASE))));
+    at.sends(1, "to no end", |store| renewed(store, &mut a, may_end(Lease::Forever)));
+    at.sends(1, "a heartbeat of it", |store| renewed(store, &mut a, renewal(Lease::Forever)));
+    // Which may tell waiters.
+    let end = at.sends(3, "from no end", |store| renewed(store, &mut a, may_end(Lease::For(2 * LEASE))));
+    assert!(matches!(end, End::At(_)), "{end:?}");
     let mut next = instead_of(&at.store, "k", Mode::Exclusive, &old);
     next.replaces_sent_once = true;
     at.sends(1, "transfer", |store| granted(store, &mut next));

@@ -65,6 +65,8 @@ async fn take_all(config: &Config) -> Vec<Client> {
 fn a_server_without_a_connection_left_costs_no_lock_and_no_wait() {
     let Some((server, url)) = with_app(&FEW) else { return };
     for limit in ["-1", "2"] {
+        let sessions = "SELECT FROM pg_stat_activity WHERE usename = 'app'";
+        wait_until("those before have ended", || sql(&server, sessions).is_empty());
         sql(&server, &format!("ALTER ROLE app CONNECTION LIMIT {limit}"));
         let (ours, other) = (client(&url), client(&server.url()));
         let held = ours.request("held").acquire().unwrap();

@@ -8,6 +8,7 @@ mod limits;
 mod neighbours;
 #[cfg(target_os = "linux")]
 mod pooler;
+mod prepared;
 #[cfg(target_os = "linux")]
 mod replicas;
 #[cfg(target_os = "linux")]
@@ -21,12 +22,27 @@ mod turns;
 #[cfg(target_os = "linux")]
 mod versions;
 
-use leasehold::internals::lease::Mode;
+use std::time::Duration;
+
+use leasehold::internals::lease::{Lease, Mode};
 use leasehold::internals::store::postgres::Postgres;
 use leasehold::internals::store::{Backend, Consistency, Which};
 
+use crate::support::calls::renewal;
+use crate::support::contract::{granted, release, renewed};
 use crate::support::direct::{attempt, exclusive, get, holders, instead_of, shared};
 use crate::support::stores::soon;
+
+/// From then on the session keeps what an exclusive holder asks for. It leaves a free row.
+pub(crate) fn warm(store: &Postgres) {
+    // Each is sent twice, prepared behind that, and may come once more before that is known.
+    for _ in 0..4 {
+        let mut a = exclusive(store, "warm");
+        granted(store, &mut a);
+        renewed(store, &mut a, renewal(Lease::For(Duration::from_secs(600))));
+        let _ = release(store, &mut a);
+    }
+}
 
 /// A test that needs the server.
 macro_rules! needs_server {

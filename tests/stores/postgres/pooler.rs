@@ -295,6 +295,14 @@ fn in_a_pool_of_transactions_the_table_is_not_what_somebodys_search_path_finds()
 fn a_pool_of_transactions_that_the_url_does_not_name_is_noticed_and_one_of_sessions_tells() {
     let Some(pooled) = Pooled::start("transaction") else { return };
     assert!(!tells(&pooled.store(false)));
+    // By its name another program would find it.
+    let kept = "SELECT count(*), current_setting('plan_cache_mode'), current_setting('enable_seqscan'), \
+                current_setting('synchronous_commit') FROM pg_prepared_statements";
+    let before = pooled.sql(kept);
+    for store in [pooled.store(false), pooled.store(false), pooled.store(true)] {
+        warm(&store);
+        assert_eq!(pooled.sql(kept), before);
+    }
     let Some(pooled) = Pooled::start("session") else { return };
     assert!(tells(&pooled.store(false)));
     let error = LockClient::connect(&format!("{}?pooler=statement", pooled.pooler.url())).unwrap_err();

@@ -102,6 +102,48 @@ fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
     }
 }
 
+/// It says so once for the session.
+#[test]
+fn what_is_prepared_waits_for_the_disk() {
+    let Some(mut server) = Server::start() else { return };
+    server.sql("ALTER ROLE leasehold SET synchronous_commit = off");
+    server.client().create_schema().unwrap();
+    let mut a = exclusive(&server.store(), "k");
+    for is_grant in [true, false] {
+        let store = server.store();
+        warm(&store);
+        let end = match is_grant {
+            true => granted(&store, &mut a).until,
+            false => renewed(&store, &mut a, renewal(Lease::For(2 * LEASE))),
+        };
+        server.0.end(Signal::SIGQUIT);
+        server.0.start_again();
+        let stands = holders(&server.store(), "k");
+        assert_eq!((stands.len(), stands.first().map(|holder| holder.until)), (1, Some(end)), "a grant: {is_grant}");
+    }
+}
+
+/// That of a lease with an end need not: it ends by itself.
+#[test]
+fn the_release_of_a_lock_without_end_outlives_a_crash() {
+    let Some(mut server) = Server::start() else { return };
+    server.sql("ALTER ROLE leasehold SET synchronous_commit = off");
+    server.client().create_schema().unwrap();
+    for is_prepared in [false, true] {
+        let store = server.store();
+        if is_prepared {
+            warm(&store);
+        }
+        let mut a = exclusive(&store, "endless");
+        granted(&store, &mut a);
+        renewed(&store, &mut a, renewal(Lease::Forever));
+        release(&store, &mut a);
+        server.0.end(Signal::SIGQUIT);
+        server.0.start_again();
+        assert_eq!(holders(&server.store(), "endless"), [], "prepared: {is_prepared}");
+    }
+}
+
 #[test]
 fn a_restart_costs_no_lock() {
     let Some(mut server) = Server::start() else { return };

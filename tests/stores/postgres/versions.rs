@@ -29,7 +29,9 @@ fn keeps_the_contract(kind: &'static Server, version: &str) {
     let is = sql_at(&server.url().parse().unwrap(), "SHOW server_version")[0][0].clone().unwrap();
     assert!(is.starts_with(version), "{is}");
     let mut suite = Command::new(std::env::current_exe().unwrap());
-    suite.args(["conformance::postgres::", "--test-threads=2"]).env(postgres::SERVER.env, server.url());
+    suite
+        .args(["conformance::postgres::", "postgres::prepared::", "--test-threads=2"])
+        .env(postgres::SERVER.env, server.url());
     let output = suite.output().unwrap();
     let told = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert!(

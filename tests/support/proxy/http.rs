@@ -25,6 +25,14 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
     let mut server = Server { inner, wire, client: Some(id), peer: None };
     let mut is_mute = false;
     while let Some(request) = client.request()? {
+        if request.only_prepares {
+            inner.lock().prepares += 1;
+            let answer = server.pass(&request)?;
+            if !is_mute {
+                client.write(&answer)?;
+            }
+            continue;
+        }
         let (number, mode, mut shift) = inner.arrived(&request);
         let mut answer = None;
         match mode {
@@ -63,6 +71,10 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
             Mode::CutLate(time) => {
                 deliver_late(inner, wire, request, number, time);
                 return Ok(());
+            }
+            Mode::After(sql) => {
+                server.pass(&Message::sql(sql))?;
+                answer = Some(server.ask(&request, number)?);
             }
             Mode::Twice(which) => {
                 let (first, second) = (server.ask(&request, number)?, server.ask(&request, number)?);
@@ -104,6 +116,20 @@ struct Server<'a> {
 
 impl Server<'_> {
     fn ask(&mut self, request: &Message, number: u64) -> io::Result<Message> {
+        self.write(request)?;
+        self.inner.note(number, |request| request.sent += 1);
+        let answer = self.answer()?;
+        self.inner.note(number, |request| request.answered += 1);
+        Ok(answer)
+    }
+
+    /// The same with what is no request.
+    fn pass(&mut self, message: &Message) -> io::Result<Message> {
+        self.write(message)?;
+        self.answer()
+    }
+
+    fn write(&mut self, request: &Message) -> io::Result<()> {
         if self.peer.as_ref().is_some_and(|(_, peer)| has_ended(&peer.stream)) {
             self.close();
         }
@@ -112,17 +138,19 @@ impl Server<'_> {
             let mut peer = Peer::new(stream, self.wire);
             // The first one of PostgreSQL's begins with its length.
             if matches!(self.wire, Wire::Postgres) && request.body.first() != Some(&0) {
-                peer.write(&Message { head: String::new(), body: STARTUP.to_vec(), is_last: false })?;
+                peer.write(&Message { body: STARTUP.to_vec(), ..Message::default() })?;
                 peer.answer()?;
+                peer.write(&Message { body: request.prepared.clone(), ..Message::default() })?;
             }
             self.peer = Some((id, peer));
         }
         let Some((_, peer)) = &mut self.peer else { unreachable!("it was just made") };
-        peer.write(request)?;
-        self.inner.note(number, |request| request.sent += 1);
-        let answer = peer.answer()?;
-        self.inner.note(number, |request| request.answered += 1);
-        Ok(answer)
+        peer.write(request)
+    }
+
+    fn answer(&mut self) -> io::Result<Message> {
+        let Some((_, peer)) = &mut self.peer else { unreachable!("it was asked") };
+        peer.answer()
     }
 
     fn close(&mut self) {
@@ -155,7 +183,7 @@ impl Inner {
         let request = Request {
             target: target.unwrap_or(first).to_owned(),
             head: message.head.clone(),
-            body: String::from_utf8_lossy(&message.body).into_owned(),
+            body: String::from_utf8_lossy(&[&message.body[..], &message.prepared].concat()).into_owned(),
             sent: 0,
             answered: 0,
             number: state.count,

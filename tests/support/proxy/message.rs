@@ -1,5 +1,6 @@
 //! Requests and answers of HTTP/1.1, of MongoDB or of PostgreSQL, and where they end.
 
+use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
 use std::sync::Arc;
@@ -21,7 +22,7 @@ pub const STARTUP: &[u8] = b"\0\0\0\x2a\0\x03\0\0user\0leasehold\0database\0post
 const TLS_REQUEST_BEGINS: &[u8] = b"\0\0\0\x08";
 
 /// A request or an answer, as its bytes were.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Message {
     /// With the empty line. None in MongoDB's.
     pub head: String,
@@ -29,6 +30,10 @@ pub struct Message {
     pub body: Vec<u8>,
     /// Nothing can come after it on its connection.
     pub is_last: bool,
+    /// Of PostgreSQL: how the statements that it names were prepared earlier on its connection.
+    pub prepared: Vec<u8>,
+    /// Of PostgreSQL: it prepares a statement, or forgets one, and runs none.
+    pub only_prepares: bool,
 }
 
 impl Message {
@@ -41,7 +46,13 @@ impl Message {
             body.len(),
             to_date(i64::try_from(now.as_secs()).expect("a date"))
         );
-        Message { head, body: body.as_bytes().to_vec(), is_last: false }
+        Message { head, body: body.as_bytes().to_vec(), ..Message::default() }
+    }
+
+    /// That the server is told this at once.
+    pub fn sql(sql: &str) -> Message {
+        let length = u32::try_from(sql.len() + 5).expect("a short statement").to_be_bytes();
+        Message { body: [b"Q", &length[..], sql.as_bytes(), b"\0"].concat(), ..Message::default() }
     }
 
     pub fn header(&self, name: &str) -> Option<&str> {
@@ -74,11 +85,13 @@ pub struct Peer {
     ahead: Vec<u8>,
     /// A client's first message was read.
     has_begun: bool,
+    /// What it has prepared, by the name, as it was said.
+    prepared: HashMap<Vec<u8>, Vec<u8>>,
 }
 
 impl Peer {
     pub fn new(stream: Arc<TcpStream>, wire: Wire) -> Peer {
-        Peer { stream, wire, ahead: Vec::new(), has_begun: false }
+        Peer { stream, wire, ahead: Vec::new(), has_begun: false, prepared: HashMap::new() }
     }
 
     pub fn write(&self, message: &Message) -> io::Result<()> {
@@ -111,12 +124,13 @@ impl Peer {
 
     fn postgres_message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
         let (mut body, letters) = (Vec::new(), usize::from(is_answer || self.has_begun));
+        let (mut prepared, mut runs) = (Vec::new(), false);
         loop {
             while self.ahead.len() < letters + 4 {
                 if self.more()? == 0 {
                     // A session that the server ends says why.
                     let is_over = body.first() == Some(&b'E') || (body.is_empty() && self.ahead.is_empty());
-                    let message = Message { head: String::new(), body, is_last: true };
+                    let message = Message { body, is_last: true, ..Message::default() };
                     return if !is_over {
                         Err(io::ErrorKind::UnexpectedEof.into())
                     } else {
@@ -132,7 +146,24 @@ impl Peer {
             }
             let letter = (letters == 1).then_some(self.ahead[0]);
             let length = u32::from_be_bytes(self.ahead[letters..letters + 4].try_into().expect("four bytes"));
-            body.extend(self.take(letters + length as usize)?);
+            let part = self.take(letters + length as usize)?;
+            body.extend(&part);
+            match letter {
+                _ if is_answer => {}
+                Some(b'P') => {
+                    let name = name_at(&part, 5);
+                    if !name.is_empty() {
+                        self.prepared.insert(name, part);
+                    }
+                }
+                // After that of the portal.
+                Some(b'B') => {
+                    let name = name_at(&part, 6 + name_at(&part, 5).len());
+                    prepared.extend(self.prepared.get(&name).into_iter().flatten());
+                }
+                Some(b'E' | b'Q') | None => runs = true,
+                Some(_) => {}
+            }
             match letter {
                 Some(b'X') if !is_answer => return Ok(None),
                 None | Some(b'Z') => break,
@@ -141,7 +172,8 @@ impl Peer {
             }
         }
         self.has_begun = true;
-        Ok(Some(Message { head: String::new(), body, is_last: false }))
+        let only_prepares = !is_answer && !runs && body.first() != Some(&b'p');
+        Ok(Some(Message { body, prepared, only_prepares, ..Message::default() }))
     }
 
     fn mongodb_message(&mut self) -> io::Result<Option<Message>> {
@@ -152,7 +184,7 @@ impl Peer {
         }
         let length = i32::from_le_bytes([self.ahead[0], self.ahead[1], self.ahead[2], self.ahead[3]]);
         let length = usize::try_from(length).map_err(|_| invalid("the message's length is no length"))?;
-        Ok(Some(Message { head: String::new(), body: self.take(length)?, is_last: false }))
+        Ok(Some(Message { body: self.take(length)?, ..Message::default() }))
     }
 
     fn http_message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
@@ -166,7 +198,7 @@ impl Peer {
         };
         let head = self.take(end)?;
         let head = String::from_utf8(head).map_err(|_| invalid("the head is no text"))?;
-        let mut message = Message { head, body: Vec::new(), is_last: false };
+        let mut message = Message { head, ..Message::default() };
         message.is_last = message.header("connection").is_some_and(|value| value.eq_ignore_ascii_case("close"));
         if message.header("transfer-encoding").is_some_and(|value| value.eq_ignore_ascii_case("chunked")) {
             message.body = self.chunks()?;
@@ -220,6 +252,11 @@ impl Peer {
         self.ahead.extend_from_slice(&bytes[..count]);
         Ok(count)
     }
+}
+
+/// What ends with a zero.
+fn name_at(part: &[u8], at: usize) -> Vec<u8> {
+    part.iter().skip(at).take_while(|byte| **byte != 0).copied().collect()
 }
 
 fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {

@@ -51,6 +51,8 @@ pub enum Mode {
     ShiftDate(i64),
     /// As `ShiftDate`, and the answer has this header, in the place of one of its name: as of a proxy that writes both.
     Relay(i64, &'static str),
+    /// The server is told this first, as by a pooler. Only of [`Proxy::postgres`].
+    After(&'static str),
     /// It does not reach the server; the client gets this status and JSON, as from a service in trouble.
     Say(u16, &'static str),
 }
@@ -260,6 +262,12 @@ impl Proxy {
         self.inner.lock().count
     }
 
+    /// How many more there were that have only prepared a statement, or had one forgotten. They have no mode. Only of
+    /// [`Proxy::postgres`].
+    pub fn prepares(&self) -> u64 {
+        self.inner.lock().prepares
+    }
+
     /// What each connection's client has said first, the oldest connection first. Only of [`Proxy::raw`].
     pub fn heard(&self) -> Vec<Vec<u8>> {
         let mut heard: Vec<_> = self.inner.lock().heard.clone().into_iter().collect();
@@ -333,6 +341,7 @@ struct State {
     to_server: Flow,
     to_client: Flow,
     count: u64,
+    prepares: u64,
     kept: VecDeque<Request>,
     heard: HashMap<u64, Vec<u8>>,
     /// The sockets, of both sides, by number.
@@ -354,6 +363,7 @@ impl Default for State {
             to_server: Flow::Pass,
             to_client: Flow::Pass,
             count: 0,
+            prepares: 0,
             kept: VecDeque::new(),
             heard: HashMap::new(),
             open: HashMap::new(),

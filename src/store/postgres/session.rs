@@ -1,0 +1,202 @@
+//! A connection, and the statements that its session keeps prepared: to plan one takes the server longer than to run it.
+//!
+//! A statement goes in one message with its values, also the first two times. The second time it is prepared behind that,
+//! which nobody waits for, so a program that asks little pays nothing for it. Only a session that is known to be
+//! the server's own keeps any: the driver's names for them are those of every other program that uses it, and behind
+//! a pooler would be found by those.
+
+use std::cell::{Cell, RefCell};
+use std::error::Error as StdError;
+use std::fmt;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+
+use bytes::BytesMut;
+use tokio::task::AbortHandle;
+use tokio_postgres::error::{DbError, Severity, SqlState};
+use tokio_postgres::types::{Format, IsNull, ToSql, Type};
+use tokio_postgres::{AsyncMessage, Client, Error as DriverError, Row as Answer, Statement as Prepared};
+
+use super::statements::in_durable_session;
+use super::tls::Moving;
+
+/// Its bytes are moved by a task that ends with it, whatever is under way.
+pub(super) struct Connected {
+    pub client: Rc<Client>,
+    task: AbortHandle,
+    /// The server said that the last commit is not on the standbys that it must be on.
+    pub unreplicated: Rc<Cell<bool>>,
+    kept: Rc<Kept>,
+}
+
+impl Drop for Connected {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// What the session keeps, by the text as it stands in [`Statements`](super::statements::Statements): there are few.
+#[derive(Default)]
+struct Kept {
+    /// Whether anything may be.
+    is_on: Cell<bool>,
+    all: RefCell<Vec<(Arc<str>, State)>>,
+}
+
+enum State {
+    /// It was sent once.
+    Asked,
+    /// It is being prepared, or that failed.
+    Tried,
+    Ready(Prepared),
+}
+
+impl Connected {
+    /// `hear` is called for each notification.
+    pub fn new(client: Client, mut connection: Moving, hear: impl Fn(&str) + 'static) -> Connected {
+        let unreplicated = Rc::<Cell<bool>>::default();
+        let theirs = unreplicated.clone();
+        let moving = async move {
+            while let Some(Ok(message)) = poll_fn(|context| connection.poll_message(context)).await {
+                match message {
+                    AsyncMessage::Notification(told) => hear(told.payload()),
+                    AsyncMessage::Notice(notice) if is_unreplicated(&notice) => theirs.set(true),
+                    _ => {}
+                }
+            }
+        };
+        let task = tokio::task::spawn_local(moving).abort_handle();
+        Connected { client: Rc::new(client), task, unreplicated, kept: Rc::default() }
+    }
+
+    /// The session is the server's own, its commits wait as those of [`in_durable_session`] must, and it plans what it
+    /// keeps once.
+    pub fn keeps_statements(&self) {
+        self.kept.is_on.set(true);
+    }
+
+    /// Asks this with these values, as one statement. One that is asked for again and again is `lasting`.
+    pub async fn query(
+        &self,
+        sql: &str,
+        lasting: Option<&Arc<str>>,
+        values: &[(&(dyn ToSql + Sync), Type)],
+    ) -> Result<Vec<Answer>, DriverError> {
+        let lasting = lasting.filter(|_| self.kept.is_on.get());
+        if let Some(lasting) = lasting
+            && let Some(prepared) = self.kept.ready(lasting)
+        {
+            // The driver logs what it is given here.
+            let hidden: Vec<_> = values.iter().map(|(value, _)| Hidden(*value)).collect();
+            let hidden: Vec<_> = hidden.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+            match self.client.query(&prepared, &hidden).await {
+                Err(error) if self.kept.forgets(lasting, &error) => {}
+                answer => return answer,
+            }
+        }
+        let answer = self.client.query_typed(sql, values).await;
+        if answer.is_ok()
+            && let Some(lasting) = lasting
+            && self.kept.is_asked_again(lasting)
+        {
+            self.prepare(lasting, values.iter().map(|(_, kind)| kind.clone()).collect());
+        }
+        answer
+    }
+
+    /// Nobody waits for it. Where it fails, the statement goes on as it did.
+    fn prepare(&self, lasting: &Arc<str>, types: Vec<Type>) {
+        let (client, kept, lasting) = (self.client.clone(), self.kept.clone(), lasting.clone());
+        tokio::task::spawn_local(async move {
+            if let Ok(prepared) = client.prepare_typed(&in_durable_session(&lasting), &types).await {
+                kept.set(&lasting, State::Ready(prepared));
+            }
+        });
+    }
+}
+
+impl Kept {
+    fn ready(&self, lasting: &Arc<str>) -> Option<Prepared> {
+        self.all.borrow().iter().find_map(|(of, state)| match state {
+            State::Ready(prepared) if Arc::ptr_eq(of, lasting) => Some(prepared.clone()),
+            _ => None,
+        })
+    }
+
+    /// Whether it is to be prepared now.
+    fn is_asked_again(&self, lasting: &Arc<str>) -> bool {
+        let state = self
+            .all
+            .borrow()
+            .iter()
+            .find(|(of, _)| Arc::ptr_eq(of, lasting))
+            .map(|(_, state)| matches!(state, State::Asked));
+        match state {
+            None => self.set(lasting, State::Asked),
+            Some(true) => self.set(lasting, State::Tried),
+            Some(false) => {}
+        }
+        state == Some(true)
+    }
+
+    fn set(&self, lasting: &Arc<str>, state: State) {
+        let mut all = self.all.borrow_mut();
+        match all.iter_mut().find(|(of, _)| Arc::ptr_eq(of, lasting)) {
+            Some((_, of)) => *of = state,
+            None => all.push((lasting.clone(), state)),
+        }
+    }
+
+    /// Whether the server did nothing, since it does not have the statement as it was prepared: the table was changed, or
+    /// somebody has made the session forget all, who may do so again.
+    fn forgets(&self, lasting: &Arc<str>, error: &DriverError) -> bool {
+        match error.code() {
+            Some(&SqlState::FEATURE_NOT_SUPPORTED) => {
+                self.set(lasting, State::Asked);
+                true
+            }
+            Some(&SqlState::INVALID_SQL_STATEMENT_NAME) => {
+                self.is_on.set(false);
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+/// Whether the server says that it has committed, but did not wait for the standby any more. That warning has the same code
+/// as all that have none of their own, and its text is in the server's language: who wrote it tells it from those of a
+/// trigger, or of transaction ids that run short, which come with every write.
+fn is_unreplicated(notice: &DbError) -> bool {
+    notice.parsed_severity().unwrap_or(Severity::Warning) == Severity::Warning
+        && notice.routine().is_none_or(|routine| routine == "SyncRepWaitForLSN")
+}
+
+/// A value that is shown nowhere: it may be the grant id.
+struct Hidden<'a>(&'a (dyn ToSql + Sync));
+
+impl fmt::Debug for Hidden<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("..")
+    }
+}
+
+impl ToSql for Hidden<'_> {
+    fn to_sql(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
+        self.0.to_sql_checked(kind, out)
+    }
+
+    /// The value says itself.
+    fn accepts(_: &Type) -> bool {
+        true
+    }
+
+    fn to_sql_checked(&self, kind: &Type, out: &mut BytesMut) -> Result<IsNull, Box<dyn StdError + Sync + Send>> {
+        self.0.to_sql_checked(kind, out)
+    }
+
+    fn encode_format(&self, kind: &Type) -> Format {
+        self.0.encode_format(kind)
+    }
+}

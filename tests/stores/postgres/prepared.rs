@@ -1,0 +1,161 @@
+//! What the session keeps prepared: when, what it saves, and what happens when the server has it no more.
+
+use std::sync::Mutex;
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::Schema;
+
+use crate::postgres::*;
+use crate::support::alone::alone;
+use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
+use crate::support::postgres::Rows;
+use crate::support::proxy::{Mode as Network, Proxy, Rule};
+use crate::support::servers::{postgres, postgres_server};
+use crate::support::wait::wait_until;
+
+/// A store behind a proxy that sees what is sent.
+fn watched() -> (Proxy, Postgres, Rows) {
+    let rows = Rows::fresh();
+    let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
+    let store = Postgres::open(rows.options_at(&proxy.addr().to_string()), &soon()).unwrap();
+    (proxy, store, rows)
+}
+
+/// Whether what was asked last was sent by its name alone.
+fn was_named(proxy: &Proxy) -> bool {
+    proxy.requests().last().unwrap().body.starts_with('B')
+}
+
+/// Acquire, refused, renewed, released: of each whether it was sent by its name, and how many requests all took.
+fn steps(proxy: &Proxy, store: &Postgres) -> ([bool; 4], u64) {
+    let before = proxy.count();
+    let mut named = Vec::new();
+    let mut a = exclusive(store, "k");
+    granted(store, &mut a);
+    named.push(was_named(proxy));
+    refused(store, &mut exclusive(store, "k"));
+    named.push(was_named(proxy));
+    renewed(store, &mut a, renewal(Lease::For(2 * LEASE)));
+    named.push(was_named(proxy));
+    release(store, &mut a);
+    named.push(was_named(proxy));
+    (named.try_into().unwrap(), proxy.count() - before)
+}
+
+#[test]
+fn what_is_asked_again_and_again_is_prepared_once() {
+    needs_server!();
+    let (proxy, store, _rows) = watched();
+    // A program that takes a lock once pays for nothing.
+    assert_eq!(steps(&proxy, &store), ([false; 4], 4));
+    // The refusal was the second of its statement.
+    assert!(proxy.prepares() <= 1);
+    warm(&store);
+    let prepares = proxy.prepares();
+    assert_eq!(prepares, 3, "acquire, renew, release");
+    for _ in 0..3 {
+        assert_eq!(steps(&proxy, &store), ([true; 4], 4));
+    }
+    assert_eq!(proxy.prepares(), prepares);
+}
+
+/// It was planned when the table was small, and is not planned anew when it has grown.
+#[test]
+fn what_is_prepared_reads_no_whole_table() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    warm(&store);
+    // One page, as the server knows from now on: to read it all would cost less than the index.
+    rows.sql("ANALYZE {T}");
+    let count = |what: &str| {
+        let counts = format!("SELECT {what} FROM pg_stat_user_tables WHERE relname = '{{T}}'");
+        rows.one(&counts).unwrap().parse::<i64>().unwrap()
+    };
+    for _ in 0..3 {
+        warm(&store);
+    }
+    // The session says so at its end.
+    drop(store);
+    wait_until("the statistics come", || count("n_tup_upd") >= 11 + 3 * 12);
+    // To make the indexes takes some.
+    let scans = count("seq_scan");
+    assert!(scans < 10, "{scans} scans of the table");
+}
+
+/// A newer version adds columns while older ones run; somebody else changes a type.
+#[test]
+fn a_table_that_is_changed_fails_no_step() {
+    needs_server!();
+    let (proxy, store, rows) = watched();
+    warm(&store);
+    for (change, requests) in [
+        ("ALTER TABLE {T} ADD COLUMN newer text NOT NULL DEFAULT 'x'", 4),
+        ("ALTER TABLE {T} DROP COLUMN newer", 4),
+        // The answer has another type: of each of the three statements the first is sent once more.
+        ("ALTER TABLE {T} ALTER COLUMN owner TYPE varchar(100)", 7),
+    ] {
+        assert_eq!(steps(&proxy, &store).0, [true; 4], "{change}");
+        rows.sql(change);
+        let (_, took) = steps(&proxy, &store);
+        assert_eq!(took, requests, "{change}");
+        warm(&store);
+    }
+    assert_eq!(steps(&proxy, &store), ([true; 4], 4), "prepared anew");
+    rows.sql("DROP TABLE {T}");
+    store.schema(Schema::Create, &soon()).unwrap();
+    steps(&proxy, &store);
+}
+
+/// As a pooler may that says nothing of itself: what the session has lost was not run, and is sent once more.
+#[test]
+fn a_session_that_is_made_to_forget_fails_no_step_and_keeps_nothing_more() {
+    needs_server!();
+    for forget in ["DISCARD ALL", "DEALLOCATE ALL"] {
+        let (proxy, store, _rows) = watched();
+        warm(&store);
+        assert_eq!(steps(&proxy, &store), ([true; 4], 4), "{forget}");
+        proxy.add(Rule::next(1, Network::After(forget)));
+        assert_eq!(steps(&proxy, &store), ([false; 4], 5), "{forget}");
+        assert!(proxy.clear().is_empty());
+        let prepares = proxy.prepares();
+        warm(&store);
+        assert_eq!(steps(&proxy, &store), ([false; 4], 4), "{forget}");
+        assert_eq!(proxy.prepares(), prepares, "{forget}");
+    }
+}
+
+static LOGGED: Mutex<String> = Mutex::new(String::new());
+
+struct All;
+
+impl log::Log for All {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        LOGGED.lock().unwrap().push_str(&format!("{}: {}\n", record.target(), record.args()));
+    }
+
+    fn flush(&self) {}
+}
+
+/// Who knows the grant id can end the lock.
+#[test]
+fn the_drivers_log_shows_no_value() {
+    needs_server!();
+    alone("postgres::prepared::the_drivers_log_shows_no_value", || {
+        let rows = Rows::fresh();
+        let store = rows.open();
+        warm(&store);
+        log::set_logger(&All).unwrap();
+        log::set_max_level(log::LevelFilter::Trace);
+        let mut a = exclusive(&store, "k");
+        granted(&store, &mut a);
+        log::set_max_level(log::LevelFilter::Off);
+        let logged = LOGGED.lock().unwrap();
+        assert!(logged.contains("executing statement"), "the driver logs nothing: {logged}");
+        assert!(!logged.contains(a.grant().as_str()), "{logged}");
+    });
+}
