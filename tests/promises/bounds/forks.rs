@@ -54,6 +54,8 @@ fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing()
 fn children_that_were_forked_alike_are_not_taken_for_one() {
     alone("bounds::forks::children_that_were_forked_alike_are_not_taken_for_one", || {
         let (folder, mut answers) = (Folder::new(), Vec::new());
+        // Who makes the file draws once more.
+        drop(LockClient::connect(&folder.url()).expect("a client"));
         // The generator has begun, as in a program that has drawn something before it forks.
         let _ = uuid::Uuid::new_v4();
         for _ in 0..2 {
