@@ -7,6 +7,9 @@ use crossbeam_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, Signal};
 use signal_hook::iterator::Signals;
 
+use crate::terminal::Terminal;
+use crate::warnings::tell;
+
 /// Passed on to the command.
 pub const PASSED_ON: [Signal; 7] = [
     Signal::SIGINT,
@@ -25,6 +28,36 @@ pub struct Interrupts {
     pub signals: Receiver<Signal>,
     /// Nobody needs the lock any more.
     pub gone: Receiver<Gone>,
+    pub hangup: Hangup,
+}
+
+/// What a HUP means to who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hangup {
+    /// It ends the wait.
+    Ends,
+    /// It asks what runs to reload, and here is nothing to reload, unless it comes from the end of the terminal.
+    Reloads { on_terminal: bool },
+}
+
+impl Hangup {
+    /// That of a node of an election.
+    pub fn reloads() -> Hangup {
+        Hangup::Reloads { on_terminal: Terminal::open().is_some() }
+    }
+}
+
+impl Interrupts {
+    /// Whether it ends a wait.
+    pub fn end_wait(&self, signal: Signal) -> bool {
+        match (signal, self.hangup) {
+            (Signal::SIGHUP, Hangup::Reloads { on_terminal }) if !on_terminal || Terminal::open().is_some() => {
+                tell("SIGHUP ends no wait of `elect`; SIGTERM and SIGINT do");
+                false
+            }
+            _ => ENDING.contains(&signal),
+        }
+    }
 }
 
 /// Says who does not need it any more, as `process 7 has ended`.
