@@ -1,12 +1,17 @@
 //! The signals that this process is told, as a channel.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{Pid, getpid};
+use signal_hook::flag::register_conditional_shutdown;
 use signal_hook::iterator::Signals;
 
+use crate::failure::code;
 use crate::terminal::Terminal;
 use crate::warnings::tell;
 
@@ -79,6 +84,19 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
         }
     })?;
     Ok(receiver)
+}
+
+/// For what takes no signals itself: process 1, as that of a container, is spared what a signal does to any other one,
+/// unless it says otherwise.
+pub fn end_process_1_by_signals() {
+    if getpid() != Pid::from_raw(1) {
+        return;
+    }
+    let always = Arc::new(AtomicBool::new(true));
+    for signal in ENDING {
+        let code = i32::from(code::SIGNAL + signal as u8);
+        let _ = register_conditional_shutdown(signal as i32, code, always.clone());
+    }
 }
 
 /// A process that is not in the terminal's foreground is stopped when it writes there or gives the foreground to
