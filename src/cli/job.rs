@@ -241,7 +241,8 @@ fn reap(children: Option<Vec<Pid>>, is_one: impl Fn(Pid) -> bool, mut reaped: im
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(target_os = "linux")]
+#[cfg(test)]
 mod tests {
     use std::process::Command;
     use std::thread;
@@ -253,7 +254,7 @@ mod tests {
     #[test]
     fn what_ends_is_waited_for_also_where_nobody_lists_the_children() {
         for is_listed in [true, false] {
-            let child = Command::new("true").spawn().unwrap();
+            let mut child = Command::new("true").spawn().unwrap();
             let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
             let until = Instant::now() + Duration::from_secs(60);
             // Those of other tests may stand before it for a moment. A zombie can be sent a signal.
@@ -262,6 +263,7 @@ mod tests {
                 reap(children().filter(|_| is_listed), |ended| ended == pid, |_| ());
                 thread::sleep(Duration::from_millis(5));
             }
+            assert!(child.wait().is_err(), "somebody has waited for it");
         }
     }
 }
