@@ -295,13 +295,18 @@ pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code
     call(|| {
         // It can be freed meanwhile, which takes out what is to be released.
         let guard = handle::get::<Guard>(guard)?;
-        wait_loss(&guard.loss, &guard.granted, ms)
+        wait_loss(&guard.loss, &guard.granted, ms, || drop(guard.ask(LockGuard::ensure_held)))
     })
 }
 
-/// See `leasehold_guard_wait_loss`.
-pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64) -> Outcome {
+/// See `leasehold_guard_wait_loss`. `ensure_held`: that of the guard, if it is still there.
+pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64, ensure_held: impl FnOnce()) -> Outcome {
     if loss.wait_timeout(millis(ms)).is_some() {
+        return Ok(());
+    }
+    // After a suspend or a SIGSTOP the time may be over before the watcher's look, and this looks at the clock.
+    ensure_held();
+    if loss.get().is_some() {
         return Ok(());
     }
     let (kind, how) = match loss.has_ended() {

@@ -235,3 +235,29 @@ fn a_release_between_the_loss_and_its_callback_silences_nothing() {
     assert!(TOLD.load(Ordering::SeqCst), "nobody heard of the loss");
     assert_eq!(leasehold_guard_free(guard), Code::Ok);
 }
+
+/// After a suspend or a SIGSTOP the end of a wait may come before the watcher's look.
+#[test]
+fn a_wait_that_ends_after_the_lease_tells_of_the_loss() {
+    use super::super::keeper::{KeeperData, leasehold_keeper_wait_loss};
+    use super::super::leadership::{LeadershipData, leasehold_leadership_wait_loss};
+    use crate::testing::MemoryStore;
+
+    let minute = Duration::from_secs(60);
+    for _ in 0..20 {
+        let store = MemoryStore::new();
+        let client = store.client();
+        let Ok(guard) = client.lock("k").map(|held| Guard::new(held, Watch::new(None))) else { panic!("no lock") };
+        let leases = client.leases("n");
+        let keeper = leases.claim("a", "h", minute).and_then(|_| leases.keep("a", "h", minute));
+        let (Ok(keeper), Ok(won)) = (keeper, client.election("e").build().and_then(|node| node.campaign())) else {
+            panic!("no lease, or no term")
+        };
+        let (guard, keeper) = (handle::insert(guard), handle::insert(KeeperData(keeper)));
+        let (Ok(guard), Ok(keeper), Ok(won)) = (guard, keeper, LeadershipData::won(won)) else { panic!("no handle") };
+        store.advance(2 * minute);
+        assert_eq!(leasehold_guard_wait_loss(guard, 0), Code::Ok);
+        assert_eq!(leasehold_leadership_wait_loss(won, 0), Code::Ok);
+        assert_eq!(leasehold_keeper_wait_loss(keeper, 0), Code::Ok);
+    }
+}

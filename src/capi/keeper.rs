@@ -11,7 +11,7 @@ use crate::api::leases::LeaseKeeper;
 use crate::sys::drop_bound::DropBound;
 
 /// A lease that is extended.
-pub struct KeeperData(LeaseKeeper);
+pub struct KeeperData(pub(super) LeaseKeeper);
 handle::object!(KeeperData = 15, KeeperHandle, "keeper of a lease");
 
 /// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
@@ -120,7 +120,10 @@ pub extern "C" fn leasehold_keeper_wait_loss(keeper: KeeperHandle, ms: u64) -> C
             let keeper = handle::get::<KeeperData>(keeper)?;
             (keeper.0.loss(), keeper.0.guard().info())
         };
-        wait_loss(&loss, &granted, ms)
+        let ensure_held = || {
+            let _ = handle::get::<KeeperData>(keeper).map(|keeper| keeper.0.guard().ensure_held());
+        };
+        wait_loss(&loss, &granted, ms, ensure_held)
     })
 }
 

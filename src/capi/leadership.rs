@@ -29,7 +29,7 @@ pub struct LeadershipHandle {
 }
 
 impl LeadershipData {
-    fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
+    pub(super) fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
         let (granted, loss) = (won.guard().info(), won.loss());
         handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), granted, loss })
     }
@@ -112,7 +112,8 @@ pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHa
 pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
-        wait_loss(&leadership.loss, &leadership.granted, ms)
+        let ensure_held = || drop(leadership.ask(|term| term.guard().ensure_held()));
+        wait_loss(&leadership.loss, &leadership.granted, ms, ensure_held)
     })
 }
 

@@ -328,11 +328,12 @@ class request {
   /// The lock stands for so long at the least, counted from its grant, however soon the guard ends.
   request &hold_at_least(time_span time) { return set(leasehold_request_set_hold_at_least(get(), to_ms(time))); }
   request &cancel_by(const cancel &token) { return set(leasehold_request_set_cancel(get(), token.get())); }
-  /// Called once for each guard whose lock is lost; never after a release. It may end the guard.
+  /// Called once for each guard whose lock is lost; never after a release. It may end the guard. An empty one, or nullptr,
+  /// for none, which is the default.
   request &call_on_loss(on_loss function) {
-    auto called = std::make_shared<leasehold::on_loss>(std::move(function));
+    auto called = function ? std::make_shared<leasehold::on_loss>(std::move(function)) : nullptr;
     // Not kept here if it is refused.
-    set(leasehold_request_set_on_loss(get(), lost, called.get()));
+    set(leasehold_request_set_on_loss(get(), called ? lost : nullptr, called.get()));
     // Guards that were made before keep theirs.
     called_ = std::move(called);
     return *this;
@@ -509,11 +510,11 @@ class [[nodiscard]] election {
 
   /// Starts a thread that campaigns, and calls the work whenever this node has won, as leasehold_election_lead does. The
   /// work should return soon after is_leader() became false; it may end the election. Each term calls a copy of it: what
-  /// must last stands behind a pointer.
+  /// must last stands behind a pointer. An empty one throws: run() is without a work.
   void lead(work function) {
-    auto called = std::make_shared<work>(std::move(function));
+    auto called = function ? std::make_shared<work>(std::move(function)) : nullptr;
     // Before it is called, and not at all if it is refused: then another is at work.
-    check(leasehold_election_lead(get(), works, called.get()));
+    check(leasehold_election_lead(get(), called ? works : nullptr, called.get()));
     work_ = std::move(called);
   }
   /// lead() without a work.

@@ -7,6 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
+use crate::signals::end_process_1_by_signals;
 use crate::{about, exec, keeper, leases, locks, on_behalf, run, secret, show, steps, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
@@ -31,6 +32,9 @@ fn perform(args: &Args) -> Outcome {
     warnings::show(global);
     if global.json {
         show::speak_json();
+    }
+    if !matches!(args.command, Command::Run(_) | Command::Elect(_) | Command::Acquire(_) | Command::Hold(_)) {
+        end_process_1_by_signals();
     }
     match &args.command {
         Command::Run(args) => run::run(global, args),

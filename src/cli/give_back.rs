@@ -1,9 +1,10 @@
 //! The end of a hold: its locks are released. What is wrong with that is said by nobody who waits for standard error.
 
+use std::convert::Infallible;
 use std::time::{Duration, Instant};
 use std::{fmt, io};
 
-use crossbeam_channel::{Receiver, after, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, select};
 use leasehold::{CancelToken, Error, ErrorKind};
 use nix::sys::signal::Signal;
 
@@ -14,6 +15,8 @@ use crate::words::words;
 
 /// What a release gets at least, for a store that answers again.
 const LAST_TRY: Duration = Duration::from_millis(500);
+/// Between two tries, each of which takes as long as a drop may.
+const AGAIN: Duration = Duration::from_millis(200);
 /// The library's watcher tells a loss within a second.
 pub const TOLD: Duration = Duration::from_secs(2);
 
@@ -113,12 +116,22 @@ struct Release {
 
 /// Releases the lock; after the end of the lease there is nothing to wait for any more.
 fn release(locks: Held, lease_left: Option<Duration>, every: Option<Duration>, signals: &Receiver<Signal>) -> Release {
-    let (done, told) = crossbeam_channel::bounded(2);
+    let (done, told) = bounded(2);
+    let (waits, nobody_waits) = bounded::<Infallible>(0);
+    let (name, is_waited_for) = (locks.name(), lease_left.is_some());
     let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
     let spawned = thread.spawn(move || {
         let stood = every.map_or(Ok(()), |every| locks.stand(every, &CancelToken::new(), None));
         let _ = done.send(stood.clone());
-        let _ = done.send(stood.and(locks.release()));
+        let mut is_said = false;
+        let goes_on = |why: &Error| {
+            let is_waited_for = is_waited_for && nobody_waits.recv_timeout(AGAIN) == Err(RecvTimeoutError::Timeout);
+            if is_waited_for && !std::mem::replace(&mut is_said, true) {
+                tell(&format!("{name} could not be released yet, which is tried until its lease ends: {why}"));
+            }
+            is_waited_for
+        };
+        locks.release(goes_on, |released| drop(done.send(stood.and(released))));
     });
     if let Err(error) = spawned {
         // The guard was dropped, and its drop released: only that it stands is missing.
@@ -128,6 +141,7 @@ fn release(locks: Held, lease_left: Option<Duration>, every: Option<Duration>, s
     let over = after(lease_left.map_or(Duration::ZERO, |left| left.max(LAST_TRY)));
     let mut answers = Answers { told, over, is_over: false, signals, told_to_end: None, last_try: LAST_TRY };
     let (stands, answer) = (answers.next().is_ok(), answers.next());
+    drop(waits);
     Release { stands, answer, told_to_end: answers.told_to_end }
 }
 
@@ -164,7 +178,7 @@ impl Answers<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam_channel::{bounded, never, unbounded};
+    use crossbeam_channel::{never, unbounded};
 
     use super::*;
 

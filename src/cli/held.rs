@@ -12,7 +12,7 @@ use leasehold::{
 
 use crate::asked::{Labels, Sharing};
 use crate::clock::since_boot;
-use crate::show::say;
+use crate::warnings::tell;
 use crate::words::words;
 
 /// Between two tries to have the lock stand for longer.
@@ -61,10 +61,10 @@ impl Wanted {
         // What stands already would keep others out of work that nobody does. A second signal ends this at once, so it is
         // said before.
         let (name, least) = (held.name(), words(least));
-        say(&format!("nothing is run; until they are released some of {name} may stand for {least}"));
+        tell(&format!("nothing is run; until they are released some of {name} may stand for {least}"));
         for guard in held.guards() {
             if let Err(why) = client.unlock_key(guard.key(), held.lock_id()) {
-                say(&format!("the lock {:?} may stand for {least} though nothing was run: {why}", guard.key()));
+                tell(&format!("the lock {:?} may stand for {least} though nothing was run: {why}", guard.key()));
             }
         }
         Err(error)
@@ -193,18 +193,21 @@ impl Held {
         })
     }
 
-    /// Releases the locks. What was not answered is not tried once more.
-    pub fn release(self) -> Result<(), Error> {
-        match self {
-            Held::One(guard) => guard.release().map_err(|failed| {
-                let error = failed.error().clone();
-                if error.kind() != leasehold::ErrorKind::Lost {
-                    // Its drop would try for as long once more.
-                    std::mem::forget(failed);
-                }
-                error
-            }),
-            Held::All(guard) => guard.release(),
+    /// Releases the locks. What was not answered is tried again for as long as `goes_on` says, which is told why. Then it is
+    /// given up in the background; `done` hears of that before.
+    pub fn release(self, mut goes_on: impl FnMut(&Error) -> bool, done: impl FnOnce(Result<()>)) {
+        let mut guard = match self {
+            Held::One(guard) => guard,
+            Held::All(guard) => return done(guard.release()),
+        };
+        loop {
+            let Err(failed) = guard.release() else { return done(Ok(())) };
+            if failed.error().is_retryable() && goes_on(failed.error()) {
+                guard = failed.into_guard();
+                continue;
+            }
+            // Its drop tries for as long once more.
+            return done(Err(failed.error().clone()));
         }
     }
 }

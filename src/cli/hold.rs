@@ -31,8 +31,9 @@ pub enum End {
     Command(u8),
     /// The lock was lost. The signal by which this process was told to end, if it was.
     Lost(Option<Signal>),
-    /// The lock was held for as long as `--max-hold` allows. The signal, as above.
-    HeldTooLong(Option<Signal>),
+    /// The same, of one who is to let others go first: it was held for as long as `--max-hold` allows, or the command was
+    /// not well. The signal, as above.
+    Deposed(Option<Signal>),
     /// The command was not well, and the lock was held all the while. The signal, as above.
     Unhealthy(Option<Signal>),
 }
@@ -338,8 +339,8 @@ impl<'a> Holding<'a> {
         job.finish();
         let told_to_end = told.to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
-            true if losses.first.is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold)) => {
-                End::HeldTooLong(told_to_end)
+            true if is_unhealthy || losses.first.is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold)) => {
+                End::Deposed(told_to_end)
             }
             true => End::Lost(told_to_end),
             false if is_unhealthy => End::Unhealthy(told_to_end),

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
+#[cfg(target_os = "linux")]
+use nix::sys::wait::{Id, waitid};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 #[cfg(target_os = "linux")]
 use nix::unistd::getpgid;
@@ -163,18 +165,14 @@ impl Job {
     /// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more.
     #[cfg(target_os = "linux")]
     fn reap_others(&self, beside: &[Pid]) {
-        let mut inherited = INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
-        for pid in children() {
+        let inherited = || INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_other = |pid| {
             let is_keeper = self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == Some(pid));
             let is_known = pid == self.group || beside.contains(&pid) || is_keeper;
             let is_of_library = || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp());
-            if is_known || !inherited.contains(&pid) && is_of_library() {
-                continue;
-            }
-            if waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Ok(WaitStatus::StillAlive) {
-                inherited.retain(|before| *before != pid);
-            }
-        }
+            !is_known && (inherited().contains(&pid) || !is_of_library())
+        };
+        reap(children(), is_other, |pid| inherited().retain(|before| *before != pid));
     }
 
     /// Ctrl-Z, or a read of the terminal from the background: whoever started us shall see us stop too.
@@ -214,6 +212,58 @@ impl Job {
             && had_it
         {
             let _ = kill(Pid::from_raw(0), signal);
+        }
+    }
+}
+
+/// Waits for each of the children that has ended and is one of these. Where they are not known, for those that the system
+/// names, up to one that is not.
+#[cfg(target_os = "linux")]
+fn reap(children: Option<Vec<Pid>>, is_one: impl Fn(Pid) -> bool, mut reaped: impl FnMut(Pid)) {
+    let mut has_ended = |pid| {
+        let has_ended = waitpid(pid, Some(WaitPidFlag::WNOHANG)) != Ok(WaitStatus::StillAlive);
+        if has_ended {
+            reaped(pid);
+        }
+        has_ended
+    };
+    if let Some(children) = children {
+        for pid in children.into_iter().filter(|pid| is_one(*pid)) {
+            has_ended(pid);
+        }
+        return;
+    }
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) = waitid(Id::All, flags) {
+        if !is_one(pid) || !has_ended(pid) {
+            return;
+        }
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::thread;
+    use std::time::Instant;
+
+    use super::*;
+
+    /// Small kernels and some sandboxes do not say which children there are.
+    #[test]
+    fn what_ends_is_waited_for_also_where_nobody_lists_the_children() {
+        for is_listed in [true, false] {
+            let mut child = Command::new("true").spawn().unwrap();
+            let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
+            let until = Instant::now() + Duration::from_secs(60);
+            // Those of other tests may stand before it for a moment. A zombie can be sent a signal.
+            while kill(pid, None).is_ok() {
+                assert!(Instant::now() < until, "it is still there: {is_listed}");
+                reap(children().filter(|_| is_listed), |ended| ended == pid, |_| ());
+                thread::sleep(Duration::from_millis(5));
+            }
+            assert!(child.wait().is_err(), "somebody has waited for it");
         }
     }
 }

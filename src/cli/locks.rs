@@ -6,11 +6,11 @@ use std::time::Instant;
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{ContentArrangement, Table, presets};
-use leasehold::{Filter, LockClient, LockStatus, Mode};
+use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 use serde_json::{Value, json};
 
 use crate::args::{Global, Purge, Release, Renew, Status};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, code};
 use crate::show::{columns, err, former_holder, holder, holder_json, print, print_json, say};
 use crate::steps;
 use crate::store::{Missing, client};
@@ -191,28 +191,57 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
         return told(global, "released", &nothing, &freed, former_holder);
     }
     let client = client(global, Missing::Wrong)?;
-    if !args.yes {
-        let holders = client.list(&Filter::new().key(key))?;
-        if holders.is_empty() {
-            return told(global, "released", &nothing, &[], former_holder);
-        }
-        confirm(key, &holders)?;
+    if args.yes {
+        return told(global, "released", &nothing, &client.force_release(key)?, former_holder);
     }
-    told(global, "released", &nothing, &client.force_release(key)?, former_holder)
+    let mut freed = Vec::new();
+    let answer = release_shown(&client, key, &mut freed);
+    if answer.is_ok() || !freed.is_empty() {
+        told(global, "released", &nothing, &freed, former_holder)?;
+    }
+    answer.map(|()| 0)
+}
+
+/// Releases the holders that were shown and that the answer was about, and nobody who came while it was waited for.
+fn release_shown(client: &LockClient, key: &str, freed: &mut Vec<LockStatus>) -> Outcome<()> {
+    let holders = || client.list(&Filter::new().key(key));
+    let mut shown = holders()?;
+    while !shown.is_empty() {
+        confirm(key, &shown)?;
+        // A group may have one lock id for all that it takes.
+        let is_shown = |now: &LockStatus| {
+            let same =
+                |then: &LockStatus| (then.fencing_token(), then.lock_id()) == (now.fencing_token(), now.lock_id());
+            shown.iter().any(same)
+        };
+        let (still, others): (Vec<_>, Vec<_>) = holders()?.into_iter().partition(is_shown);
+        let mut lock_ids: Vec<&str> = still.iter().map(LockStatus::lock_id).collect();
+        lock_ids.sort_unstable();
+        lock_ids.dedup();
+        for lock_id in lock_ids {
+            match client.unlock_key(key, lock_id) {
+                // It went between these two calls.
+                Err(error) if error.kind() == ErrorKind::Held => {}
+                released => freed.extend(released?),
+            }
+        }
+        shown = others;
+    }
+    Ok(())
 }
 
 /// Shows the holders and asks.
 fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
-    if !std::io::stdin().is_terminal() {
+    if !io::stdin().is_terminal() {
         return Err(Failure::usage("--force asks before it takes a lock away, but there is no terminal; give --yes"));
     }
     let held: String = holders.iter().map(|status| format!("{key:?} is held by {}\n", holder(status))).collect();
     err(&format!("{held}Its holder learns of it only at its next heartbeat. Release it? [y/N] "));
     let mut answer = String::new();
-    std::io::stdin().read_line(&mut answer)?;
-    match answer.trim() {
-        "y" | "Y" | "yes" => Ok(()),
-        _ => Err(Failure::Own(crate::failure::code::CONFLICT, format!("{key:?} was left as it is"))),
+    // What cannot be read is no consent.
+    match io::stdin().read_line(&mut answer).map(|_| answer.trim()) {
+        Ok("y" | "Y" | "yes") => Ok(()),
+        _ => Err(Failure::Own(code::CONFLICT, format!("{key:?} was left as it is"))),
     }
 }
 

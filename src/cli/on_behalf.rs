@@ -21,7 +21,7 @@ use crate::killing::Killing;
 use crate::on_loss::OnLoss;
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
-use crate::signals::{ENDING, Interrupts};
+use crate::signals::{ENDING, Hangup, Interrupts};
 use crate::steps::{start_printing, was_printed};
 use crate::store;
 use crate::warnings;
@@ -41,7 +41,8 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
         ..Wanted::default()
     };
     let (of_all, ask) = (global.clone(), args.ask.clone());
-    let session = Session::start(global, move || store::holding(&of_all, &ask), wanted.until, || watched.gone())?;
+    let holding = move || store::holding(&of_all, &ask);
+    let session = Session::start(global, holding, wanted.until, Hangup::Ends, || watched.gone())?;
     let locks = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, false),
         Ok(locks) => locks,
@@ -283,7 +284,10 @@ mod tests {
             let _ = ends.send("gone".to_owned());
         });
         let handed_out = HandingOut { printed: never(), null: File::open("/dev/null").unwrap() };
-        assert_eq!(holding.go_on(&Interrupts { signals, gone }, handed_out).unwrap(), Some(Signal::SIGTERM));
+        assert_eq!(
+            holding.go_on(&Interrupts { signals, gone, hangup: Hangup::Ends }, handed_out).unwrap(),
+            Some(Signal::SIGTERM)
+        );
         ended.send(()).unwrap();
         killed.join().unwrap();
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, ErrorKind};
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
 use std::sync::Mutex;
 
 use nix::errno::Errno;
@@ -11,15 +12,21 @@ use nix::unistd::Pid;
 /// The children of this process from before it became leasehold, by `exec`. Nobody else waits for them.
 pub static INHERITED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// The children of this process, where the system tells them: `/proc/PID/task/TID/children` of Linux.
-pub fn children() -> Vec<Pid> {
-    let Ok(threads) = std::fs::read_dir("/proc/self/task") else { return Vec::new() };
+/// The children of this process, where the system tells them: `/proc/PID/task/TID/children` of Linux, which a small kernel
+/// and some sandboxes do not have.
+pub fn children() -> Option<Vec<Pid>> {
+    children_in(Path::new("/proc/self/task"))
+}
+
+fn children_in(tasks: &Path) -> Option<Vec<Pid>> {
+    let threads = std::fs::read_dir(tasks).ok()?;
     // One that ends meanwhile leaves its children to another.
     let lists = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
-    lists
-        .flat_map(|list| list.split_whitespace().filter_map(|pid| pid.parse().ok()).collect::<Vec<_>>())
-        .map(Pid::from_raw)
-        .collect()
+    let all = |before: Option<Vec<Pid>>, list: String| {
+        let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw);
+        Some(before.into_iter().flatten().chain(pids).collect())
+    };
+    lists.fold(None, all)
 }
 
 /// A handle of a process, which never becomes that of another one with the same number. An error: there is none.

@@ -5,9 +5,8 @@ use std::io;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, after, never, select};
+use crossbeam_channel::{after, never, select};
 use leasehold::{CancelToken, ErrorKind};
-use nix::sys::signal::Signal;
 
 use crate::args::{Elect, Global, Run};
 use crate::asked::{Ask, Patience};
@@ -20,11 +19,11 @@ use crate::job::Job;
 use crate::killing::Killing;
 use crate::processes::{INHERITED, children};
 use crate::session::Session;
-use crate::show::say;
-use crate::signals::ENDING;
+use crate::signals::{Hangup, Interrupts};
 use crate::store;
 use crate::terminal::Terminal;
 use crate::wait::by_signal;
+use crate::warnings::tell;
 
 /// After a term that did not end by a loss, others go first: longer than a waiter looks for nothing.
 const OTHERS_FIRST: Duration = Duration::from_secs(2);
@@ -39,7 +38,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         at_least: args.hold_at_least,
         until: until(wait),
     };
-    let session = start(global, &args.ask, wanted.until)?;
+    let session = start(global, &args.ask, wanted.until, Hangup::Ends)?;
     let held = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, args.every.is_some()),
         Ok(held) => held,
@@ -52,7 +51,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     let work = Work { ask: &args.ask, checks: &args.checks, command: &args.command, every: args.every };
     match hold(&session, global, &work, held)? {
         End::Command(code) => Ok(code),
-        End::Lost(_) | End::HeldTooLong(_) => Err(Failure::Silent(code::LOST)),
+        End::Lost(_) | End::Deposed(_) => Err(Failure::Silent(code::LOST)),
         End::Unhealthy(_) => Err(Failure::Silent(code::UNHEALTHY)),
     }
 }
@@ -82,7 +81,7 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
     let mut ask = args.ask.clone();
     ask.labels.owner = args.id.clone().or(ask.labels.owner);
     let mut until_then = until(args.patience.wait());
-    let session = start(global, &ask, until_then)?;
+    let session = start(global, &ask, until_then, Hangup::reloads())?;
     loop {
         let wanted = Wanted {
             keys: vec![args.name.get().to_owned()],
@@ -98,34 +97,34 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
         let work = Work { ask: &ask, checks: &args.checks, command: &args.command, every: None };
         match hold(&session, global, &work, held)? {
             End::Command(code) => return Ok(code),
-            End::Lost(Some(signal)) | End::HeldTooLong(Some(signal)) | End::Unhealthy(Some(signal)) => {
+            End::Lost(Some(signal)) | End::Deposed(Some(signal)) | End::Unhealthy(Some(signal)) => {
                 return Err(by_signal(signal));
             }
             End::Lost(None) => {}
             // As an election does whose leader resigns of its own accord.
-            End::HeldTooLong(None) | End::Unhealthy(None) => let_others_go_first(&session.interrupts.signals)?,
+            End::Deposed(None) | End::Unhealthy(None) => let_others_go_first(&session.interrupts)?,
         }
         until_then = until(args.patience.wait());
     }
 }
 
-fn let_others_go_first(signals: &Receiver<Signal>) -> Outcome<()> {
+fn let_others_go_first(interrupts: &Interrupts) -> Outcome<()> {
     let over = after(OTHERS_FIRST);
     loop {
         select! {
             recv(over) -> _ => return Ok(()),
-            recv(signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
                 return Err(by_signal(signal));
             },
         }
     }
 }
 
-fn start(global: &Global, ask: &Ask, until: Option<Instant>) -> Outcome<Session> {
+fn start(global: &Global, ask: &Ask, until: Option<Instant>, hangup: Hangup) -> Outcome<Session> {
     // Before any of ours is started.
-    *INHERITED.lock().unwrap_or_else(PoisonError::into_inner) = children();
+    *INHERITED.lock().unwrap_or_else(PoisonError::into_inner) = children().unwrap_or_default();
     let (of_all, ask) = (global.clone(), ask.clone());
-    Session::start(global, move || store::holding(&of_all, &ask), until, || Ok(never()))
+    Session::start(global, move || store::holding(&of_all, &ask), until, hangup, || Ok(never()))
 }
 
 /// What is run, and how.
@@ -149,7 +148,7 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     let prepared = environment.prepared(foreground, work.command).map_err(cannot)?;
     // This process may have stood still since the lock was granted.
     if let Err(error) = held.ensure_held() {
-        say(&error.to_string());
+        tell(&error.to_string());
         return Ok(End::Lost(None));
     }
     let kill_at = Killing::of(&held).by_keeper(work.ask, work.ask.on_loss.may_kill());

@@ -10,7 +10,7 @@ use crate::args::Global;
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Wanted};
 use crate::show::is_stderr_a_terminal;
-use crate::signals::{self, Gone, Interrupts, spare_us_ttou};
+use crate::signals::{self, Gone, Hangup, Interrupts, spare_us_ttou};
 use crate::wait::{Shows, connect, wait};
 
 /// See the module.
@@ -32,18 +32,20 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// `until`: when it is too late to connect. `gone` begins to tell when nobody needs the lock any more.
+    /// `until`: when it is too late to connect. `hangup`: what a HUP means to it while it waits. `gone` begins to tell when
+    /// nobody needs the lock any more.
     pub fn start(
         global: &Global,
         builder: impl Fn() -> Outcome<ClientBuilder> + Send + Sync + 'static,
         until: Option<Instant>,
+        hangup: Hangup,
         gone: impl FnOnce() -> Outcome<Receiver<Gone>>,
     ) -> Outcome<Session> {
         // What is wrong with the options is told at once.
         drop(builder()?);
         // Before any thread is started, which inherits it.
         spare_us_ttou().map_err(internal)?;
-        let interrupts = Interrupts { signals: signals::watch().map_err(internal)?, gone: gone()? };
+        let interrupts = Interrupts { signals: signals::watch().map_err(internal)?, gone: gone()?, hangup };
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
         let client = connect(move || Ok(builder()?.connect()?), until, &interrupts, shows)?;
         Ok(Session { client, interrupts, shows, is_unanswered: Cell::new(false) })

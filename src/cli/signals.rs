@@ -1,11 +1,19 @@
 //! The signals that this process is told, as a channel.
 
 use std::io;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, Signal};
+use nix::unistd::{Pid, getpid};
+use signal_hook::flag::register_conditional_shutdown;
 use signal_hook::iterator::Signals;
+
+use crate::failure::code;
+use crate::terminal::Terminal;
+use crate::warnings::tell;
 
 /// Passed on to the command.
 pub const PASSED_ON: [Signal; 7] = [
@@ -25,6 +33,36 @@ pub struct Interrupts {
     pub signals: Receiver<Signal>,
     /// Nobody needs the lock any more.
     pub gone: Receiver<Gone>,
+    pub hangup: Hangup,
+}
+
+/// What a HUP means to who waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hangup {
+    /// It ends the wait.
+    Ends,
+    /// It asks what runs to reload, and here is nothing to reload, unless it comes from the end of the terminal.
+    Reloads { on_terminal: bool },
+}
+
+impl Hangup {
+    /// That of a node of an election.
+    pub fn reloads() -> Hangup {
+        Hangup::Reloads { on_terminal: Terminal::open().is_some() }
+    }
+}
+
+impl Interrupts {
+    /// Whether it ends a wait.
+    pub fn end_wait(&self, signal: Signal) -> bool {
+        match (signal, self.hangup) {
+            (Signal::SIGHUP, Hangup::Reloads { on_terminal }) if !on_terminal || Terminal::open().is_some() => {
+                tell("SIGHUP ends no wait of `elect`; SIGTERM and SIGINT do");
+                false
+            }
+            _ => ENDING.contains(&signal),
+        }
+    }
 }
 
 /// Says who does not need it any more, as `process 7 has ended`.
@@ -46,6 +84,19 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
         }
     })?;
     Ok(receiver)
+}
+
+/// For what takes no signals itself: process 1, as that of a container, is spared what a signal does to any other one,
+/// unless it says otherwise.
+pub fn end_process_1_by_signals() {
+    if getpid() != Pid::from_raw(1) {
+        return;
+    }
+    let always = Arc::new(AtomicBool::new(true));
+    for signal in ENDING {
+        let code = i32::from(code::SIGNAL + signal as u8);
+        let _ = register_conditional_shutdown(signal as i32, code, always.clone());
+    }
 }
 
 /// A process that is not in the terminal's foreground is stopped when it writes there or gives the foreground to

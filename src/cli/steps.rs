@@ -18,7 +18,7 @@ use crate::held::{Held, Wanted};
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
 use crate::show::{print, print_json, say};
-use crate::signals::ENDING;
+use crate::signals::{ENDING, Hangup};
 use crate::store::{self, Missing, client};
 use crate::wait::{by_signal, on_thread};
 
@@ -39,7 +39,8 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
         ..Wanted::default()
     };
     let (of_all, labels, lease) = (global.clone(), args.labels.clone(), args.lease);
-    let session = Session::start(global, move || store::taking(&of_all, lease, &labels), wanted.until, || Ok(never()))?;
+    let taking = move || store::taking(&of_all, lease, &labels);
+    let session = Session::start(global, taking, wanted.until, Hangup::Ends, || Ok(never()))?;
     let held = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, false),
         Ok(held) => held,

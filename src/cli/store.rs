@@ -11,7 +11,7 @@ use crate::asked::{Ask, Labels};
 use crate::failure::{Failure, Outcome};
 use crate::on_loss::OnLoss;
 use crate::secret::has_password;
-use crate::show::{holder, say};
+use crate::show::holder;
 use crate::warnings;
 use crate::words::words;
 
@@ -176,11 +176,7 @@ impl Observer for Events {
             Event::Released { key, held_for } => format!("released: {key:?} after {}", words(*held_for)),
             _ => return,
         };
-        match event {
-            // By whoever still waits for the lock.
-            Event::Granted { .. } | Event::Refused { .. } => say(&text),
-            // Or by a heartbeat, which must not wait for standard error.
-            _ => warnings::tell(&text),
-        }
+        // By a heartbeat, or by whoever has just been granted the lock: neither must wait for standard error.
+        warnings::tell(&text);
     }
 }

@@ -11,8 +11,8 @@ use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Told};
-use crate::show::{say, wait_line};
-use crate::signals::{ENDING, Gone, Interrupts};
+use crate::signals::{Gone, Interrupts};
+use crate::warnings::{draw, settle, tell};
 use crate::words::{age, ours, words};
 
 /// The pause behind the first try to connect; doubled up to the last one, and up to half as long again at random, so
@@ -37,8 +37,9 @@ pub fn connect(
 ) -> Outcome<LockClient> {
     let outcome = connected(&Arc::new(connect), until, interrupts, shows);
     if shows.line {
-        wait_line("");
+        draw(String::new());
     }
+    settle();
     outcome
 }
 
@@ -63,7 +64,7 @@ fn connected(
                     if error.is_retryable() && until.is_none_or(|until| Instant::now() < until) =>
                 {
                     if trouble.is_none() && shows.words {
-                        say(&format!("waiting for the store: {error}"));
+                        tell(&format!("waiting for the store: {error}"));
                     }
                     trouble = Some(error);
                     (outcome, over) = (never(), until.map_or_else(never, at));
@@ -78,9 +79,9 @@ fn connected(
             recv(seconds) -> _ => if let Some(error) = trouble.as_ref().filter(|_| shows.line) {
                 let of = until.map_or_else(String::new, |until| format!(" of {}", whole(until - started)));
                 let waited = whole(started.elapsed());
-                wait_line(&format!("leasehold: waiting for the store for {waited}{of}: {}", ours(&error.to_string())));
+                draw(format!("leasehold: waiting for the store for {waited}{of}: {}", ours(&error.to_string())));
             },
-            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
                 return Err(by_signal(signal));
             },
             recv(interrupts.gone) -> who => return Err(without_need(who.ok())),
@@ -119,10 +120,10 @@ pub fn wait(
     let (told, waits) = unbounded();
     let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
     // Each word of the wait wakes two threads.
-    let tell = (shows.line || outer.is_some()).then(|| told.clone());
+    let hears = (shows.line || outer.is_some()).then(|| told.clone());
     let (done, outcome) = bounded(1);
     let cancelled = cancel.clone();
-    on_thread("leasehold-wait", move || drop(done.send(lock(&cancelled, tell))))?;
+    on_thread("leasehold-wait", move || drop(done.send(lock(&cancelled, hears))))?;
     let mut display = Display { draws: shows.line, outer, seen: None };
     let seconds = if shows.line { tick(Duration::from_secs(1)) } else { never() };
     let (mut ended_by, mut gone) = (None, interrupts.gone.clone());
@@ -134,7 +135,7 @@ pub fn wait(
             },
             recv(waits) -> waiting => waiting.into_iter().for_each(|waiting| display.told(waiting)),
             recv(seconds) -> _ => display.draw(),
-            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal)) {
+            recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
                 if ended_by.is_some() {
                     // Asked twice: no time to take back what may be under way.
                     display.end();
@@ -177,7 +178,7 @@ impl Display {
         let is_outer = |outer: &mut String| waiting.holders.iter().any(|holder| holder.lock_id() == *outer);
         if self.outer.take_if(is_outer).is_some() {
             let key = &waiting.key;
-            say(&format!("{key:?} is held by the leasehold around this one, which waits for it: neither can go on"));
+            tell(&format!("{key:?} is held by the leasehold around this one, which waits for it: neither can go on"));
         }
         let before = self.seen.take();
         let is_first = before.is_none();
@@ -197,14 +198,15 @@ impl Display {
 
     fn draw(&self) {
         if let Some(seen) = self.seen.as_ref().filter(|_| self.draws) {
-            wait_line(&line(seen));
+            draw(line(seen));
         }
     }
 
     fn end(&self) {
         if self.draws {
-            wait_line("");
+            draw(String::new());
         }
+        settle();
     }
 }
 

@@ -1,6 +1,7 @@
-//! What the library has to say, on standard error.
+//! What is said on standard error while a lock is held or waited for.
 //!
-//! A thread of its own writes it: where nobody reads standard error, a heartbeat must not wait for that.
+//! A thread of its own writes it: where nobody reads standard error, as on a terminal after Ctrl-S, neither a heartbeat
+//! nor what the lock is for must wait for that.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,22 +9,29 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
+use leasehold::Mutex;
 
 use crate::args::Global;
-use crate::show::say;
+use crate::show::{say, wait_line};
 
 /// Lines that wait to be written; of more, the latest are left out.
 const MOST: usize = 256;
 /// How long the end of this process waits for them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
+/// How long the command waits for what was said before it: much longer than it takes where anybody reads.
+const BEFORE_COMMAND: Duration = Duration::from_secs(2);
 
 enum Message {
     Line(String),
+    /// The waiting line is to be drawn.
+    Draw,
     /// Answered when all before it is written.
     Flush(Sender<()>),
 }
 
 static MESSAGES: OnceLock<Sender<Message>> = OnceLock::new();
+/// The waiting line, until it is drawn: only the newest.
+static LINE: Mutex<Option<String>> = Mutex::new(None);
 
 /// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all.
 pub fn show(global: &Global) {
@@ -48,10 +56,29 @@ pub fn flush() {
 /// The last wait for what was said.
 pub fn flush_within(bound: Duration) {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
-    let Some(messages) = MESSAGES.get().filter(|_| !IS_DONE.swap(true, Ordering::Relaxed)) else { return };
+    if MESSAGES.get().is_some() && !IS_DONE.swap(true, Ordering::Relaxed) {
+        wait_until_written(bound);
+    }
+}
+
+/// The same before a command has standard error, too.
+pub fn settle() {
+    wait_until_written(BEFORE_COMMAND);
+}
+
+fn wait_until_written(bound: Duration) {
+    let Some(messages) = MESSAGES.get() else { return };
     let (by, (done, written)) = (Instant::now() + bound, bounded(1));
     if messages.send_deadline(Message::Flush(done), by).is_ok() {
         let _ = written.recv_deadline(by);
+    }
+}
+
+/// Draws the waiting line anew, which nobody waits for; an empty text removes it.
+pub fn draw(text: String) {
+    let before = LINE.lock().replace(text);
+    if before.is_none() && messages().try_send(Message::Draw).is_err() {
+        *LINE.lock() = None;
     }
 }
 
@@ -68,6 +95,10 @@ fn messages() -> &'static Sender<Message> {
             for message in messages {
                 match message {
                     Message::Line(line) => say(&line),
+                    Message::Draw => {
+                        let line = LINE.lock().take();
+                        line.iter().for_each(|line| wait_line(line));
+                    }
                     Message::Flush(done) => drop(done.send(())),
                 }
             }

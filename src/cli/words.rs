@@ -43,10 +43,12 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// What the library's messages name, and what can be typed instead.
-const OURS: [(&str, &str); 12] = [
+const OURS: [(&str, &str); 14] = [
     ("create_schema()", "`leasehold init`"),
     ("schema() says", "`leasehold init --print` says"),
     (", or lease_forever()", ""),
+    ("drop this process's clients and connections on it, and connect again", "start leasehold again"),
+    ("connect again", "start leasehold again"),
     ("as max_hold allows", "as --max-hold allows"),
     // An argument, followed by what is wrong with it.
     ("hold_at_least is ", "--hold-at-least is "),
@@ -227,6 +229,8 @@ mod tests {
                 }
                 for text in texts(&std::fs::read_to_string(&entry).unwrap()).iter().filter(|text| text.contains(' ')) {
                     seen += usize::from(text.contains("create_schema()"));
+                    // Nobody at a shell can do that.
+                    assert!(!ours(text).contains("connect again"), "{}: {text}", entry.display());
                     let words: Vec<String> = ours(text).split_whitespace().map(str::to_owned).collect();
                     // Only whoever asserts in a transaction of their own meets the first one; the others are PostgreSQL's.
                     let known = ["start_transaction()", "clock_timestamp()", "version()"];

@@ -77,6 +77,10 @@ impl LossWatch {
     }
 
     /// The same for at most `timeout`.
+    ///
+    /// A loss by the clock is reported by a thread. Where the process or the machine stood still, this may end before that
+    /// has looked: only [`is_held`](crate::LockGuard::is_held) says then whether the lock is held.
+    /// [`sleep`](crate::LockGuard::sleep) asks it.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Loss> {
         if !self.is_own_process() {
             return None;
@@ -156,6 +160,9 @@ impl fmt::Debug for LossWatch {
 
 /// Receives the loss of one lock, made by [`LossWatch::receiver`]. It works like a reference to a crossbeam receiver,
 /// also in `select!`. Clones share its one message.
+///
+/// Where the process or the machine stood still, the message comes up to a second after the loss: then
+/// [`is_held`](crate::LockGuard::is_held) answers.
 ///
 /// Keep this value: a crossbeam `Receiver` that is cloned out of it may be disconnected without a message once this
 /// value and its clones are dropped.

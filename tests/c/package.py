@@ -156,6 +156,11 @@ def leads(client):
         election.lead(lambda _: won.wait(60))
         assert code_of(lambda: election.lead(work)) == Code.ALREADY_HELD
         election.stop()
+        # What led before is not kept for ever.
+        for _ in range(5):
+            election.lead(lambda _: None)
+            election.stop()
+        assert len(election._works) <= 2, election._works
     with client.lock("leader", wait=60) as guard:
         assert guard.token > terms[0][0]
     won.clear()

@@ -106,6 +106,12 @@ static void losses(const leasehold::client &client) {
     CHECK(thrown([&] { guard.ensure_held(); }) == LEASEHOLD_CODE_LOST);
   }
   CHECK(seen.losses == 2);
+  // None, as NULL in C.
+  auto request = client.request("unheard");
+  request.max_hold(100ms).call_on_loss([](const leasehold::loss &) { CHECK(!"it was taken back"); });
+  CHECK(request.call_on_loss(nullptr).lock().wait_loss(60s));
+  const leasehold::guard unheard(request.lock());
+  CHECK(unheard.wait_loss(60s));
 }
 
 // A lock that was data, with the function of the request that takes it up.
@@ -188,6 +194,7 @@ static void leads(const leasehold::client &client) {
   {
     auto election = client.election("leader");
     election.id("node").lease(5s).once();
+    CHECK(thrown([&] { election.lead({}); }) == LEASEHOLD_CODE_NULL_POINTER);
     election.lead([&, name = std::string(200, 'n')](uint64_t token) {
       CHECK(name == std::string(200, 'n'));
       const std::lock_guard<std::mutex> lock(mutex);

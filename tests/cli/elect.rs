@@ -1,7 +1,12 @@
 //! `elect`: the command runs on the node that leads.
 
+use std::fs::File;
+use std::os::unix::fs::OpenOptionsExt;
 use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
+use nix::fcntl::OFlag;
+use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::sys::signal::Signal;
 
 use crate::support::{Running, Store};
@@ -84,4 +89,77 @@ fn a_signal_ends_whoever_does_not_lead() {
     running.says("refused: \"boss\"");
     running.signal(Signal::SIGTERM);
     assert_eq!(running.end().code, Some(143));
+}
+
+/// As by `systemctl reload` on each node.
+#[test]
+fn a_hangup_ends_no_node_that_waits() {
+    let store = Store::new();
+    let leader = store.client().lock("boss").unwrap();
+    let mut running = Running::start(&mut node(&store, "ann", LEADS));
+    running.says("refused: \"boss\"");
+    running.signal(Signal::SIGHUP);
+    running.says("SIGHUP");
+    drop(leader);
+    running.expect("ann leads");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().code, Some(143));
+}
+
+/// Nobody could end it from there any more.
+#[test]
+fn the_end_of_its_terminal_ends_a_node_that_waits() {
+    let store = Store::new();
+    let _leader = store.client().lock("boss").unwrap();
+    // Its other end is closed at once: no process that is started meanwhile has it.
+    let keys = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
+    grantpt(&keys).unwrap();
+    unlockpt(&keys).unwrap();
+    let mut screen = File::options();
+    screen.read(true).write(true).custom_flags(OFlag::O_NOCTTY.bits());
+    let screen = screen.open(ptsname_r(&keys).unwrap()).unwrap();
+    let node = node(&store, "ann", LEADS);
+    let mut command = Command::new("setsid");
+    command.arg("--ctty").arg(node.get_program()).args(node.get_args()).env("LEASEHOLD_STORE", &store.url);
+    let mut running = Running::start(command.stdin(screen));
+    running.says("refused: \"boss\"");
+    drop(keys);
+    assert_eq!(running.end().code, Some(129));
+}
+
+/// `ann`, who resigns once this file is there.
+fn healthy(store: &Store, sick: &str) -> Running {
+    let (sick, script) = (store.path(sick), LEADS);
+    let check = format!("test ! -e {}", sick.display());
+    let mut command = store.leasehold(&["elect", "boss", "--owner", "ann", "--lease", "10m", "--health-cmd", &check]);
+    command.args(["--health-interval", "50ms", "--health-retries", "1", "--", "sh", "-c", script]);
+    let mut running = Running::start(command.stdin(Stdio::piped()));
+    running.expect("ann leads");
+    running
+}
+
+/// Nobody renews the lock any more, and its lease is long.
+#[test]
+fn a_release_is_tried_for_as_long_as_the_lease() {
+    let store = Store::new();
+    let mut first = healthy(&store, "sick");
+    let mut second = Running::start(&mut node(&store, "bob", LEADS));
+    second.says("refused: \"boss\"");
+    let stuck = store.stuck();
+    File::create(store.path("sick")).unwrap();
+    first.says("could not be released");
+    drop(stuck);
+    second.expect("bob leads");
+}
+
+#[test]
+fn who_was_not_well_lets_others_go_first_also_after_a_loss() {
+    let store = Store::new();
+    let mut running = healthy(&store, "sick");
+    // Its next heartbeat is minutes away.
+    store.client().force_release("boss").unwrap();
+    let begun = Instant::now();
+    File::create(store.path("sick")).unwrap();
+    running.expect("ann leads");
+    assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
 }

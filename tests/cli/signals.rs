@@ -350,3 +350,27 @@ fn nothing_stays_that_ended_outside_of_the_group() {
     running.tell("go");
     assert_eq!(running.end().code, Some(0));
 }
+
+/// As in a container, where the system spares process 1 every signal that it does not ask for.
+#[test]
+#[cfg(target_os = "linux")]
+fn process_1_that_only_looks_ends_by_a_signal() {
+    let store = Store::new();
+    let _guard = store.client().lock("k").unwrap();
+    for (signal, code) in [(Signal::SIGTERM, 143), (Signal::SIGINT, 130), (Signal::SIGHUP, 129)] {
+        let looks = store.leasehold(&["status", "k", "--watch=1h"]);
+        let mut command = Command::new("unshare");
+        command.args(["--pid", "--fork", "--kill-child"]).arg(looks.get_program()).args(looks.get_args());
+        let mut running = Running::start(command.env("LEASEHOLD_STORE", &store.url));
+        let children = format!("/proc/{0}/task/{0}/children", running.child.id());
+        let children = || std::fs::read_to_string(&children).unwrap_or_default();
+        // Only root may make a namespace of processes, and not everywhere.
+        wait_until("it runs, or not", || !children().is_empty() || running.child.try_wait().unwrap().is_some());
+        let Ok(looks) = children().trim().parse() else {
+            return crate::servers::skip("no namespace of processes can be made here");
+        };
+        assert!(running.line().starts_with("KEY"));
+        kill(Pid::from_raw(looks), signal).unwrap();
+        assert_eq!(running.end().code, Some(code));
+    }
+}

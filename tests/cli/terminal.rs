@@ -8,8 +8,9 @@ use std::thread;
 use std::time::Instant;
 
 use nix::pty::{Winsize, openpty};
+use nix::sys::signal::{Signal, kill};
 
-use crate::support::{PATIENCE, Store, run};
+use crate::support::{PATIENCE, Store, pid, run};
 use crate::wait::wait_until;
 
 /// A shell on a terminal of its own.
@@ -317,6 +318,71 @@ fn a_forced_release_shows_the_holder_and_asks() {
     terminal.sees("code=0");
     assert!(store.client().try_lock("k").unwrap().is_some());
     drop(guard);
+}
+
+/// While the question stands the lock may go to another, which may be of the same group.
+#[test]
+fn a_forced_release_takes_nothing_from_who_was_not_shown() {
+    let store = Store::new();
+    let held_by = |owner| store.client().request("k").owner(owner).lock_id("job").lock().unwrap();
+    let ann = held_by("ann");
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("\"k\" is held by \"ann\" (exclusive");
+    terminal.sees("[y/N] ");
+    drop(ann);
+    let bob = held_by("bob");
+    terminal.types("y\n");
+    terminal.sees("\"k\" is held by \"bob\" (exclusive");
+    terminal.sees("[y/N] ");
+    terminal.types("n\n");
+    terminal.sees("\"k\" was left as it is");
+    terminal.sees("code=75");
+    bob.ensure_held_for(bob.remaining()).unwrap();
+    // And where nobody holds it by then.
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("[y/N] ");
+    drop(bob);
+    terminal.types("y\n");
+    terminal.sees("\"k\" is free");
+    terminal.sees("code=0");
+}
+
+#[test]
+fn an_answer_that_is_no_text_releases_nothing() {
+    let store = Store::new();
+    let guard = store.client().lock("k").unwrap();
+    let mut terminal = Terminal::shell(&store);
+    terminal.types("leasehold release k --force; echo code=$?\n");
+    terminal.sees("[y/N] ");
+    terminal.keys.write_all(b"\xff\n").unwrap();
+    terminal.sees("\"k\" was left as it is");
+    terminal.sees("code=75");
+    guard.ensure_held_for(guard.remaining()).unwrap();
+}
+
+/// As after Ctrl-S, or where a text is selected.
+#[test]
+fn a_terminal_that_takes_no_output_holds_up_nothing() {
+    for option in ["--wait=1h", "-v"] {
+        let store = Store::new();
+        let guard = store.client().lock("k").unwrap();
+        let started = store.path("started");
+        let path = started.to_str().expect("a path");
+        let mut terminal = Terminal::start(&store, &["leasehold", "run", option, "k", "--", "touch", path]);
+        terminal.sees("waiting for \"k\" for ");
+        terminal.types("\x13");
+        drop(guard);
+        wait_until("the command runs", || started.exists());
+    }
+    let store = Store::new();
+    let _guard = store.client().lock("k").unwrap();
+    let mut terminal = Terminal::start(&store, &["leasehold", "run", "k", "--", "true"]);
+    terminal.sees("waiting for \"k\" for ");
+    terminal.types("\x13");
+    kill(pid(&terminal.shell), Signal::SIGTERM).unwrap();
+    wait_until("it has ended", || terminal.shell.try_wait().unwrap().is_some());
+    assert_eq!(terminal.shell.wait().unwrap().code(), Some(143));
 }
 
 #[test]

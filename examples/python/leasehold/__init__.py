@@ -648,12 +648,14 @@ class Election(_Owned):
         # Kept by the other, also while it runs and the election is gone.
         function = works.function = _WORK(works)  # type: ignore[attr-defined]
         # Before the call, so that a signal whose handler raises leaves no campaign whose function is gone.
-        before, self._works = self._works, (*self._works, function)
+        self._works = (*self._works, function)
         try:
             _call("election_lead", self._handle, function, None)
         except Error:
-            self._works = before
+            self._works = tuple(kept for kept in self._works if kept is not function)
             raise
+        # The campaigns before are over, else it was refused. The last one's thread may be on its way out.
+        self._works = (*(kept for kept in self._works if kept is not function), function)[-2:]
 
     def is_leader(self) -> bool:
         """False before another node can win. Asks nobody and does not wait."""
