@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::family::Family;
-use super::queue::{Leaves, May, SILENT, Ticket};
+use super::queue::{HANGS, Leaves, May, SILENT, Ticket};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
@@ -234,7 +234,8 @@ impl<'a> Wait<'a> {
             }
             self.tell();
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-            if !overall.wait_for_or(self.tell_after(), ticket.nudged()) {
+            // Nobody reports that all before it hang.
+            if !overall.wait_for_or(self.tell_after().min(HANGS), ticket.nudged()) {
                 return Turn::Over;
             }
         }

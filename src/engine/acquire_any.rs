@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use super::family::Family;
-use super::queue::{Leaves, May, Ticket};
+use super::queue::{HANGS, Leaves, May, Ticket};
 use crate::engine::acquire::{Round, Turn, Wait};
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Granted, LockSpec, Obtained, OnWait, Patience, WaitSpec};
@@ -213,7 +213,7 @@ impl AnyWait<'_> {
         self.tell();
         let now = Instant::now();
         let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
-        let until = next.unwrap_or_else(|| far_from(now, FIRST_WARNING));
+        let until = next.unwrap_or_else(|| far_from(now, HANGS));
         loop {
             let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);
             let left = until.saturating_duration_since(Instant::now());

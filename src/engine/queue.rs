@@ -236,7 +236,12 @@ impl Ticket {
 
     /// It runs code of the user's since then; `None`: that has returned.
     pub fn tells(&self, since: Option<Instant>) {
+        let hung = since.is_none() && self.place.hangs();
         *self.place.tells_since.lock() = since;
+        if hung {
+            // What was reported meanwhile went to one behind it, who may not be first any more.
+            self.place.nudge();
+        }
     }
 
     /// The error that the waiters behind it see: to them the store did not answer.

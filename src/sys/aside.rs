@@ -57,8 +57,6 @@ impl Aside {
     }
 
     /// The same of what nobody needs to know, for a caller that must not tell it itself: without a thread it is left out.
-    // Only events of MongoDB's driver are of that kind.
-    #[cfg_attr(not(feature = "mongodb"), allow(dead_code))]
     pub fn offer(&self, tell: Told) {
         if !self.add(None, Weight::Light, tell) {
             return;

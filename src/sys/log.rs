@@ -7,18 +7,26 @@ use std::time::{Duration, Instant};
 
 use ::log::kv::{Error, Key, ToValue, Value, VisitSource};
 use ::log::{Level, Log, Metadata, Record};
+use parking_lot::Mutex;
 
-use super::aside::{Aside, Weight};
+use super::aside::Aside;
 use super::caught::caught;
+use super::process::ProcessId;
 use super::thread::keeps_a_lock;
 
 /// A thread that locks depend on waits for so long for its line to be written, so that a line of the last moment is not
 /// lost with the process; but not behind one that takes longer.
 const WRITTEN: Duration = Duration::from_millis(20);
 
-thread_local! {
-    /// What this thread has to say, where locks depend on it. Not of all threads together: a fork would leave it locked.
-    static ASIDE: Aside = Aside::default();
+/// What threads have to say that locks depend on.
+fn aside() -> Aside {
+    static ALL: Mutex<Option<(ProcessId, Aside)>> = Mutex::new(None);
+    // In a forked child it may be locked for ever.
+    let Some(mut all) = ALL.try_lock_for(WRITTEN) else { return Aside::default() };
+    match &*all {
+        Some((process, aside)) if process.is_current() => aside.clone(),
+        _ => all.insert((ProcessId::current(), Aside::default())).1.clone(),
+    }
 }
 
 /// Lines that wait for a thread, in all of the process.
@@ -46,9 +54,9 @@ impl Log for Logger {
         if !keeps_a_lock() {
             return ::log::logger().log(record);
         }
-        let Ok(aside) = ASIDE.try_with(Aside::clone) else { return };
-        let (line, is_free) = (Line::of(record), aside.is_told());
-        aside.push(None, Weight::Light, Box::new(move || contained(|| line.log())));
+        let (aside, line) = (aside(), Line::of(record));
+        let is_free = aside.is_told();
+        aside.offer(Box::new(move || contained(|| line.log())));
         if is_free {
             aside.wait_until_told(Instant::now() + WRITTEN);
         }

@@ -20,6 +20,7 @@ use tokio_postgres::{AsyncMessage, Client, Error as DriverError, Row as Answer, 
 
 use super::statements::in_durable_session;
 use super::tls::Moving;
+use crate::sys::random;
 
 /// Its bytes are moved by a task that ends with it, whatever is under way.
 pub(super) struct Connected {
@@ -42,6 +43,8 @@ struct Kept {
     /// Whether anything may be.
     is_on: Cell<bool>,
     all: RefCell<Vec<(Arc<str>, State)>>,
+    /// What no other client gives, see [`in_durable_session`].
+    token: String,
 }
 
 enum State {
@@ -67,7 +70,8 @@ impl Connected {
             }
         };
         let task = tokio::task::spawn_local(moving).abort_handle();
-        Connected { client: Rc::new(client), task, unreplicated, kept: Rc::default() }
+        let kept = Kept { token: random::uuid().to_string(), ..Kept::default() };
+        Connected { client: Rc::new(client), task, unreplicated, kept: Rc::new(kept) }
     }
 
     /// The session is the server's own, its commits wait as those of [`in_durable_session`] must, and it plans what it
@@ -89,7 +93,8 @@ impl Connected {
         {
             // The driver logs what it is given here.
             let hidden: Vec<_> = values.iter().map(|(value, _)| Hidden(*value)).collect();
-            let hidden: Vec<_> = hidden.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+            let mut hidden: Vec<_> = hidden.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
+            hidden.push(&self.kept.token);
             match self.client.query(&prepared, &hidden).await {
                 Err(error) if self.kept.forgets(lasting, &error) => {}
                 answer => return answer,
@@ -106,10 +111,12 @@ impl Connected {
     }
 
     /// Nobody waits for it. Where it fails, the statement goes on as it did.
-    fn prepare(&self, lasting: &Arc<str>, types: Vec<Type>) {
+    fn prepare(&self, lasting: &Arc<str>, mut types: Vec<Type>) {
+        types.push(Type::TEXT);
+        let Some(sql) = in_durable_session(lasting, &self.kept.token, types.len()) else { return };
         let (client, kept, lasting) = (self.client.clone(), self.kept.clone(), lasting.clone());
         tokio::task::spawn_local(async move {
-            if let Ok(prepared) = client.prepare_typed(&in_durable_session(&lasting), &types).await {
+            if let Ok(prepared) = client.prepare_typed(&sql, &types).await {
                 kept.set(&lasting, State::Ready(prepared));
             }
         });
@@ -149,14 +156,18 @@ impl Kept {
     }
 
     /// Whether the server did nothing, since it does not have the statement as it was prepared: the table was changed, or
-    /// somebody has made the session forget all, who may do so again.
+    /// somebody has made the session forget all, who may do so again, or the session is another one.
     fn forgets(&self, lasting: &Arc<str>, error: &DriverError) -> bool {
         match error.code() {
             Some(&SqlState::FEATURE_NOT_SUPPORTED) => {
                 self.set(lasting, State::Asked);
                 true
             }
-            Some(&SqlState::INVALID_SQL_STATEMENT_NAME) => {
+            Some(
+                &SqlState::INVALID_SQL_STATEMENT_NAME
+                | &SqlState::INVALID_TEXT_REPRESENTATION
+                | &SqlState::PROTOCOL_VIOLATION,
+            ) => {
                 self.is_on.set(false);
                 true
             }

@@ -66,9 +66,15 @@ pub(super) fn patiently(sql: &str) -> String {
     sql.replacen(&limited(POOLED), &limited(SHARING), 1)
 }
 
-/// The same statement for a session whose commits wait for the disk and the standby anyway.
-pub(super) fn in_durable_session(sql: &str) -> String {
-    sql.replacen(DURABLE, "NULL", 1).replacen(HEARD, "", 1)
+/// The same statement, of those that write, for a session whose commits wait for the disk and the standby anyway. It fails
+/// where it writes for anybody who does not give `token`, which is no number, as the value `$at`: a pooler that is not
+/// noticed may run what another client has prepared under the same name, be it for another table.
+pub(super) fn in_durable_session(sql: &str, token: &str, at: usize) -> Option<String> {
+    let own = format!("CASE WHEN ${at} = '{token}' THEN '' ELSE ${at}::int::text END");
+    if sql.contains(DURABLE) {
+        return Some(sql.replacen(DURABLE, &own, 1));
+    }
+    sql.contains(HEARD).then(|| sql.replacen(HEARD, &format!("{own} || "), 1))
 }
 
 /// What makes a session one of those, as columns of a query.

@@ -192,3 +192,34 @@ fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
         }
     });
 }
+
+/// Nobody tells who waits behind one that hangs that it is first now: the release came from elsewhere, and early.
+#[test]
+fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
+    let store = Store::memory();
+    let connect = || store.builder().connect().unwrap();
+    let (client, rival) = (connect(), connect());
+    let held = rival.lock("k").unwrap();
+    let ((enter, entered), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let on_wait = move |_: &Waiting| {
+        let _ = enter.try_send(());
+        let _ = leave.recv();
+    };
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| client.request("k").on_wait(on_wait).lock());
+        entered.recv_timeout(PATIENCE).unwrap();
+        let second = [false, true].map(|of_any| {
+            let client = &client;
+            scope.spawn(move || if of_any { client.lock_any(["k"]) } else { client.lock("k") }.unwrap().release())
+        });
+        held.release().unwrap();
+        // Before a wait would look again by itself, for it is to be warned of.
+        let by = Instant::now() + Duration::from_secs(20);
+        for second in second {
+            second.join().unwrap().unwrap();
+        }
+        assert!(Instant::now() < by, "it was free all the while");
+        drop(leaves);
+        drop(first.join().unwrap().unwrap());
+    });
+}

@@ -64,7 +64,7 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
             let forked = unsafe { nix::unistd::fork() }.expect("a fork");
             match forked {
                 nix::unistd::ForkResult::Child => {
-                    let client = LockClient::builder(&folder.url()).lease(Duration::from_secs(600)).connect();
+                    let client = LockClient::builder(folder.url()).lease(Duration::from_secs(600)).connect();
                     let got = client.and_then(|client| client.try_lock("job"));
                     // Held on, as by one that is killed.
                     std::process::exit(match std::mem::ManuallyDrop::new(got).as_ref() {

@@ -125,6 +125,28 @@ fn a_session_that_is_made_to_forget_fails_no_step_and_keeps_nothing_more() {
     }
 }
 
+/// A pooler that is not noticed, and gives a session in which another client has prepared its own under the same names:
+/// what would write there fails, and is sent as a whole.
+#[test]
+fn what_another_client_has_prepared_writes_nothing() {
+    needs_server!();
+    let (proxy, store, _rows) = watched();
+    warm(&store);
+    assert_eq!(steps(&proxy, &store), ([true; 4], 4));
+    // The same statements, as another client of the same table has them.
+    proxy.add(Rule::next(
+        1,
+        Network::After(
+            "DO $do$ DECLARE p record; BEGIN FOR p IN SELECT name, statement, \
+             array_to_string(parameter_types::text[], ',') AS types FROM pg_prepared_statements LOOP \
+             EXECUTE 'DEALLOCATE ' || p.name; EXECUTE 'PREPARE ' || p.name || '(' || p.types || ') AS ' || \
+             regexp_replace(p.statement, '= ''[0-9a-f-]{36}''', '= ''another'''); END LOOP; END $do$",
+        ),
+    ));
+    assert_eq!(steps(&proxy, &store), ([false; 4], 5), "one is refused, and then nothing goes by its name");
+    assert!(proxy.clear().is_empty());
+}
+
 static LOGGED: Mutex<String> = Mutex::new(String::new());
 
 struct All;
