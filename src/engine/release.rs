@@ -22,6 +22,8 @@ use crate::sys::pause::pause;
 
 /// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
+/// What is left of a lease for no longer is left to end by itself.
+const SHORT_REST: Duration = Duration::from_secs(60);
 
 /// How often a release is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -112,9 +114,10 @@ impl Hold {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
-                // Its grant may stand in the store for long, or for ever, and nobody else knows of it; also where the guard
-                // has expired, since somebody may have renewed its group.
-                if before == Phase::Lost(LostBy::Clock) && error.kind() != ErrorKind::Lost {
+                // Its grant may stand in the store for long, or for ever, and nobody else knows of it: where the guard has
+                // expired, since somebody renewed its group, or by a wide margin.
+                let stands_long = !self.is_expired() || self.stands_for() > SHORT_REST;
+                if before == Phase::Lost(LostBy::Clock) && stands_long && error.kind() != ErrorKind::Lost {
                     self.give_up_later();
                 }
             }
@@ -183,12 +186,15 @@ impl Hold {
         // Else another release has it locked, which is under way.
         if let Some(spare) = self.requests.spare.try_lock() {
             let mut attempt = spare.without_native();
-            // Whoever renewed its group may have made the lease longer than the guard does.
-            let end = BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst));
-            let left = end.since(self.setup.clock.now());
-            attempt.ask.lease = attempt.ask.lease.max(left);
+            attempt.ask.lease = attempt.ask.lease.max(self.stands_for());
             self.setup.undo.push_after(attempt, self.must_stand_for());
         }
+    }
+
+    /// How long the grant stands in the store, as far as is known. Whoever renewed its group may have made the lease longer
+    /// than the guard does.
+    fn stands_for(&self) -> Duration {
+        BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst)).since(self.setup.clock.now())
     }
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {

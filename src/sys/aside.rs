@@ -56,7 +56,16 @@ impl Aside {
         }
     }
 
+    /// The same for a caller that must not tell it itself: without a thread it waits until there is one.
+    pub fn leave(&self, tell: Told) {
+        if self.add(None, Weight::Light, tell) && self.start().is_err() {
+            self.0.queue.lock().has_thread = false;
+        }
+    }
+
     /// The same of what nobody needs to know, for a caller that must not tell it itself: without a thread it is left out.
+    // Only events of MongoDB's driver are of that kind.
+    #[cfg_attr(not(feature = "mongodb"), allow(dead_code))]
     pub fn offer(&self, tell: Told) {
         if !self.add(None, Weight::Light, tell) {
             return;

@@ -56,7 +56,7 @@ impl Log for Logger {
         }
         let (aside, line) = (aside(), Line::of(record));
         let is_free = aside.is_told();
-        aside.offer(Box::new(move || contained(|| line.log())));
+        aside.leave(Box::new(move || contained(|| line.log())));
         if is_free {
             aside.wait_until_told(Instant::now() + WRITTEN);
         }

@@ -67,7 +67,7 @@ fn a_handler_that_hangs_holds_up_no_request() {
 #[cfg(target_os = "linux")]
 #[test]
 fn without_a_thread_for_handlers_events_are_left_out() {
-    use crate::support::{alone::alone, logs, threads};
+    use crate::support::{alone::alone, threads};
 
     alone("mongodb::events::without_a_thread_for_handlers_events_are_left_out", || {
         needs_server!();
@@ -77,22 +77,15 @@ fn without_a_thread_for_handlers_events_are_left_out() {
         options.command_event_handler = Some(EventHandler::callback(move |_| {
             let _ = told.send(std::thread::current().name().map(str::to_owned));
         }));
-        logs::keep();
         let client =
             leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
         client.get("k").unwrap();
         let has_ended = || !threads::ours().iter().any(|name| name == "leasehold-told");
         wait_until("all is told", || !tells.is_empty() && has_ended());
         threads::no_new_threads();
-        wait_until("it is said", || {
-            client.get("k").unwrap();
-            !logs::kept("what happens is not reported").is_empty()
-        });
-        (0..3).for_each(|_| drop(client.get("k").unwrap()));
+        (0..20).for_each(|_| drop(client.get("k").unwrap()));
         // One that came in between may still have had its thread.
         tells.try_iter().for_each(|thread| assert_eq!(thread.as_deref(), Some("leasehold-told")));
-        let said = logs::take("leasehold::callback");
-        assert_eq!(said.len(), 1, "{said:?}");
         threads::threads_again();
         client.get("k").unwrap();
         assert_eq!(tells.recv_timeout(LONG).unwrap().as_deref(), Some("leasehold-told"));
