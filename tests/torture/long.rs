@@ -5,6 +5,8 @@
 use std::path::PathBuf;
 
 use crate::runs::{Run, on_a_disk};
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
+use crate::servers::Server;
 
 /// For how long, if at all.
 fn minutes() -> Option<f64> {
@@ -19,6 +21,15 @@ fn long<'a>(name: &str, minutes: f64, store: String) -> Run<'a> {
     let more = std::env::var("LEASEHOLD_TEST_TORTURE_ARGS").unwrap_or_default();
     let args = ["--keys", "6"].into_iter().chain(more.split_whitespace()).map(str::to_owned).collect();
     Run { store, minutes, faults: "all", args, out, ..Run::default() }
+}
+
+/// A run on a server that is killed now and then. `store` makes the URL of what the server calls its own.
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
+fn is_clean_while_killed(name: &str, server: &'static Server, store: impl FnOnce(&str) -> String) {
+    let Some(minutes) = minutes() else { return };
+    let Some(own) = crate::own::Own::start(server) else { return };
+    let run = long(name, minutes, store(&own.url()));
+    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
 }
 
 /// A disk of its own, which gets full.
@@ -37,11 +48,8 @@ fn sqlite() {
 #[test]
 #[cfg(feature = "dynamodb")]
 fn dynamodb() {
-    let Some(minutes) = minutes() else { return };
-    let Some(own) = crate::own::Own::start(&crate::servers::dynamodb::ON_DISK) else { return };
-    let store = format!("dynamodb://locks?region=us-east-1&endpoint={}", own.url());
-    let run = long("dynamodb", minutes, store);
-    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
+    let store = |url: &str| format!("dynamodb://locks?region=us-east-1&endpoint={url}");
+    is_clean_while_killed("dynamodb", &crate::servers::dynamodb::ON_DISK, store);
 }
 
 /// A replica set of three, without faults of the network: a proxy stands before one server alone.
@@ -73,23 +81,16 @@ fn mongodb() {
 #[test]
 #[cfg(feature = "mongodb")]
 fn mongodb_alone() {
-    let Some(minutes) = minutes() else { return };
-    let Some(own) = crate::own::Own::start(&crate::servers::mongod::SERVER) else { return };
-    let url = own.url();
-    let host = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).expect("a host");
-    let store = format!("mongodb://{host}/torture?directConnection=true&collection=locks");
-    let run = long("mongodb-alone", minutes, store);
-    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
+    is_clean_while_killed("mongodb-alone", &crate::servers::mongod::SERVER, |url| {
+        let host = url.split("://").nth(1).and_then(|rest| rest.split('/').next()).expect("a host");
+        format!("mongodb://{host}/torture?directConnection=true&collection=locks")
+    });
 }
 
 #[test]
 #[cfg(feature = "postgres")]
 fn postgres() {
-    let Some(minutes) = minutes() else { return };
-    let Some(own) = crate::own::Own::start(&crate::restarts::POSTGRES) else { return };
-    let store = format!("{}?table=locks", own.url());
-    let run = long("postgres", minutes, store);
-    crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
+    is_clean_while_killed("postgres", &crate::restarts::POSTGRES, |url| format!("{url}?table=locks"));
 }
 
 /// A kill would make it forget everything: it is stopped for a while.
