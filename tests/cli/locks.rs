@@ -80,6 +80,26 @@ fn a_watch_outlasts_trouble() {
     while !watch.line().contains("ann") {}
 }
 
+/// As behind `| true` with `set -o pipefail`: whoever reads has seen enough, and the code is still asked for.
+#[test]
+fn the_code_of_a_status_is_told_where_nobody_reads_it() {
+    let store = Store::new();
+    let client = store.client();
+    let codes = || {
+        [&[][..], &["--json"]].map(|more| {
+            let (reader, writer) = std::io::pipe().unwrap();
+            drop(reader);
+            let mut status = store.leasehold(&["status", "k", "--exit-code"]);
+            Running::start_to(writer.into(), status.args(more)).end().code
+        })
+    };
+    assert_eq!(codes(), [Some(1); 2], "free, and no row");
+    let guard = client.lock("k").unwrap();
+    assert_eq!(codes(), [Some(0); 2]);
+    guard.release().unwrap();
+    assert_eq!(codes(), [Some(1); 2], "free");
+}
+
 #[test]
 fn status_finds_by_every_filter() {
     let store = Store::new();
