@@ -212,6 +212,13 @@ impl LockGuard {
         if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
     }
 
+    /// Declares the loss if it is due, for a caller that must not keep the guard meanwhile: code of the user's is told.
+    #[cfg(feature = "capi")]
+    pub(crate) fn expiry(&self) -> impl Fn() + Send + Sync + 'static {
+        let hold = Arc::downgrade(&self.hold);
+        move || hold.upgrade().iter().for_each(|hold| hold.expire_when_due())
+    }
+
     /// What a drop does; a later drop does nothing.
     pub(crate) fn end_quietly(&self) {
         if let Err(error) = self.hold.release(self.drop_by().remaining())

@@ -17,6 +17,8 @@ pub struct LeadershipData {
     leadership: RwLock<Option<Leadership>>,
     granted: Lock,
     loss: LossWatch,
+    /// See `LockGuard::expiry`: a callback may resign.
+    expire: Box<dyn Fn() + Send + Sync>,
 }
 
 handle::object!(LeadershipData = 10, LeadershipHandle, "leadership");
@@ -30,8 +32,8 @@ pub struct LeadershipHandle {
 
 impl LeadershipData {
     pub(super) fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
-        let (granted, loss) = (won.guard().info(), won.loss());
-        handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), granted, loss })
+        let (granted, loss, expire) = (won.guard().info(), won.loss(), Box::new(won.guard().expiry()));
+        handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), granted, loss, expire })
     }
 
     fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
@@ -112,8 +114,7 @@ pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHa
 pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
-        let ensure_held = || drop(leadership.ask(|term| term.guard().ensure_held()));
-        wait_loss(&leadership.loss, &leadership.granted, ms, ensure_held)
+        wait_loss(&leadership.loss, &leadership.granted, ms, || (leadership.expire)())
     })
 }
 

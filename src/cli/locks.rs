@@ -218,14 +218,15 @@ fn release_shown(client: &LockClient, key: &str, freed: &mut Vec<LockStatus>) ->
         let mut lock_ids: Vec<&str> = still.iter().map(LockStatus::lock_id).collect();
         lock_ids.sort_unstable();
         lock_ids.dedup();
+        let mut came = false;
         for lock_id in lock_ids {
             match client.unlock_key(key, lock_id) {
-                // It went between these two calls.
-                Err(error) if error.kind() == ErrorKind::Held => {}
+                // It went between these two calls, and somebody else came.
+                Err(error) if error.kind() == ErrorKind::Held => came = true,
                 released => freed.extend(released?),
             }
         }
-        shown = others;
+        shown = if came { holders()? } else { others };
     }
     Ok(())
 }
