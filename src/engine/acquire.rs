@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::family::Family;
-use super::queue::{HANGS, Leaves, May, SILENT, Ticket};
+use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
@@ -13,9 +13,9 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Acquired, Attempt, Seen};
-use crate::sys::deadline::Deadline;
+use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
-use crate::sys::observing::WaitSpan;
+use crate::sys::observing::{WaitSpan, later};
 use crate::sys::pause::pause;
 
 /// Obtains the lock, or says who holds it.
@@ -34,6 +34,8 @@ pub(super) struct Wait<'a> {
     pub(super) patience: Patience,
     /// The call also waits for other keys, which errors of this one must not delay.
     pub(super) is_one_of_several: bool,
+    /// The same for all that wait in one call.
+    pub(super) users_code: Arc<UsersCode>,
     pub(super) effort: Effort,
     pub(super) line: InLine,
     pub(super) known: Known,
@@ -114,7 +116,8 @@ impl<'a> Wait<'a> {
     pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec<'a>, patience: Patience) -> Self {
         let effort = Effort { started: Instant::now(), attempts: 0, voids: 0, warn_after: FIRST_WARNING, told: None };
         let (line, known) = (InLine::default(), Known::default());
-        Wait { family, spec, patience, is_one_of_several: false, effort, line, known, span: None }
+        let users_code = Arc::default();
+        Wait { family, spec, patience, is_one_of_several: false, users_code, effort, line, known, span: None }
     }
 
     fn run(&mut self) -> Result<Obtained> {
@@ -205,8 +208,11 @@ impl<'a> Wait<'a> {
 
     /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
+        // One of several keys may have it stand in the line of another.
+        self.tells(Some(Instant::now()));
         self.begins();
-        self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone()));
+        self.tells(None);
+        self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone(), &self.users_code));
         pause!("acquire.entered");
     }
 
@@ -215,7 +221,7 @@ impl<'a> Wait<'a> {
         loop {
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
             // Handed over to it while another one hung before it, which may have come back since.
-            if ticket.place() == 0 || ticket.is_handed() {
+            if ticket.is_first() || ticket.is_handed() {
                 if std::mem::take(&mut self.line.look_first) {
                     let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {
@@ -233,10 +239,16 @@ impl<'a> Wait<'a> {
                 self.line.look_first = true;
             }
             self.tell();
-            let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-            // Nobody reports that all before it hang.
-            if !overall.wait_for_or(self.tell_after().min(HANGS), ticket.nudged()) {
-                return Turn::Over;
+            let due = far_from(Instant::now(), self.tell_after());
+            loop {
+                let Some(ticket) = &self.line.ticket else { return Turn::Ask };
+                let left = due.saturating_duration_since(Instant::now());
+                match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
+                    Waited::Over => return Turn::Over,
+                    // Nobody reports that all before it hang, so it looks; that they do not is nothing to tell.
+                    Waited::Limit if left > HANGS && !ticket.is_first() => {}
+                    Waited::Limit | Waited::Event => break,
+                }
             }
         }
     }
@@ -258,6 +270,17 @@ impl<'a> Wait<'a> {
         self.effort.voids += 1;
         overall.wait_for(backoff::retry_delay(self.effort.voids, overall.remaining(), fastrand::f64()));
         Ok(Round::Trouble)
+    }
+
+    /// Sends a request, which those behind it see. What that has to report comes once it is answered, for whoever hangs
+    /// there is to be passed over.
+    pub(super) fn asking<T>(&self, since: Instant, request: impl FnOnce() -> T) -> T {
+        let later = later();
+        self.asks(Some(since));
+        let answer = request();
+        self.asks(None);
+        self.running(|| drop(later));
+        answer
     }
 
     /// Shows the waiters behind it when its request began; `None`: no request is under way.
@@ -357,11 +380,12 @@ impl<'a> Wait<'a> {
             attempt.sends += 1;
             self.effort.attempts += 1;
             let by = overall.clone().within(family.options.request_timeout);
-            self.asks(Some(asked));
-            pause!("acquire.sent");
-            let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
-            pause!("acquire.answered");
-            self.asks(None);
+            let answer = self.asking(asked, || {
+                pause!("acquire.sent");
+                let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
+                pause!("acquire.answered");
+                answer
+            });
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let mut held_until = terms.first_held_until(sent, holder.until, now);
@@ -395,7 +419,7 @@ impl<'a> Wait<'a> {
                 }
                 Err(error) => error,
             };
-            log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}");
+            self.running(|| log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}"));
             pause!("acquire.failed");
             failures += 1;
             self.begins();
@@ -427,16 +451,19 @@ impl<'a> Wait<'a> {
         pause!("acquire.undoes");
         let timeout = self.family.options.request_timeout;
         let now = overall.clone().within(timeout);
+        let later = later();
         if now.is_over() || give_up(&*self.family.backend, &mut attempt, &now, timeout).is_err() {
             self.family.abandon(attempt);
         }
+        self.running(|| drop(later));
     }
 
     /// Reports a refusal; an error if this client would wait for itself.
     fn refused(&mut self, seen: Seen) -> Result<Round> {
         self.answered();
         let holders = LockStatus::live(&seen);
-        self.family.options.observing.tell(&Event::Refused { key: &self.spec.lock.key, holders: &holders });
+        let event = Event::Refused { key: &self.spec.lock.key, holders: &holders };
+        self.running(|| self.family.options.observing.tell(&event));
         let mine = |holder: &LockStatus| {
             Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.holds_here(holder)
         };

@@ -1,7 +1,7 @@
 //! How one of several locks is obtained, the first that is free: the caller waits in the line of each key.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::family::Family;
 use super::queue::{HANGS, Leaves, May, Ticket};
@@ -46,8 +46,12 @@ pub fn obtain_any(
 ) -> Result<Obtained> {
     let is_one_of_several = specs.len() > 1 && !matches!(patience, Patience::Once);
     let mut waits: Vec<_> = specs.into_iter().map(|spec| Wait::new(family, spec, patience)).collect();
-    waits.iter_mut().for_each(|wait| wait.is_one_of_several = is_one_of_several);
-    let mut any = AnyWait { family, waits, patience, order };
+    let users_code = Arc::default();
+    for wait in &mut waits {
+        wait.is_one_of_several = is_one_of_several;
+        wait.users_code = Arc::clone(&users_code);
+    }
+    let mut any = AnyWait { family, waits, patience, order, told: 0 };
     any.run().map_err(|error| family.in_context(any.cancelled(error)))
 }
 
@@ -56,6 +60,8 @@ pub(super) struct AnyWait<'a> {
     pub(super) waits: Vec<Wait<'a>>,
     pub(super) patience: Patience,
     pub(super) order: Order,
+    /// How many reports were made so far.
+    pub(super) told: usize,
 }
 
 impl AnyWait<'_> {
@@ -187,7 +193,7 @@ impl AnyWait<'_> {
                 wait.line.look_at = None;
             }
             let Some(ticket) = wait.line.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
-            let is_idle = ticket.place() > 0 || !looks || ticket.stands_back().is_some() || ticket.is_held();
+            let is_idle = !ticket.is_first() || !looks || ticket.stands_back().is_some() || ticket.is_held();
             if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
                 continue;
             }
@@ -210,30 +216,64 @@ impl AnyWait<'_> {
     /// Waits until it is time to look at a key again, or one is reported; false when the call's time is over.
     fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         pause!("any.sleeps");
-        self.tell();
+        self.tell(overall);
         let now = Instant::now();
         let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
-        let until = next.unwrap_or_else(|| far_from(now, HANGS));
+        let until = far_from(now, next.map_or(Duration::MAX, |at| at.saturating_duration_since(now)));
         loop {
             let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);
-            let left = until.saturating_duration_since(Instant::now());
-            let nudges = || self.waits.iter().filter_map(|wait| wait.line.ticket.as_ref()).map(Ticket::nudged);
-            if !overall.wait_for_any(left.min(tell_after), nudges()) {
-                return false;
+            let tell_at = far_from(Instant::now(), tell_after);
+            // At least once, however long the reports take.
+            loop {
+                let left = until.min(tell_at).saturating_duration_since(Instant::now());
+                // Nobody reports that all before it hang, so it looks.
+                if !overall.wait_for_any(left.min(HANGS), self.tickets().map(Ticket::nudged)) {
+                    return false;
+                }
+                if self.is_nudged() || until <= Instant::now() || self.finds_turn() {
+                    return true;
+                }
+                if tell_at <= Instant::now() {
+                    break;
+                }
             }
-            if left <= tell_after || nudges().any(|nudge| !nudge.is_empty()) {
-                return true;
-            }
-            self.tell();
+            self.tell(overall);
         }
     }
 
-    /// Reports of each key that the wait goes on. Whoever hangs there for one hangs in the line of each.
-    fn tell(&mut self) {
-        let since = Some(Instant::now());
-        self.waits.iter().for_each(|wait| wait.tells(since));
-        self.waits.iter_mut().for_each(Wait::say);
-        self.waits.iter().for_each(|wait| wait.tells(None));
+    fn is_nudged(&self) -> bool {
+        self.tickets().any(|ticket| !ticket.nudged().is_empty())
+    }
+
+    fn tickets(&self) -> impl Iterator<Item = &Ticket> {
+        self.waits.iter().filter_map(|wait| wait.line.ticket.as_ref())
+    }
+
+    /// Whether its turn has come for a key and nobody told it, since all before it hang: that one is looked at now.
+    fn finds_turn(&mut self) -> bool {
+        let is_first = |wait: &Wait<'_>| wait.line.ticket.as_ref().is_some_and(Ticket::is_first);
+        let unseen = self.waits.iter_mut().filter(|wait| wait.line.look_at.is_none() && is_first(wait));
+        unseen.map(|wait| wait.line.look_at = Some(Instant::now())).count() > 0
+    }
+
+    /// Reports of each key that the wait goes on, until there is something else to do: the next round goes on from there.
+    fn tell(&mut self, overall: &Deadline) {
+        let begun = Instant::now();
+        for _ in 0..self.waits.len() {
+            let now = Instant::now();
+            let at = self.told % self.waits.len();
+            let wait = &mut self.waits[at];
+            // Each counts alone, but many of them hold up the others as one that hangs does.
+            if now - begun < HANGS {
+                wait.tells(Some(now));
+            }
+            wait.say();
+            self.told = self.told.wrapping_add(1);
+            if self.is_nudged() || overall.is_over() {
+                break;
+            }
+        }
+        self.waits.iter().take(1).for_each(|wait| wait.tells(None));
     }
 
     /// Why the call ended without a lock. It reports that others hold the locks only if that is known for all.

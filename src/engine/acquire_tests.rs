@@ -67,7 +67,7 @@ impl Bench {
     /// What a call gets to which the lock is handed over when its time is over and it has not left the line yet.
     fn at_the_last_moment(&self, held_until: BootTime, cancels: bool) -> Result<Obtained> {
         let (queues, granted) = (self.family.queues.clone(), self.granted(held_until));
-        let mut handed = Some((queues.enter(spec()), granted));
+        let mut handed = Some((queues.enter(spec(), &Arc::default()), granted));
         let cancel = CancelToken::new();
         let also_cancel = cancel.clone();
         let on_wait = move |_: &Waiting| {
@@ -132,7 +132,7 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let labels = held.attempt.ask.labels.clone();
     let lock_id = Some(held.attempt.ask.lock_id.clone());
     let hold = bench.family.hold(held, spec().terms, Callbacks::default()).expect("the hold");
-    let _first = bench.family.queues.enter(spec());
+    let _first = bench.family.queues.enter(spec(), &Arc::default());
     let obtain = |lock: LockSpec, stands_back, any: bool| {
         let spec = WaitSpec { lock, stands_back, cancel: None, on_wait: None, on_wait_every: None };
         let patience = Patience::Until(Instant::now() + Duration::from_millis(200));
@@ -187,8 +187,13 @@ fn a_lock_that_was_granted_does_not_wait_until_what_was_handed_over_beside_it_is
     let (goes_on, stuck) = crossbeam_channel::bounded(0);
     bench.faults.next(Call::Release, Fault::Stuck(stuck));
     let other = bench.granted_of("other", BootTime::NEVER);
-    let mut any =
-        AnyWait { family: &bench.family, waits: vec![wait], patience: Patience::Endless, order: Order::AsGiven };
+    let mut any = AnyWait {
+        family: &bench.family,
+        waits: vec![wait],
+        patience: Patience::Endless,
+        order: Order::AsGiven,
+        told: 0,
+    };
     assert!(matches!(any.leave(Ok(Obtained::Granted(other)), &Deadline::after(SLACK)), Ok(Obtained::Granted(_))));
     drop(goes_on);
     assert!(bench.is_given_up());
@@ -251,7 +256,7 @@ fn those_behind_see_how_long_a_request_takes() {
     wait.enter();
     wait.asks(Some(Instant::now() - 2 * SILENT));
     let trouble = bench.family.queues.trouble("k").expect("the store is silent");
-    assert!(trouble.to_string().contains("no answer for 2.0 s"), "{trouble}");
+    assert!(trouble.to_string().contains("no answer for 2."), "{trouble}");
     wait.asks(None);
     assert!(bench.family.queues.trouble("k").is_none());
 }

@@ -2,7 +2,6 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Weak};
-use std::thread::ThreadId;
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -26,7 +25,7 @@ use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::{Thread, expect_users_code};
+use crate::sys::thread::{Thread, expect_users_code, here};
 
 /// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -53,7 +52,7 @@ struct Closing {
     /// Wakes every waiter; nothing is acquired afterwards.
     token: CancelToken,
     /// The threads that are about to obtain a lock.
-    obtaining: Mutex<Vec<ThreadId>>,
+    obtaining: Mutex<Vec<usize>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
     /// The last field, so that it is dropped last: the store's own end is then part of the client's drop.
@@ -74,7 +73,7 @@ pub struct Obtaining(Arc<Family>);
 impl Drop for Obtaining {
     fn drop(&mut self) {
         let mut obtaining = self.0.closing.obtaining.lock();
-        if let Some(at) = obtaining.iter().position(|id| *id == std::thread::current().id()) {
+        if let Some(at) = obtaining.iter().position(|id| *id == here()) {
             obtaining.swap_remove(at);
         }
         self.0.closing.obtained.notify_all();
@@ -132,7 +131,7 @@ impl Family {
         self.check_open()?;
         self.undo.start_again();
         pause!("acquire.begins");
-        self.closing.obtaining.lock().push(std::thread::current().id());
+        self.closing.obtaining.lock().push(here());
         let call = Obtaining(self.clone());
         // `close` may have looked before.
         self.check_open().map(|()| call)
@@ -346,11 +345,11 @@ impl Family {
     /// Calls that were woken by the closing give up what they have sent. One that closes by itself, in a
     /// callback, is not waited for.
     fn wait_for_obtaining(&self, by: Instant) {
-        let me = std::thread::current().id();
+        let here = here();
         let mut obtaining = self.closing.obtaining.lock();
-        while obtaining.iter().any(|id| *id != me) && !self.closing.obtained.wait_until(&mut obtaining, by).timed_out()
-        {
-        }
+        while obtaining.iter().any(|id| *id != here)
+            && !self.closing.obtained.wait_until(&mut obtaining, by).timed_out()
+        {}
     }
 }
 

@@ -10,6 +10,7 @@ use crate::model::event::Event;
 use crate::store::{Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
+use crate::sys::observing::later;
 use crate::sys::pause::pause;
 
 impl Wait<'_> {
@@ -34,7 +35,9 @@ impl Wait<'_> {
             let by = overall.clone().within(self.family.options.request_timeout.min(left));
             let renewal = Renewal::heartbeat(lease);
             let backend = &self.family.backend;
+            let later = later();
             let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
+            self.running(|| drop(later));
             let error = match renewed {
                 Ok(Renewed::Until { until, now }) => {
                     pause!("lengthen.answered");
@@ -63,9 +66,11 @@ impl Wait<'_> {
         }
         pause!("acquire.granted");
         let waited = self.effort.started.elapsed();
-        let fencing_token = granted.holder.token;
-        log::debug!(target: "leasehold::client", key:? = self.spec.lock.key, token = fencing_token; "granted");
-        self.family.options.observing.tell(&Event::Granted { key: &self.spec.lock.key, fencing_token, waited });
+        let (key, fencing_token) = (&self.spec.lock.key, granted.holder.token);
+        self.running(|| {
+            log::debug!(target: "leasehold::client", key:?, token = fencing_token; "granted");
+            self.family.options.observing.tell(&Event::Granted { key, fencing_token, waited });
+        });
         Ok(Round::Granted(granted))
     }
 

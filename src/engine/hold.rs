@@ -325,6 +325,11 @@ impl Hold {
         pause!("renew.sent");
         let terms = Terms { at_least: least, ..self.setup.terms };
         let lease = terms.granted_lease_at(sent);
+        if let Lease::For(time) = lease {
+            // For so long, should it arrive and no answer.
+            let by = sent + time + by.remaining();
+            self.requests.stands_until.fetch_max(by.as_nanos(), Ordering::SeqCst);
+        }
         let (until, now) = match lease {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());
@@ -368,7 +373,8 @@ impl Hold {
             }
             state.last_error = None;
             let stands_until = end_of(until, now, self.setup.clock.now());
-            self.requests.stands_until.store(stands_until.as_nanos(), Ordering::SeqCst);
+            // An earlier one without an answer may arrive still, and have asked for more.
+            self.requests.stands_until.fetch_max(stands_until.as_nanos(), Ordering::SeqCst);
             let wall = SystemTime::now();
             state.lock.renewed = Some(wall);
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));

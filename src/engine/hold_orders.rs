@@ -108,7 +108,7 @@ impl World {
             at_end: AtEnd::Release,
         };
         let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));
-        let ticket = waits.then(|| setup.queues.enter(spec()));
+        let ticket = waits.then(|| setup.queues.enter(spec(), &Arc::default()));
         let hold = Hold::new(granted, setup, Callbacks::default());
         let none = || actors.iter().map(|_| None).collect();
         World {
@@ -336,6 +336,17 @@ fn in_every_order_a_lock_stands_for_the_least_time_that_it_is_asked_for() {
     let passes = [Actor::Passes(MOST), Actor::Passes(REST)];
     let others = [Actor::Asks, Actor::Releases, Actor::Looks, Actor::Rival];
     in_every_order(&[&others[..], &passes[..]].concat());
+}
+
+/// It may arrive still.
+#[test]
+fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_answer() {
+    let World { hold, clock, .. } = World::new(&[]);
+    let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK));
+    let _unanswered = hold.ask(10 * LEASE, &Deadline::after(SLACK));
+    assert_eq!(hold.answered(answer), Beat::Renewed);
+    let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
+    assert!(stands_until.since(clock.now()) > 9 * LEASE);
 }
 
 #[test]

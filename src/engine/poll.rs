@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue::Ticket;
+use super::queue::{HANGS, Ticket};
 use crate::engine::acquire::Wait;
 use crate::engine::spec::{Obtained, Patience};
 use crate::lease::{backoff, transition};
@@ -40,7 +40,7 @@ impl Wait<'_> {
         self.line.is_woken = false;
         loop {
             let Some(ticket) = &self.line.ticket else { return true };
-            if ticket.place() > 0 || ticket.is_handed() {
+            if !ticket.is_first() || ticket.is_handed() {
                 return true;
             }
             let begun = std::mem::replace(&mut begin, Begin::Wait);
@@ -83,7 +83,11 @@ impl Wait<'_> {
     /// When to read one of several keys next, if its turn has come. The time stays set until then: reports about the
     /// other keys must not delay it.
     pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
-        let ticket = self.line.ticket.as_ref().filter(|ticket| ticket.place() == 0)?;
+        let Some(ticket) = self.line.ticket.as_ref().filter(|ticket| ticket.is_first()) else {
+            // One that hung before it came back: when it looks is worked out anew, should its turn come again.
+            self.line.look_at = None;
+            return None;
+        };
         let others_turn = ticket.stands_back();
         let at = self.line.look_at.unwrap_or_else(|| {
             let free_in = self.free_in().filter(|_| self.known.last_error.is_none());
@@ -120,15 +124,21 @@ impl Wait<'_> {
     /// Waits for this long or until it is worth looking; false when the call's time is over.
     fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
         let until = far_from(Instant::now(), delay);
+        let mut due = far_from(Instant::now(), self.tell_after());
         loop {
-            let tell_after = self.tell_after();
             let Some(ticket) = &self.line.ticket else { return true };
-            let left = until.saturating_duration_since(Instant::now());
-            let waited = overall.wait_for_event(left.min(tell_after), ticket.nudged());
-            match waited {
+            let left = until.min(due).saturating_duration_since(Instant::now());
+            match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                 Waited::Over => return false,
-                Waited::Limit if left > tell_after => self.tell(),
-                Waited::Limit | Waited::Event => break,
+                Waited::Event => break,
+                // One that hung before it came back. Whoever waits for its turn sees whether that one hangs again.
+                Waited::Limit if !ticket.is_first() => return true,
+                Waited::Limit if until <= Instant::now() => break,
+                Waited::Limit if due <= Instant::now() => {
+                    self.tell();
+                    due = far_from(Instant::now(), self.tell_after());
+                }
+                Waited::Limit => {}
             }
         }
         // Other processes get their turn; this waiter looks after that.
@@ -157,9 +167,7 @@ impl Wait<'_> {
         let by = overall.clone().within(self.family.options.request_timeout);
         let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
-        self.asks(Some(asked));
-        let answer = self.family.backend.read(&which, None, Consistency::Eventual, &by);
-        self.asks(None);
+        let answer = self.asking(asked, || self.family.backend.read(&which, None, Consistency::Eventual, &by));
         match answer {
             Ok(mut page) => {
                 self.answered();
@@ -209,9 +217,16 @@ impl Wait<'_> {
         self.tells(None);
     }
 
-    /// Shows in the line since when this waiter runs code of the user's.
+    /// Shows in each line since when this waiter runs code of the user's.
     pub(super) fn tells(&self, since: Option<Instant>) {
-        self.line.ticket.iter().for_each(|ticket| ticket.tells(since));
+        self.users_code.runs(since);
+    }
+
+    /// Runs this, which may call code of the user's.
+    pub(super) fn running(&self, run: impl FnOnce()) {
+        self.tells(Some(Instant::now()));
+        run();
+        self.tells(None);
     }
 
     /// The same as [`tell`](Self::tell), for one that shows it.

@@ -45,10 +45,30 @@ struct Place {
     stands_back: Mutex<Option<Instant>>,
     /// Since when its request is under way.
     asked_at: Mutex<Option<Instant>>,
-    /// Since when it runs code of the user's.
-    tells_since: Mutex<Option<Instant>>,
+    users_code: Arc<UsersCode>,
     /// The store fails, as the last requests found.
     trouble: Mutex<Option<Error>>,
+}
+
+/// The code of its user's that a call runs. It is one for all lines that the call stands in: whoever hangs in one of them
+/// hangs in each.
+#[derive(Default)]
+pub struct UsersCode {
+    /// Since when it runs.
+    since: Mutex<Option<Instant>>,
+    nudges: Mutex<Vec<Sender<()>>>,
+}
+
+impl UsersCode {
+    /// It runs since then; `None`: it has returned.
+    pub fn runs(&self, since: Option<Instant>) {
+        // At once: whoever takes it for one that hangs has seen it so before that time ends here.
+        let before = std::mem::replace(&mut *self.since.lock(), since);
+        if hangs(before) {
+            // What was reported meanwhile went to one behind it, who may not be first any more.
+            self.nudges.lock().iter().for_each(nudge);
+        }
+    }
 }
 
 /// The state of the waiter at the head.
@@ -78,9 +98,10 @@ impl Queues {
         lines.get(key).into_iter().flatten().filter(|place| !place.hangs()).count()
     }
 
-    /// Takes a place at the end of the line of this key.
-    pub fn enter(self: &Arc<Self>, spec: LockSpec) -> Ticket {
+    /// Takes a place at the end of the line of this key, for a call that runs this code.
+    pub fn enter(self: &Arc<Self>, spec: LockSpec, users_code: &Arc<UsersCode>) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);
+        users_code.nudges.lock().push(nudge.clone());
         let place = Arc::new(Place {
             spec,
             turn: Mutex::new(Turn::Waiting),
@@ -89,7 +110,7 @@ impl Queues {
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
             asked_at: Mutex::default(),
-            tells_since: Mutex::default(),
+            users_code: users_code.clone(),
             trouble: Mutex::default(),
         });
         let key = place.spec.key.clone();
@@ -155,15 +176,24 @@ impl Queues {
     }
 }
 
+fn nudge(waiter: &Sender<()>) {
+    // A full channel already contains one.
+    let _ = waiter.try_send(());
+}
+
+/// Whether code of a user's that began then has not returned for long.
+fn hangs(since: Option<Instant>) -> bool {
+    since.is_some_and(|since| since.elapsed() >= HANGS)
+}
+
 impl Place {
     /// Whether it can't take its turn, for its user's code has not returned for long.
     fn hangs(&self) -> bool {
-        self.tells_since.lock().is_some_and(|since| since.elapsed() >= HANGS)
+        hangs(*self.users_code.since.lock())
     }
 
     fn nudge(&self) {
-        // A full channel already contains one.
-        let _ = self.nudge.try_send(());
+        nudge(&self.nudge);
     }
 }
 
@@ -224,6 +254,15 @@ impl Ticket {
         before.take_while(|place| !Arc::ptr_eq(place, &self.place)).filter(|place| !place.hangs()).count()
     }
 
+    /// Whether its turn has come, which takes no count of all that wait.
+    pub fn is_first(&self) -> bool {
+        let lines = self.queues.lines.lock();
+        let mut before = lines.get(&self.place.spec.key).into_iter().flatten();
+        before
+            .find(|place| Arc::ptr_eq(place, &self.place) || !place.hangs())
+            .is_none_or(|first| Arc::ptr_eq(first, &self.place))
+    }
+
     /// Becomes ready when it is worth looking: the turn came, the lock may be free, or was handed over.
     pub fn nudged(&self) -> &Receiver<()> {
         &self.place.nudged
@@ -232,16 +271,6 @@ impl Ticket {
     /// Its request is under way since `at`; `None`: it has ended.
     pub fn asks(&self, at: Option<Instant>) {
         *self.place.asked_at.lock() = at;
-    }
-
-    /// It runs code of the user's since then; `None`: that has returned.
-    pub fn tells(&self, since: Option<Instant>) {
-        let hung = since.is_none() && self.place.hangs();
-        *self.place.tells_since.lock() = since;
-        if hung {
-            // What was reported meanwhile went to one behind it, who may not be first any more.
-            self.place.nudge();
-        }
     }
 
     /// The error that the waiters behind it see: to them the store did not answer.

@@ -111,7 +111,7 @@ impl crate::engine::orders::World for World {
         let state = std::mem::replace(&mut self.states[at], State::Done);
         self.states[at] = match state {
             State::Outside => {
-                let ticket = self.queues.enter(spec());
+                let ticket = self.queues.enter(spec(), &Arc::default());
                 // As after a refusal: a look that the wakeups or the first poll brings.
                 let _ = ticket.place.nudge.try_send(());
                 State::Waits(ticket)
@@ -178,7 +178,7 @@ impl crate::engine::orders::World for World {
 #[test]
 fn only_a_head_that_waits_and_fits_is_reserved() {
     let queues = Arc::<Queues>::default();
-    let (ticket, second) = (queues.enter(spec()), queues.enter(spec()));
+    let (ticket, second) = (queues.enter(spec(), &Arc::default()), queues.enter(spec(), &Arc::default()));
     assert!(queues.reserve("k", |_| false).is_none());
     assert!(matches!(ticket.may(), May::Ask));
     assert!(queues.reserve("k", |_| true).is_none(), "it may be granted by itself");
@@ -191,33 +191,34 @@ fn only_a_head_that_waits_and_fits_is_reserved() {
 #[test]
 fn who_hangs_in_code_of_its_users_is_passed_over() {
     let queues = Arc::<Queues>::default();
-    let (first, second) = (queues.enter(spec()), queues.enter(spec()));
-    first.tells(Some(Instant::now()));
+    let code = Arc::<UsersCode>::default();
+    let (first, second) = (queues.enter(spec(), &code), queues.enter(spec(), &Arc::default()));
+    code.runs(Some(Instant::now()));
     assert_eq!(second.place(), 1, "most code returns soon");
-    first.tells(Some(Instant::now() - HANGS));
+    code.runs(Some(Instant::now() - HANGS));
     assert_eq!((first.place(), second.place()), (0, 0));
     queues.nudge("k");
     assert_eq!((first.nudged().len(), second.nudged().len()), (0, 1));
     let reserved = queues.reserve("k", |_| true).expect("the second waits");
     // It may come back before the other one has what is handed over.
-    first.tells(None);
+    code.runs(None);
     assert!(second.place() == 1 && second.is_handed());
     assert!(reserved.give(granted(1)).is_ok());
     assert!(matches!(second.may(), May::Take(_)));
     drop(second);
     // Nobody is behind it.
-    first.tells(Some(Instant::now() - HANGS));
+    code.runs(Some(Instant::now() - HANGS));
     assert!(queues.reserve("k", |_| true).is_none());
     queues.nudge("k");
     assert_eq!(first.nudged().len(), 1);
-    first.tells(None);
+    code.runs(None);
     assert!(queues.reserve("k", |_| true).is_some());
 }
 
 #[test]
 fn the_head_stands_back_until_it_is_time() {
     let queues = Arc::<Queues>::default();
-    let ticket = queues.enter(spec());
+    let ticket = queues.enter(spec(), &Arc::default());
     assert_eq!(ticket.stands_back(), None);
     let later = Instant::now() + Duration::from_secs(3600);
     queues.stand_back("k", later);
@@ -230,7 +231,7 @@ fn the_head_stands_back_until_it_is_time() {
 fn trouble_is_left_to_the_next_in_line_but_not_by_who_got_the_lock() {
     for (leaves, is_left) in [(Leaves::Without, true), (Leaves::WithLock, false)] {
         let queues = Arc::<Queues>::default();
-        let (first, _second) = (queues.enter(spec()), queues.enter(spec()));
+        let (first, _second) = (queues.enter(spec(), &Arc::default()), queues.enter(spec(), &Arc::default()));
         first.is_in_trouble(Some(Error::new(ErrorKind::Store, "it is down")));
         assert!(queues.trouble("k").is_some_and(|error| error.to_string().contains("it is down")));
         first.leave(leaves);
@@ -241,7 +242,7 @@ fn trouble_is_left_to_the_next_in_line_but_not_by_who_got_the_lock() {
 #[test]
 fn trouble_that_the_next_in_line_knows_of_is_not_replaced() {
     let queues = Arc::<Queues>::default();
-    let (first, second) = (queues.enter(spec()), queues.enter(spec()));
+    let (first, second) = (queues.enter(spec(), &Arc::default()), queues.enter(spec(), &Arc::default()));
     first.is_in_trouble(Some(Error::new(ErrorKind::Store, "the first's")));
     second.is_in_trouble(Some(Error::new(ErrorKind::Store, "the second's")));
     drop(first);

@@ -356,9 +356,10 @@ impl Hold {
             let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
         }
+        // Before the log, which may hang.
+        self.setup.observing.tell(&Event::Lost { loss: &loss });
         log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
             "lock {:?} lost: {loss}", loss.key);
-        self.setup.observing.tell(&Event::Lost { loss: &loss });
     }
 
     /// How the lock was lost, by the record that was found.

@@ -22,7 +22,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::pause::pause;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, begin_to_keep_a_lock};
 
 /// The thread lives this much longer than the last wait, in case somebody waits again.
 const LINGER: Duration = Duration::from_millis(100);
@@ -116,7 +116,12 @@ impl Wakeups {
         }
         if state.thread.as_ref().is_none_or(Thread::is_over) {
             let wakeups = self.clone();
-            match Thread::spawn("leasehold-wake", move || wakeups.run()) {
+            let run = move || {
+                // Else each that the logger holds up would stay, with the store.
+                begin_to_keep_a_lock();
+                wakeups.run();
+            };
+            match Thread::spawn("leasehold-wake", run) {
                 Ok(thread) => state.thread = Some(thread),
                 Err(error) => {
                     let end = End::Broken(error.to_string());
@@ -153,13 +158,16 @@ impl Wakeups {
                 continue;
             }
             let is_news = state.poll(&end);
-            state.thread = None;
+            // A close waits for its end, which is still to come.
+            if !self.closing.is_cancelled() {
+                state.thread = None;
+            }
             drop(state);
+            // They sleep long, since they expect to be woken; and the logger may hang.
+            watched.iter().for_each(|key| self.queues.nudge(key));
             if is_news {
                 self.say(&end);
             }
-            // They sleep long, since they expect to be woken.
-            watched.iter().for_each(|key| self.queues.nudge(key));
             return;
         }
     }

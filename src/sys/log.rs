@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use super::aside::Aside;
 use super::caught::caught;
 use super::process::ProcessId;
-use super::thread::keeps_a_lock;
+use super::thread::{keeps_a_lock, keeps_time};
 
 /// A thread that locks depend on waits for so long for its line to be written, so that a line of the last moment is not
 /// lost with the process; but not behind one that takes longer.
@@ -27,6 +27,12 @@ fn aside() -> Aside {
         Some((process, aside)) if process.is_current() => aside.clone(),
         _ => all.insert((ProcessId::current(), Aside::default())).1.clone(),
     }
+}
+
+/// Waits until what other threads have to say is written, but not when a line of that is being written here.
+#[cfg(feature = "capi")]
+pub(crate) fn wait_until_written(most: Duration) {
+    aside().wait_until_told(Instant::now() + most);
 }
 
 /// Lines that wait for a thread, in all of the process.
@@ -57,7 +63,8 @@ impl Log for Logger {
         let (aside, line) = (aside(), Line::of(record));
         let is_free = aside.is_told();
         aside.leave(Box::new(move || contained(|| line.log())));
-        if is_free {
+        // Who looks after all locks of a client has no time for each of its lines: its last one may be lost with the process.
+        if is_free && !keeps_time() {
             aside.wait_until_told(Instant::now() + WRITTEN);
         }
     }

@@ -1,12 +1,10 @@
 //! Named threads that can be waited for with a bound.
 
 use std::cell::Cell;
-use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{Builder, JoinHandle, ThreadId};
 use std::time::Instant;
-
-use crossbeam_channel::{Receiver, RecvTimeoutError, TryRecvError};
 
 use crate::model::error::{Error, ErrorKind, Result};
 
@@ -25,6 +23,15 @@ pub fn expect_users_code() {
 
 thread_local! {
     static KEEPS: Cell<Keeps> = const { Cell::new(Keeps::Nothing) };
+    /// Of a thread of ours.
+    static OWN: Cell<Option<ThreadId>> = const { Cell::new(None) };
+    static HERE: Cell<u8> = const { Cell::new(0) };
+}
+
+/// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
+/// when `thread::current()` panics.
+pub fn here() -> usize {
+    HERE.with(|here| here.as_ptr().addr())
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -46,9 +53,15 @@ pub fn begin_to_keep_a_lock() {
     KEEPS.set(Keeps::ALock);
 }
 
+/// Runs this as on a thread that one lock depends on.
+pub fn keeping_a_lock(run: impl FnOnce()) {
+    let before = KEEPS.get();
+    KEEPS.set(if before == Keeps::Nothing { Keeps::ALock } else { before });
+    run();
+    KEEPS.set(before);
+}
+
 /// Whether all others wait where this thread waits for code of the user's.
-// Only the C library has use for it, which has a thread of its own for each callback.
-#[cfg_attr(not(feature = "capi"), allow(dead_code))]
 pub fn keeps_time() -> bool {
     KEEPS.get() == Keeps::Time
 }
@@ -62,8 +75,31 @@ pub fn keeps_a_lock() -> bool {
 #[derive(Debug)]
 pub struct Thread {
     handle: JoinHandle<()>,
-    // Never sent on: disconnected when the thread's body is over.
-    over: Receiver<Infallible>,
+    end: Arc<End>,
+}
+
+/// Whether the thread's body is over. The standard library's mutex: to wait for a channel asks for `thread::current()`, see
+/// [`here`], and for a lock of `parking_lot` makes data of the thread, which would stay then.
+#[derive(Debug, Default)]
+struct End {
+    is_there: Mutex<bool>,
+    came: Condvar,
+}
+
+impl End {
+    fn is_there(&self) -> MutexGuard<'_, bool> {
+        self.is_there.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Dropped at the end of the body, also by a panic.
+struct Running(Arc<End>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        *self.0.is_there() = true;
+        self.0.came.notify_all();
+    }
 }
 
 impl Thread {
@@ -80,18 +116,20 @@ impl Thread {
 
     /// The same as [`Thread::spawn`] with a stack of this size, of which only what is used costs memory.
     pub fn spawn_with(stack: usize, name: &str, body: impl FnOnce() + Send + 'static) -> Result<Thread> {
-        let (running, over) = crossbeam_channel::bounded(0);
+        let end = Arc::<End>::default();
+        let running = Running(end.clone());
         let builder = Builder::new().name(name.to_owned()).stack_size(stack);
         let handle = builder
             .spawn(move || {
                 let _running = running;
+                OWN.set(Some(std::thread::current().id()));
                 body();
             })
             .map_err(|e| {
                 let message = format!("the thread {name:?} can't be started; too many threads?");
                 Error::new(ErrorKind::Store, message).retryable().caused_by(e)
             })?;
-        Ok(Thread { handle, over })
+        Ok(Thread { handle, end })
     }
 
     /// Which thread it is.
@@ -101,15 +139,17 @@ impl Thread {
 
     /// Whether it has ended.
     pub fn is_over(&self) -> bool {
-        self.over.try_recv() == Err(TryRecvError::Disconnected)
+        *self.end.is_there()
     }
 
     /// Waits for its end until `by`; whether it ended. Called on the thread itself, it does not wait.
     pub fn wait_until(&self, by: Instant) -> bool {
-        if std::thread::current().id() == self.id() {
+        if OWN.get() == Some(self.id()) {
             return false;
         }
-        self.over.recv_deadline(by) == Err(RecvTimeoutError::Disconnected)
+        let left = by.saturating_duration_since(Instant::now());
+        let waited = self.end.came.wait_timeout_while(self.end.is_there(), left, |is_there| !*is_there);
+        *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
     /// The same, then lets it go on by itself.

@@ -134,7 +134,7 @@ fn a_campaign_waits_until_its_node_is_fit_to_lead() {
             asked += 1;
             asked > 2
         };
-        let a = store.client().election("job").lease(SECOND).health_check(check).build().unwrap();
+        let a = store.client().election("job").lease(LEASE).health_check(check).build().unwrap();
         assert!(a.campaign().unwrap().is_leader());
     });
 }

@@ -1,5 +1,7 @@
 //! A storm of losses: callbacks stay balanced, and tokens rise.
 
+use std::sync::mpsc::RecvTimeoutError;
+
 use leasehold::internals::store::fault::{Call, Fault};
 
 use crate::*;
@@ -62,7 +64,12 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
             faults.heal();
             let terms = election.terms();
             drop(election);
-            let told: Vec<Told> = tells.try_iter().filter(|told| !matches!(told, Told::Leader(..))).collect();
+            // What is still being told when the drop stops waiting, too.
+            let all_told = std::iter::from_fn(|| match tells.recv_timeout(LONG) {
+                Err(RecvTimeoutError::Timeout) => panic!("its callbacks are not let go of"),
+                told => told.ok(),
+            });
+            let told: Vec<Told> = all_told.filter(|told| !matches!(told, Told::Leader(..))).collect();
             for pair in told.chunks(2) {
                 match pair {
                     [Told::Won(won), Told::Lost(lost, _)] if won == lost => all.push(*won),

@@ -164,8 +164,8 @@ fn what_waits_fails_and_is_late_is_counted_while_it_is_so() {
         let failed = "leasehold_request_errors_total{operation=acquire,kind=store}";
         none(failed);
         store.plan.next(Call::Acquire, Fault::FailBefore);
-        // A second of its lease is left until the first warning.
-        let guard = client.request("b").warn_before(LONG * 17 / 20).lock().unwrap();
+        // Eight seconds of its lease are left until the first warning.
+        let guard = client.request("b").warn_before(LONG / 2).lock().unwrap();
         soon(failed);
         none("leasehold_unanswered_total{operation=renew}");
         none("leasehold_renewal_late_total{}");

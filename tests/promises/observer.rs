@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::support::bench::Bench;
 use crate::support::stores::{Opened, Store, stores};
 use crate::support::wait::wait_until;
 use fastrand::Rng;
@@ -416,4 +417,33 @@ fn labels_for_metrics_are_plain_words() {
     assert_eq!(names, ["acquire", "timed_out", "other_granted"]);
     let reasons = [LossReason::MaxHold.name(), LossReason::TakenOver { by: None }.name()];
     assert_eq!(reasons, ["max_hold", "taken_over"]);
+}
+
+struct Looks(crossbeam_channel::Sender<()>);
+
+impl Observer for Looks {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Waited { .. } = event {
+            self.0.send(()).unwrap_or_default();
+        }
+    }
+}
+
+/// It wakes now and then, for those before it may hang in code of their users: that is no look at the lock.
+#[test]
+fn who_stands_behind_another_tells_of_no_look() {
+    let (bench, (to, looks), cancel) = (Bench::new(), crossbeam_channel::unbounded(), CancelToken::new());
+    let client = bench.builder().poll(60 * MINUTE..=60 * MINUTE).observer(Arc::new(Looks(to))).connect().unwrap();
+    let _held = bench.rival().request("k").lease(60 * MINUTE).lock().unwrap();
+    std::thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| client.request("k").cancel(&cancel).lock().unwrap_err());
+            looks.recv_timeout(MINUTE).unwrap();
+        }
+        // The first of them looks once more when the store tells.
+        while looks.recv_timeout(Duration::from_secs(2)).is_ok() {}
+        let more = looks.recv_timeout(Duration::from_secs(4));
+        cancel.cancel();
+        assert!(more.is_err(), "it tells again and again");
+    });
 }

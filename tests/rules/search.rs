@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 use std::hash::{Hash, Hasher};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use crate::support::asks::*;
 use crate::support::steps::{Answer, Request, apply};
@@ -68,21 +68,21 @@ impl Search {
     /// Visits every state and answers with their number.
     fn run(&self) -> usize {
         let clients = vec![Client::default(); self.asks.len()];
-        let first = Rc::new(State { record: LockRecord::missing("k"), clients });
+        let first = Arc::new(State { record: LockRecord::missing("k"), clients });
         let mut seen = HashSet::from([first.clone()]);
         let mut level = vec![first];
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
         while !level.is_empty() {
-            let mut next = Vec::new();
-            for state in level.drain(..) {
-                for follower in self.followers(&state) {
-                    let follower = Rc::new(normal(follower));
-                    if seen.insert(follower.clone()) {
-                        self.check(&follower);
-                        next.push(follower);
-                    }
-                }
-            }
-            level = next;
+            let followers = |states: &[Arc<State>]| -> Vec<Arc<State>> {
+                states.iter().flat_map(|state| self.followers(state)).map(|state| Arc::new(normal(state))).collect()
+            };
+            let found: Vec<_> = std::thread::scope(|scope| {
+                let parts = level.chunks(level.len().div_ceil(threads)).map(|part| scope.spawn(|| followers(part)));
+                let parts: Vec<_> = parts.collect();
+                parts.into_iter().flat_map(|part| part.join().expect("no step panics")).collect()
+            });
+            level = found.into_iter().filter(|state| seen.insert(state.clone())).collect();
+            level.iter().for_each(|state| self.check(state));
         }
         seen.len()
     }

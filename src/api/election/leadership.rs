@@ -16,7 +16,7 @@ use crate::model::loss::Loss;
 use crate::sys::drop_bound::DropBound;
 use crate::sys::log;
 use crate::sys::observing::Observing;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, keeping_a_lock};
 
 /// How a term ended.
 #[derive(Clone, Debug)]
@@ -126,7 +126,10 @@ impl Term {
         let token = self.guard.fencing_token();
         // Before the log, which may panic: this end must be reported before the next term.
         self.shared.news.dispatcher.over(token, end.clone());
-        log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name);
+        // The caller, who may be any thread, still has to release the lock, and the logger may hang.
+        keeping_a_lock(
+            || log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name),
+        );
         let led_for = match &end {
             // Maybe long ago: nobody may have asked since.
             TermEnd::Lost(loss) => loss.held_for.min(self.won.elapsed()),

@@ -16,7 +16,7 @@ use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, begin_to_keep_a_lock};
 
 /// The closure of `lead`.
 pub(super) type Work = Box<dyn FnMut(&Leadership) -> Result<(), String> + Send>;
@@ -123,8 +123,11 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Thread::spawn_for_user("leasehold-lead", move || {
         let me = std::thread::current().id();
         standing.crew.lock().push(me);
-        let name = leadership.name();
-        let end = match caught(|| work.lock()(&leadership)) {
+        let name = leadership.name().to_owned();
+        let end = caught(|| work.lock()(&leadership));
+        // The term ends whatever becomes of the lines.
+        begin_to_keep_a_lock();
+        let end = match end {
             Some(Ok(())) => WorkEnd::Done,
             Some(Err(why)) => {
                 log::warn!(target: "leasehold::election", name:?; "the work of the leader of {name:?} failed: {why}");

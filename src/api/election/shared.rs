@@ -23,7 +23,7 @@ use crate::model::waiting::Waiting;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock};
 
 /// See the module.
 pub(super) struct Shared {
@@ -206,7 +206,11 @@ impl Shared {
     /// Starts a thread that campaigns, with the closure of `lead`.
     pub fn start(self: &Arc<Self>, work: Option<Work>) -> Result<()> {
         let stands = self.begin(Kind::Run)?;
-        Thread::spawn("leasehold-elect", move || serve::run(&stands, work)).map(drop)
+        let run = move || {
+            begin_to_keep_a_lock();
+            serve::run(&stands, work);
+        };
+        Thread::spawn("leasehold-elect", run).map(drop)
     }
 
     pub fn campaign(self: &Arc<Self>, until: Option<Instant>) -> Result<Leadership> {
@@ -219,7 +223,11 @@ impl Shared {
         }
         if self.node.health.is_some() {
             let (shared, term) = (self.clone(), leadership.term.clone());
-            Thread::spawn("leasehold-elect", move || serve::keep_healthy(&shared, &term))?;
+            let keep = move || {
+                begin_to_keep_a_lock();
+                serve::keep_healthy(&shared, &term);
+            };
+            Thread::spawn("leasehold-elect", keep)?;
         }
         Ok(leadership)
     }
@@ -275,7 +283,10 @@ impl Shared {
         // One that was lost before it was found there.
         term.guard.loss().get().into_iter().for_each(|loss| term.end(TermEnd::Lost(loss)));
         let leadership = Leadership::new(term);
-        log::info!(target: "leasehold::election", name:? = self.node.name, token; "this node leads {:?} with token {token}", self.node.name);
+        // Else nobody would know of a lock that is renewed.
+        keeping_a_lock(
+            || log::info!(target: "leasehold::election", name:? = self.node.name, token; "this node leads {:?} with token {token}", self.node.name),
+        );
         self.sees(leader);
         Ok(leadership)
     }

@@ -18,6 +18,7 @@ use crate::model::error::Error;
 use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
+use crate::sys::thread::keeping_a_lock;
 
 /// The pause after the first busy answer: a transaction of ours takes less.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
@@ -222,7 +223,8 @@ pub(super) fn busy_retried<T>(
     loop {
         match what() {
             Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {
-                log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}");
+                // The writer is taken, for which heartbeats wait, and the logger may hang.
+                keeping_a_lock(|| log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}"));
                 if !by.wait_for(pause) {
                     return Err(SqliteError::Busy { path: path.to_owned() });
                 }
@@ -304,7 +306,7 @@ impl Drop for Tx<'_> {
         if !self.conn.is_autocommit()
             && let Err(error) = run(self.conn, self.path, "roll back", "ROLLBACK")
         {
-            log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
+            keeping_a_lock(|| log::warn!(target: "leasehold::sqlite", "{}", Error::from(error)));
         }
     }
 }

@@ -16,6 +16,7 @@ use crate::model::error::{Error, Result};
 use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
+use crate::sys::thread::keeping_a_lock;
 
 /// How many records a page holds.
 const PAGE: usize = 100;
@@ -148,7 +149,7 @@ type Scanned = (Format, Vec<Row>, Option<String>);
 fn pass_over(decoded: Result<Row, SqliteError>) -> Result<Option<Row>, SqliteError> {
     match decoded {
         Err(error @ SqliteError::Damaged { .. }) => {
-            log::warn!(target: "leasehold::sqlite", "{}", Error::from(error));
+            keeping_a_lock(|| log::warn!(target: "leasehold::sqlite", "{}", Error::from(error)));
             Ok(None)
         }
         decoded => decoded.map(Some),

@@ -8,7 +8,7 @@ use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ErrorKind, Event, LockStatus, Mode, Mutex, Observer, SameOwner, WaitEnd};
 
-use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, answered, on_every_store, wait_until};
 
 /// What a slow server answers in.
 const SHORT: Duration = Duration::from_secs(1);
@@ -92,9 +92,10 @@ fn a_wait_ends_at_its_deadline_with_the_holders_of_each() {
         let rival = store.rival();
         let _held = ["a", "b"].map(|key| rival.lock(key).unwrap());
         let client = store.client();
+        let short = store.short_wait();
         let started = Instant::now();
-        let error = client.request_any(["a", "b"]).wait(SHORT).lock().unwrap_err();
-        assert!(started.elapsed() >= SHORT);
+        let error = answered(|| client.request_any(["a", "b"]).wait(short).lock()).unwrap_err();
+        assert!(started.elapsed() >= short);
         assert_eq!(error.kind(), ErrorKind::TimedOut);
         assert_eq!(sorted_keys(error.holders()), ["a", "b"]);
         let until = client.request_any(["a", "b"]).wait_until(Instant::now());
@@ -217,7 +218,8 @@ fn ones_own_lock_of_the_group_is_passed_over_but_not_waited_for_alone() {
         let error = client.request_any(["a", "b"]).lock_id("g").wait(LONG).lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyHeld);
         let _theirs = store.rival().lock("c").unwrap();
-        let error = client.request_any(["a", "c"]).lock_id("g").wait(SHORT).lock().unwrap_err();
+        let asks = || client.request_any(["a", "c"]).lock_id("g").wait(store.short_wait()).lock();
+        let error = answered(asks).unwrap_err();
         assert_eq!((error.kind(), sorted_keys(error.holders())), (ErrorKind::TimedOut, vec!["a", "c"]));
         drop(mine);
     });

@@ -152,15 +152,15 @@ fn renew_tells_which_lock_went_while_it_was_at_work() {
 fn renew_finds_out_about_a_lost_answer_and_writes_no_second_time() {
     on_every_store(|store| {
         let (client, faults) = faulty(store);
-        group(&client, [3 * SECOND]);
+        group(&client, [MINUTE]);
         faults.next(Call::Swap, Fault::ApplyThenFail);
-        let renewed = client.renew("g", 5 * SECOND).unwrap();
-        assert!(renewed[0].remaining().unwrap() > 3 * SECOND, "{renewed:?}");
+        let renewed = client.renew("g", 2 * MINUTE).unwrap();
+        assert!(renewed[0].remaining().unwrap() > MINUTE, "{renewed:?}");
         assert_eq!(faults.count(Call::Swap), 1);
         faults.next(Call::Swap, Fault::FailBefore);
-        client.renew("g", MINUTE).unwrap();
+        client.renew("g", 3 * MINUTE).unwrap();
         assert_eq!(faults.count(Call::Swap), 3);
-        assert!(left(&client, "a").unwrap() > MINUTE / 2);
+        assert!(left(&client, "a").unwrap() > 2 * MINUTE);
     });
 }
 
@@ -311,6 +311,27 @@ fn each_lease_counts_from_its_own_turn() {
         let end = |key| listed.iter().find(|status| status.key() == key).unwrap().leased_until().unwrap();
         assert!(end("b") > end("a") + slow / 2);
     });
+}
+
+/// The guard expires for want of answers, and the grant stands for as long as the last renewal that arrived says.
+#[test]
+fn what_was_renewed_without_an_answer_is_given_up_after_the_guard_expired() {
+    let bench = Bench::new();
+    let client = bench.builder().drop_timeout(Duration::from_millis(50)).connect().unwrap();
+    let guard = client.request("k").lease(10 * MINUTE).lock().unwrap();
+    bench.faults.always(Call::Renew, Fault::ApplyThenFail);
+    bench.advance(5 * MINUTE);
+    let stands_for = || bench.rival().get("k").unwrap().unwrap().holders()[0].remaining();
+    wait_until("a renewal arrives", || stands_for().is_some_and(|left| left > 9 * MINUTE));
+    for call in [Call::Renew, Call::Release] {
+        bench.faults.always(call, Fault::FailBefore);
+    }
+    bench.advance(5 * MINUTE);
+    assert!(matches!(loss_of(&guard).reason, LossReason::Expired { .. }));
+    drop(guard);
+    assert!(!bench.rival().get("k").unwrap().unwrap().is_free());
+    bench.faults.heal();
+    wait_until("it is given up", || bench.rival().get("k").unwrap().unwrap().is_free());
 }
 
 /// Its guard counts by its own lease, and expires while the grant stands for hours.

@@ -1,7 +1,7 @@
 //! Guards: exclusive and shared, their state, their end.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, bounded};
 use leasehold::{ErrorKind, Event, LockGuard, LossReason, Mode, Observer, SameOwner};
@@ -80,11 +80,12 @@ fn what_a_drop_could_not_release_is_given_up_later() {
 fn what_must_stand_for_a_while_is_given_up_after_it() {
     for store in Store::all() {
         let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
-        let guard = client.request("k").lease(60 * MINUTE).hold_at_least(Duration::from_secs(2)).lock().unwrap();
+        let (asked, least) = (Instant::now(), Duration::from_secs(2));
+        let guard = client.request("k").lease(60 * MINUTE).hold_at_least(least).lock().unwrap();
         store.plan.go_offline();
         drop(guard);
         store.plan.go_online();
-        assert!(!store.is_vacant("k"), "it must stand");
+        assert!(!store.is_vacant("k") || asked.elapsed() > least, "it must stand");
         wait_until("it is given up", || store.is_vacant("k"));
     }
 }
@@ -125,11 +126,13 @@ fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
         let guard = client.lock("k").unwrap();
         let shown = guard.shared_info();
         let looking = shown.lock();
+        // One may have been answered already.
+        let (before, known) = (looking.renewed(), guard.info().renewed());
         // Whoever looks at it holds up nothing.
-        wait_until("the first heartbeat is answered", || guard.info().renewed().is_some());
-        assert!(looking.renewed().is_none());
+        wait_until("a heartbeat is answered", || guard.info().renewed() != known);
+        assert_eq!(looking.renewed(), before);
         drop(looking);
-        wait_until("the guard shows it", || shown.lock().renewed().is_some());
+        wait_until("the guard shows it", || shown.lock().renewed() != before);
         let before = shown.lock().leased_until().unwrap();
         wait_until("the guard shows the new end", || shown.lock().leased_until().unwrap() > before);
         assert!(guard.is_held());
@@ -139,15 +142,15 @@ fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
 #[test]
 fn ensure_held_for_renews_only_when_less_is_left() {
     on_every_store(|store| {
-        let client = store.builder().lease(Duration::from_secs(10)).connect().unwrap();
+        let client = store.builder().lease(Duration::from_secs(30)).connect().unwrap();
         let guard = client.lock("k").unwrap();
         guard.ensure_held().unwrap();
-        guard.ensure_held_for(Duration::from_secs(1)).unwrap();
+        guard.ensure_held_for(Duration::from_secs(3)).unwrap();
         assert!(guard.info().renewed().is_none());
-        store.advance(Duration::from_secs(3));
-        guard.ensure_held_for(Duration::from_secs(8)).unwrap();
+        store.advance(Duration::from_secs(6));
+        guard.ensure_held_for(Duration::from_secs(22)).unwrap();
         assert!(guard.info().renewed().is_some());
-        assert_eq!(guard.ensure_held_for(Duration::from_secs(10)).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(guard.ensure_held_for(Duration::from_secs(30)).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert!(guard.is_held());
     });
 }

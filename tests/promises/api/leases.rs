@@ -13,7 +13,7 @@ use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 use crate::support::stores::Opened;
 
 /// What is kept by heartbeats, also on a busy machine.
-const LEASE: Duration = Duration::from_secs(4);
+const LEASE: Duration = Duration::from_secs(8);
 
 fn leases(store: &Opened) -> Leases {
     store.client().leases("space")

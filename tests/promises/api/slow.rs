@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Sender, bounded};
-use leasehold::internals::store::fault::Call;
-use leasehold::{Event, LossReason, Mutex, Observer, Operation, Waiting};
+use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{ErrorKind, Event, LossReason, Mutex, Observer, Operation, Waiting};
 
 use crate::support::harness::{PATIENCE, Store, millis};
 use crate::support::wait::wait_until;
@@ -220,6 +220,164 @@ fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
         }
         assert!(Instant::now() < by, "it was free all the while");
         drop(leaves);
+        drop(first.join().unwrap().unwrap());
+    });
+}
+
+/// Its reports are all that it has time for.
+#[test]
+fn a_wait_for_several_keys_ends_by_its_time_however_long_its_reports_take() {
+    let store = Store::memory();
+    let (rival, client) = (store.builder().connect().unwrap(), store.builder().connect().unwrap());
+    let _held = ["a", "b"].map(|key| rival.lock(key).unwrap());
+    let (to, ended) = bounded(1);
+    std::thread::spawn(move || {
+        let request =
+            client.request_any(["a", "b"]).on_wait_every(millis(10)).on_wait(|_| std::thread::sleep(millis(10)));
+        to.send(request.wait(millis(200)).lock().map(drop)).unwrap();
+    });
+    let error = ended.recv_timeout(PATIENCE).expect("it has told ever since").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut);
+}
+
+#[test]
+fn what_is_handed_over_between_two_reports_is_taken_before_the_next() {
+    let store = Store::memory();
+    let (rival, client) = (store.builder().connect().unwrap(), store.builder().connect().unwrap());
+    let _others = ["a", "c"].map(|key| rival.lock(key).unwrap());
+    let held = client.lock("b").unwrap();
+    let ((enter, entered), (leaves, leave)) = (unbounded(), unbounded::<()>());
+    let on_wait = move |waiting: &Waiting| {
+        enter.send(waiting.key.clone()).unwrap();
+        let _ = leave.recv();
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_any(["a", "b", "c"]).in_order().on_wait(on_wait).lock());
+        assert_eq!(entered.recv_timeout(PATIENCE).as_deref(), Ok("a"));
+        held.release().unwrap();
+        drop(leaves);
+        assert_eq!(waits.join().unwrap().unwrap().key(), "b");
+        assert!(entered.is_empty(), "it went on telling: {:?}", entered.try_iter().collect::<Vec<_>>());
+    });
+}
+
+/// Each of them is short enough, all of them are not.
+#[test]
+fn who_tells_of_many_keys_one_after_the_other_holds_up_nobody() {
+    const KEYS: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "k"];
+    let store = Store::memory();
+    // It learns of the release only when it looks.
+    store.plan.always(Call::Wake, Fault::FailBefore);
+    let (rival, client) = (store.builder().connect().unwrap(), store.builder().connect().unwrap());
+    let mut held = KEYS.map(|key| rival.lock(key).unwrap()).into_iter();
+    let (tell, told) = unbounded();
+    let on_wait = move |_: &Waiting| {
+        tell.send(()).unwrap();
+        std::thread::sleep(HANGS / 3);
+    };
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_any(KEYS).in_order().on_wait(on_wait).lock());
+        told.recv_timeout(PATIENCE).unwrap();
+        held.next_back().unwrap().release().unwrap();
+        let mut second = None;
+        wait_until("it is passed over", || {
+            second = client.try_lock("k").unwrap();
+            second.is_some()
+        });
+        assert!(told.len() < KEYS.len() - 1, "not before it has told all");
+        drop((second, held));
+        drop(waits.join().unwrap().unwrap());
+    });
+}
+
+/// Here in what it is told of a request, or of the grant itself, which then runs out.
+#[test]
+fn who_waits_behind_one_whose_observer_hangs_gets_what_was_released() {
+    type Chosen = fn(&Event<'_>) -> bool;
+    fn is_read(event: &Event<'_>, of: &str) -> bool {
+        matches!(event, Event::Request { operation: Operation::Read, key: Some(key), .. } if *key == of)
+    }
+    let of_any: (_, Chosen) = ("a", |event| is_read(event, "a"));
+    let of_read: (_, Chosen) = ("k", |event| is_read(event, "k"));
+    let of_grant: (_, Chosen) = ("k", |event| matches!(event, Event::Granted { .. }));
+    std::thread::scope(|scope| {
+        for (other, chosen) in [of_any, of_read, of_grant] {
+            scope.spawn(move || {
+                let (store, (observer, enters, leaves)) = (Store::memory(), Hangs::new(chosen));
+                let client = store.builder().lease(HANGS).observer(observer).connect().unwrap();
+                let rival = store.bystander();
+                let (_other, held) = ((other != "k").then(|| rival.lock(other).unwrap()), rival.lock("k").unwrap());
+                let (tell, told) = unbounded();
+                let on_wait = move |_: &Waiting| tell.send(()).unwrap_or_default();
+                std::thread::scope(|scope| {
+                    let first = scope.spawn(|| match other {
+                        "k" => client.request("k").on_wait(on_wait).lock(),
+                        _ => client.request_any([other, "k"]).in_order().on_wait(on_wait).lock(),
+                    });
+                    told.recv_timeout(PATIENCE).expect("it stands in the line");
+                    held.release().unwrap();
+                    enters.recv_timeout(PATIENCE).unwrap();
+                    let since = Instant::now();
+                    wait_until("a request would count as unanswered", || since.elapsed() > HANGS / 2);
+                    client.try_lock("k").expect("the store is well");
+                    let second = client.try_lock_for("k", PATIENCE).unwrap();
+                    drop(leaves);
+                    assert!(second.is_some(), "the first hangs in what it is told of {other:?}");
+                    drop(second);
+                    // Its grant may be over by now.
+                    let _ = first.join().unwrap();
+                });
+            });
+        }
+    });
+}
+
+/// It stands in the line of one key when it is told that it waits for another.
+#[test]
+fn who_waits_behind_one_that_hangs_where_its_wait_for_another_key_begins_is_served() {
+    let (store, (observer, enters, leaves)) =
+        (Store::memory(), Hangs::new(|event| matches!(event, Event::WaitBegan { key: "other" })));
+    let client = store.builder().observer(observer).connect().unwrap();
+    let rival = store.bystander();
+    let (held, _other) = (rival.lock("k").unwrap(), rival.lock("other").unwrap());
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| client.request_any(["k", "other"]).in_order().lock());
+        enters.recv_timeout(PATIENCE).unwrap();
+        held.release().unwrap();
+        let second = client.try_lock_for("k", PATIENCE).unwrap();
+        drop(leaves);
+        assert!(second.is_some(), "the first hangs");
+        drop(second);
+        drop(first.join().unwrap().unwrap());
+    });
+}
+
+/// The first came back, and the turn with it; then it hangs anew.
+#[test]
+fn who_had_the_turn_while_another_hung_gets_it_when_that_one_hangs_again() {
+    let store = Store::memory();
+    // Nobody looks by itself in the time of this test, nor at the end of the lease.
+    let client = store.builder().poll(PATIENCE..=PATIENCE).connect().unwrap();
+    let held = store.bystander().request("k").lease(100 * PATIENCE).lock().unwrap();
+    let ((enter, enters), (leave, leaves)) = (unbounded(), unbounded::<()>());
+    let hangs = move |_: &Waiting| {
+        let _ = (enter.send(()), leaves.recv());
+    };
+    let (tell, told) = unbounded();
+    let looks = move |waiting: &Waiting| tell.send(waiting.place).unwrap_or_default();
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| client.request("k").on_wait(hangs).on_wait_every(millis(1)).lock());
+        enters.recv_timeout(PATIENCE).unwrap();
+        let wait = || client.request("k").on_wait(looks).on_wait_every(millis(100)).wait(PATIENCE).lock();
+        let second = scope.spawn(wait);
+        while told.recv_timeout(PATIENCE).expect("it has the turn") > 0 {}
+        leave.send(()).unwrap();
+        enters.recv_timeout(PATIENCE).unwrap();
+        // The first is told of it, which has hung for a moment only.
+        held.release().unwrap();
+        let second = second.join().unwrap();
+        drop(leave);
+        drop(second.expect("the first hangs again"));
         drop(first.join().unwrap().unwrap());
     });
 }

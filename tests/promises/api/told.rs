@@ -8,7 +8,7 @@ use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
-use crate::api::{LONG, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 
 #[test]
 fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
@@ -153,7 +153,7 @@ fn an_observer_hears_of_every_request_and_event() {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
         let builder = builder_over(faulty, store.clock.clone()).observer(recorded.clone());
-        let client = builder.connect().unwrap();
+        let client = builder.lease(MINUTE).connect().unwrap();
         faults.next(Call::Acquire, Fault::ApplyThenFail);
         let guard = client.lock("k").unwrap();
         assert!(client.try_lock("k").unwrap().is_none());
@@ -175,7 +175,7 @@ fn an_observer_hears_of_every_request_and_event() {
         ];
         assert_eq!(heard, expected);
         let guard = client.lock("k").unwrap();
-        store.advance(Duration::from_secs(21));
+        store.advance(MINUTE);
         guard.loss().wait_timeout(LONG).unwrap();
         wait_until("the loss is reported", || recorded.0.lock().contains(&"lost k".to_owned()));
     });
@@ -235,13 +235,13 @@ fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
     on_every_store(|store| {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(6));
-        let client = builder.heartbeat(Duration::from_secs(3)).connect().unwrap();
+        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(12));
+        let client = builder.heartbeat(Duration::from_secs(6)).connect().unwrap();
         faults.always(Call::Renew, Fault::FailBefore);
         let (told, tells) = mpsc::channel();
         let guard = client
             .request("k")
-            .warn_before(Duration::from_millis(4200))
+            .warn_before(Duration::from_millis(8400))
             .on_warning(move |left| told.send(left).unwrap())
             .lock()
             .unwrap();

@@ -173,7 +173,7 @@ pub fn b20_a_release_waits_for_a_renewal_that_ends_in_time(store: &Store) {
 
 pub fn b20_one_release_that_fails_at_close_skips_no_other(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().drop_timeout(bench.wait()).connect().unwrap();
+    let client = bench.builder().drop_timeout(bench.wait().max(Duration::from_secs(5))).connect().unwrap();
     let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("k{n}")).unwrap()).collect();
     bench.faults.next(Call::Release, Fault::HangBefore);
     let closed = client.close();

@@ -1,10 +1,12 @@
 //! What is warned of in the log. Alone in its process, since there is one logger.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
 use crate::support::alone::alone;
+use crate::support::harness::Store;
 use crate::support::wait::wait_until;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -12,7 +14,7 @@ use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::log_is_written;
 use leasehold::testing::{Failure, MemoryStore};
-use leasehold::{ErrorKind, Operation};
+use leasehold::{CancelToken, ErrorKind, Leadership, Operation};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -31,9 +33,13 @@ impl log::Log for Keep {
     fn flush(&self) {}
 }
 
+fn listen_with(logger: &'static dyn log::Log, most: log::LevelFilter) {
+    log::set_logger(logger).unwrap();
+    log::set_max_level(most);
+}
+
 fn listen() {
-    log::set_logger(&Keep).unwrap();
-    log::set_max_level(log::LevelFilter::Warn);
+    listen_with(&Keep, log::LevelFilter::Warn);
 }
 
 /// What was warned of since the last call.
@@ -44,9 +50,11 @@ fn warnings() -> Vec<String> {
 
 /// Of this and of nothing else.
 #[track_caller]
-fn assert_warned(of: &str) {
-    let warned = warnings();
+fn assert_warned(of: &str) -> String {
+    wait_until("it is warned of", || KEPT.lock().unwrap().iter().any(|line| line.starts_with(of)));
+    let mut warned = warnings();
     assert!(warned.len() == 1 && warned[0].starts_with(of), "{warned:#?}");
+    warned.remove(0)
 }
 
 #[test]
@@ -91,6 +99,7 @@ fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
     guard.loss().wait().unwrap();
     store.go_online();
     drop(guard);
+    wait_until("the loss is told", || KEPT.lock().unwrap().iter().any(|line| line.contains(" lost: expired")));
     let warned = warnings();
     for text in [
         "WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, ",
@@ -101,20 +110,19 @@ fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
     }
 }
 
-/// Stands in certain lines until it is let on, as where nobody reads standard error.
-struct Stands(&'static str);
+/// Does this in lines with this text, before they are kept.
+struct In(&'static str, fn());
 
 static STANDS: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
 
-impl log::Log for Stands {
+impl log::Log for In {
     fn enabled(&self, _: &log::Metadata) -> bool {
         true
     }
 
     fn log(&self, record: &log::Record) {
         if record.args().to_string().contains(self.0) {
-            let stands = STANDS.0.lock().unwrap();
-            drop(STANDS.1.wait_while(stands, |stands| *stands).unwrap());
+            (self.1)();
         }
         Keep.log(record);
     }
@@ -122,25 +130,28 @@ impl log::Log for Stands {
     fn flush(&self) {}
 }
 
-impl Stands {
-    fn go_on() {
-        *STANDS.0.lock().unwrap() = false;
-        STANDS.1.notify_all();
-    }
+/// Until `go_on`, as where nobody reads standard error.
+fn stand() {
+    let stands = STANDS.0.lock().unwrap();
+    drop(STANDS.1.wait_while(stands, |stands| *stands).unwrap());
+}
+
+fn go_on() {
+    *STANDS.0.lock().unwrap() = false;
+    STANDS.1.notify_all();
 }
 
 #[test]
 fn a_logger_that_hangs_in_a_heartbeat_costs_no_lock() {
     alone("errors::logs::a_logger_that_hangs_in_a_heartbeat_costs_no_lock", || {
-        log::set_logger(&Stands("a heartbeat of lock")).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
+        listen_with(&In("a heartbeat of lock", stand), log::LevelFilter::Warn);
         let store = MemoryStore::new();
         let client = store.builder().heartbeat(Duration::from_millis(10)).connect().unwrap();
         store.fail_next(Operation::Renew, Failure::NotSent);
         let guard = client.lock("k").unwrap();
         wait_until("a heartbeat is answered", || guard.info().renewed().is_some());
         assert_eq!(*KEPT.lock().unwrap(), [""; 0]);
-        Stands::go_on();
+        go_on();
         assert_warned("WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, ");
     });
 }
@@ -148,8 +159,7 @@ fn a_logger_that_hangs_in_a_heartbeat_costs_no_lock() {
 #[test]
 fn a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told() {
     alone("errors::logs::a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told", || {
-        log::set_logger(&Stands(" lost: ")).unwrap();
-        log::set_max_level(log::LevelFilter::Warn);
+        listen_with(&In(" lost: ", stand), log::LevelFilter::Warn);
         let store = MemoryStore::new();
         let client = store.client();
         let (to, losses) = std::sync::mpsc::channel();
@@ -166,8 +176,148 @@ fn a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told() {
             store.go_online();
             drop(guard);
         }
-        Stands::go_on();
+        go_on();
         wait_until("both are written", || KEPT.lock().unwrap().len() == 2);
+    });
+}
+
+/// Nothing is renewed for a node that has ended its term.
+#[test]
+fn a_logger_that_hangs_at_the_end_of_a_term_keeps_nobody_from_leading() {
+    alone("errors::logs::a_logger_that_hangs_at_the_end_of_a_term_keeps_nobody_from_leading", || {
+        listen_with(&In(" is over: ", stand), log::LevelFilter::Info);
+        let (store, is_well) = (MemoryStore::new(), Arc::new(AtomicBool::new(true)));
+        let (asked, (to, leads)) = (is_well.clone(), std::sync::mpsc::channel());
+        let node = store.client().election("job").lease(Duration::from_secs(6));
+        let node = node.health_check(move || asked.load(Ordering::SeqCst)).build().unwrap();
+        let lead = move |leadership: &Leadership| {
+            to.send(()).unwrap_or_default();
+            leadership.loss().wait();
+        };
+        node.lead(lead).unwrap();
+        leads.recv_timeout(Duration::from_secs(60)).unwrap();
+        is_well.store(false, Ordering::SeqCst);
+        let rival = store.client();
+        wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
+        let is_over = |line: &String| line.contains(" is over: ");
+        assert!(!KEPT.lock().unwrap().iter().any(is_over), "the logger does not stand");
+        go_on();
+        wait_until("it is written", || KEPT.lock().unwrap().iter().any(is_over));
+    });
+}
+
+/// Nor by who leads without a thread of ours.
+#[test]
+fn a_logger_that_hangs_keeps_no_leadership_that_its_user_ends() {
+    alone("errors::logs::a_logger_that_hangs_keeps_no_leadership_that_its_user_ends", || {
+        // In its begin, too.
+        listen_with(&In("\"job\"", stand), log::LevelFilter::Info);
+        let store = MemoryStore::new();
+        let (client, rival) = (store.client(), store.client());
+        for closes in [false, true] {
+            let (client, (to, ended)) = (client.clone(), std::sync::mpsc::channel());
+            thread::spawn(move || {
+                let leads = client.election("job").build().unwrap().campaign().unwrap();
+                let closed = closes.then(|| client.close());
+                drop(leads);
+                to.send(closed).unwrap_or_default();
+            });
+            ended.recv_timeout(Duration::from_secs(60)).expect("it waits for the logger");
+            assert!(rival.try_lock("job").unwrap().is_some(), "it is renewed for nobody");
+        }
+        assert_eq!(*KEPT.lock().unwrap(), [""; 0], "the logger does not stand");
+        go_on();
+    });
+}
+
+#[test]
+fn a_logger_that_hangs_where_the_work_failed_ends_the_term_all_the_same() {
+    alone("errors::logs::a_logger_that_hangs_where_the_work_failed_ends_the_term_all_the_same", || {
+        listen_with(&In(" failed: ", stand), log::LevelFilter::Warn);
+        let store = MemoryStore::new();
+        let node = store.client().election("job").stand_again(false).build().unwrap();
+        node.try_lead(|_| Err("no disk")).unwrap();
+        let rival = store.client();
+        wait_until("the leader's lock is free", || node.terms() == 1 && rival.try_lock("job").unwrap().is_some());
+        go_on();
+        wait_until("it is written", || KEPT.lock().unwrap().iter().any(|line| line.contains("no disk")));
+    });
+}
+
+/// As a disk that is busy.
+fn dawdle() {
+    thread::sleep(Duration::from_millis(10));
+}
+
+#[test]
+fn a_slow_logger_holds_up_no_loss() {
+    const LOST: usize = 400;
+    alone("errors::logs::a_slow_logger_holds_up_no_loss", || {
+        listen_with(&In(" lost: ", dawdle), log::LevelFilter::Warn);
+        let (store, (to, losses)) = (MemoryStore::new(), std::sync::mpsc::channel());
+        let client = store.client();
+        let guard = |n: usize| {
+            let to = to.clone();
+            let told = move |_| to.send(KEPT.lock().unwrap().len()).unwrap_or_default();
+            client.request(&format!("k{n}")).on_loss(told).lock().unwrap()
+        };
+        let guards: Vec<_> = (0..LOST).map(guard).collect();
+        store.go_offline();
+        store.advance(Duration::from_secs(60));
+        let written = losses.recv_timeout(Duration::from_secs(60)).unwrap();
+        assert!(written < LOST, "the first is told after the last line is written");
+        drop(guards);
+        wait_until("all is written", log_is_written);
+    });
+}
+
+#[cfg(target_os = "linux")]
+fn has_thread(name: &str) -> bool {
+    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks.any(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|of| of.trim_end() == name))
+}
+
+/// They sleep long, for they expect to be told.
+#[test]
+fn a_logger_that_hangs_where_the_store_stops_telling_leaves_no_waiter_asleep() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    alone("errors::logs::a_logger_that_hangs_where_the_store_stops_telling_leaves_no_waiter_asleep", || {
+        listen_with(&In("the store does not wake waiters", stand), log::LevelFilter::Warn);
+        let (store, cancel) = (Store::memory(), CancelToken::new());
+        let client = store.builder().lease(HOUR).poll(HOUR..=HOUR).connect().unwrap();
+        let _held = store.bystander().request("k").lease(HOUR).acquire().unwrap();
+        thread::scope(|scope| {
+            let waits = scope.spawn(|| client.request("k").cancel(&cancel).lock().unwrap_err());
+            wait_until("it sleeps", || store.plan.count(Call::Read) == 1);
+            store.stop_telling();
+            wait_until("it looks again", || store.plan.count(Call::Read) > 1);
+            cancel.cancel();
+            assert_eq!(waits.join().unwrap().kind(), ErrorKind::Cancelled);
+        });
+        // Each that stayed would keep the store.
+        client.close().unwrap();
+        #[cfg(target_os = "linux")]
+        wait_until("no thread is left that the store told", || !has_thread("leasehold-wake"));
+        assert_eq!(*KEPT.lock().unwrap(), [""; 0], "the logger does not stand");
+        go_on();
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_logger_that_hangs_where_a_file_is_gone_leaves_no_waiter_asleep() {
+    const HOUR: Duration = Duration::from_secs(3600);
+    alone("errors::logs::a_logger_that_hangs_where_a_file_is_gone_leaves_no_waiter_asleep", || {
+        listen_with(&In("waiters are not woken any more", stand), log::LevelFilter::Debug);
+        let store = Store::sqlite();
+        let client = store.builder().lease(HOUR).poll(HOUR..=HOUR).connect().unwrap();
+        let _held = store.bystander().request("k").lease(HOUR).acquire().unwrap();
+        let (to, ended) = std::sync::mpsc::channel();
+        thread::spawn(move || to.send(client.lock("k").map(drop).unwrap_err().kind()).unwrap_or_default());
+        wait_until("it sleeps", || store.plan.count(Call::Read) > 0);
+        std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).unwrap();
+        assert_eq!(ended.recv_timeout(Duration::from_secs(60)), Ok(ErrorKind::Store));
+        go_on();
     });
 }
 
@@ -183,11 +333,14 @@ fn a_wait_is_warned_of_after_half_a_minute() {
         let stands_by = client.election("web").build().unwrap();
         thread::scope(|scope| {
             let campaign = scope.spawn(|| stands_by.campaign().unwrap_err());
-            assert!(client.try_lock_for("k", Duration::from_secs(32)).unwrap().is_none());
+            assert!(client.try_lock_for("k", Duration::from_secs(40)).unwrap().is_none());
             stands_by.stop().unwrap();
             assert_eq!(campaign.join().unwrap().kind(), ErrorKind::Cancelled);
         });
-        assert_warned("WARN leasehold::client: still waiting for lock \"k\" after 30 s, held by \"");
+        let waits = "WARN leasehold::client: still waiting for lock \"k\" after ";
+        let said = assert_warned(waits);
+        let (seconds, _) = said[waits.len()..].split_once(" s, held by \"").expect(&said);
+        assert!((30..40).contains(&seconds.parse().unwrap()), "{said}");
     });
 }
 

@@ -3,6 +3,7 @@
 #![cfg(target_os = "linux")]
 
 use std::process::Command;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -183,9 +184,11 @@ fn eight_processes_never_overlap(store: &Shared) {
 
 /// So many processes enter the section that often each, under the lock.
 fn exclude(mut workers: Vec<Worker>, each: usize) {
-    // The processes of one store at a time have the machine.
-    static TURN: Mutex<()> = Mutex::new(());
-    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+    // The processes of two stores at a time have the machine.
+    static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let turn = NEXT.fetch_add(1, Ordering::Relaxed) % TURNS.len();
+    let _turn = TURNS[turn].lock().unwrap_or_else(PoisonError::into_inner);
     let folder = Folder::new();
     for worker in &mut workers {
         worker.tell(&format!("exclude job {each} {}", folder.path().display()));

@@ -10,7 +10,7 @@ use leasehold::{LockClient, LockGuard};
 
 use crate::fenced::data::Data;
 use crate::fenced::{LONG, Open, SHORT, Store, builder};
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, millis};
 use crate::support::process::Worker;
 use crate::support::worker::say;
 
@@ -48,6 +48,8 @@ fn load<S: Store>(open: &Open<S>, over: &AtomicBool) {
         open.data.write(&guard, "busy", &count.to_string()).unwrap();
         release(guard);
         count += 1;
+        // They use it, and not all that it has.
+        thread::sleep(millis(20));
     }
     println!("{}: {count} others wrote meanwhile", S::NAME);
 }

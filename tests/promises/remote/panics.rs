@@ -12,7 +12,7 @@ use crate::support::harness::millis;
 /// `panics`: from now on each request of the store does.
 fn only_writes_are_ambiguous(store: Arc<dyn Backend>, panics: &AtomicBool) {
     let builder = leasehold::internals::builder_over(store, Clock::system());
-    let client = builder.request_timeout(millis(500)).connect().expect("a client");
+    let client = builder.request_timeout(millis(5_000)).connect().expect("a client");
     client.lock("k").expect("a lock").release().expect("a release");
     panics.store(true, Ordering::SeqCst);
     for error in [client.get("k").map(drop).unwrap_err(), client.list(&Filter::new()).map(drop).unwrap_err()] {

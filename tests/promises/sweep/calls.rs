@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use leasehold::internals::store::fault::Call;
 use leasehold::{
-    CancelToken, Election, ElectionBuilder, Filter, Leadership, Lock, LockAllGuard, LockGuard, LockStatus, Result,
+    CancelToken, Election, ElectionBuilder, Filter, Leadership, Lock, LockAllGuard, LockClient, LockGuard, LockStatus,
+    Result,
 };
 
 use super::{Act, Answer, KEYS, LEASE, Leaves, Room};
@@ -96,14 +97,21 @@ fn guards_of_two(room: &Room) -> LockAllGuard {
     room.client.lock_all(["k", "k2"]).expect("they are free")
 }
 
+/// As the client of the faults, but with time for its requests.
+fn patient(room: &Room) -> LockClient {
+    let builder = room.builder().lease(LEASE).request_timeout(PATIENCE).owner("one");
+    builder.connect().expect("a client")
+}
+
 fn lock(room: &Room) -> Lock {
-    room.client.request("k").acquire().expect("it is free")
+    patient(room).request("k").acquire().expect("it is free")
 }
 
 /// Two keys of one group.
 fn group(room: &Room) {
+    let client = patient(room);
     for key in ["k", "k2"] {
-        room.client.request(key).lock_id("group").acquire().expect("it is free");
+        client.request(key).lock_id("group").acquire().expect("it is free");
     }
 }
 

@@ -263,6 +263,30 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     telling.join().unwrap();
 }
 
+/// Who was first hangs in code of its user's, and the key was free before that was known of it.
+#[test]
+fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
+    let bench = Bench::new();
+    let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+    let [_a, b, _c] = KEYS.map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
+    let (enter, entered) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    let left = Mutex::new(left);
+    let hangs = client.request("b").on_wait(move |_| {
+        enter.send(()).unwrap_or_default();
+        left.lock().recv().unwrap_or_default();
+    });
+    let hangs = std::thread::spawn(move || hangs.lock());
+    entered.recv_timeout(LONG).unwrap();
+    let any = any(&client, [0, 1, 0], &CancelToken::new());
+    drop(b);
+    wait_until("it is through", || any.is_finished());
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    drop((guard, leave));
+    assert_eq!(hangs.join().unwrap().unwrap().key(), "b");
+}
+
 /// The store tells, and the key that it told looked free: nobody tells that again.
 #[test]
 fn what_could_not_be_asked_for_is_asked_for_again_soon() {

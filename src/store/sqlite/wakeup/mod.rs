@@ -26,7 +26,7 @@ use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, begin_to_keep_a_lock};
 
 mod notice;
 
@@ -127,7 +127,11 @@ impl Sqlite {
             }
             (None, Some(eye)) => {
                 let (bell, number) = (eye.notice.bell(), eye.number);
-                *thread = Some(Thread::spawn("leasehold-file", move || eye.run())?);
+                let run = move || {
+                    begin_to_keep_a_lock();
+                    eye.run();
+                };
+                *thread = Some(Thread::spawn("leasehold-file", run)?);
                 *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
             (None, None) => return Err(SqliteError::Moved { path: self.target.path.clone() }.into()),
@@ -182,8 +186,9 @@ impl Eye {
             match is_there.and_then(|()| self.look()) {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
+                    // First: they sleep long, since they expect to be woken; and the logger may hang.
+                    drop(self.shared.lock().take_if(|watched| watched.eye == self.number));
                     log::debug!(target: "leasehold::sqlite", "waiters are not woken any more: {}", Error::from(error));
-                    self.shared.lock().take_if(|watched| watched.eye == self.number);
                     return;
                 }
                 Ok(is_changed) => {
