@@ -95,9 +95,9 @@
 //!
 //! Connected to the server itself, a session keeps prepared what it is asked for a second time, with one plan: at most a
 //! dozen statements. A pooler in between is noticed by itself, and then none is: but not that of pgagroal for transactions,
-//! for which the URL must say `pooler=transaction`. Without it what another client has prepared under the same name still
-//! writes nothing here, but may answer for another table that a key is taken. A table that is changed meanwhile, or a
-//! session that is made to forget them, costs one statement more.
+//! for which the URL must say `pooler=transaction`. Without it what another client has prepared under the same name is not
+//! run, but what another program sets in the session, like `synchronous_commit = off`, then holds for what is prepared
+//! here. A table that is changed meanwhile, or a session that is made to forget them, costs one statement more.
 //!
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most

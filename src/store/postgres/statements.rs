@@ -67,14 +67,13 @@ pub(super) fn patiently(sql: &str) -> String {
 }
 
 /// The same statement, of those that write, for a session whose commits wait for the disk and the standby anyway. It fails
-/// where it writes for anybody who does not give `token`, which is no number, as the value `$at`: a pooler that is not
-/// noticed may run what another client has prepared under the same name, be it for another table.
+/// before it does anything for whoever does not give `token`, which is no number, as the value `$at`: a pooler that is not
+/// noticed may run what another client has prepared under the same name, be it for another table. A limit is what the
+/// server works out first.
 pub(super) fn in_durable_session(sql: &str, token: &str, at: usize) -> Option<String> {
-    let own = format!("CASE WHEN ${at} = '{token}' THEN '' ELSE ${at}::int::text END");
-    if sql.contains(DURABLE) {
-        return Some(sql.replacen(DURABLE, &own, 1));
-    }
-    sql.contains(HEARD).then(|| sql.replacen(HEARD, &format!("{own} || "), 1))
+    let lasting = [(DURABLE, "NULL"), (HEARD, "")].iter().find(|(level, _)| sql.contains(level))?;
+    let sql = sql.replacen(lasting.0, lasting.1, 1);
+    Some(format!("{sql} LIMIT CASE WHEN ${at} = '{token}' THEN NULL ELSE ${at}::int END"))
 }
 
 /// What makes a session one of those, as columns of a query.
@@ -280,8 +279,8 @@ impl Statements {
             )
             .into(),
             insert: format!(
-                "INSERT INTO {table} AS t ({names}) SELECT {places} WHERE {limit} clock_timestamp() < ${} \
-                 ON CONFLICT (key) DO NOTHING RETURNING {DURABLE}",
+                "WITH w AS (INSERT INTO {table} AS t ({names}) SELECT {places} WHERE {limit} clock_timestamp() < ${} \
+                 ON CONFLICT (key) DO NOTHING RETURNING {DURABLE} AS durable) SELECT durable FROM w",
                 COLUMNS.len() + 1,
             )
             .into(),

@@ -9,6 +9,8 @@ use crate::support::stores::{Store, for_each_store, on};
 use driver::Driver;
 
 const OPS: usize = 2_000;
+/// Each with a store and a part of the operations, side by side: most of the time is that of the way to a server.
+const LANES: usize = 4;
 /// With so many, each kind of answer has come with any seed.
 const MOST: usize = 10_000;
 
@@ -23,19 +25,28 @@ macro_rules! does_what_the_rules_say {
 for_each_store!(does_what_the_rules_say);
 
 fn does_what_the_rules_say(store: &Store) {
-    let ops = setting("LEASEHOLD_TEST_OPS").unwrap_or(OPS);
+    let (ops, first) = (setting("LEASEHOLD_TEST_OPS").unwrap_or(OPS), seed());
     println!("{}: LEASEHOLD_TEST_OPS={ops}", store.module);
-    let mut driver = Driver::new(store, seed());
-    driver.fill_pages();
-    (0..ops).for_each(|_| driver.step());
+    let lane = |lane: usize| {
+        let mut driver = Driver::new(store, first.wrapping_add(lane as u64));
+        if lane == 0 {
+            driver.fill_pages();
+        }
+        (lane..ops).step_by(LANES).for_each(|_| driver.step());
+        driver
+    };
+    let mut drivers: Vec<Driver> = std::thread::scope(|scope| {
+        let lanes: Vec<_> = (0..LANES).map(|n| scope.spawn(move || lane(n))).collect();
+        lanes.into_iter().map(|lane| lane.join().expect("as the rules say")).collect()
+    });
     // A run that never saw an answer proves nothing about it.
-    let unseen = |driver: &Driver| ANSWERS.into_iter().find(|answer| !driver.done().contains_key(answer));
+    let is_seen = |answer: &str, drivers: &[Driver]| drivers.iter().any(|driver| driver.done().contains_key(answer));
     let mut more = ops..MOST;
-    while let Some(answer) = unseen(&driver) {
+    while let Some(answer) = ANSWERS.into_iter().find(|answer| !is_seen(answer, &drivers)) {
         more.next().unwrap_or_else(|| panic!("{}: never {answer}", store.module));
-        driver.step();
+        drivers[0].step();
     }
-    println!("{}: {:?}", store.module, driver.done());
+    drivers.iter().for_each(|driver| println!("{}: {:?}", store.module, driver.done()));
 }
 
 const ANSWERS: [&str; 15] = [

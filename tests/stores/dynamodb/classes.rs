@@ -175,7 +175,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
 fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
     let at = needs_server!(Behind::new());
     at.proxy.add(Rule::always(Network::HoleToServer));
-    let by = || Deadline::after(Duration::from_secs(1));
+    let by = || Deadline::after(Duration::from_secs(3));
     match at.store.acquire(&mut exclusive("k"), &by()).unwrap() {
         Acquired::Unknown(error) => check(&error, Means::Unknown, "no answer settled", "a timeout"),
         other => panic!("{other:?}"),

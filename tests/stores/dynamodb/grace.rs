@@ -88,7 +88,11 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
     let table = needs_server!(Table::fresh());
     note(&Raw::new(&table), 100_000);
     // Whoever connected with 100 ms waits for no longer until it looks again.
-    let first = waiting(&table, Dynamodb::GRACE).0;
+    let knows_a_second = || {
+        let clock = Clock::system();
+        open(knowing(&table, &clock, Duration::ZERO), &clock)
+    };
+    let first = knows_a_second();
     let reserve = |store: &Dynamodb, key: &str| match store.acquire(&mut exclusive(key), &soon()).unwrap() {
         Acquired::Granted { holder, now, .. } => now.since(holder.created),
         other => panic!("{other:?}"),
@@ -97,7 +101,7 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
     let at_least = Duration::from_millis(350);
     assert!(reserve(&first, "a") > at_least, "the first that waits for more");
     assert!(reserve(&first, "b") > at_least);
-    let second = waiting(&table, Dynamodb::GRACE).0;
+    let second = knows_a_second();
     assert!(reserve(&second, "c") > at_least, "who finds the larger grace noted");
     // A table of the default's relies on it.
     let other = Table::fresh();

@@ -11,6 +11,7 @@ use crate::support::dynamodb::Table;
 use crate::support::logs;
 use crate::support::proxy::{Mode as Network, Rule};
 use crate::support::stores::soon;
+use crate::support::wait::wait_until;
 
 /// A row of a few holders and nobody who gave up has some 700 bytes.
 const MOST: usize = 2_000;
@@ -366,7 +367,9 @@ fn more_shared_holders_than_can_renew_are_refused() {
         for word in ["max_holders", &format!("at most {most} "), "1,000 KB", "256 bytes", "400 KB"] {
             assert!(told.contains(word), "{word}: {told}");
         }
-        ask(lease, most).try_lock().unwrap().expect("it is allowed").release().unwrap();
+        // Of a second, a busy machine may need all.
+        let release = || ask(lease, most).try_lock().unwrap().is_some_and(|guard| guard.release().is_ok());
+        wait_until("it is allowed", release);
     }
     client.request("k").max_holders(1_600).lease_forever().acquire().unwrap();
 }

@@ -23,13 +23,13 @@ use std::time::{Duration, Instant};
 
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
 use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
-use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Settings};
+use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Estimate, Settings};
 use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Which};
 use leasehold::internals::sys::clock::Clock;
 
 use crate::support::calls::{LEASE, acquired, refused};
 use crate::support::direct::{self, get};
-use crate::support::dynamodb::{Table, config, config_at, options};
+use crate::support::dynamodb::{Table, config, config_at, dateless, options};
 use crate::support::proxy::Proxy;
 use crate::support::stores::soon;
 
@@ -101,6 +101,16 @@ fn open(options: DynamodbOptions, clock: &Arc<Clock>) -> Dynamodb {
 fn client(table: &Table) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
     (open(options(&table.0, &clock), &clock), clock)
+}
+
+/// A client that knows of the service's time what one answer told it, which took twice as long as that.
+fn knowing(table: &Table, clock: &Arc<Clock>, around: Duration) -> DynamodbOptions {
+    let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
+    estimate.learn(jiff::Timestamp::now().as_second(), now - around, now + around);
+    let mut options = options(&table.0, clock);
+    options.interceptors.push(dateless());
+    options.estimate = Some(estimate);
+    options
 }
 
 fn attempt(key: &str, mode: Mode) -> Attempt {

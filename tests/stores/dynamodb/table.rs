@@ -210,14 +210,14 @@ fn a_table_that_takes_longer_than_a_request_is_waited_for() {
     const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
     let table = Table(unique());
     let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
-    let timeout = Duration::from_millis(1_500);
+    let timeout = Duration::from_secs(4);
     let connect = || leasehold::dynamodb::builder(config_at(&proxy.url()), &table.0).request_timeout(timeout).connect();
     let client = connect().unwrap();
     // A look each 250 ms; the first sees that there is none.
-    proxy.add(Rule::next(6, Network::Say(200, MAKING)).on("DescribeTable").after(1));
+    proxy.add(Rule::next(20, Network::Say(200, MAKING)).on("DescribeTable").after(1));
     client.create_schema().unwrap();
     let looks = proxy.requests().iter().filter(|request| request.target == "DescribeTable").count();
-    assert_eq!(looks, 9, "one by the connect, one before it is made, seven after");
+    assert_eq!(looks, 23, "one by the connect, one before it is made, the rest after");
     // Who does not answer is noticed as soon as by any call.
     proxy.clear();
     proxy.add(Rule::always(Network::HoleToServer));

@@ -4,14 +4,13 @@ use std::collections::HashMap;
 use std::time::Instant;
 
 use leasehold::internals::builder_over;
-use leasehold::internals::store::dynamodb::Estimate;
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
 use crate::support::alone::alone;
-use crate::support::dynamodb::{Table, dateless, options};
+use crate::support::dynamodb::Table;
 use crate::support::harness::SLACK;
 use crate::support::lateness::{self, slack};
 use crate::support::logs;
@@ -88,14 +87,8 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     granted(&store, &mut a);
     note(&Raw::new(&table), 100_000);
     // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
-    let mut all = options(&table.0, &clock);
-    all.grace = Duration::from_millis(100);
-    all.interceptors.push(dateless());
-    let estimate = Arc::new(Estimate::default());
-    let (around, now) = (Duration::from_millis(100), clock.now());
-    estimate.learn(jiff::Timestamp::now().as_second(), now - around, now + around);
-    all.estimate = Some(estimate);
-    let unsure = open(all, &clock);
+    let grace = Duration::from_millis(100);
+    let unsure = open(DynamodbOptions { grace, ..knowing(&table, &clock, grace) }, &clock);
     clock.advance(LEASE + Duration::from_secs(10));
     assert_eq!(refused(&unsure, &mut exclusive("expired")).live().count(), 1, "nor does a purge free him");
     match unsure.acquire(&mut exclusive("free"), &soon()).unwrap() {
@@ -160,13 +153,14 @@ fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
     granted(&idle, &mut held);
     at.proxy.shift_dates(DAYS as i64);
     clock.advance(Duration::from_secs(DAYS - 25));
-    let lease = Duration::from_secs(20);
+    let (lease, began) = (Duration::from_secs(20), Instant::now());
     let (answer, requests) = sent(&at, || idle.renew(&mut held, renewal(lease), &soon()).unwrap());
     assert_eq!(requests, 2, "a read for the time, and the renewal");
     let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
     let (store, _) = self::idle(&at);
     let rivals = get(&store, "held");
-    let left = until.left(rivals.times.now).unwrap();
+    // With what went by until then, and what the two may differ by.
+    let left = until.left(rivals.times.now).unwrap() + began.elapsed();
     assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
     assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
 }
@@ -330,10 +324,12 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
     at.proxy.shift_dates(40);
     clock.advance(Duration::from_secs(10));
     assert!(matches!(idle.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Unknown(_)));
+    let began = Instant::now();
     let answer = idle.renew(&mut held, renewal(LEASE), &soon()).unwrap();
     let Renewed::Until { until, .. } = answer else { panic!("{answer:?}") };
     let left = until.left(get(&self::idle(&at).0, "k").times.now).unwrap();
-    assert!(left > LEASE - Duration::from_secs(3) && left < LEASE + Duration::from_secs(2), "{left:?}");
+    let most = LEASE + Duration::from_secs(2);
+    assert!(left + began.elapsed() > LEASE - Duration::from_secs(3) && left < most, "{left:?}");
 }
 
 #[test]

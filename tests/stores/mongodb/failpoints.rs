@@ -106,7 +106,7 @@ fn a_unique_index_that_is_being_built_is_not_there_yet() {
 #[test]
 fn indexes_may_take_longer_than_a_request() {
     let Some(mut at) = At::start() else { return };
-    let each = Duration::from_secs(2);
+    let each = Duration::from_secs(5);
     let create = |store: Mongodb| {
         let by = Deadline::after(each).with_long(Duration::from_secs(120));
         move || store.schema(Schema::Create, &by)
@@ -134,7 +134,7 @@ fn indexes_may_take_longer_than_a_request() {
 fn what_ends_a_build_of_indexes_late_is_said() {
     let Some(at) = At::start() else { return };
     let (store, commands) = at.open_listening();
-    let by = Deadline::after(Duration::from_secs(1)).with_long(Duration::from_secs(120));
+    let by = Deadline::after(Duration::from_secs(5)).with_long(Duration::from_secs(120));
     commands.lock().clear();
     let making = at.hang_while(move || store.schema(Schema::Create, &by));
     // It asks meanwhile whether the server is still there.

@@ -19,7 +19,7 @@ fn behind() -> Behind<Rows> {
         // What was given up is stopped by its session.
         remembers_who_gave_up: false,
         ends: &[Purpose::Release, Purpose::GiveUp],
-        late: Network::Late(LATE),
+        late: Network::Late(2 * LATE),
         given_up: &[(Network::Late(LATE), &MODES, Meanwhile::Nothing), (Network::Late(LATE), &MODES, Meanwhile::Held)],
     };
     Behind { proxy, store: Box::new(store), beside: Box::new(rows.open()), kind, room: rows }

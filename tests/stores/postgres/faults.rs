@@ -26,7 +26,7 @@ fn behind() -> Behind<Rows> {
         driver_repeats: false,
         remembers_who_gave_up: true,
         ends: &[Purpose::Release, Purpose::GiveUp],
-        late: Network::Late(LATE),
+        late: Network::Late(2 * LATE),
         given_up: &[
             (Network::Late(LATE), &MODES, Meanwhile::Nothing),
             // A shared one reads first, and sends nothing then.
@@ -44,7 +44,7 @@ fn what_is_forgotten_comes_back() {
     needs_server!();
     let at = behind();
     let mut a = exclusive(&*at.store, "negative control");
-    at.fault(Network::Late(LATE));
+    at.fault(Network::Late(2 * LATE));
     at.unanswered(&mut a);
     let released = at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap();
     assert!(matches!(released, Released::Free), "{released:?}");

@@ -3,7 +3,7 @@
 use std::sync::Mutex;
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::Schema;
+use leasehold::internals::store::{Released, Schema};
 
 use crate::postgres::*;
 use crate::support::alone::alone;
@@ -125,26 +125,91 @@ fn a_session_that_is_made_to_forget_fails_no_step_and_keeps_nothing_more() {
     }
 }
 
-/// A pooler that is not noticed, and gives a session in which another client has prepared its own under the same names:
-/// what would write there fails, and is sent as a whole.
+/// What a pooler that is not noticed does next: it gives a session in which another client has prepared its own under the
+/// same names, for a table of its own or the same.
+fn gives_anothers_session(proxy: &Proxy, own: &Rows, other: &Rows) {
+    let prepares = format!(
+        "DO $do$ DECLARE p record; BEGIN FOR p IN SELECT name, statement, \
+         array_to_string(parameter_types::text[], ',') AS types FROM pg_prepared_statements LOOP \
+         EXECUTE 'DEALLOCATE ' || p.name; EXECUTE 'PREPARE ' || p.name || '(' || p.types || ') AS ' || \
+         replace(regexp_replace(p.statement, '= ''[0-9a-f-]{{36}}''', '= ''another'''), '{}', '{}'); \
+         END LOOP; END $do$",
+        own.0, other.0
+    );
+    proxy.add(Rule::next(1, Network::After(prepares.leak())));
+}
+
+/// What would write there fails, and is sent as a whole.
 #[test]
 fn what_another_client_has_prepared_writes_nothing() {
     needs_server!();
-    let (proxy, store, _rows) = watched();
+    let (proxy, store, rows) = watched();
     warm(&store);
     assert_eq!(steps(&proxy, &store), ([true; 4], 4));
-    // The same statements, as another client of the same table has them.
-    proxy.add(Rule::next(
-        1,
-        Network::After(
-            "DO $do$ DECLARE p record; BEGIN FOR p IN SELECT name, statement, \
-             array_to_string(parameter_types::text[], ',') AS types FROM pg_prepared_statements LOOP \
-             EXECUTE 'DEALLOCATE ' || p.name; EXECUTE 'PREPARE ' || p.name || '(' || p.types || ') AS ' || \
-             regexp_replace(p.statement, '= ''[0-9a-f-]{36}''', '= ''another'''); END LOOP; END $do$",
-        ),
-    ));
+    gives_anothers_session(&proxy, &rows, &rows);
     assert_eq!(steps(&proxy, &store), ([false; 4], 5), "one is refused, and then nothing goes by its name");
     assert!(proxy.clear().is_empty());
+}
+
+/// In another client's table a key that is free here is taken, and what is held here is not there.
+#[test]
+fn what_another_client_has_prepared_for_another_table_answers_nothing() {
+    needs_server!();
+    // One more client in a key's line of holders, kept as it comes and goes.
+    let warm_shared = |store: &Postgres| {
+        for key in ["s", "t"].repeat(4) {
+            let mut one = shared(store, key);
+            granted(store, &mut one);
+            release(store, &mut one);
+        }
+    };
+    for step in ["acquire", "renew", "release", "share", "share a new key", "leave"] {
+        let (proxy, store, rows) = watched();
+        let theirs = Rows::fresh();
+        warm(&store);
+        warm_shared(&store);
+        let other = || gives_anothers_session(&proxy, &rows, &theirs);
+        let mut own = if step == "share" || step == "leave" { shared(&store, "k") } else { exclusive(&store, "k") };
+        match step {
+            "acquire" => {
+                granted(&theirs.open(), &mut exclusive(&theirs.open(), "k"));
+                other();
+            }
+            "share a new key" => {
+                granted(&theirs.open(), &mut shared(&theirs.open(), "k"));
+                own = shared(&store, "k");
+                other();
+            }
+            _ => drop(granted(&store, &mut own)),
+        }
+        match step {
+            "acquire" | "share a new key" => drop(granted(&store, &mut own)),
+            "renew" => {
+                other();
+                renewed(&store, &mut own, renewal(Lease::For(2 * LEASE)));
+            }
+            "share" => {
+                let mut second = shared(&store, "k");
+                other();
+                granted(&store, &mut second);
+            }
+            _ => {
+                other();
+                let released = release(&store, &mut own);
+                assert!(matches!(released, Released::Done), "{step}: {released:?}");
+            }
+        }
+        assert_eq!(
+            holders(&store, "k").len(),
+            match step {
+                "share" => 2,
+                "release" | "leave" => 0,
+                _ => 1,
+            },
+            "{step}"
+        );
+        assert!(proxy.clear().is_empty(), "{step}");
+    }
 }
 
 static LOGGED: Mutex<String> = Mutex::new(String::new());

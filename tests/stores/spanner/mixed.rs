@@ -337,9 +337,9 @@ fn a_node_that_died_between_its_two_transactions_is_overtaken_after_two_leases()
     assert!(!other.has_lock());
     // It is first seen now.
     assert!(world.ours.try_lock("k").unwrap().is_none());
-    world.pass(2 * DURATION - S);
+    world.pass(2 * DURATION - 6 * S);
     assert!(world.ours.try_lock("k").unwrap().is_none());
-    world.pass(2 * S);
+    world.pass(7 * S);
     let guard = world.ours.try_lock("k").unwrap().expect("nobody is there");
     guard.release().unwrap();
 }

@@ -190,14 +190,14 @@ fn over(options: SpannerOptions, request_timeout: Duration) -> LockClient {
 #[test]
 fn a_table_that_takes_longer_than_a_request_is_waited_for() {
     needs_server!();
-    const TIMEOUT: Duration = Duration::from_secs(1);
+    const TIMEOUT: Duration = Duration::from_secs(4);
     let database = Database::empty();
     let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
     // It has begun, and goes on; what is done then made nothing, so that the next one makes it.
     let begun = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#);
     let done = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o", "done": true}"#);
     rest.add(Rule::next(1, begun).on("PATCH"));
-    rest.add(Rule::next(12, begun).on("GET"));
+    rest.add(Rule::next(20, begun).on("GET"));
     rest.add(Rule::next(1, done).on("GET"));
     let mut options = database.options();
     options.admin_endpoint = Some(rest.url());
