@@ -305,7 +305,10 @@ mod tests {
             let builder = crate::ClientBuilder::over(Arc::new(store), clock.clone()).observer(Arc::new(Jumps(clock)));
             let Ok(client) = builder.request_timeout(Duration::from_millis(100)).connect() else { panic!("no client") };
             // So long a lease is set by a renewal, and too much time passes while that is under way.
-            let asked = handle::insert(Client::new(client.clone(), None)).and_then(|client| Asked::one(client, "k"));
+            let asked = handle::insert(Client::new(client.clone(), None)).and_then(|client| {
+                let asked = Asked::one(client, "k");
+                handle::remove::<Client>(client).and(asked)
+            });
             let Ok(asked) = asked else { panic!("no request") };
             let asked = Asked { keys, ..asked }.with(|request| request.lease(2 * MINUTE));
             faults.always(Call::Renew, Fault::ApplyThenDelay(MINUTE));

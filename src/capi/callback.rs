@@ -1,6 +1,5 @@
 //! Functions of C's that the library calls.
 
-use std::cell::Cell;
 use std::ffi::c_void;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -9,7 +8,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::handle;
 use crate::sys::aside::{self, Weight};
-use crate::sys::thread::keeps_time;
+use crate::sys::thread::{here, keeps_time};
 
 /// A function of C's, and what it wants to be called with.
 #[derive(Clone, Copy)]
@@ -24,7 +23,7 @@ unsafe impl<F: Send> Send for Callback<F> {}
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
 /// How long the end of callbacks may take to tell what waits.
-const REST: Duration = Duration::from_secs(5);
+pub const REST: Duration = Duration::from_secs(5);
 /// What a thread that others' deadlines depend on has to say. It must not wait for code of the user's, so that another
 /// thread tells it, in the same order.
 #[derive(Clone, Default)]
@@ -75,15 +74,6 @@ handle::object!(Waits = 14, WaitsHandle, "wait");
 #[derive(Clone, Copy)]
 struct WaitsHandle {
     id: u64,
-}
-
-/// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
-/// when `thread::current()` panics.
-fn here() -> usize {
-    thread_local! {
-        static HERE: Cell<u8> = const { Cell::new(0) };
-    }
-    HERE.with(|here| here.as_ptr().addr())
 }
 
 impl GateState {

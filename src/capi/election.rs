@@ -410,6 +410,7 @@ mod tests {
             // SAFETY: a text, and a place that can be written to.
             let code = unsafe { leasehold_election_new(of, name.as_ptr().cast(), name.len(), &mut election) };
             assert_eq!(code, Code::Ok);
+            handle::remove::<Client>(of)?;
             Ok((election, find(election)?, client))
         });
         made.unwrap_or_else(|failure| panic!("{:?}", super::super::failure::keep(failure)))

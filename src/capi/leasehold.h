@@ -579,10 +579,10 @@ bool leasehold_error_held_by_this_client(void);
 LEASEHOLD_API bool leasehold_error_is_retryable(void);
 
 // Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
-// called on the thread that has something to say, several at once; it should return at once, may call every function
-// of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what its
-// thread does: a call, or the renewal of one lock, but no other guard's and no loss. What its own calls have to say is
-// not passed to it. A forked child has no such function until it sets one.
+// called on the thread that has something to say, several at once, or on another one where a lock depends on that thread;
+// it should return at once, may call every function of this header, and must return: no exception, longjmp() or
+// pthread_exit(). One that takes long holds up the call that has something to say, but no renewal and no loss. What its
+// own calls have to say is not passed to it. A forked child has no such function until it sets one.
 // \param level The least important ones that are passed, one of leasehold_log_level.
 // \param on_log Any thread may call it with `user` until it is freed.
 // \param log Gets the handle.
@@ -593,9 +593,9 @@ leasehold_code leasehold_log_new(int32_t level,
                                  void *user,
                                  leasehold_log *log);
 
-// Ends that. Once it has returned, the function is not running and is not called any more, unless it freed itself; then
-// `user` can be freed. Waits until other threads have left the function, however long that takes; but not for one that
-// waits for a callback in which this is called.
+// Ends that, once it was told for up to 5 s what other threads had to say. Once it has returned, the function is not
+// running and is not called any more, unless it freed itself; then `user` can be freed. Waits until other threads have left
+// the function, however long that takes; but not for one that waits for a callback in which this is called.
 LEASEHOLD_API
 leasehold_code leasehold_log_free(leasehold_log log);
 

@@ -7,10 +7,11 @@ use std::sync::OnceLock;
 use ::log::kv::{self, Key, Value, VisitSource};
 use ::log::{Level, LevelFilter, Log, Metadata, Record};
 
-use super::callback::{Aside, Callback, Gate};
+use super::callback::{Aside, Callback, Gate, REST};
 use super::code::Code;
 use super::failure::{Failure, Outcome};
 use super::{call, handle, out_arg};
+use crate::sys::log::wait_until_written;
 use crate::sys::thread::expect_users_code;
 
 /// How important a message is.
@@ -159,10 +160,10 @@ fn choose_level() {
 }
 
 /// Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
-/// called on the thread that has something to say, several at once; it should return at once, may call every function
-/// of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what its
-/// thread does: a call, or the renewal of one lock, but no other guard's and no loss. What its own calls have to say is
-/// not passed to it. A forked child has no such function until it sets one.
+/// called on the thread that has something to say, several at once, or on another one where a lock depends on that thread;
+/// it should return at once, may call every function of this header, and must return: no exception, longjmp() or
+/// pthread_exit(). One that takes long holds up the call that has something to say, but no renewal and no loss. What its
+/// own calls have to say is not passed to it. A forked child has no such function until it sets one.
 /// \param level The least important ones that are passed, one of leasehold_log_level.
 /// \param on_log Any thread may call it with `user` until it is freed.
 /// \param log Gets the handle.
@@ -185,12 +186,17 @@ pub unsafe extern "C" fn leasehold_log_new(level: i32, on_log: OnLog, user: *mut
     })
 }
 
-/// Ends that. Once it has returned, the function is not running and is not called any more, unless it freed itself; then
-/// `user` can be freed. Waits until other threads have left the function, however long that takes; but not for one that
-/// waits for a callback in which this is called.
+/// Ends that, once it was told for up to 5 s what other threads had to say. Once it has returned, the function is not
+/// running and is not called any more, unless it freed itself; then `user` can be freed. Waits until other threads have left
+/// the function, however long that takes; but not for one that waits for a callback in which this is called.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_log_free(log: LogHandle) -> Code {
     call(|| {
+        handle::get::<LogSink>(log)?;
+        // Lines of heartbeats and losses come by way of another thread.
+        if !INSIDE.get() {
+            wait_until_written(REST);
+        }
         let sink = handle::remove::<LogSink>(log)?;
         choose_level();
         sink.aside.tell_rest();
@@ -250,6 +256,32 @@ mod tests {
         ::log::warn!(target: "leasehold::test", "the first of two logs");
         assert_eq!(leasehold_log_free(log), Code::Ok);
         assert_eq!(enters.len(), 1);
+    }
+
+    unsafe extern "C" fn takes_long(record: *const LogRecord, user: *mut c_void) {
+        // SAFETY: the test leaks it, and the record is there during the call.
+        let (told, text) = unsafe { (&*user.cast::<Sender<()>>(), std::ffi::CStr::from_ptr((*record).text)) };
+        if text.to_string_lossy().contains("of a slow log") {
+            std::thread::sleep(Duration::from_millis(100));
+            let _ = told.send(());
+        }
+    }
+
+    /// As the last lines of a program, which say how its locks ended.
+    #[test]
+    fn freeing_a_log_waits_for_what_other_threads_had_to_say() {
+        let (told, tells) = bounded(9);
+        let (told, mut log): (&'static Sender<()>, _) = (Box::leak(Box::new(told)), LogHandle::default());
+        let user = (&raw const *told).cast_mut().cast();
+        // SAFETY: a place that can be written to, and a function that any thread may call.
+        let code = unsafe { leasehold_log_new(LogLevel::Warn as i32, Some(takes_long), user, &mut log) };
+        assert_eq!(code, Code::Ok);
+        let says = || {
+            crate::sys::thread::begin_to_keep_a_lock();
+            (0..5).for_each(|n| crate::sys::log::warn!(target: "leasehold::test", "line {n} of a slow log"));
+        };
+        std::thread::scope(|scope| scope.spawn(says).join().unwrap_or_default());
+        assert_eq!((leasehold_log_free(log), tells.len()), (Code::Ok, 5));
     }
 
     #[test]

@@ -220,15 +220,15 @@ fn a_loss_that_may_come_is_told_before() {
     let set = unsafe {
         [
             leasehold_request_new(client, c"k".as_ptr(), usize::MAX, &mut request),
-            leasehold_request_set_lease(request, 1_000),
-            leasehold_request_set_warn_before(request, 500, Some(warns), (&raw const *talk).cast_mut().cast()),
+            leasehold_request_set_lease(request, 12_000),
+            leasehold_request_set_warn_before(request, 6_000, Some(warns), (&raw const *talk).cast_mut().cast()),
             leasehold_request_lock(request, &mut guard),
         ]
     };
     assert_eq!(set, [Code::Ok; 4]);
     faults.always(Call::Renew, Fault::FailBefore);
     assert_eq!(enters.recv_timeout(Duration::from_secs(20)), Ok(()), "nobody was warned");
-    assert!((1..=500).contains(&LEFT.load(Ordering::SeqCst)));
+    assert!((1..=6_000).contains(&LEFT.load(Ordering::SeqCst)));
     let (freed, frees) = bounded(1);
     std::thread::spawn(move || freed.send(leasehold_guard_free(guard)));
     assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
@@ -251,7 +251,8 @@ impl crate::Observer for Losses {
 fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     let (clock, losses) = (Clock::system(), Arc::new(Losses::default()));
     let builder = ClientBuilder::over(Arc::new(Memory::open("", clock.clone())), clock).observer(losses.clone());
-    let Ok(api) = builder.lease(Duration::from_secs(1)).connect() else { panic!("no client") };
+    let builder = builder.lease(Duration::from_secs(20)).heartbeat(Duration::from_millis(100));
+    let Ok(api) = builder.connect() else { panic!("no client") };
     let Ok(rival) = api.lock("b") else { panic!("no lock") };
     let Ok(client) = handle::insert(Client::new(api.clone(), None)) else { panic!("no handle") };
     let (mut request, mut guards) = (RequestHandle::default(), GuardsHandle::default());

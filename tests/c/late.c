@@ -9,18 +9,52 @@
 static leasehold_client to_close;
 static leasehold_guard at_end;
 
-static void frees(void *guard) {
-  OK(leasehold_guard_free(*(leasehold_guard *)guard));
+static void says(const leasehold_log_record *record, void *user) {
+  (void)record, (void)user;
 }
 
-static void *ends(void *key) {
-  static leasehold_guard guard;
+static struct {
+  leasehold_guard guard;
+  leasehold_log log;
+} last;
+
+static void frees(void *unused) {
+  (void)unused;
+  OK(leasehold_guard_free(last.guard));
+  OK(leasehold_log_free(last.log));
+}
+
+/* A guard that a thread renews, the last one of its client. */
+static leasehold_guard renewed(const char *url) {
+  leasehold_builder builder = {0};
+  leasehold_client client = {0};
+  leasehold_guard guard = {0};
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
+  OK(leasehold_builder_set_heartbeat(builder, 50));
+  OK(leasehold_builder_connect(builder, &client));
+  OK(leasehold_builder_free(builder));
+  OK(leasehold_client_lock(client, TEXT("thread"), &guard));
+  OK(leasehold_client_free(client));
+  uint64_t before = 0, left = UINT64_MAX;
+  do {
+    poll(NULL, 0, 1);
+    before = left;
+    OK(leasehold_guard_remaining(guard, &left));
+  } while (left <= before);
+  return guard;
+}
+
+static pthread_key_t key;
+
+static void *ends(void *url) {
+  leasehold_guard guard = {0};
   /* What the library keeps for the thread is gone before the guard: an error, and what a release leaves to do. */
   OK(leasehold_client_lock(to_close, TEXT("thread"), &guard));
   OK(leasehold_guard_free(guard));
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
-  OK(leasehold_client_lock(to_close, TEXT("thread"), &guard));
-  CHECK(pthread_setspecific(*(pthread_key_t *)key, &guard) == 0);
+  last.guard = renewed((const char *)url);
+  OK(leasehold_log_new(LEASEHOLD_LOG_LEVEL_WARN, says, NULL, &last.log));
+  CHECK(pthread_setspecific(key, &last) == 0);
   return NULL;
 }
 
@@ -50,9 +84,8 @@ int main(int argc, char **argv) {
   OK(leasehold_guard_free(guard));
 
   /* A thread whose last deed is to free. */
-  pthread_key_t key;
   pthread_t thread;
-  CHECK(pthread_key_create(&key, frees) == 0 && pthread_create(&thread, NULL, ends, &key) == 0);
+  CHECK(pthread_key_create(&key, frees) == 0 && pthread_create(&thread, NULL, ends, argv[1]) == 0);
   CHECK(pthread_join(thread, NULL) == 0 && pthread_key_delete(key) == 0);
   OK(leasehold_client_try_lock(to_close, TEXT("thread"), &guard));
   OK(leasehold_guard_free(guard));

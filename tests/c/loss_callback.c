@@ -89,16 +89,24 @@ int main(int argc, char **argv) {
   CHECK(seen.reason == LEASEHOLD_REASON_MAX_HOLD);
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
 
-  /* Never after a release: no third call, however long the lock would have been held. */
+  /* Never after a release: no further call, however long the lock would have been held. */
   seen.guard.id = 0;
-  OK(leasehold_request_lock(request, &guard));
-  OK(leasehold_guard_release(guard));
+  int calls = 2;
+  for (;;) {
+    OK(leasehold_request_lock(request, &guard));
+    leasehold_code code = leasehold_guard_release(guard);
+    if (code == LEASEHOLD_CODE_OK) break;
+    /* Held for as long as it may be before a slow machine released it. */
+    CHECK(code == LEASEHOLD_CODE_LOST && calls < 50);
+    wait_for_calls(&seen, ++calls);
+    OK(leasehold_guard_free(guard));
+  }
   EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_guard_wait_loss(guard, 5000));
   OK(leasehold_guard_free(guard));
   OK(leasehold_request_free(request));
   OK(leasehold_client_close(client));
   OK(leasehold_client_free(client));
-  CHECK(seen.calls == 2);
+  CHECK(seen.calls == calls);
   printf("proof: called at each loss, once, with its reason, and never after a release\n");
   return 0;
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-use crate::library::{Language, compiler, library, make, root, run, store};
+use crate::library::{Language, SONAME, compiler, library, make, root, run, store};
 
 /// What pkg-config says about the library that is installed below `prefix`.
 fn pkg_config(prefix: &std::path::Path, args: &[&str]) -> Vec<String> {
@@ -53,7 +53,7 @@ fn a_program_outside_uses_the_installed_library() {
             String::from_utf8_lossy(&Command::new("ldd").arg(elsewhere.join(name)).output().expect("ldd runs").stdout)
                 .into_owned();
         // By the name that changes with what programs rely on.
-        assert_eq!(needed.contains("libleasehold.so.0.1 "), name == "shared", "{needed}");
+        assert_eq!(needed.contains(&format!("{SONAME} ")), name == "shared", "{needed}");
         let mut program = Command::new(elsewhere.join(name));
         program.current_dir(&elsewhere).env("LD_LIBRARY_PATH", prefix.join("lib")).arg(&url);
         assert_eq!(run(&mut program), "proof: nightly-report is ours, with a token above 0\n");

@@ -11,6 +11,10 @@ const PATIENCE: Duration = Duration::from_secs(240);
 /// The same warnings for every program, all of them errors.
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
+/// The name that programs look for.
+pub const SONAME: &str =
+    concat!("libleasehold.so.", env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
+
 pub struct Library {
     /// Where `libleasehold.a` and `libleasehold.so` are.
     pub folder: PathBuf,
@@ -61,7 +65,9 @@ pub fn library() -> &'static Library {
         let said = std::fs::read_to_string(target("capi").with_extension("log")).expect("what cargo said");
         let system = said.split("native-static-libs: ").nth(1).and_then(|rest| rest.lines().next());
         let system = system.map(|line| line.split_whitespace().map(str::to_owned).collect());
-        Library { folder: target("capi").join("debug"), system: system.expect("rustc names the libraries") }
+        let folder = target("capi").join("debug");
+        let _ = std::os::unix::fs::symlink("libleasehold.so", folder.join(SONAME));
+        Library { folder, system: system.expect("rustc names the libraries") }
     })
 }
 
@@ -78,18 +84,19 @@ pub fn compiler(language: Language) -> Command {
     build.get_compiler().to_command()
 }
 
-/// A program of tests/c with these extra flags, linked with the static library at `folder`.
-pub fn compile(program: &str, language: Language, flags: &[&str], library: &Library) -> PathBuf {
+/// A program of tests/c with these extra flags: in plain C linked with the static library, else with the shared one, which
+/// takes a third of the time.
+pub fn compile(program: &str, language: Language, flags: &[&str]) -> PathBuf {
     let output =
         target("c").join(format!("{program}-{}{}", language.standard(), flags.concat().replace(['=', ','], "")));
     // Each once, and several at a time: each links the whole library.
     static COMPILED: Mutex<BTreeMap<PathBuf, Arc<OnceLock<()>>>> = Mutex::new(BTreeMap::new());
     let compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner).entry(output.clone()).or_default().clone();
-    compiled.get_or_init(|| compile_as(program, language, flags, library, &output));
+    compiled.get_or_init(|| compile_as(program, language, flags, &output));
     output
 }
 
-fn compile_as(program: &str, language: Language, flags: &[&str], library: &Library, output: &Path) {
+fn compile_as(program: &str, language: Language, flags: &[&str], output: &Path) {
     let standard = language.standard();
     std::fs::create_dir_all(target("c")).expect("a folder can be made");
     let mut command = compiler(language);
@@ -97,12 +104,25 @@ fn compile_as(program: &str, language: Language, flags: &[&str], library: &Libra
     if language == Language::Cpp17 {
         command.args(["-x", "c++"]);
     }
-    command.arg(source).args(["-x", "none", "-g", &format!("-std={standard}"), "-D_POSIX_C_SOURCE=200809L"]);
+    command.arg(&source).args(["-x", "none", "-g", &format!("-std={standard}"), "-D_POSIX_C_SOURCE=200809L"]);
     command.args(WARNINGS).args(flags).arg("-I").arg(root().join("src/capi")).arg("-pthread");
-    command.arg(library.folder.join("libleasehold.a")).args(&library.system).arg("-o").arg(output);
+    // Only the static one shows its SQLite.
+    let uses_sqlite = std::fs::read_to_string(&source).expect("it is there").contains("sqlite3_");
+    if language == Language::C11 && flags.is_empty() || uses_sqlite {
+        command.arg(library().folder.join("libleasehold.a")).args(&library().system);
+    } else {
+        links_shared(&mut command);
+    }
+    command.arg("-o").arg(output);
     let answer = command.output().expect("the compiler runs");
     let said = String::from_utf8_lossy(&answer.stderr);
     assert!(answer.status.success() && said.is_empty(), "{program} as {standard}: {said}");
+}
+
+/// The program finds the shared library where it was built.
+pub fn links_shared(compiler: &mut Command) {
+    let folder = &library().folder;
+    compiler.arg(folder.join("libleasehold.so")).arg(format!("-Wl,-rpath,{}", folder.display()));
 }
 
 /// Runs it to its end; gives what it printed.

@@ -39,7 +39,7 @@ fn valgrind_finds_no_error_and_no_leak() {
     with_each(2, PROGRAMS.iter(), |program, proof| {
         // In a child that was forked beside running threads all that they held is lost, by nature.
         let leaks = if program == "forked" { &[][..] } else { &leaks };
-        prove(&[&common, leaks].concat(), &compile(program, Language::C11, &[], library()), proof);
+        prove(&[&common, leaks].concat(), &compile(program, Language::C11, &[]), proof);
     });
 }
 
@@ -50,9 +50,7 @@ fn address_and_undefined_behaviour_sanitizers_find_nothing() {
         return;
     }
     let flags = [flag, "-fno-sanitize-recover=all"];
-    with_each(WAITING, PROGRAMS.iter(), |program, proof| {
-        prove(&[], &compile(program, Language::C11, &flags, library()), proof)
-    });
+    with_each(WAITING, PROGRAMS.iter(), |program, proof| prove(&[], &compile(program, Language::C11, &flags), proof));
 }
 
 #[test]
@@ -63,9 +61,7 @@ fn the_thread_sanitizer_finds_nothing_in_the_programs() {
     }
     // It does not bear a fork beside threads.
     let programs = PROGRAMS.iter().filter(|(program, _)| *program != "forked");
-    with_each(WAITING, programs, |program, proof| {
-        prove(&[], &compile(program, Language::C11, &[flag], library()), proof)
-    });
+    with_each(WAITING, programs, |program, proof| prove(&[], &compile(program, Language::C11, &[flag]), proof));
 }
 
 #[test]

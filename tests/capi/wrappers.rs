@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use crate::library::{Language, compiler, library, root, run, store, target};
+use crate::library::{Language, compiler, library, links_shared, root, run, store, target};
 use crate::tools::{answers, there};
 
 /// Whether `code`, inside a function that has a client and a guard, compiles without a warning.
@@ -46,8 +46,8 @@ fn wrapped(mut cc: Command, name: &str, flags: &[&str]) {
     std::fs::create_dir_all(target("c")).expect("a folder can be made");
     cc.args(["-x", "c++", "-std=c++17", "-g", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pedantic"]).args(flags);
     cc.arg("-I").arg(root().join("src/capi")).arg(root().join("tests/c/wrapped.cpp")).args(["-x", "none", "-pthread"]);
-    cc.arg(library().folder.join("libleasehold.a")).args(&library().system).arg("-o").arg(&program);
-    run(&mut cc);
+    links_shared(&mut cc);
+    run(cc.arg("-o").arg(&program));
     let (_folder, url) = store();
     assert_eq!(
         run(Command::new(program).arg(url)).lines().last(),
