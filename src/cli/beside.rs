@@ -22,7 +22,7 @@ use crate::exec::{Gate, Prepared, prepared};
 use crate::failure::Outcome;
 use crate::held::Held;
 use crate::keeper::{Keeper, Target};
-use crate::signals::ENDING;
+use crate::signals::is_ending;
 use crate::store::{self, Missing};
 use crate::words::words;
 
@@ -128,6 +128,7 @@ impl Beside {
                 Target::Group(group_of(&beside.child)?),
                 Some(by.saturating_add(ask.after_kill() / 2)),
                 gate,
+                || since_boot() < by,
             )?;
             (beside.by, beside.keeper) = (Some(by), Some(keeper));
             Ok(beside)
@@ -176,7 +177,7 @@ impl Beside {
             let timer = self.timer();
             select! {
                 recv(signals) -> signal => match signal {
-                    Ok(signal) if ENDING.contains(&signal) => told_to_end = told_to_end.or(Some(signal)),
+                    Ok(signal) if is_ending(signal) => told_to_end = told_to_end.or(Some(signal)),
                     Ok(_) => {}
                     Err(_) => return (Err("it was not waited for".to_owned()), told_to_end),
                 },

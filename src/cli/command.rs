@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::signals::end_process_1_by_signals;
+use crate::signals::{end_as_interrupted, end_process_1_by_signals};
 use crate::{about, exec, keeper, leases, locks, on_behalf, run, secret, show, steps, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
@@ -72,7 +72,8 @@ fn usage(mut error: clap::Error, given: &[OsString]) -> ExitCode {
     // A terminal would obey what stands in an argument, too.
     let quotes = given.iter().any(|arg| words::is_obeyed(&arg.to_string_lossy()));
     let text = if quotes { words::plain_lines(&text.to_string()) } else { text.ansi().to_string() };
-    let _ = write!(anstream::stderr().lock(), "{}", secret::scrubbed(&text, given));
+    let text = secret::scrubbed(&text, given);
+    warnings::last_words(move || drop(write!(anstream::stderr().lock(), "{text}")));
     ExitCode::from(code::USAGE)
 }
 
@@ -126,15 +127,17 @@ fn anstream_print(text: &clap::builder::StyledStr) -> std::io::Result<()> {
 
 fn end(json: bool, outcome: Outcome) -> ExitCode {
     warnings::flush();
-    match outcome {
-        Ok(code) => ExitCode::from(code),
+    let code = match outcome {
+        Ok(code) => code,
         Err(failure) => {
             match (json, failure.json(), failure.text()) {
-                (true, Some(told), _) => show::say_json(&told),
-                (false, _, Some(text)) => show::say(&text),
+                (true, Some(told), _) => warnings::last_words(move || show::say_json(&told)),
+                (false, _, Some(text)) => warnings::last_words(move || show::say(&text)),
                 _ => {}
             }
-            ExitCode::from(failure.code())
+            failure.code()
         }
-    }
+    };
+    end_as_interrupted(code);
+    ExitCode::from(code)
 }

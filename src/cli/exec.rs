@@ -11,7 +11,7 @@ use std::process::{Child, Command};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Pid, close, getpid, getppid};
+use nix::unistd::{Pid, close, getpgid, getpid, getppid};
 
 use crate::failure::{Failure, Outcome, code};
 use crate::terminal::Terminal;
@@ -21,12 +21,12 @@ pub const NAME: &str = "__exec";
 
 /// The command behind this: arguments `__exec PARENT foreground|background json|text GATE COMMAND ARGS..`.
 pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString]) -> io::Result<Prepared> {
-    let (waits, gate) = io::pipe()?;
+    let (waits, gate) = Gate::closed()?;
     let mut prepared = Command::new(own_binary());
     prepared.arg0("leasehold").arg(NAME).arg(parent.to_string());
     prepared.arg(if foreground { "foreground" } else { "background" });
     prepared.arg(if json { "json" } else { "text" }).arg(waits.as_raw_fd().to_string()).args(command);
-    Ok(Prepared { command: prepared, waits, gate: Gate(gate) })
+    Ok(Prepared { command: prepared, waits, gate })
 }
 
 /// What can be started.
@@ -48,6 +48,11 @@ impl Prepared {
 pub struct Gate(PipeWriter);
 
 impl Gate {
+    /// And where to wait for it.
+    pub fn closed() -> io::Result<(PipeReader, Gate)> {
+        io::pipe().map(|(waits, gate)| (waits, Gate(gate)))
+    }
+
     /// Lets it become the command.
     pub fn open(mut self) {
         let _ = self.0.write_all(b".");
@@ -81,7 +86,9 @@ fn become_it(
     };
     die_with(parent)?;
     wait_at(gate)?;
-    if foreground && let Some(terminal) = Terminal::open() {
+    // After a Ctrl-Z since the start it is the shell's.
+    let is_theirs = |terminal: &Terminal| getpgid(Some(parent)).is_ok_and(|group| terminal.is_with(group));
+    if foreground && let Some(terminal) = Terminal::open().filter(is_theirs) {
         terminal.give_to(getpid());
     }
     // It was inherited with our signal mask, and would be by the command.

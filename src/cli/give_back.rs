@@ -9,7 +9,7 @@ use leasehold::{CancelToken, Error, ErrorKind};
 use nix::sys::signal::Signal;
 
 use crate::held::Held;
-use crate::signals::ENDING;
+use crate::signals::is_ending;
 use crate::warnings::tell;
 use crate::words::words;
 
@@ -165,7 +165,7 @@ impl Answers<'_> {
                     return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
                 }
                 recv(self.over) -> _ => self.is_over = true,
-                recv(self.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| ENDING.contains(signal))
+                recv(self.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| is_ending(*signal))
                     && self.told_to_end.is_none()
                 {
                     (self.over, self.told_to_end) = (after(self.last_try), Some(signal));

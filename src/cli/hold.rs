@@ -120,7 +120,14 @@ impl<'a> Holding<'a> {
             let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
             select! {
                 recv(signals) -> signal => match signal {
-                    Ok(Signal::SIGCONT) => self.resume(),
+                    Ok(Signal::SIGCONT) => {
+                        self.job.continued();
+                        self.resume();
+                    }
+                    Ok(Signal::SIGTSTP) => {
+                        self.job.stop();
+                        self.resume_at = at(Instant::now() + STOPPED);
+                    }
                     Ok(signal) if PASSED_ON.contains(&signal) => self.pass_on(signal),
                     _ => {}
                 },
@@ -161,7 +168,7 @@ impl<'a> Holding<'a> {
     fn arm(&mut self) {
         self.killing.look(&self.locks, &self.losses.seen_to);
         let is_all_seen_to = !self.locks.has_other_than(&self.losses.seen_to);
-        let is_ended_by_loss = self.ask.on_loss.may_kill() && !is_all_seen_to && !self.job.is_frozen();
+        let is_ended_by_loss = self.ask.on_loss.may_kill() && !is_all_seen_to;
         self.job.kill_at(self.killing.by_keeper(self.ask, is_ended_by_loss));
     }
 
@@ -310,7 +317,7 @@ impl<'a> Holding<'a> {
     fn look(&mut self) -> bool {
         let check = self.health.as_ref().and_then(Health::running);
         let beside = check.into_iter().chain(self.losses.on_loss.as_ref().map(|(command, _)| command));
-        self.job.look(&beside.flat_map(Beside::pids).collect::<Vec<Pid>>())
+        self.job.look(&beside.flat_map(Beside::pids).collect::<Vec<Pid>>(), self.is_halted())
     }
 
     /// TERM, and KILL while nobody else can be in.

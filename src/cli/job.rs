@@ -6,6 +6,8 @@ use std::process::Child;
 #[cfg(target_os = "linux")]
 use std::sync::PoisonError;
 use std::time::Duration;
+#[cfg(target_os = "linux")]
+use std::{thread, time::Instant};
 
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
@@ -21,8 +23,13 @@ use crate::failure::code;
 use crate::keeper::{Keeper, Target};
 use crate::processes::is_alive;
 #[cfg(target_os = "linux")]
-use crate::processes::{INHERITED, children};
-use crate::terminal::Terminal;
+use crate::processes::{INHERITED, children, zombies};
+use crate::signals::{ended_by_key, stop_ourselves};
+use crate::terminal::{Terminal, has_pipe};
+
+/// How long a command has to obey a Ctrl-Z that is passed on.
+#[cfg(target_os = "linux")]
+const OBEYED: Duration = Duration::from_millis(200);
 
 /// Only the main thread may have one: on Linux the command dies with the thread that started it.
 pub struct Job {
@@ -33,6 +40,8 @@ pub struct Job {
     /// Until nothing of the group is left.
     keeper: Option<Keeper>,
     terminal: Option<Terminal>,
+    /// It was in the terminal's foreground to its end.
+    had_terminal: bool,
     /// The code that the command ended with.
     ended: Option<u8>,
     /// The signal that ended it.
@@ -40,13 +49,17 @@ pub struct Job {
     /// Nothing of the group is left. From then on its number may be that of a stranger.
     gone: bool,
     stopped: bool,
-    /// All of the group was stopped, also what ignores Ctrl-Z.
-    frozen: bool,
 }
 
 impl Job {
-    /// Starts it in a group of its own, which is killed at this time since boot if this process stands still.
-    pub fn start(mut prepared: Prepared, terminal: Option<Terminal>, kill_at: Option<Duration>) -> io::Result<Job> {
+    /// Starts it in a group of its own, which is killed at this time since boot if this process stands still, and begins
+    /// only if it still may then.
+    pub fn start(
+        mut prepared: Prepared,
+        terminal: Option<Terminal>,
+        kill_at: Option<Duration>,
+        may_begin: impl FnOnce() -> bool,
+    ) -> io::Result<Job> {
         // What the command leaves behind becomes our child, and so its end is reported.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true)?;
@@ -54,18 +67,18 @@ impl Job {
         prepared.command.process_group(0);
         let (child, gate) = prepared.start()?;
         let group = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-        keeper.begin(Target::Group(group), kill_at, gate)?;
+        keeper.begin(Target::Group(group), kill_at, gate, may_begin)?;
         Ok(Job {
             child,
             group,
             member: None,
             keeper: Some(keeper),
             terminal,
+            had_terminal: false,
             ended: None,
             ended_by: None,
             gone: false,
             stopped: false,
-            frozen: false,
         })
     }
 
@@ -83,14 +96,11 @@ impl Job {
         self.stopped
     }
 
-    /// Whether nothing of the group can run until it is continued.
-    pub fn is_frozen(&self) -> bool {
-        self.frozen
-    }
-
     /// When the group is killed if this process stands still.
     pub fn kill_at(&mut self, since_boot: Option<Duration>) {
-        Keeper::keep_or_replace(&mut self.keeper, Target::Group(self.group), since_boot, || None);
+        if let Some(keeper) = &mut self.keeper {
+            keeper.keep_or_replace(Target::Group(self.group), since_boot, || Keeper::start(None));
+        }
     }
 
     /// Sends a signal to the whole group.
@@ -106,8 +116,9 @@ impl Job {
     }
 
     /// Looks what became of the processes. True: the command stopped, and so shall we. `beside`: those that others wait for.
+    /// `is_halted`: the stop is the one of `--on-loss`.
     #[must_use]
-    pub fn look(&mut self, beside: &[Pid]) -> bool {
+    pub fn look(&mut self, beside: &[Pid], is_halted: bool) -> bool {
         #[cfg(not(target_os = "linux"))]
         let _ = beside;
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
@@ -125,7 +136,7 @@ impl Job {
                 Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => stop = Some(signal),
                 Ok(WaitStatus::Continued(pid)) if pid == self.group => {
                     stop = None;
-                    (self.stopped, self.frozen) = (false, false);
+                    self.stopped = false;
                 }
                 Ok(WaitStatus::StillAlive) => break,
                 // EINVAL: one was waited for that a signal had ended which nix does not know.
@@ -134,14 +145,18 @@ impl Job {
             }
         }
         #[cfg(target_os = "linux")]
-        self.reap_others(beside);
+        reap_adopted(|pid| {
+            pid == self.group || beside.contains(&pid) || self.keeper.as_ref().and_then(Keeper::pid) == Some(pid)
+        });
         // Asked only after the leader was waited for, in the one thread that also sends.
         self.gone = self.ended.is_some() && !is_alive(self.group, &mut self.member);
         if self.gone {
             self.keeper.take().into_iter().for_each(Keeper::dismiss);
+            // At once: from now on Ctrl-C means us.
+            self.had_terminal |= self.terminal.as_ref().is_some_and(|terminal| terminal.take_back_from(self.group));
         }
         self.stopped |= stop.is_some();
-        stop.is_some_and(|signal| self.stop_with_it(signal))
+        stop.is_some_and(|signal| self.stop_with_it(signal, is_halted))
     }
 
     /// Takes the leader's end, also that by a real-time signal, which nix does not know.
@@ -161,59 +176,88 @@ impl Job {
         self.ended = Some(ended.and_then(|ended| u8::try_from(ended & 0xff).ok()).unwrap_or(code::INTERNAL));
     }
 
-    /// What left the group and its parent became our child, too. What has our own group was started by a library, which
-    /// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more.
-    #[cfg(target_os = "linux")]
-    fn reap_others(&self, beside: &[Pid]) {
-        let inherited = || INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
-        let is_other = |pid| {
-            let is_keeper = self.keeper.as_ref().is_some_and(|keeper| keeper.pid() == Some(pid));
-            let is_known = pid == self.group || beside.contains(&pid) || is_keeper;
-            let is_of_library = || getpgid(Some(pid)).is_ok_and(|group| group == getpgrp());
-            !is_known && (inherited().contains(&pid) || !is_of_library())
-        };
-        reap(children(), is_other, |pid| inherited().retain(|before| *before != pid));
-    }
-
     /// Ctrl-Z, or a read of the terminal from the background: whoever started us shall see us stop too.
-    fn stop_with_it(&mut self, signal: Signal) -> bool {
-        let Some(terminal) = &self.terminal else { return false };
-        // SIGTTOU is blocked here. A SIGSTOP comes from somebody who means the command alone.
+    fn stop_with_it(&mut self, signal: Signal, is_halted: bool) -> bool {
+        let Some(terminal) = &mut self.terminal else { return false };
+        // SIGTTOU is blocked here. A SIGSTOP comes from somebody who means the command alone, or in the foreground from the
+        // command itself, as `top` does at Ctrl-Z: a terminal that stays with what stands still is nobody's.
         let ours = match signal {
             Signal::SIGTTOU => Signal::SIGTTIN,
+            Signal::SIGSTOP if !is_halted && terminal.is_with(self.group) => Signal::SIGTSTP,
             Signal::SIGTSTP | Signal::SIGTTIN => signal,
             _ => return false,
         };
+        // Also where the shell has brought us to the foreground, of which nobody tells the command.
+        if !is_halted && ours == Signal::SIGTTIN && terminal.is_ours() {
+            terminal.on_demand = false;
+            self.go_on();
+            return false;
+        }
         terminal.take_back_from(self.group);
         // Some of it may ignore Ctrl-Z.
-        self.frozen = killpg(self.group, Signal::SIGSTOP).is_ok();
-        // What stands still does no harm, however long that is; who continues us finds the lock held or lost.
-        if self.frozen {
-            self.kill_at(None);
-        }
+        self.signal(Signal::SIGSTOP);
         killpg(getpgrp(), ours).is_ok()
+    }
+
+    /// The same where Ctrl-Z came to us, since the command is not in the foreground.
+    pub fn stop(&mut self) {
+        if !std::mem::replace(&mut self.stopped, true) {
+            // As the terminal does, which another leasehold, or sudo, passes on. Some of it may ignore that.
+            self.signal(Signal::SIGTSTP);
+            #[cfg(target_os = "linux")]
+            self.wait_for_stop();
+        }
+        self.signal(Signal::SIGSTOP);
+        let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
+        stop_ourselves();
+    }
+
+    /// Also that of its leader is taken, which else would seem to be a Ctrl-Z of its own once we go on.
+    #[cfg(target_os = "linux")]
+    fn wait_for_stop(&self) {
+        let until = Instant::now() + OBEYED;
+        let is_there = || waitid(Id::Pid(self.group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG);
+        while is_there() == Ok(WaitStatus::StillAlive) && Instant::now() < until {
+            thread::sleep(OBEYED / 20);
+        }
+    }
+
+    /// We were stopped and go on: another part of the pipeline may read the terminal now.
+    pub fn continued(&mut self) {
+        self.terminal.iter_mut().for_each(|terminal| terminal.on_demand = has_pipe());
     }
 
     /// Lets a stopped command go on, in the foreground if we are there.
     pub fn go_on(&mut self) {
-        if let Some(terminal) = self.terminal.as_ref().filter(|terminal| terminal.is_ours()) {
-            terminal.give_to(self.group);
-        }
-        (self.stopped, self.frozen) = (false, false);
+        let terminal = self.terminal.as_ref().filter(|terminal| !terminal.on_demand && terminal.is_ours());
+        terminal.into_iter().for_each(|terminal| terminal.give_to(self.group));
+        self.stopped = false;
         self.signal(Signal::SIGCONT);
     }
 
-    /// What is left to do once nothing of the group is left: the terminal is ours again.
+    /// What is left to do once nothing of the group is left, and the lock is released.
     pub fn finish(self) {
-        let Some(terminal) = &self.terminal else { return };
-        let had_it = terminal.take_back_from(self.group);
         // Ctrl-C means all of the terminal's foreground: the script that we are part of, too.
         if let Some(signal) = self.ended_by.filter(|signal| [Signal::SIGINT, Signal::SIGQUIT].contains(signal))
-            && had_it
+            && (self.had_terminal || self.terminal.as_ref().is_some_and(Terminal::is_ours))
         {
-            let _ = kill(Pid::from_raw(0), signal);
+            ended_by_key(signal);
+            if self.had_terminal {
+                let _ = kill(Pid::from_raw(0), signal);
+            }
         }
     }
+}
+
+/// What left a command's group and its parent becomes our child, too. What has our own group was started by a library, which
+/// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more. `is_known`: it is waited for
+/// elsewhere.
+#[cfg(target_os = "linux")]
+pub fn reap_adopted(is_known: impl Fn(Pid) -> bool) {
+    let inherited = || INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_of_library = |pid| getpgid(Some(pid)).is_ok_and(|group| group == getpgrp());
+    let is_other = |pid| !is_known(pid) && (inherited().contains(&pid) || !is_of_library(pid));
+    reap(children(), is_other, |pid| inherited().retain(|before| *before != pid));
 }
 
 /// Waits for each of the children that has ended and is one of these. Where they are not known, for those that the system
@@ -234,9 +278,17 @@ fn reap(children: Option<Vec<Pid>>, is_one: impl Fn(Pid) -> bool, mut reaped: im
         return;
     }
     let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
-    while let Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) = waitid(Id::All, flags) {
-        if !is_one(pid) || !has_ended(pid) {
-            return;
+    loop {
+        match waitid(Id::All, flags) {
+            Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) if is_one(pid) && has_ended(pid) => {}
+            // A signal ended it that nix does not know, and so does not say which one it is.
+            Err(Errno::EINVAL) => {
+                for pid in zombies().into_iter().filter(|pid| is_one(*pid)) {
+                    has_ended(pid);
+                }
+                return;
+            }
+            _ => return,
         }
     }
 }
@@ -254,7 +306,8 @@ mod tests {
     #[test]
     fn what_ends_is_waited_for_also_where_nobody_lists_the_children() {
         for is_listed in [true, false] {
-            let mut child = Command::new("true").spawn().unwrap();
+            // Its end by a real-time signal is one that nix does not know.
+            let mut child = Command::new("sh").args(["-c", "kill -40 $$"]).spawn().unwrap();
             let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
             let until = Instant::now() + Duration::from_secs(60);
             // Those of other tests may stand before it for a moment. A zombie can be sent a signal.

@@ -18,6 +18,7 @@ use crate::clock::since_boot;
 use crate::exec::{Gate, own_binary};
 use crate::failure::{Failure, Outcome, code};
 use crate::processes::send_signal;
+use crate::warnings::tell;
 
 /// The first argument that leads here.
 pub const NAME: &str = "__keep";
@@ -55,6 +56,8 @@ pub struct Keeper {
     pipe: File,
     /// What it was told last.
     told: Option<Option<Duration>>,
+    /// It was said that no other one can be had.
+    is_missed: bool,
 }
 
 impl Keeper {
@@ -68,13 +71,23 @@ impl Keeper {
         let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
         // A keeper that somebody stopped must not hold us up.
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Keeper { child, pipe: File::from(pipe), told: None })
+        Ok(Keeper { child, pipe: File::from(pipe), told: None, is_missed: false })
     }
 
-    /// Lets a group that was started begin, now that it is kept.
-    pub fn begin(&mut self, target: Target, kill_at: Option<Duration>, gate: Gate) -> io::Result<()> {
+    /// Lets a group that was started begin, now that it is kept, if it still may: we may have stood still until here, and
+    /// from here on the keeper sees to it.
+    pub fn begin(
+        &mut self,
+        target: Target,
+        kill_at: Option<Duration>,
+        gate: Gate,
+        may_begin: impl FnOnce() -> bool,
+    ) -> io::Result<()> {
         if !self.keep(target, kill_at) {
             return Err(io::Error::other("the process that would end it in time has ended"));
+        }
+        if !may_begin() {
+            return Err(io::Error::other("its time was over before it began"));
         }
         gate.open();
         Ok(())
@@ -100,19 +113,27 @@ impl Keeper {
         is_told
     }
 
-    /// The same, also where somebody has stopped or ended the keeper: then another one does it. `process`: as to start it.
+    /// The same, also where somebody has stopped or ended the keeper: then another one does it, now or, where none can be
+    /// had, after one of the next calls.
     pub fn keep_or_replace(
-        keeper: &mut Option<Keeper>,
+        &mut self,
         target: Target,
         kill_at: Option<Duration>,
-        process: impl FnOnce() -> Option<OwnedFd>,
+        start: impl FnOnce() -> io::Result<Keeper>,
     ) {
-        if keeper.as_mut().is_none_or(|keeper| keeper.keep(target, kill_at)) {
+        if self.keep(target, kill_at) {
             return;
         }
-        keeper.take().into_iter().for_each(Keeper::dismiss);
-        *keeper = Keeper::start(process()).ok();
-        let _ = keeper.as_mut().is_some_and(|keeper| keeper.keep(target, kill_at));
+        match start() {
+            Ok(another) => {
+                std::mem::replace(self, another).dismiss();
+                let _ = self.keep(target, kill_at);
+            }
+            Err(why) if !std::mem::replace(&mut self.is_missed, true) => tell(&format!(
+                "no process can be started that would kill it in time if leasehold stood still, which is tried again: {why}"
+            )),
+            Err(_) => {}
+        }
     }
 
     pub fn pid(&self) -> Option<Pid> {
@@ -182,5 +203,46 @@ fn next_line(lines: &Receiver<String>, order: &mut Option<Order>) -> Option<Stri
             Err(RecvTimeoutError::Timeout) if left.is_zero() => order.take().into_iter().for_each(Order::kill),
             Err(RecvTimeoutError::Timeout) => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    /// One that takes what it is told and does nothing.
+    fn deaf(program: &str) -> Keeper {
+        let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it runs");
+        let pipe = File::options().write(true).open("/dev/null").expect("it is there");
+        Keeper { child, pipe, told: None, is_missed: false }
+    }
+
+    #[test]
+    fn what_may_not_begin_stays_before_its_gate() {
+        for (may_begin, told) in [(true, &b"."[..]), (false, b"")] {
+            let ((mut waits, gate), mut keeper) = (Gate::closed().expect("a pipe"), deaf("cat"));
+            let begun = keeper.begin(Target::Process, None, gate, || may_begin);
+            let mut passed = Vec::new();
+            waits.read_to_end(&mut passed).expect("its end");
+            assert_eq!((begun.is_ok(), &passed[..]), (may_begin, told));
+            keeper.dismiss();
+        }
+    }
+
+    #[test]
+    fn one_that_could_not_be_had_is_tried_for_again() {
+        let mut keeper = deaf("true");
+        keeper.child.wait().expect("its end");
+        let mut tried = 0;
+        for (is_had, tries) in [(false, 1), (false, 2), (true, 3), (true, 3)] {
+            keeper.keep_or_replace(Target::Process, None, || {
+                tried += 1;
+                if is_had { Ok(deaf("cat")) } else { Err(io::Error::other("no process")) }
+            });
+            assert_eq!(tried, tries);
+        }
+        keeper.dismiss();
     }
 }

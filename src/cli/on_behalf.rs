@@ -157,7 +157,10 @@ impl<'a> Holding<'a> {
     fn arm(&mut self) {
         self.killing.look(&self.locks, &[]);
         let kill_at = self.killing.by_keeper(self.ask, true);
-        Keeper::keep_or_replace(&mut self.keeper, Target::Process, kill_at, || self.watched.process());
+        let Some(keeper) = &mut self.keeper else { return };
+        // Without a handle it could end nothing.
+        let process = || self.watched.process().ok_or_else(|| io::Error::other("no handle of the process"));
+        keeper.keep_or_replace(Target::Process, kill_at, || Keeper::start(Some(process()?)));
     }
 
     fn lose(&mut self, loss: Loss) {

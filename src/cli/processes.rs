@@ -18,6 +18,19 @@ pub fn children() -> Option<Vec<Pid>> {
     children_in(Path::new("/proc/self/task"))
 }
 
+/// Those children that have ended and were not waited for, where the list of processes can be read.
+#[cfg(target_os = "linux")]
+pub fn zombies() -> Vec<Pid> {
+    let Ok(Some(own)) = Stat::read("self") else { return Vec::new() };
+    let names = std::fs::read_dir("/proc")
+        .into_iter()
+        .flatten()
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
+    let all = names.filter(|name| name.parse::<i32>().is_ok()).filter_map(|name| Stat::read(&name).ok().flatten());
+    all.filter(|stat| stat.parent == own.pid && stat.state == "Z").map(|stat| Pid::from_raw(stat.pid)).collect()
+}
+
 fn children_in(tasks: &Path) -> Option<Vec<Pid>> {
     let threads = std::fs::read_dir(tasks).ok()?;
     // One that ends meanwhile leaves its children to another.
@@ -93,6 +106,7 @@ fn members(group: Pid) -> io::Result<Option<Vec<Stat>>> {
 struct Stat {
     pid: i32,
     state: String,
+    parent: i32,
     group: i32,
     threads: u32,
 }
@@ -119,6 +133,7 @@ impl Stat {
         Some(Stat {
             pid: head.split(' ').next()?.parse().ok()?,
             state: (*rest.first()?).to_owned(),
+            parent: rest.get(1)?.parse().ok()?,
             group: rest.get(2)?.parse().ok()?,
             threads: rest.get(17)?.parse().ok()?,
         })

@@ -18,8 +18,8 @@ use crate::hold::{End, Holding};
 use crate::job::Job;
 use crate::killing::Killing;
 use crate::processes::{INHERITED, children};
-use crate::session::Session;
-use crate::signals::{Hangup, Interrupts};
+use crate::session::{Session, internal};
+use crate::signals::{Hangup, Interrupts, watch_stops};
 use crate::store;
 use crate::terminal::Terminal;
 use crate::wait::by_signal;
@@ -139,20 +139,22 @@ struct Work<'a> {
 /// Runs the command while the locks are held, then releases them.
 fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outcome<End> {
     let terminal = Terminal::open();
-    let foreground = terminal.as_ref().is_some_and(Terminal::is_ours);
+    let foreground = terminal.as_ref().is_some_and(|terminal| !terminal.on_demand && terminal.is_ours());
+    watch_stops().map_err(internal)?;
     let environment = Environment::of(global, &held)?;
     let cannot = |error: io::Error| {
         let message = format!("{:?} cannot be started: {error}", work.command.first().cloned().unwrap_or_default());
         Failure::Own(code::CANNOT_RUN, message)
     };
     let prepared = environment.prepared(foreground, work.command).map_err(cannot)?;
+    let kill_at = Killing::of(&held).by_keeper(work.ask, work.ask.on_loss.may_kill());
+    let job = Job::start(prepared, terminal, kill_at, || held.is_held());
     // This process may have stood still since the lock was granted.
-    if let Err(error) = held.ensure_held() {
-        tell(&error.to_string());
+    if let (Err(_), Err(lost)) = (&job, held.ensure_held()) {
+        tell(&lost.to_string());
         return Ok(End::Lost(None));
     }
-    let kill_at = Killing::of(&held).by_keeper(work.ask, work.ask.on_loss.may_kill());
-    let job = Job::start(prepared, terminal, kill_at).map_err(cannot)?;
+    let job = job.map_err(cannot)?;
     let mut holding = Holding::new(work.ask, work.checks, held, job, &environment);
     holding.go_on(&session.interrupts.signals);
     let (end, is_unanswered) = holding.end(work.every, &session.interrupts.signals)?;

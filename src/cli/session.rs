@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use crossbeam_channel::Receiver;
 use leasehold::{CancelToken, ClientBuilder, LockClient};
+use nix::sys::signal::Signal;
 
 use crate::args::Global;
 use crate::failure::{Failure, Outcome, code};
@@ -54,6 +55,8 @@ impl Session {
     pub fn wait(&self, wanted: Wanted) -> Outcome<Held> {
         // What was not answered before this wait says nothing of what it may leave behind.
         self.is_unanswered.set(false);
+        // What ended during the release.
+        self.interrupts.end_wait(Signal::SIGCHLD);
         let client = self.client.clone();
         wait(move |cancel: &CancelToken, told| wanted.lock(&client, cancel, told), &self.interrupts, self.shows)
     }

@@ -1,17 +1,20 @@
 //! The signals that this process is told, as a channel.
 
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
-use nix::sys::signal::{SigSet, Signal};
-use nix::unistd::{Pid, getpid};
+use nix::sys::signal::{SigSet, Signal, raise};
+use nix::unistd::{Pid, getpgid, getpid, getppid, getsid};
 use signal_hook::flag::register_conditional_shutdown;
-use signal_hook::iterator::Signals;
+use signal_hook::iterator::{Handle, Signals};
+use signal_hook::low_level::emulate_default_handler;
 
 use crate::failure::code;
+#[cfg(target_os = "linux")]
+use crate::job::reap_adopted;
 use crate::terminal::Terminal;
 use crate::warnings::tell;
 
@@ -60,7 +63,13 @@ impl Interrupts {
                 tell("SIGHUP ends no wait of `elect`; SIGTERM and SIGINT do");
                 false
             }
-            _ => ENDING.contains(&signal),
+            // Of what an earlier term has left behind.
+            #[cfg(target_os = "linux")]
+            (Signal::SIGCHLD, _) => {
+                reap_adopted(|_| false);
+                false
+            }
+            _ => is_ending(signal),
         }
     }
 }
@@ -71,10 +80,10 @@ pub type Gone = String;
 /// From now on the signals come by this channel. Those that whoever started us wanted to be ignored, as `nohup`
 /// does, stay so, for the command too.
 pub fn watch() -> io::Result<Receiver<Signal>> {
-    let ignored = ignored();
-    let passed_on = PASSED_ON.into_iter().filter(|signal| !ignored.contains(signal));
+    let passed_on = PASSED_ON.into_iter().filter(|signal| !is_ignored(*signal));
     let wanted: Vec<Signal> = passed_on.chain([Signal::SIGCHLD, Signal::SIGCONT]).collect();
     let mut signals = Signals::new(wanted.iter().map(|signal| *signal as i32))?;
+    let _ = WATCHED.set(signals.handle());
     let (sender, receiver) = unbounded();
     thread::Builder::new().name("leasehold-signal".to_owned()).spawn(move || {
         for signal in signals.forever().filter_map(|number| Signal::try_from(number).ok()) {
@@ -86,6 +95,49 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
     Ok(receiver)
 }
 
+static WATCHED: OnceLock<Handle> = OnceLock::new();
+
+/// From now on Ctrl-Z comes by the channel, too: whoever gets it calls `stop_ourselves`.
+pub fn watch_stops() -> io::Result<()> {
+    match WATCHED.get() {
+        Some(watched) if !is_ignored(Signal::SIGTSTP) => watched.add_signal(Signal::SIGTSTP as i32),
+        _ => Ok(()),
+    }
+}
+
+/// Whether it tells who waits to end. Ctrl-Z is obeyed.
+pub fn is_ending(signal: Signal) -> bool {
+    if signal == Signal::SIGTSTP {
+        stop_ourselves();
+    }
+    ENDING.contains(&signal)
+}
+
+/// Stops this process as Ctrl-Z does, unless nobody is there who could continue it. SIGTSTP itself is handled here, and
+/// SIGTTIN, which the system drops then, sudo takes for a read and continues us.
+pub fn stop_ourselves() {
+    let parent = Some(getppid());
+    let has_shell = getsid(parent) == getsid(None) && getpgid(parent) != getpgid(None);
+    let _ = raise(if has_shell { Signal::SIGSTOP } else { Signal::SIGTTIN });
+}
+
+/// Ctrl-C has ended what this process is for.
+static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
+
+/// What this process is for was ended by this signal, which came to all of the terminal's foreground.
+pub fn ended_by_key(signal: Signal) {
+    IS_INTERRUPTED.fetch_or(signal == Signal::SIGINT, Ordering::Relaxed);
+}
+
+/// Ends by Ctrl-C where that is what the code says: bash goes on with its script if what it waited for has only exited.
+pub fn end_as_interrupted(ends_with: u8) {
+    // Process 1 would live through it.
+    let is_said = ends_with == code::SIGNAL + Signal::SIGINT as u8 && getpid() != Pid::from_raw(1);
+    if is_said && IS_INTERRUPTED.load(Ordering::Relaxed) {
+        let _ = emulate_default_handler(Signal::SIGINT as i32);
+    }
+}
+
 /// For what takes no signals itself: process 1, as that of a container, is spared what a signal does to any other one,
 /// unless it says otherwise.
 pub fn end_process_1_by_signals() {
@@ -93,7 +145,7 @@ pub fn end_process_1_by_signals() {
         return;
     }
     let always = Arc::new(AtomicBool::new(true));
-    for signal in ENDING {
+    for signal in ENDING.into_iter().filter(|signal| !is_ignored(*signal)) {
         let code = i32::from(code::SIGNAL + signal as u8);
         let _ = register_conditional_shutdown(signal as i32, code, always.clone());
     }
@@ -107,10 +159,9 @@ pub fn spare_us_ttou() -> nix::Result<()> {
     set.thread_block()
 }
 
-/// What is ignored since before we started, as far as the system tells.
-fn ignored() -> Vec<Signal> {
+/// Whether it is ignored since before we started, as far as the system tells.
+fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
-    PASSED_ON.into_iter().filter(|signal| mask & (1 << (*signal as u32 - 1)) != 0).collect()
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0) & (1 << (signal as u32 - 1)) != 0
 }

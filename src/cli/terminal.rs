@@ -1,21 +1,29 @@
 //! The controlling terminal, whose foreground is one process group at a time.
 
 use std::fs::File;
+use std::io;
 
+use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
 /// Our controlling terminal. Whoever uses it must have blocked SIGTTOU.
-pub struct Terminal(File);
+pub struct Terminal {
+    file: File,
+    /// The command gets it only once it asks for it: we may be a part of a pipeline, another part of which may read it, as
+    /// `less` does.
+    pub on_demand: bool,
+}
 
 impl Terminal {
     /// `None` where there is none.
     pub fn open() -> Option<Terminal> {
-        File::options().read(true).write(true).open("/dev/tty").ok().map(Terminal)
+        let file = File::options().read(true).write(true).open("/dev/tty").ok()?;
+        Some(Terminal { file, on_demand: has_pipe() })
     }
 
     /// Whether this group is in the foreground.
     pub fn is_with(&self, group: Pid) -> bool {
-        tcgetpgrp(&self.0) == Ok(group)
+        tcgetpgrp(&self.file) == Ok(group)
     }
 
     /// Whether our own group is in the foreground.
@@ -25,7 +33,7 @@ impl Terminal {
 
     /// Puts this group into the foreground. When that fails the terminal is gone.
     pub fn give_to(&self, group: Pid) {
-        let _ = tcsetpgrp(&self.0, group);
+        let _ = tcsetpgrp(&self.file, group);
     }
 
     /// Our group again, if this one was in the foreground; says whether it was.
@@ -36,4 +44,11 @@ impl Terminal {
         }
         was
     }
+}
+
+/// Whether standard input or output is one.
+pub fn has_pipe() -> bool {
+    let kind = |mode| SFlag::from_bits_truncate(mode) & SFlag::S_IFMT;
+    let is_pipe = |mode| [SFlag::S_IFIFO, SFlag::S_IFSOCK].contains(&kind(mode));
+    [fstat(io::stdin()), fstat(io::stdout())].iter().flatten().any(|end| is_pipe(end.st_mode))
 }

@@ -11,7 +11,8 @@ use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Told};
-use crate::signals::{Gone, Interrupts};
+use crate::signals::{Gone, Interrupts, ended_by_key};
+use crate::terminal::Terminal;
 use crate::warnings::{draw, settle, tell};
 use crate::words::{age, ours, words};
 
@@ -91,6 +92,9 @@ fn connected(
 
 /// This signal ended it.
 pub fn by_signal(signal: Signal) -> Failure {
+    if Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
+        ended_by_key(signal);
+    }
     Failure::Silent(code::SIGNAL + signal as u8)
 }
 

@@ -3,8 +3,8 @@
 //! A thread of its own writes it: where nobody reads standard error, as on a terminal after Ctrl-S, neither a heartbeat
 //! nor what the lock is for must wait for that.
 
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -18,8 +18,9 @@ use crate::show::{say, wait_line};
 const MOST: usize = 256;
 /// How long the end of this process waits for them.
 const LAST_WORDS: Duration = Duration::from_millis(500);
-/// How long the command waits for what was said before it: much longer than it takes where anybody reads.
-const BEFORE_COMMAND: Duration = Duration::from_secs(2);
+/// How long the command waits for what was said before it, and the end of this process for its last message: much longer
+/// than it takes where anybody reads.
+const WHERE_ANYBODY_READS: Duration = Duration::from_secs(2);
 
 enum Message {
     Line(String),
@@ -61,9 +62,24 @@ pub fn flush_within(bound: Duration) {
     }
 }
 
+/// The last that is said, and not waited for if nobody reads it.
+pub fn last_words(say: impl Fn() + Send + Sync + 'static) {
+    let (say, (done, said)) = (Arc::new(say), bounded(1));
+    let theirs = say.clone();
+    let thread = thread::Builder::new().name("leasehold-last".to_owned());
+    let spawned = thread.spawn(move || {
+        theirs();
+        let _ = done.send(());
+    });
+    match spawned {
+        Ok(_) => drop(said.recv_timeout(WHERE_ANYBODY_READS)),
+        Err(_) => say(),
+    }
+}
+
 /// The same before a command has standard error, too.
 pub fn settle() {
-    wait_until_written(BEFORE_COMMAND);
+    wait_until_written(WHERE_ANYBODY_READS);
 }
 
 fn wait_until_written(bound: Duration) {

@@ -146,7 +146,12 @@ fn pipe(fd: u32, on_loss: &OnLoss) -> Outcome<Watched> {
         None => {
             // Of its own, so that nobody else's reads are made not to wait.
             let pipe = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
-            pipe.map(|pipe| Watched::Pipe(fd, pipe)).map_err(|error| wrong(&format!("cannot be watched: {error}")))
+            let pipe = pipe.map_err(|error| wrong(&format!("cannot be watched: {error}")))?;
+            // What is started at a loss must not keep the pipe from ending. It gets no standard input of ours.
+            if let Some(inherited) = i32::try_from(fd).ok().filter(|fd| *fd > 2) {
+                let _ = close(inherited);
+            }
+            Ok(Watched::Pipe(fd, pipe))
         }
     }
 }

@@ -27,7 +27,7 @@ fn the_librarys_warnings_are_not_shown_if_quiet_is_wanted() {
 fn loses_its_lock(options: &[&str], meanwhile: impl FnOnce(&mut Running)) -> Ran {
     let store = Store::new();
     let mut running =
-        Running::start(&mut store.reading(&[&["--lease", "6s"], options].concat(), "echo ready; read go"));
+        Running::start(&mut store.reading(&[&["--lease", "18s"], options].concat(), "echo ready; read go"));
     running.expect("ready");
     let db = store.stuck();
     meanwhile(&mut running);

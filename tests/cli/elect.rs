@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
-use crate::support::{Running, Store};
+use crate::support::{PATIENCE, Running, Store, wait_until_reaped};
 
 fn node(store: &Store, name: &str, script: &str) -> Command {
     let mut command = store.leasehold(&["elect", "-v", "boss", "--lease", "6s", "--kill-after", "0s", "--owner", name]);
@@ -162,4 +163,22 @@ fn who_was_not_well_lets_others_go_first_also_after_a_loss() {
     File::create(store.path("sick")).unwrap();
     running.expect("ann leads");
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+/// What a term left behind outside of its group ends while another node leads.
+#[test]
+#[cfg(target_os = "linux")]
+fn who_waits_for_a_term_leaves_no_zombie() {
+    let store = Store::new();
+    let script = "(setsid sh -c 'echo $$; exec sleep 1000' &); while :; do read never; done";
+    let mut term =
+        store.leasehold(&["elect", "-v", "boss", "--max-hold", "1s", "--lease", "60s", "--kill-after", "0s"]);
+    let mut running = Running::start(term.args(["--", "sh", "-c", script]).stdin(Stdio::piped()));
+    let left = running.line();
+    let _other = store.client().request("boss").wait(PATIENCE).lock().unwrap();
+    running.says("is held by");
+    kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
+    wait_until_reaped(&left);
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().code, Some(143));
 }

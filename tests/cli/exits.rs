@@ -9,7 +9,8 @@ use leasehold::{Filter, Mode};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{Ran, Running, Store, leasehold, run};
+use crate::support::{Ran, Running, Store, full_pipe, leasehold, run};
+use crate::wait::wait_until;
 
 #[test]
 fn the_code_of_the_command_is_ours() {
@@ -34,7 +35,7 @@ fn the_letters_of_flock_mean_the_same() {
     }
     assert_eq!(code(&["-w", "1", "-E", "9", "held"]), Some(9), "a number alone is seconds");
     assert_eq!(code(&["-w", "0", "held"]), Some(75));
-    assert_eq!(code(&["-w", "0.2", "held"]), Some(75));
+    assert_eq!(code(&["-w", "1.2", "held"]), Some(75));
     drop(held);
     assert_eq!(
         (code(&["-x", "held"]), code(&["-e", "held"]), code(&["--exclusive", "held"])),
@@ -144,7 +145,7 @@ fn a_held_lock_is_told_with_its_holder() {
     let ran = run(&mut store.script(&["--try"], "echo never"));
     assert_eq!(ran.code, Some(75));
     told(&ran);
-    let ran = run(&mut store.script(&["--wait", "300ms", "--conflict-exit-code", "9"], "echo never"));
+    let ran = run(&mut store.script(&["--wait", "1s", "--conflict-exit-code", "9"], "echo never"));
     assert_eq!(ran.code, Some(9));
     told(&ran);
 
@@ -457,5 +458,27 @@ fn a_duration_that_is_too_long_is_wrong_usage() {
             assert_eq!(ran.code, Some(64), "{args:?}: {}", ran.stderr);
             assert!(ran.stderr.contains(option) && ran.stderr.contains("at most"), "{args:?}: {}", ran.stderr);
         }
+    }
+}
+
+/// Not only while a lock is held or waited for.
+#[test]
+fn a_message_that_nobody_reads_holds_up_no_end() {
+    let store = Store::new();
+    let _guard = store.client().lock("held").unwrap();
+    for (args, code) in [
+        (&["run", "-n", "held", "--", "true"][..], 75),
+        (&["--json", "run", "-n", "held", "--", "true"], 75),
+        (&["run", "k", "--", "no-such-command"], 127),
+        (&["run", "--no-such-option"], 64),
+    ] {
+        let (_reader, full, _) = full_pipe();
+        let mut child = store.leasehold(args).stderr(full).spawn().unwrap();
+        let mut ended = None;
+        wait_until(&format!("{args:?} has ended"), || {
+            ended = child.try_wait().unwrap();
+            ended.is_some()
+        });
+        assert_eq!(ended.unwrap().code(), Some(code), "{args:?}");
     }
 }

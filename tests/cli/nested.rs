@@ -38,7 +38,7 @@ fn where_the_store_was_not_passed_on_the_inner_one_says_so() {
 #[test]
 fn an_inner_one_that_waits_for_its_outer_one_says_so() {
     let store = Store::new();
-    let script = "\"$0\" run --wait 300ms k -- true; echo $?; \"$0\" run --quiet --wait 300ms k -- true";
+    let script = "\"$0\" run --wait 1s k -- true; echo $?; \"$0\" run --quiet --wait 1s k -- true";
     let ran = run(store.leasehold(&["run", "k", "--", "sh", "-c", script]).arg(OWN));
     assert_eq!(ran.stdout, "75\n");
     let told = "\"k\" is held by the leasehold around this one, which waits for it";

@@ -211,7 +211,7 @@ fn it_ends_with_leasehold_and_when_leasehold_stands_still() {
         let store = Store::new();
         let fifo = store.fifo();
         let on_loss = "cmd:exec >$FIFO; echo on; sh -c 'sleep 1000'; true";
-        let mut command = store.script(&soon(on_loss, "1s"), "echo ready; exec sleep 1000");
+        let mut command = store.script(&soon(on_loss, "3s"), "echo ready; exec sleep 1000");
         let mut running = Running::ready(command.env("FIFO", &fifo));
         take_away(&store);
         let output = lines_after("on", &fifo);

@@ -199,7 +199,7 @@ fn a_period_that_makes_no_sense_is_wrong_usage() {
 fn a_store_that_is_away_at_the_end_holds_nobody_up() {
     for signal in [Some(Signal::SIGTERM), None] {
         let store = Store::new();
-        let lease = if signal.is_some() { "30m" } else { "3s" };
+        let lease = if signal.is_some() { "30m" } else { "12s" };
         let options = ["--hold-at-least", "10h", "--every", "20h", "--lease", lease];
         let mut running = Running::start(&mut store.reading(&options, "echo $$; read go"));
         let command = format!("/proc/{}", running.line());

@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Once};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -13,6 +14,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::stat::Mode;
 use nix::unistd::{Pid, mkfifo};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT};
 use tempfile::TempDir;
 
 use crate::wait::wait_until;
@@ -28,6 +30,7 @@ pub struct Store {
 
 impl Store {
     pub fn new() -> Store {
+        ignore_no_signals();
         let folder = tempfile::tempdir().expect("a folder");
         let url = format!("sqlite:{}", folder.path().join("locks.db").display());
         Store { folder, url }
@@ -79,6 +82,7 @@ impl Store {
 
     /// The same, and when the lease of `k` ends, since no heartbeat moves that.
     pub fn stuck_lease(&self) -> (rusqlite::Connection, SystemTime) {
+        crate::lateness::measure();
         let db = self.stuck();
         let key = self.client().get("k").expect("its row").expect("its row");
         (db, key.holders()[0].leased_until().expect("it ends"))
@@ -99,11 +103,13 @@ impl Store {
     }
 }
 
-/// What was to end before that moment has ended now.
+/// What was to end a second before that moment has ended now. Beyond that second goes only what the machine was late by.
 #[track_caller]
 pub fn ended_before(end: SystemTime) {
-    let now = SystemTime::now();
-    assert!(now < end, "it went on for {:?}", now.duration_since(end));
+    let second = Duration::from_secs(1);
+    let late = SystemTime::now().duration_since(end).unwrap_or_default();
+    let slack = crate::lateness::slack(Instant::now() - late - second).saturating_sub(second);
+    assert!(late <= slack, "it went on for {late:?}, and {slack:?} may be the machine's");
 }
 
 /// A store by its URL, and what its clients need in their environment.
@@ -322,8 +328,22 @@ impl Running {
         writeln!(self.stdin.as_mut().expect("a pipe"), "{line}").expect("somebody reads");
     }
 
+    /// A signal. A shell that is passed one on between its `echo` and its `read` looks at it after the next line only, so
+    /// this comes once what was started waits for something.
+    #[track_caller]
     pub fn signal(&self, signal: Signal) {
+        if ![Signal::SIGSTOP, Signal::SIGCONT, Signal::SIGKILL].contains(&signal) {
+            let waits = |pid: String| !matches!(state(&pid).as_str(), "R" | "D");
+            wait_until("what it started waits", || self.children().into_iter().all(waits));
+        }
         kill(pid(&self.child), signal).expect("it runs");
+    }
+
+    /// What it started, on Linux.
+    pub fn children(&self) -> Vec<String> {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
+        let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
+        children.flat_map(|pids| pids.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect()
     }
 
     #[track_caller]
@@ -425,6 +445,25 @@ impl Drop for Running {
 pub fn wait_until_reaped(pid: &str) {
     let pid = Pid::from_raw(pid.parse().expect("a process id"));
     wait_until("its end is seen", || kill(pid, None).is_err());
+}
+
+/// What `nohup` and a shell's `&` have the tests ignore, what these start would ignore, too. A handler is not inherited.
+fn ignore_no_signals() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let ignored = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+        let ignored = ignored.map_or(0, |bits| u64::from_str_radix(bits.trim(), 16).expect("bits"));
+        for signal in [SIGHUP, SIGINT, SIGQUIT].into_iter().filter(|signal| ignored >> (signal - 1) & 1 == 1) {
+            signal_hook::flag::register(signal, Arc::default()).expect("it can be handled");
+        }
+    });
+}
+
+/// The state of a process, as `T` for stopped.
+pub fn state(pid: &str) -> String {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned()).unwrap_or_default()
 }
 
 pub fn pid(child: &Child) -> Pid {

@@ -10,12 +10,12 @@ use std::time::Instant;
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
 
-use crate::support::{PATIENCE, Store, pid, run};
+use crate::support::{PATIENCE, Store, pid, run, state};
 use crate::wait::wait_until;
 
 /// A shell on a terminal of its own.
-struct Terminal {
-    shell: Child,
+pub struct Terminal {
+    pub shell: Child,
     keys: File,
     screen: Receiver<String>,
     /// What came and was not yet waited for.
@@ -24,7 +24,7 @@ struct Terminal {
 
 impl Terminal {
     /// `bash -i`, or another program, as the leader of the terminal's session.
-    fn start(store: &Store, program: &[&str]) -> Terminal {
+    pub fn start(store: &Store, program: &[&str]) -> Terminal {
         let size = Winsize { ws_row: 24, ws_col: 200, ws_xpixel: 0, ws_ypixel: 0 };
         let pty = openpty(&size, None).expect("a terminal");
         let end = || File::from(pty.slave.try_clone().expect("a descriptor"));
@@ -49,7 +49,7 @@ impl Terminal {
         Terminal { shell, keys, screen, text: String::new() }
     }
 
-    fn shell(store: &Store) -> Terminal {
+    pub fn shell(store: &Store) -> Terminal {
         let mut terminal = Terminal::start(store, &["bash", "--norc", "--noprofile", "-i"]);
         terminal.sees("PROMPT> ");
         terminal
@@ -57,7 +57,7 @@ impl Terminal {
 
     /// Types `line`, and waits until the terminal belongs to what it brings to the foreground: until then keys like Ctrl-C
     /// are the shell's.
-    fn brings_back(&mut self, line: &str) {
+    pub fn brings_back(&mut self, line: &str) {
         let owner = || nix::unistd::tcgetpgrp(&self.keys).expect("the owner of the terminal");
         let shell = owner();
         (&self.keys).write_all(line.as_bytes()).expect("the terminal takes keys");
@@ -65,19 +65,28 @@ impl Terminal {
     }
 
     /// Ctrl-Z, which brings the shell back.
-    fn stops(&mut self) {
+    pub fn stops(&mut self) {
         self.types("\x1a");
         self.sees("Stopped");
         self.sees("PROMPT> ");
     }
 
-    fn types(&mut self, keys: &str) {
+    pub fn types(&mut self, keys: &str) {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
+    }
+
+    /// Waits until the seconds behind this are counted.
+    #[track_caller]
+    fn counts(&mut self, behind: &str) {
+        self.sees(behind);
+        while self.sees(" s") == "0 s" {
+            self.sees(behind);
+        }
     }
 
     /// Waits until this is on the screen, behind what was waited for before.
     #[track_caller]
-    fn sees(&mut self, wanted: &str) -> String {
+    pub fn sees(&mut self, wanted: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
             if let Some(at) = self.text.find(wanted) {
@@ -100,7 +109,7 @@ impl Drop for Terminal {
     }
 }
 
-fn shell() -> (Store, Terminal) {
+pub fn shell() -> (Store, Terminal) {
     let store = Store::new();
     let terminal = Terminal::shell(&store);
     (store, terminal)
@@ -112,10 +121,12 @@ const READS: &str = "leasehold run k -- sh -c 'echo in; while read line; do echo
 #[test]
 fn ctrl_c_ends_the_command_and_the_lock_is_free() {
     let (store, mut terminal) = shell();
-    terminal.types("leasehold run k -- sh -c 'echo i\"\"n; read line'; echo code=$?\n");
+    terminal.types("leasehold run k -- sh -c 'echo i\"\"n; read line'\n");
     terminal.sees("in\r\n");
     assert!(store.client().try_lock("k").unwrap().is_none());
     terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$?\n");
     terminal.sees("code=130");
     assert!(store.client().try_lock("k").unwrap().is_some());
     // The shell has its terminal back.
@@ -166,7 +177,7 @@ fn stopped_for_longer_than_the_lease() {
     let ticks = store.path("ticks");
     // It works without a pause, so that it would as soon as it is continued.
     let script = format!("while :; do echo x >>{}; done", ticks.display());
-    terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh -c '{script}'\n"));
+    terminal.types(&format!("leasehold run --lease 6s --kill-after 0s k -- sh -c '{script}'\n"));
     wait_until("it works", || ticks.exists());
     terminal.stops();
     // Waits for the end of the lease.
@@ -174,7 +185,7 @@ fn stopped_for_longer_than_the_lease() {
     let before = std::fs::metadata(&ticks).unwrap().len();
     terminal.types("fg; echo code=$?\n");
     let said = terminal.sees("code=76");
-    assert!(said.contains("was lost") && said.contains("the command is killed"), "{said:?}");
+    assert!(said.contains("was lost"), "{said:?}");
     assert_eq!(std::fs::metadata(&ticks).unwrap().len(), before, "it went on");
     assert!(rival.is_held());
 }
@@ -222,15 +233,20 @@ fn where_nobody_could_continue_it_ctrl_z_stops_nothing() {
     assert!(terminal.shell.wait().unwrap().success());
 }
 
+/// It begins before the store is opened, which may take more than half a second.
+fn is_of_ten_minutes(said: &str) -> bool {
+    said.ends_with(" of 10 min") || said.contains(" of 9 min")
+}
+
 #[test]
 fn while_it_waits_a_line_says_who_holds_the_lock() {
     let store = Store::new();
     let guard = store.client().request("k").owner("ann").lock().unwrap();
     let mut terminal = Terminal::shell(&store);
     terminal.types("leasehold run --wait 10m k -- echo in\"\"side\n");
-    let said = terminal.sees("leasehold: held by \"ann\" for ") + &terminal.sees(" of 10 min");
-    assert!(said.contains(" more; waiting for \"k\" for "), "{said:?}");
-    terminal.sees("; waiting for \"k\" for 1 s");
+    let said = terminal.sees("leasehold: held by \"ann\" for ") + &terminal.sees(" min");
+    assert!(said.contains(" more; waiting for \"k\" for ") && is_of_ten_minutes(&said), "{said:?}");
+    terminal.counts("; waiting for \"k\" for ");
     drop(guard);
     let said = terminal.sees("inside\r\n");
     assert!(said.trim_end_matches("inside\r\n").ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "the line is gone: {said:?}");
@@ -239,7 +255,7 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     terminal.types("leasehold run --quiet --wait 1500ms k -- true; echo code=$?\n");
     let said = terminal.sees("code=75");
     assert!(!said.contains("waiting"), "{said:?}");
-    terminal.types("leasehold run k -- true; echo code=$?\n");
+    terminal.types("leasehold run k -- true\n");
     let mut age = || {
         terminal.sees("held by \"");
         terminal.sees("\" for ");
@@ -248,6 +264,8 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     let first = age();
     assert!((0..10).any(|_| age() != first), "the age stands still: {first:?}");
     terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$?\n");
     terminal.sees("code=130");
 }
 
@@ -261,10 +279,12 @@ fn nothing_is_drawn_in_the_background() {
     terminal.sees("PROMPT> ");
     terminal.sees("refused: \"k\" is held by");
     // Its own line is drawn for as long as the other one's must not be.
-    terminal.types("leasehold run --wait 3s k -- true; echo code=$?\n");
+    terminal.types("leasehold run --wait 6s k -- true; echo code=$?\n");
     let said = terminal.sees("code=75");
     let lines = said.matches("; waiting for \"k\" for ").count();
-    assert!(lines > 1 && lines == said.matches(" of 3 s\x1b").count(), "{said:?}");
+    // Less what the store took to open.
+    let own: usize = (1..=6).map(|seconds| said.matches(&format!(" of {seconds} s\x1b")).count()).sum();
+    assert!(lines > 1 && lines == own, "{said:?}");
     terminal.types("fg\n");
     terminal.sees("leasehold: held by");
     drop(guard);
@@ -278,7 +298,9 @@ fn while_the_store_is_in_trouble_a_line_says_so() {
     std::fs::create_dir(store.path("locks.db-wal")).unwrap();
     let mut terminal = Terminal::shell(&store);
     terminal.types("leasehold run --wait 10m k -- echo in\"\"side\n");
-    terminal.sees("leasehold: waiting for the store for 1 s of 10 min: sqlite:");
+    terminal.counts("leasehold: waiting for the store for ");
+    let said = terminal.sees(": sqlite:");
+    assert!(is_of_ten_minutes(said.trim_end_matches(": sqlite:")), "{said:?}");
     std::fs::remove_dir(store.path("locks.db-wal")).unwrap();
     let said = terminal.sees("inside\r\n");
     assert!(said.trim_end_matches("inside\r\n").ends_with("\r\x1b[K\x1b[?7l\x1b[?7h"), "the line is gone: {said:?}");
@@ -427,14 +449,13 @@ fn what_ignores_ctrl_z_is_stopped_too() {
     let child = format!("trap \"\" TSTP; while :; do echo $$ >>{}; done", ticks.display());
     let script = store.path("script");
     std::fs::write(&script, format!("sh -c '{child}' &\nwait\n")).unwrap();
-    terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- sh {}\n", script.display()));
+    terminal.types(&format!("leasehold run --lease 6s --kill-after 0s k -- sh {}\n", script.display()));
     wait_until("it works", || ticks.exists());
     terminal.stops();
     let rival = store.client().lock("k").unwrap();
     let before = std::fs::metadata(&ticks).unwrap().len();
     let worker = std::fs::read_to_string(&ticks).unwrap().lines().next().unwrap().to_owned();
-    let stat = std::fs::read_to_string(format!("/proc/{worker}/stat")).unwrap();
-    assert!(stat.contains(") T "), "it runs on: {stat}");
+    assert!(["Z", ""].contains(&state(&worker).as_str()), "it is still there");
     assert_eq!(std::fs::metadata(&ticks).unwrap().len(), before, "it runs on");
     assert!(rival.is_held());
     terminal.types("fg; echo code=$?\n");

@@ -86,8 +86,7 @@ fn whoever_campaigns_may_say_for_how_long_and_what_a_loss_does() {
         "trap 'echo usr1; exit 3' USR1; echo $LEASEHOLD_OWNER; while :; do read never; done",
     ));
     leads.expect("ann");
-    for (options, code) in [(&["--try"][..], 75), (&["-w", "300ms", "-E", "9"], 9), (&["-n", "-E", "0", "--quiet"], 0)]
-    {
+    for (options, code) in [(&["--try"][..], 75), (&["-w", "1s", "-E", "9"], 9), (&["-n", "-E", "0", "--quiet"], 0)] {
         let ran = run(&mut elect(options, "echo never"));
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{}", ran.stderr);
         assert_eq!(ran.stderr.contains("held by \"ann\""), code != 0, "{}", ran.stderr);

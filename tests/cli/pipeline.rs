@@ -1,0 +1,117 @@
+//! On a terminal in a pipeline, other parts of which need the terminal, too.
+
+use std::fs;
+
+use crate::support::state;
+use crate::terminal::shell;
+use crate::wait::wait_until;
+
+/// As `less` does.
+const READS_KEYS: &str = "sh -c 'read -r line; echo \"$line\"; while read key </dev/tty; do echo got-$key; done'";
+
+#[test]
+fn what_reads_the_output_reads_the_terminal_too() {
+    let (store, mut terminal) = shell();
+    terminal.types(&format!("leasehold run k -- sh -c 'echo i\"\"n; exec sleep 1000' | {READS_KEYS}\n"));
+    terminal.sees("in\r\n");
+    terminal.types("one\n");
+    terminal.sees("got-one\r\n");
+    assert!(store.client().try_lock("k").unwrap().is_none());
+    // It reaches the command as well.
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$PIPESTATUS\n");
+    terminal.sees("code=130");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
+#[test]
+fn what_writes_the_input_reads_the_terminal_too() {
+    let (_store, mut terminal) = shell();
+    terminal.types("cat | leasehold run k -- sh -c 'echo i\"\"n; while read line; do echo got-$line; done'\n");
+    terminal.sees("in\r\n");
+    // The first read began before the command did.
+    for line in ["one", "two"] {
+        terminal.types(&format!("{line}\n"));
+        terminal.sees(&format!("got-{line}\r\n"));
+    }
+    terminal.types("\x04");
+    terminal.sees("PROMPT> ");
+}
+
+#[test]
+fn a_command_in_a_pipeline_that_asks_for_the_terminal_gets_it() {
+    let (store, mut terminal) = shell();
+    let script = "echo i\"\"n; while read line; do echo got-$line; done";
+    terminal.types(&format!("leasehold run k -- sh -c '{script}' | cat\n"));
+    terminal.sees("in\r\n");
+    terminal.types("one\n");
+    terminal.sees("got-one\r\n");
+    terminal.stops();
+    assert!(store.client().try_lock("k").unwrap().is_none());
+    terminal.types("fg\n");
+    terminal.types("two\n");
+    terminal.sees("got-two\r\n");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$PIPESTATUS\n");
+    terminal.sees("code=130");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
+/// As `sudo cmd | less` does.
+#[test]
+fn after_the_command_of_a_pipeline_another_part_gets_the_terminal_by_one_fg() {
+    let (_store, mut terminal) = shell();
+    let script = "echo i\"\"n; read line; echo line-$line; exec sleep 1000";
+    let reads = "read a; read b; echo $b; while read key </dev/tty; do echo got-$key; done";
+    terminal.types(&format!("leasehold run k -- sh -c '{script}' | sh -c '{reads}'\n"));
+    terminal.types("one\n");
+    terminal.sees("line-one\r\n");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    terminal.brings_back("fg\n");
+    for key in ["two", "three"] {
+        terminal.types(&format!("{key}\n"));
+        terminal.sees(&format!("got-{key}\r\n"));
+    }
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+}
+
+#[test]
+fn ctrl_z_stops_the_command_of_a_pipeline() {
+    let (store, mut terminal) = shell();
+    let script = store.path("script");
+    fs::write(&script, "trap '' TSTP; echo in-$$; while :; do sleep 0.01; done").unwrap();
+    terminal.types(&format!("leasehold run k -- sh {} | {READS_KEYS}\n", script.display()));
+    terminal.sees("\r\nin-");
+    let command = terminal.sees("\r\n").trim_end().to_owned();
+    for _ in 0..2 {
+        terminal.stops();
+        assert_eq!(state(&command), "T", "it runs on");
+        terminal.brings_back("fg\n");
+        wait_until("it goes on", || state(&command) != "T");
+        terminal.types("one\n");
+        terminal.sees("got-one\r\n");
+    }
+    assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
+/// The terminal is not left with the command while its lock is released.
+#[test]
+fn ctrl_c_ends_a_release_that_waits_for_the_store() {
+    let (store, mut terminal) = shell();
+    terminal.types("leasehold run --lease 10m k -- sh -c 'echo i\"\"n; read line'; echo code=$?\n");
+    terminal.sees("in\r\n");
+    let stuck = store.stuck();
+    terminal.types("\n");
+    terminal.sees("could not be released yet");
+    terminal.types("\x03");
+    terminal.sees("the store does not answer");
+    terminal.sees("code=");
+    drop(stuck);
+}

@@ -1,0 +1,144 @@
+//! On a terminal: a command that stops, or is stopped, and who continues it.
+
+use std::fs;
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::support::{Store, state};
+use crate::terminal::{Terminal, shell};
+use crate::wait::wait_until;
+
+/// A command that works until it is ended.
+fn works(store: &Store) -> String {
+    let script = store.path("script");
+    fs::write(&script, "echo in-$$; exec sleep 1000").unwrap();
+    format!("sh {}", script.display())
+}
+
+/// Which says so.
+fn its_pid(terminal: &mut Terminal) -> String {
+    terminal.sees("in-");
+    terminal.sees("\r\n").trim_end().to_owned()
+}
+
+/// As `pkill -CONT` does, or `cpulimit`.
+#[test]
+fn what_a_neighbour_continues_does_not_work_beside_the_next_holder() {
+    let (store, mut terminal) = shell();
+    terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- {}\n", works(&store)));
+    let command = its_pid(&mut terminal);
+    terminal.stops();
+    kill(Pid::from_raw(command.parse().unwrap()), Signal::SIGCONT).unwrap();
+    let rival = store.client().lock("k").unwrap();
+    assert_eq!(state(&command), "Z", "it works beside the next holder");
+    assert!(rival.is_held());
+    terminal.types("fg; echo code=$?\n");
+    terminal.sees("was lost");
+    terminal.sees("code=76");
+}
+
+/// As `top` and `nano` do at Ctrl-Z.
+#[test]
+fn who_stops_itself_brings_the_shell_back() {
+    let (store, mut terminal) = shell();
+    let script = "echo i\"\"n; kill -STOP $$; echo went-\"\"on; read line; echo got-$line";
+    terminal.types(&format!("leasehold run k -- sh -c '{script}'\n"));
+    terminal.sees("in\r\n");
+    terminal.sees("Stopped");
+    terminal.sees("PROMPT> ");
+    assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
+    terminal.types("fg\n");
+    terminal.sees("went-on\r\n");
+    terminal.types("one\n");
+    terminal.sees("got-one\r\n");
+    terminal.sees("PROMPT> ");
+}
+
+/// The shell tells nobody that it did so.
+#[test]
+fn ctrl_z_stops_what_was_brought_to_the_foreground() {
+    let (store, mut terminal) = shell();
+    terminal.types(&format!("leasehold run k -- {} &\n", works(&store)));
+    let command = its_pid(&mut terminal);
+    for _ in 0..2 {
+        terminal.brings_back("fg\n");
+        terminal.sees("script");
+        wait_until("it works", || state(&command) != "T");
+        terminal.stops();
+        assert_eq!(state(&command), "T", "it works on");
+    }
+    assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
+}
+
+#[test]
+fn where_nobody_could_continue_it_ctrl_z_stops_no_pipeline() {
+    let store = Store::new();
+    let script = "while read line; do echo got-$line; done </dev/tty";
+    let pipeline = format!("leasehold run k -- sh -c '{script}' | cat");
+    let mut terminal = Terminal::start(&store, &["sh", "-c", &pipeline]);
+    for line in ["one", "two"] {
+        terminal.types(&format!("{line}\n"));
+        terminal.sees(&format!("got-{line}\r\n"));
+        terminal.types("\x1a");
+    }
+    terminal.types("\x04");
+    assert!(terminal.shell.wait().unwrap().success());
+}
+
+/// It stands still behind what passes that on, too, and whoever started us sees no read of the terminal: sudo would let
+/// us go on.
+#[test]
+fn ctrl_z_reaches_what_another_leasehold_holds_for() {
+    let (store, mut terminal) = shell();
+    terminal.types(&format!("leasehold run a -- leasehold run b -- {} | cat\n", works(&store)));
+    let command = its_pid(&mut terminal);
+    for _ in 0..2 {
+        terminal.stops();
+        wait_until("it is stopped", || state(&command) == "T");
+        terminal.brings_back("fg\n");
+        wait_until("it goes on", || state(&command) != "T");
+    }
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("leasehold run k -- sh -c 'kill -TSTP $$'\n");
+    assert!(!terminal.sees("PROMPT> ").contains("tty input"));
+}
+
+/// Nobody tells it that it may have the terminal.
+#[test]
+fn what_was_brought_to_the_foreground_reads_the_terminal() {
+    let (_store, mut terminal) = shell();
+    let script = "echo i\"\"n; while [ ! -e go ]; do sleep 0.01; done; read line; echo got-$line";
+    terminal.types("cd $(mktemp -d)\n");
+    terminal.types(&format!("leasehold run k -- sh -c '{script}' &\n"));
+    terminal.sees("in\r\n");
+    terminal.types("(while [ \"$(ps -o tpgid= $$)\" -eq $$ ]; do sleep 0.01; done; touch go) & fg %1\n");
+    terminal.types("one\n");
+    assert!(!terminal.sees("got-one\r\n").contains("Stopped"));
+}
+
+/// bash goes on after a Ctrl-C that what it waited for did not die of.
+#[test]
+fn ctrl_c_ends_a_script_of_bash() {
+    for (waits, returns) in [(false, false), (true, false), (false, true)] {
+        let (store, mut terminal) = shell();
+        let _guard = waits.then(|| store.client().lock("k").unwrap());
+        let does = if returns { "exec sleep 1000" } else { "read line" };
+        terminal.types(&format!("bash -c 'leasehold run k -- sh -c \"echo i\"\"n; {does}\"; echo went-\"\"on'\n"));
+        terminal.sees(if waits { "waiting for \"k\"" } else { "in\r\n" });
+        if returns {
+            // The shell brings back what runs and tells nobody.
+            terminal.stops();
+            terminal.types("bg\n");
+            terminal.sees("PROMPT> ");
+            terminal.brings_back("fg\n");
+            terminal.sees("leasehold");
+        }
+        terminal.types("\x03");
+        terminal.sees("PROMPT> ");
+        terminal.types("echo code=$?\n");
+        let said = terminal.sees("code=130");
+        assert!(!said.contains("went-on"), "{said:?}");
+    }
+}
