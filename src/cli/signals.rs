@@ -1,14 +1,14 @@
 //! The signals that this process is told, as a channel.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
 use nix::sys::signal::{SigSet, Signal, raise};
 use nix::unistd::{Pid, getpgid, getpid, getppid, getsid};
-use signal_hook::flag::register_conditional_shutdown;
+use signal_hook::flag::{register_conditional_shutdown, register_usize};
 use signal_hook::iterator::{Handle, Signals};
 use signal_hook::low_level::emulate_default_handler;
 
@@ -97,12 +97,19 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
 
 static WATCHED: OnceLock<Handle> = OnceLock::new();
 
+/// Which of SIGTSTP and SIGCONT came last, which the channel does not say.
+static LAST: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
+
 /// From now on Ctrl-Z comes by the channel, too: whoever gets it calls `stop_ourselves`.
 pub fn watch_stops() -> io::Result<()> {
-    match WATCHED.get() {
-        Some(watched) if !is_ignored(Signal::SIGTSTP) => watched.add_signal(Signal::SIGTSTP as i32),
-        _ => Ok(()),
+    let Some(watched) = WATCHED.get().filter(|_| LAST.get().is_none() && !is_ignored(Signal::SIGTSTP)) else {
+        return Ok(());
+    };
+    let last = LAST.get_or_init(Arc::default);
+    for signal in [Signal::SIGTSTP, Signal::SIGCONT] {
+        register_usize(signal as i32, last.clone(), signal as usize)?;
     }
+    watched.add_signal(Signal::SIGTSTP as i32)
 }
 
 /// Whether it tells who waits to end. Ctrl-Z is obeyed.
@@ -113,9 +120,13 @@ pub fn is_ending(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }
 
-/// Stops this process as Ctrl-Z does, unless nobody is there who could continue it. SIGTSTP itself is handled here, and
-/// SIGTTIN, which the system drops then, sudo takes for a read and continues us.
+/// Stops this process as Ctrl-Z does, unless nobody is there who could continue it, or somebody has done so already, who
+/// would not do it again. SIGTSTP itself is handled here, and SIGTTIN, which the system drops where nobody is there, sudo
+/// takes for a read and continues us.
 pub fn stop_ourselves() {
+    if LAST.get().is_some_and(|last| last.load(Ordering::SeqCst) == Signal::SIGCONT as usize) {
+        return;
+    }
     let parent = Some(getppid());
     let has_shell = getsid(parent) == getsid(None) && getpgid(parent) != getpgid(None);
     let _ = raise(if has_shell { Signal::SIGSTOP } else { Signal::SIGTTIN });

@@ -105,6 +105,21 @@ fn ctrl_z_reaches_what_another_leasehold_holds_for() {
     assert!(!terminal.sees("PROMPT> ").contains("tty input"));
 }
 
+/// As `fg` and `bg` do at once after Ctrl-Z.
+#[test]
+fn who_is_continued_before_it_stood_still_goes_on() {
+    let (store, mut terminal) = shell();
+    let script = store.path("script");
+    fs::write(&script, "trap 'echo told' TSTP; trap 'echo went-on' CONT; echo in-$PPID; while :; do :; done").unwrap();
+    terminal.types(&format!("leasehold run k -- sh {} &\n", script.display()));
+    let leasehold = Pid::from_raw(its_pid(&mut terminal).parse().unwrap());
+    kill(leasehold, Signal::SIGTSTP).unwrap();
+    terminal.sees("told");
+    // It waits for the command to obey.
+    kill(leasehold, Signal::SIGCONT).unwrap();
+    terminal.sees("went-on");
+}
+
 /// Nobody tells it that it may have the terminal.
 #[test]
 fn what_was_brought_to_the_foreground_reads_the_terminal() {
