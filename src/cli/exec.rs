@@ -10,10 +10,11 @@ use std::path::PathBuf;
 use std::process::{Child, Command};
 
 use nix::fcntl::{FcntlArg, FdFlag, fcntl};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::Signal;
 use nix::unistd::{Pid, close, getpgid, getpid, getppid};
 
 use crate::failure::{Failure, Outcome, code};
+use crate::stops;
 use crate::terminal::Terminal;
 
 /// The first argument that leads here.
@@ -92,9 +93,7 @@ fn become_it(
         terminal.give_to(getpid());
     }
     // It was inherited with our signal mask, and would be by the command.
-    let mut ttou = SigSet::empty();
-    ttou.add(Signal::SIGTTOU);
-    ttou.thread_unblock().map_err(|error| Failure::Own(code::CANNOT_RUN, error.to_string()))?;
+    stops::spare_no_more().map_err(|error| Failure::Own(code::CANNOT_RUN, error.to_string()))?;
     let error = Command::new(&program).args(args).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { code::NOT_FOUND } else { code::CANNOT_RUN };
     Err(Failure::Own(code, format!("cannot run {program:?}: {error}")))

@@ -17,8 +17,8 @@ use crate::job::Job;
 use crate::killing::Killing;
 use crate::on_loss::OnLoss;
 use crate::signals::{ENDING, PASSED_ON};
-use crate::warnings;
 use crate::words::words;
+use crate::{stops, warnings};
 
 /// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
 const STOPPED: Duration = Duration::from_millis(200);
@@ -124,7 +124,7 @@ impl<'a> Holding<'a> {
                         self.job.continued();
                         self.resume();
                     }
-                    Ok(Signal::SIGTSTP) => {
+                    Ok(stops::TOLD_AS) => {
                         self.job.stop();
                         self.resume_at = at(Instant::now() + STOPPED);
                     }

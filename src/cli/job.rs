@@ -24,12 +24,13 @@ use crate::keeper::{Keeper, Target};
 use crate::processes::is_alive;
 #[cfg(target_os = "linux")]
 use crate::processes::{INHERITED, children, zombies};
-use crate::signals::{ended_by_key, stop_ourselves};
-use crate::terminal::{Terminal, has_pipe};
+use crate::signals::ended_by_key;
+use crate::stops;
+use crate::terminal::{Terminal, is_shared};
 
-/// How long a command has to obey a Ctrl-Z that is passed on.
+/// How long a command has to obey a Ctrl-Z that is passed on. The keeper sees to the lock meanwhile.
 #[cfg(target_os = "linux")]
-const OBEYED: Duration = Duration::from_millis(200);
+const OBEYED: Duration = Duration::from_secs(1);
 
 /// Only the main thread may have one: on Linux the command dies with the thread that started it.
 pub struct Job {
@@ -133,8 +134,11 @@ impl Job {
                     self.ended = Some(code::SIGNAL + signal as u8);
                     self.ended_by = Some(signal);
                 }
-                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => stop = Some(signal),
-                Ok(WaitStatus::Continued(pid)) if pid == self.group => {
+                // What is left of it may be anybody's child, and ours if nobody else's.
+                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group || self.ended.is_some() => {
+                    stop = Some(signal)
+                }
+                Ok(WaitStatus::Continued(pid)) if pid == self.group || self.ended.is_some() => {
                     stop = None;
                     self.stopped = false;
                 }
@@ -209,22 +213,24 @@ impl Job {
         }
         self.signal(Signal::SIGSTOP);
         let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
-        stop_ourselves();
+        stops::stop_ourselves();
     }
 
     /// Also that of its leader is taken, which else would seem to be a Ctrl-Z of its own once we go on.
     #[cfg(target_os = "linux")]
     fn wait_for_stop(&self) {
-        let until = Instant::now() + OBEYED;
+        // Another leasehold that has passed it on to us waits for us.
+        let obeyed = if std::env::var_os("LEASEHOLD_LOCK_ID").is_some() { OBEYED / 4 } else { OBEYED };
+        let until = Instant::now() + obeyed;
         let is_there = || waitid(Id::Pid(self.group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG);
         while is_there() == Ok(WaitStatus::StillAlive) && Instant::now() < until {
-            thread::sleep(OBEYED / 20);
+            thread::sleep(OBEYED / 100);
         }
     }
 
     /// We were stopped and go on: another part of the pipeline may read the terminal now.
     pub fn continued(&mut self) {
-        self.terminal.iter_mut().for_each(|terminal| terminal.on_demand = has_pipe());
+        self.terminal.iter_mut().for_each(|terminal| terminal.on_demand = is_shared());
     }
 
     /// Lets a stopped command go on, in the foreground if we are there.

@@ -55,6 +55,8 @@ mod signals;
 #[cfg(unix)]
 mod steps;
 #[cfg(unix)]
+mod stops;
+#[cfg(unix)]
 mod store;
 #[cfg(unix)]
 mod store_care;

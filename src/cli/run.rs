@@ -19,11 +19,11 @@ use crate::job::Job;
 use crate::killing::Killing;
 use crate::processes::{INHERITED, children};
 use crate::session::{Session, internal};
-use crate::signals::{Hangup, Interrupts, watch_stops};
-use crate::store;
+use crate::signals::{Hangup, Interrupts};
 use crate::terminal::Terminal;
 use crate::wait::by_signal;
 use crate::warnings::tell;
+use crate::{stops, store};
 
 /// After a term that did not end by a loss, others go first: longer than a waiter looks for nothing.
 const OTHERS_FIRST: Duration = Duration::from_secs(2);
@@ -140,7 +140,7 @@ struct Work<'a> {
 fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outcome<End> {
     let terminal = Terminal::open();
     let foreground = terminal.as_ref().is_some_and(|terminal| !terminal.on_demand && terminal.is_ours());
-    watch_stops().map_err(internal)?;
+    stops::watch();
     let environment = Environment::of(global, &held)?;
     let cannot = |error: io::Error| {
         let message = format!("{:?} cannot be started: {error}", work.command.first().cloned().unwrap_or_default());

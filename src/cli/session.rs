@@ -11,7 +11,8 @@ use crate::args::Global;
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Wanted};
 use crate::show::is_stderr_a_terminal;
-use crate::signals::{self, Gone, Hangup, Interrupts, spare_us_ttou};
+use crate::signals::{self, Gone, Hangup, Interrupts};
+use crate::stops;
 use crate::wait::{Shows, connect, wait};
 
 /// See the module.
@@ -44,8 +45,7 @@ impl Session {
     ) -> Outcome<Session> {
         // What is wrong with the options is told at once.
         drop(builder()?);
-        // Before any thread is started, which inherits it.
-        spare_us_ttou().map_err(internal)?;
+        stops::spare_us().map_err(internal)?;
         let interrupts = Interrupts { signals: signals::watch().map_err(internal)?, gone: gone()?, hangup };
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
         let client = connect(move || Ok(builder()?.connect()?), until, &interrupts, shows)?;

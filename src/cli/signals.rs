@@ -1,20 +1,21 @@
 //! The signals that this process is told, as a channel.
 
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
-use nix::sys::signal::{SigSet, Signal, raise};
-use nix::unistd::{Pid, getpgid, getpid, getppid, getsid};
-use signal_hook::flag::{register_conditional_shutdown, register_usize};
-use signal_hook::iterator::{Handle, Signals};
+use nix::sys::signal::Signal;
+use nix::unistd::{Pid, getpid};
+use signal_hook::flag::register_conditional_shutdown;
+use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
 use crate::failure::code;
 #[cfg(target_os = "linux")]
 use crate::job::reap_adopted;
+use crate::stops;
 use crate::terminal::Terminal;
 use crate::warnings::tell;
 
@@ -83,8 +84,8 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
     let passed_on = PASSED_ON.into_iter().filter(|signal| !is_ignored(*signal));
     let wanted: Vec<Signal> = passed_on.chain([Signal::SIGCHLD, Signal::SIGCONT]).collect();
     let mut signals = Signals::new(wanted.iter().map(|signal| *signal as i32))?;
-    let _ = WATCHED.set(signals.handle());
     let (sender, receiver) = unbounded();
+    stops::obey(sender.clone())?;
     thread::Builder::new().name("leasehold-signal".to_owned()).spawn(move || {
         for signal in signals.forever().filter_map(|number| Signal::try_from(number).ok()) {
             if sender.send(signal).is_err() {
@@ -95,41 +96,12 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
     Ok(receiver)
 }
 
-static WATCHED: OnceLock<Handle> = OnceLock::new();
-
-/// Which of SIGTSTP and SIGCONT came last, which the channel does not say.
-static LAST: OnceLock<Arc<AtomicUsize>> = OnceLock::new();
-
-/// From now on Ctrl-Z comes by the channel, too: whoever gets it calls `stop_ourselves`.
-pub fn watch_stops() -> io::Result<()> {
-    let Some(watched) = WATCHED.get().filter(|_| LAST.get().is_none() && !is_ignored(Signal::SIGTSTP)) else {
-        return Ok(());
-    };
-    let last = LAST.get_or_init(Arc::default);
-    for signal in [Signal::SIGTSTP, Signal::SIGCONT] {
-        register_usize(signal as i32, last.clone(), signal as usize)?;
-    }
-    watched.add_signal(Signal::SIGTSTP as i32)
-}
-
 /// Whether it tells who waits to end. Ctrl-Z is obeyed.
 pub fn is_ending(signal: Signal) -> bool {
-    if signal == Signal::SIGTSTP {
-        stop_ourselves();
+    if signal == stops::TOLD_AS {
+        stops::stop_ourselves();
     }
     ENDING.contains(&signal)
-}
-
-/// Stops this process as Ctrl-Z does, unless nobody is there who could continue it, or somebody has done so already, who
-/// would not do it again. SIGTSTP itself is handled here, and SIGTTIN, which the system drops where nobody is there, sudo
-/// takes for a read and continues us.
-pub fn stop_ourselves() {
-    if LAST.get().is_some_and(|last| last.load(Ordering::SeqCst) == Signal::SIGCONT as usize) {
-        return;
-    }
-    let parent = Some(getppid());
-    let has_shell = getsid(parent) == getsid(None) && getpgid(parent) != getpgid(None);
-    let _ = raise(if has_shell { Signal::SIGSTOP } else { Signal::SIGTTIN });
 }
 
 /// Ctrl-C has ended what this process is for.
@@ -162,16 +134,8 @@ pub fn end_process_1_by_signals() {
     }
 }
 
-/// A process that is not in the terminal's foreground is stopped when it writes there or gives the foreground to
-/// another. All our threads are spared that; the command is not, see `exec`.
-pub fn spare_us_ttou() -> nix::Result<()> {
-    let mut set = SigSet::empty();
-    set.add(Signal::SIGTTOU);
-    set.thread_block()
-}
-
 /// Whether it is ignored since before we started, as far as the system tells.
-fn is_ignored(signal: Signal) -> bool {
+pub fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0) & (1 << (signal as u32 - 1)) != 0

@@ -1,7 +1,7 @@
 //! The controlling terminal, whose foreground is one process group at a time.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal};
 
 use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
@@ -10,7 +10,7 @@ use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 pub struct Terminal {
     file: File,
     /// The command gets it only once it asks for it: we may be a part of a pipeline, another part of which may read it, as
-    /// `less` does.
+    /// `less` does, or in the background of a script, which gives us another input.
     pub on_demand: bool,
 }
 
@@ -18,7 +18,7 @@ impl Terminal {
     /// `None` where there is none.
     pub fn open() -> Option<Terminal> {
         let file = File::options().read(true).write(true).open("/dev/tty").ok()?;
-        Some(Terminal { file, on_demand: has_pipe() })
+        Some(Terminal { file, on_demand: is_shared() })
     }
 
     /// Whether this group is in the foreground.
@@ -46,9 +46,9 @@ impl Terminal {
     }
 }
 
-/// Whether standard input or output is one.
-pub fn has_pipe() -> bool {
+/// Whether others may want it.
+pub fn is_shared() -> bool {
     let kind = |mode| SFlag::from_bits_truncate(mode) & SFlag::S_IFMT;
     let is_pipe = |mode| [SFlag::S_IFIFO, SFlag::S_IFSOCK].contains(&kind(mode));
-    [fstat(io::stdin()), fstat(io::stdout())].iter().flatten().any(|end| is_pipe(end.st_mode))
+    !io::stdin().is_terminal() || fstat(io::stdout()).is_ok_and(|end| is_pipe(end.st_mode))
 }

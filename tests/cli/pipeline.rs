@@ -14,8 +14,7 @@ fn what_reads_the_output_reads_the_terminal_too() {
     let (store, mut terminal) = shell();
     terminal.types(&format!("leasehold run k -- sh -c 'echo i\"\"n; exec sleep 1000' | {READS_KEYS}\n"));
     terminal.sees("in\r\n");
-    terminal.types("one\n");
-    terminal.sees("got-one\r\n");
+    terminal.echoes(["one"]);
     assert!(store.client().try_lock("k").unwrap().is_none());
     // It reaches the command as well.
     terminal.types("\x03");
@@ -31,10 +30,7 @@ fn what_writes_the_input_reads_the_terminal_too() {
     terminal.types("cat | leasehold run k -- sh -c 'echo i\"\"n; while read line; do echo got-$line; done'\n");
     terminal.sees("in\r\n");
     // The first read began before the command did.
-    for line in ["one", "two"] {
-        terminal.types(&format!("{line}\n"));
-        terminal.sees(&format!("got-{line}\r\n"));
-    }
+    terminal.echoes(["one", "two"]);
     terminal.types("\x04");
     terminal.sees("PROMPT> ");
 }
@@ -45,13 +41,11 @@ fn a_command_in_a_pipeline_that_asks_for_the_terminal_gets_it() {
     let script = "echo i\"\"n; while read line; do echo got-$line; done";
     terminal.types(&format!("leasehold run k -- sh -c '{script}' | cat\n"));
     terminal.sees("in\r\n");
-    terminal.types("one\n");
-    terminal.sees("got-one\r\n");
+    terminal.echoes(["one"]);
     terminal.stops();
     assert!(store.client().try_lock("k").unwrap().is_none());
     terminal.types("fg\n");
-    terminal.types("two\n");
-    terminal.sees("got-two\r\n");
+    terminal.echoes(["two"]);
     terminal.types("\x03");
     terminal.sees("PROMPT> ");
     terminal.types("echo code=$PIPESTATUS\n");
@@ -71,10 +65,7 @@ fn after_the_command_of_a_pipeline_another_part_gets_the_terminal_by_one_fg() {
     terminal.sees("Stopped");
     terminal.sees("PROMPT> ");
     terminal.brings_back("fg\n");
-    for key in ["two", "three"] {
-        terminal.types(&format!("{key}\n"));
-        terminal.sees(&format!("got-{key}\r\n"));
-    }
+    terminal.echoes(["two", "three"]);
     terminal.types("\x03");
     terminal.sees("PROMPT> ");
 }
@@ -83,17 +74,16 @@ fn after_the_command_of_a_pipeline_another_part_gets_the_terminal_by_one_fg() {
 fn ctrl_z_stops_the_command_of_a_pipeline() {
     let (store, mut terminal) = shell();
     let script = store.path("script");
-    fs::write(&script, "trap '' TSTP; echo in-$$; while :; do sleep 0.01; done").unwrap();
+    fs::write(&script, "trap '' TSTP; echo in-$$; while :; do :; done").unwrap();
     terminal.types(&format!("leasehold run k -- sh {} | {READS_KEYS}\n", script.display()));
     terminal.sees("\r\nin-");
     let command = terminal.sees("\r\n").trim_end().to_owned();
     for _ in 0..2 {
         terminal.stops();
-        assert_eq!(state(&command), "T", "it runs on");
+        wait_until("it is stopped", || state(&command) == "T");
         terminal.brings_back("fg\n");
         wait_until("it goes on", || state(&command) != "T");
-        terminal.types("one\n");
-        terminal.sees("got-one\r\n");
+        terminal.echoes(["one"]);
     }
     assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
     terminal.types("\x03");

@@ -50,8 +50,7 @@ fn who_stops_itself_brings_the_shell_back() {
     assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
     terminal.types("fg\n");
     terminal.sees("went-on\r\n");
-    terminal.types("one\n");
-    terminal.sees("got-one\r\n");
+    terminal.echoes(["one"]);
     terminal.sees("PROMPT> ");
 }
 
@@ -66,7 +65,7 @@ fn ctrl_z_stops_what_was_brought_to_the_foreground() {
         terminal.sees("script");
         wait_until("it works", || state(&command) != "T");
         terminal.stops();
-        assert_eq!(state(&command), "T", "it works on");
+        wait_until("it is stopped", || state(&command) == "T");
     }
     assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
 }
@@ -78,8 +77,7 @@ fn where_nobody_could_continue_it_ctrl_z_stops_no_pipeline() {
     let pipeline = format!("leasehold run k -- sh -c '{script}' | cat");
     let mut terminal = Terminal::start(&store, &["sh", "-c", &pipeline]);
     for line in ["one", "two"] {
-        terminal.types(&format!("{line}\n"));
-        terminal.sees(&format!("got-{line}\r\n"));
+        terminal.echoes([line]);
         terminal.types("\x1a");
     }
     terminal.types("\x04");
@@ -103,6 +101,44 @@ fn ctrl_z_reaches_what_another_leasehold_holds_for() {
     terminal.sees("PROMPT> ");
     terminal.types("leasehold run k -- sh -c 'kill -TSTP $$'\n");
     assert!(!terminal.sees("PROMPT> ").contains("tty input"));
+}
+
+#[test]
+fn what_the_command_has_left_behind_stops_too() {
+    let (_store, mut terminal) = shell();
+    terminal.types("leasehold run k -- sh -c 'sleep 1000 & echo i\"\"n-$$'\n");
+    let command = its_pid(&mut terminal);
+    wait_until("it has ended", || state(&command).is_empty());
+    terminal.stops();
+    terminal.brings_back("fg\n");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+}
+
+/// The system tells all of the pipeline, not the command.
+#[test]
+fn who_reads_the_terminal_in_the_background_stops_the_command_of_the_pipeline() {
+    let (store, mut terminal) = shell();
+    let reads = "read line; echo $line; read key </dev/tty; echo got-$key";
+    terminal.types(&format!("leasehold run k -- {} | sh -c '{reads}' &\n", works(&store)));
+    let command = its_pid(&mut terminal);
+    wait_until("it is stopped", || state(&command) == "T");
+    terminal.brings_back("fg\n");
+    wait_until("it goes on", || state(&command) != "T");
+    terminal.echoes(["one"]);
+}
+
+/// It shares the terminal, and the process group, with the script.
+#[test]
+fn in_the_background_of_a_script_it_leaves_the_terminal_alone() {
+    let (store, mut terminal) = shell();
+    let script = store.path("background");
+    let run = format!("leasehold run k -- {} &", works(&store));
+    fs::write(&script, format!("{run}\nread line; echo got-$line; kill $!")).unwrap();
+    terminal.types(&format!("sh {}\n", script.display()));
+    its_pid(&mut terminal);
+    terminal.echoes(["one"]);
+    terminal.sees("PROMPT> ");
 }
 
 /// As `fg` and `bg` do at once after Ctrl-Z.

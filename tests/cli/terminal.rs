@@ -75,6 +75,15 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
+    /// What runs says `got-` and each line that it reads.
+    #[track_caller]
+    pub fn echoes<const N: usize>(&mut self, lines: [&str; N]) {
+        for line in lines {
+            self.types(&format!("{line}\n"));
+            self.sees(&format!("got-{line}\r\n"));
+        }
+    }
+
     /// Waits until the seconds behind this are counted.
     #[track_caller]
     fn counts(&mut self, behind: &str) {
@@ -139,15 +148,13 @@ fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
     let (store, mut terminal) = shell();
     terminal.types(READS);
     terminal.sees("in\r\n");
-    terminal.types("one\n");
-    terminal.sees("got-one\r\n");
+    terminal.echoes(["one"]);
     terminal.stops();
     terminal.types("echo shell-$?-\"\"again\n");
     terminal.sees("-again\r\n");
     assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
     terminal.types("fg\n");
-    terminal.types("two\n");
-    terminal.sees("got-two\r\n");
+    terminal.echoes(["two"]);
     // In the background it may not read: it is stopped for that.
     terminal.stops();
     terminal.types("bg\n");
@@ -155,8 +162,7 @@ fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
     terminal.types("wait %1; jobs\n");
     terminal.sees("Stopped");
     terminal.types("fg\n");
-    terminal.types("three\n");
-    terminal.sees("got-three\r\n");
+    terminal.echoes(["three"]);
     terminal.types("\x04");
     terminal.sees("PROMPT> ");
     assert!(store.client().try_lock("k").unwrap().is_some());
@@ -214,8 +220,7 @@ fn the_script_around_it_reads_the_terminal_again() {
     let (_store, mut terminal) = shell();
     terminal.types("sh -c 'leasehold run k -- true; echo ne\"\"xt; read line; echo got-$line'\n");
     terminal.sees("next\r\n");
-    terminal.types("one\n");
-    terminal.sees("got-one\r\n");
+    terminal.echoes(["one"]);
 }
 
 #[test]
@@ -224,11 +229,9 @@ fn where_nobody_could_continue_it_ctrl_z_stops_nothing() {
     // No shell with job control around it.
     let script = "while read line; do echo got-$line; done";
     let mut terminal = Terminal::start(&store, &["leasehold", "run", "k", "--", "sh", "-c", script]);
-    terminal.types("one\n");
-    terminal.sees("got-one\r\n");
+    terminal.echoes(["one"]);
     terminal.types("\x1a");
-    terminal.types("two\n");
-    terminal.sees("got-two\r\n");
+    terminal.echoes(["two"]);
     terminal.types("\x04");
     assert!(terminal.shell.wait().unwrap().success());
 }
