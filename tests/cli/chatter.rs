@@ -45,7 +45,7 @@ fn an_event_that_nobody_reads_costs_no_lock() {
     let store = Store::new();
     let (reader, writer) = std::io::pipe().unwrap();
     let script = "head -c 1000000 /dev/zero >&2 & echo ready; read go; kill $!; echo $go";
-    let mut command = store.reading(&["-v", "--lease", "6s"], script);
+    let mut command = store.reading(&["-v", "--lease", "18s"], script);
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(writer).spawn().unwrap();
     drop(command);
     let output = lines_of(child.stdout.take().unwrap());

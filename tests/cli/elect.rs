@@ -170,7 +170,7 @@ fn who_was_not_well_lets_others_go_first_also_after_a_loss() {
 #[cfg(target_os = "linux")]
 fn who_waits_for_a_term_leaves_no_zombie() {
     let store = Store::new();
-    let script = "(setsid sh -c 'echo $$; exec sleep 1000' &); while :; do read never; done";
+    let script = "(setsid sh -c 'echo $$; exec sleep 1000 >/dev/null 2>&1' &); while :; do read never; done";
     let mut term =
         store.leasehold(&["elect", "-v", "boss", "--max-hold", "1s", "--lease", "60s", "--kill-after", "0s"]);
     let mut running = Running::start(term.args(["--", "sh", "-c", script]).stdin(Stdio::piped()));

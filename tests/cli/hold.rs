@@ -342,7 +342,7 @@ fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
 #[test]
 fn a_pipe_is_closed_by_a_loss_whatever_its_command_leaves_behind() {
     let store = Store::new();
-    let hold = "exec \"$0\" hold k --fd 9 --max-hold 1s --on-loss 'cmd:sleep 20 >/dev/null 2>&1 &' 9<&0 </dev/null";
+    let hold = "exec \"$0\" hold k --fd 9 --max-hold 5s --on-loss 'cmd:sleep 20 >/dev/null 2>&1 &' 9<&0 </dev/null";
     let binary = env!("CARGO_BIN_EXE_leasehold");
     let mut command = Command::new("sh");
     command.args(["-c", hold, binary]).env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped());

@@ -74,7 +74,7 @@ fn after_the_command_of_a_pipeline_another_part_gets_the_terminal_by_one_fg() {
 fn ctrl_z_stops_the_command_of_a_pipeline() {
     let (store, mut terminal) = shell();
     let script = store.path("script");
-    fs::write(&script, "trap '' TSTP; echo in-$$; while :; do :; done").unwrap();
+    fs::write(&script, "trap '' TSTP; echo in-$$; exec sleep 1000").unwrap();
     terminal.types(&format!("leasehold run k -- sh {} | {READS_KEYS}\n", script.display()));
     terminal.sees("\r\nin-");
     let command = terminal.sees("\r\n").trim_end().to_owned();

@@ -110,9 +110,9 @@ fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
         wait_until("it is killed", || state(&pid) == "Z");
         (Instant::now(), waits.join().unwrap().unwrap())
     });
-    // Half a second is between the two, and a busy machine may use it up.
-    let slack = crate::lateness::slack(stopped);
-    assert!(killed + Duration::from_millis(500) < granted.0 + slack, "late by {:?}", killed.duration_since(granted.0));
+    // Half a second is between the two, and a busy machine may use it up: one that is late itself may be seen late.
+    let late = crate::lateness::slack(stopped) - crate::lateness::WORK;
+    assert!(killed < granted.0 + late, "late by {:?}", killed.duration_since(granted.0));
     running.signal(Signal::SIGCONT);
     assert_eq!(running.end().code, Some(76));
 }
@@ -187,7 +187,7 @@ fn a_stopped_command_is_ended_by_term() {
 fn kill_follows_term_if_that_is_asked_for() {
     let store = Store::new();
     let script = "trap 'echo term' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::ready(&mut store.reading(&["--kill-after", "3s"], script));
+    let mut running = Running::ready(&mut store.reading(&["--kill-after", "9s"], script));
     running.signal(Signal::SIGTERM);
     running.expect("term");
     assert_eq!(running.end().code, Some(137));
@@ -258,7 +258,7 @@ fn a_keeper_that_somebody_stopped_is_dismissed_all_the_same() {
 #[test]
 fn a_keeper_that_somebody_ended_is_replaced() {
     let store = Store::new();
-    let mut running = Running::start(&mut store.reading(&["--lease", "6s"], "echo ready; read go"));
+    let mut running = Running::start(&mut store.reading(&["--lease", "18s"], "echo ready; read go"));
     running.expect("ready");
     let first = keeper_of(&running);
     kill(first, Signal::SIGKILL).unwrap();
@@ -388,7 +388,7 @@ fn process_1_that_only_looks_ends_by_a_signal() {
 #[cfg(target_os = "linux")]
 fn a_keeper_that_cannot_be_had_is_told_once() {
     let store = Store::new();
-    let mut running = Running::ready(&mut store.reading(&["--lease", "6s"], "echo ready; read go"));
+    let mut running = Running::ready(&mut store.reading(&["--lease", "18s"], "echo ready; read go"));
     let id = running.child.id().to_string();
     let files = |limit: &str| {
         let limit = format!("--nofile={limit}");

@@ -3,7 +3,7 @@
 use std::fs;
 
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::unistd::{Pid, getpgid};
 
 use crate::support::{Store, state};
 use crate::terminal::{Terminal, shell};
@@ -26,7 +26,7 @@ fn its_pid(terminal: &mut Terminal) -> String {
 #[test]
 fn what_a_neighbour_continues_does_not_work_beside_the_next_holder() {
     let (store, mut terminal) = shell();
-    terminal.types(&format!("leasehold run --lease 3s --kill-after 0s k -- {}\n", works(&store)));
+    terminal.types(&format!("leasehold run --lease 12s --kill-after 0s k -- {}\n", works(&store)));
     let command = its_pid(&mut terminal);
     terminal.stops();
     kill(Pid::from_raw(command.parse().unwrap()), Signal::SIGCONT).unwrap();
@@ -106,12 +106,14 @@ fn ctrl_z_reaches_what_another_leasehold_holds_for() {
 #[test]
 fn what_the_command_has_left_behind_stops_too() {
     let (_store, mut terminal) = shell();
-    terminal.types("leasehold run k -- sh -c 'sleep 1000 & echo i\"\"n-$$'\n");
-    let command = its_pid(&mut terminal);
-    wait_until("it has ended", || state(&command).is_empty());
+    terminal.types("leasehold run k -- sh -c 'sleep 1000 & echo i\"\"n-$!'\n");
+    let left = Pid::from_raw(its_pid(&mut terminal).parse().unwrap());
+    let command = getpgid(Some(left)).unwrap().to_string();
+    wait_until("the command has ended", || state(&command).is_empty());
     terminal.stops();
     terminal.brings_back("fg\n");
-    terminal.types("\x03");
+    // It ignores Ctrl-C, as what a script starts in its background does.
+    kill(left, Signal::SIGKILL).unwrap();
     terminal.sees("PROMPT> ");
 }
 
@@ -122,6 +124,10 @@ fn who_reads_the_terminal_in_the_background_stops_the_command_of_the_pipeline() 
     let reads = "read line; echo $line; read key </dev/tty; echo got-$key";
     terminal.types(&format!("leasehold run k -- {} | sh -c '{reads}' &\n", works(&store)));
     let command = its_pid(&mut terminal);
+    wait_until("the shell sees it stop", || {
+        terminal.types("\n");
+        terminal.sees("PROMPT> ").contains("Stopped")
+    });
     wait_until("it is stopped", || state(&command) == "T");
     terminal.brings_back("fg\n");
     wait_until("it goes on", || state(&command) != "T");
@@ -154,6 +160,8 @@ fn who_is_continued_before_it_stood_still_goes_on() {
     // It waits for the command to obey.
     kill(leasehold, Signal::SIGCONT).unwrap();
     terminal.sees("went-on");
+    // Else it would work on for a while.
+    kill(leasehold, Signal::SIGKILL).unwrap();
 }
 
 /// Nobody tells it that it may have the terminal.

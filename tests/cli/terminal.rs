@@ -183,7 +183,7 @@ fn stopped_for_longer_than_the_lease() {
     let ticks = store.path("ticks");
     // It works without a pause, so that it would as soon as it is continued.
     let script = format!("while :; do echo x >>{}; done", ticks.display());
-    terminal.types(&format!("leasehold run --lease 6s --kill-after 0s k -- sh -c '{script}'\n"));
+    terminal.types(&format!("leasehold run --lease 9s --kill-after 0s k -- sh -c '{script}'\n"));
     wait_until("it works", || ticks.exists());
     terminal.stops();
     // Waits for the end of the lease.
@@ -452,7 +452,7 @@ fn what_ignores_ctrl_z_is_stopped_too() {
     let child = format!("trap \"\" TSTP; while :; do echo $$ >>{}; done", ticks.display());
     let script = store.path("script");
     std::fs::write(&script, format!("sh -c '{child}' &\nwait\n")).unwrap();
-    terminal.types(&format!("leasehold run --lease 6s --kill-after 0s k -- sh {}\n", script.display()));
+    terminal.types(&format!("leasehold run --lease 12s --kill-after 0s k -- sh {}\n", script.display()));
     wait_until("it works", || ticks.exists());
     terminal.stops();
     let rival = store.client().lock("k").unwrap();

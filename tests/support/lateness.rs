@@ -12,7 +12,7 @@ const TICK: Duration = Duration::from_millis(5);
 /// More than the ticks of any call.
 const KEPT: usize = 20_000;
 /// What a call may take beside its bound where nothing is late: threads that start and end, a disk.
-const WORK: Duration = Duration::from_millis(250);
+pub const WORK: Duration = Duration::from_millis(250);
 /// That many threads may have a part in a call, one after the other, each as late as the latest tick.
 const HOPS: u32 = 5;
 
