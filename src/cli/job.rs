@@ -23,7 +23,7 @@ use crate::failure::code;
 use crate::keeper::{Keeper, Target};
 use crate::processes::is_alive;
 #[cfg(target_os = "linux")]
-use crate::processes::{INHERITED, children, zombies};
+use crate::processes::{INHERITED, children, stands_still, zombies};
 use crate::signals::ended_by_key;
 use crate::stops;
 use crate::terminal::{Terminal, is_shared};
@@ -123,7 +123,7 @@ impl Job {
         #[cfg(not(target_os = "linux"))]
         let _ = beside;
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
-        let mut stop = None;
+        let (mut stop, mut left_stopped) = (None, None);
         loop {
             self.look_at_leader();
             match waitpid(Pid::from_raw(-self.group.as_raw()), Some(flags)) {
@@ -134,14 +134,13 @@ impl Job {
                     self.ended = Some(code::SIGNAL + signal as u8);
                     self.ended_by = Some(signal);
                 }
-                // What is left of it may be anybody's child, and ours if nobody else's.
-                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group || self.ended.is_some() => {
-                    stop = Some(signal)
-                }
-                Ok(WaitStatus::Continued(pid)) if pid == self.group || self.ended.is_some() => {
+                Ok(WaitStatus::Stopped(pid, signal)) if pid == self.group => stop = Some(signal),
+                Ok(WaitStatus::Continued(pid)) if pid == self.group => {
                     stop = None;
                     self.stopped = false;
                 }
+                // What it has left behind is our child then, and others of it may run.
+                Ok(WaitStatus::Stopped(_, signal)) if self.ended.is_some() => left_stopped = Some(signal),
                 Ok(WaitStatus::StillAlive) => break,
                 // EINVAL: one was waited for that a signal had ended which nix does not know.
                 Ok(_) | Err(Errno::EINTR | Errno::EINVAL) => {}
@@ -160,7 +159,9 @@ impl Job {
             self.had_terminal |= self.terminal.as_ref().is_some_and(|terminal| terminal.take_back_from(self.group));
         }
         self.stopped |= stop.is_some();
-        stop.is_some_and(|signal| self.stop_with_it(signal, is_halted))
+        let stops = stop.or(left_stopped).is_some_and(|signal| self.stop_with_it(signal, is_halted));
+        self.stopped |= stops;
+        stops
     }
 
     /// Takes the leader's end, also that by a real-time signal, which nix does not know.
@@ -197,8 +198,12 @@ impl Job {
             self.go_on();
             return false;
         }
-        terminal.take_back_from(self.group);
-        // Some of it may ignore Ctrl-Z.
+        // A part of it may have something to do before it stops, as to restore the terminal, and another ignore Ctrl-Z.
+        #[cfg(target_os = "linux")]
+        if signal != Signal::SIGSTOP {
+            self.wait_for_stop();
+        }
+        let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
         self.signal(Signal::SIGSTOP);
         killpg(getpgrp(), ours).is_ok()
     }
@@ -206,7 +211,7 @@ impl Job {
     /// The same where Ctrl-Z came to us, since the command is not in the foreground.
     pub fn stop(&mut self) {
         if !std::mem::replace(&mut self.stopped, true) {
-            // As the terminal does, which another leasehold, or sudo, passes on. Some of it may ignore that.
+            // As the terminal does, which another leasehold, or sudo, passes on.
             self.signal(Signal::SIGTSTP);
             #[cfg(target_os = "linux")]
             self.wait_for_stop();
@@ -214,16 +219,20 @@ impl Job {
         self.signal(Signal::SIGSTOP);
         let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
         stops::stop_ourselves();
+        // Else these stops would seem to be of another Ctrl-Z once we go on.
+        #[cfg(target_os = "linux")]
+        while let Ok(WaitStatus::Stopped(..)) =
+            waitid(Id::PGid(self.group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG)
+        {}
     }
 
-    /// Also that of its leader is taken, which else would seem to be a Ctrl-Z of its own once we go on.
+    /// Waits until all of the group stands still, or does not obey.
     #[cfg(target_os = "linux")]
     fn wait_for_stop(&self) {
         // Another leasehold that has passed it on to us waits for us.
         let obeyed = if std::env::var_os("LEASEHOLD_LOCK_ID").is_some() { OBEYED / 4 } else { OBEYED };
         let until = Instant::now() + obeyed;
-        let is_there = || waitid(Id::Pid(self.group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG);
-        while is_there() == Ok(WaitStatus::StillAlive) && Instant::now() < until {
+        while !stands_still(self.group) && Instant::now() < until {
             thread::sleep(OBEYED / 100);
         }
     }

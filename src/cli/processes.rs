@@ -86,6 +86,13 @@ fn only_zombies(group: Pid, member: &mut Option<i32>) -> bool {
     !members.is_empty() && member.is_none()
 }
 
+/// Whether all of a process group is stopped or has ended; `false` also where that can't be told.
+#[cfg(target_os = "linux")]
+pub fn stands_still(group: Pid) -> bool {
+    let stands = |stat: &Stat| ["T", "t", "Z", "X"].contains(&stat.state.as_str());
+    members(group).ok().flatten().is_some_and(|members| members.iter().all(stands))
+}
+
 /// The processes of a group; `None` where not all are shown.
 fn members(group: Pid) -> io::Result<Option<Vec<Stat>>> {
     // Of another namespace of processes, or without those of other users.

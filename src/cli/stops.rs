@@ -1,4 +1,4 @@
-//! The signals that stop a process: Ctrl-Z, and a read of the terminal by another one of our group in the background.
+//! The signals that stop a process: Ctrl-Z, and what another one of our group asks of the terminal in the background.
 //!
 //! They are never handled. While they wait in the system, SIGCONT takes them away, and when they are let in, the system
 //! looks whether anybody is there who could continue us: neither could be told later without a gap.
@@ -19,13 +19,16 @@ pub const TOLD_AS: Signal = Signal::SIGTSTP;
 /// Of those that whoever started us lets stop us.
 fn stopping() -> SigSet {
     #[cfg(target_os = "linux")]
-    return [Signal::SIGTSTP, Signal::SIGTTIN].into_iter().filter(|signal| !is_ignored(*signal)).collect();
+    return [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
+        .into_iter()
+        .filter(|signal| !is_ignored(*signal))
+        .collect();
     #[cfg(not(target_os = "linux"))]
     SigSet::empty()
 }
 
-/// Before any thread is started, which inherits it. A process that is not in the terminal's foreground is also stopped when
-/// it writes there or gives the foreground to another: all our threads are spared that for good.
+/// Before any thread is started, which inherits it. A thread that has SIGTTOU let in is stopped when it writes to the
+/// terminal, or gives the foreground to another, while we are not there ourselves.
 pub fn spare_us() -> nix::Result<()> {
     with_ttou().thread_block()
 }

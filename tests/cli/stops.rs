@@ -117,6 +117,38 @@ fn what_the_command_has_left_behind_stops_too() {
     terminal.sees("PROMPT> ");
 }
 
+/// It stops with its own Ctrl-Z, and not again once it goes on.
+#[test]
+fn what_is_left_behind_by_the_command_of_a_pipeline_goes_on_by_one_fg() {
+    let (_store, mut terminal) = shell();
+    terminal.types("leasehold run k -- sh -c 'sleep 1000 & echo i\"\"n-$!' </dev/null\n");
+    let left = its_pid(&mut terminal);
+    let command = getpgid(Some(Pid::from_raw(left.parse().unwrap()))).unwrap().to_string();
+    wait_until("the command has ended", || state(&command).is_empty());
+    for _ in 0..3 {
+        terminal.stops();
+        terminal.brings_back("fg\n");
+        wait_until("it goes on", || state(&left) != "T");
+    }
+    kill(Pid::from_raw(left.parse().unwrap()), Signal::SIGKILL).unwrap();
+    assert!(!terminal.sees("PROMPT> ").contains("Stopped"));
+}
+
+/// As `less` and `vim` do, which restore the terminal, while the shell that started them stands still at once.
+#[test]
+fn what_needs_time_to_stop_does_not_stop_again_once_it_is_continued() {
+    let (store, mut terminal) = shell();
+    let script = store.path("slow");
+    let stops = "stops() { sleep 0.1; trap - TSTP; kill -TSTP $$; trap stops TSTP; echo again; }";
+    fs::write(&script, format!("{stops}\ntrap stops TSTP; sleep 1000 & echo in; wait; kill -9 $!")).unwrap();
+    terminal.types(&format!("leasehold run k -- sh -c 'bash {}; true'\n", script.display()));
+    terminal.sees("in\r\n");
+    terminal.stops();
+    terminal.types("fg\n");
+    terminal.sees("again\r\n");
+    terminal.sees("PROMPT> ");
+}
+
 /// The system tells all of the pipeline, not the command.
 #[test]
 fn who_reads_the_terminal_in_the_background_stops_the_command_of_the_pipeline() {
