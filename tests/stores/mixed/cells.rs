@@ -88,11 +88,10 @@ fn who_crashed_is_taken_over<W: World>() -> bool {
     assert!(world.theirs("theirs", Step::Acquire));
     let crashed = ours.request("ours").acquire().unwrap();
     // Real time goes on, too.
-    let took = began.elapsed();
+    let (took, since) = (began.elapsed(), Instant::now());
     world.pass(W::RESPECTED.saturating_sub(took));
-    let passed = Instant::now();
     let is_refused = ours.try_lock("theirs").unwrap().is_none();
-    if !are_in_time(is_refused && !world.theirs("ours", Step::Acquire), passed) {
+    if !are_in_time(is_refused && !world.theirs("ours", Step::Acquire), since) {
         return false;
     }
     world.pass(W::OVER - W::RESPECTED + took);
