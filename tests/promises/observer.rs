@@ -442,8 +442,9 @@ fn who_stands_behind_another_tells_of_no_look() {
         }
         // The first of them looks once more when the store tells.
         while looks.recv_timeout(Duration::from_secs(2)).is_ok() {}
-        let more = looks.recv_timeout(Duration::from_secs(4));
+        // On a busy machine that comes only now, once.
+        let is_silent = (0..2).any(|_| looks.recv_timeout(Duration::from_secs(4)).is_err());
         cancel.cancel();
-        assert!(more.is_err(), "it tells again and again");
+        assert!(is_silent, "it tells again and again");
     });
 }

@@ -7,7 +7,7 @@ use leasehold::internals::lease::Mode;
 use leasehold::internals::store::fault::{Call, FaultPlan, Faulty};
 use leasehold::internals::store::{Attempt, Backend, Purpose};
 use leasehold::internals::sys::clock::Clock;
-use leasehold::{ClientBuilder, LockClient, LockGuard, Loss};
+use leasehold::{ClientBuilder, ErrorKind, LockClient, LockGuard, Loss, Result};
 
 use super::calls;
 use super::lateness;
@@ -146,6 +146,24 @@ impl Bench {
     pub fn wait_for_call(&self, call: Call, before: usize) {
         wait_until("the call is made", || self.faults.count(call) > before);
     }
+}
+
+/// Waits so long in vain. A last look that began a second before the end and was not answered is an error: trouble.
+pub fn waits_in_vain(client: &LockClient, key: &str, wait: Duration) -> Result<()> {
+    match client.try_lock_for(key, wait) {
+        Err(error) if error.kind() == ErrorKind::Store && error.is_retryable() => Ok(()),
+        answer => {
+            assert!(answer?.is_none(), "nobody held {key:?}");
+            Ok(())
+        }
+    }
+}
+
+/// Renews a guard's lease, however long the answer takes.
+pub fn renews(guard: &LockGuard) {
+    // What it gives may be less than there was: that is an error, and no matter.
+    let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
+    assert!(guard.info().renewed().is_some() && guard.is_held());
 }
 
 /// The loss of a guard that must be lost.

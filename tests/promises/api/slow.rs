@@ -242,6 +242,11 @@ fn a_wait_for_several_keys_ends_by_its_time_however_long_its_reports_take() {
 
 #[test]
 fn what_is_handed_over_between_two_reports_is_taken_before_the_next() {
+    assert!((0..5).any(|_| is_taken_before_the_next_report()), "released late each time");
+}
+
+/// `false`: on a busy machine it had been in its report for so long that it counts as one that hangs.
+fn is_taken_before_the_next_report() -> bool {
     let store = Store::memory();
     let (rival, client) = (store.builder().connect().unwrap(), store.builder().connect().unwrap());
     let _others = ["a", "c"].map(|key| rival.lock(key).unwrap());
@@ -252,13 +257,17 @@ fn what_is_handed_over_between_two_reports_is_taken_before_the_next() {
         let _ = leave.recv();
     };
     std::thread::scope(|scope| {
+        let began = Instant::now();
         let waits = scope.spawn(|| client.request_any(["a", "b", "c"]).in_order().on_wait(on_wait).lock());
         assert_eq!(entered.recv_timeout(PATIENCE).as_deref(), Ok("a"));
         held.release().unwrap();
+        let in_time = began.elapsed() < HANGS;
         drop(leaves);
         assert_eq!(waits.join().unwrap().unwrap().key(), "b");
-        assert!(entered.is_empty(), "it went on telling: {:?}", entered.try_iter().collect::<Vec<_>>());
-    });
+        let told: Vec<_> = entered.try_iter().collect();
+        assert!(told.is_empty() || !in_time, "it went on telling: {told:?}");
+        in_time
+    })
 }
 
 /// Each of them is short enough, all of them are not.

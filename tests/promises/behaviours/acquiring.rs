@@ -7,9 +7,19 @@ use leasehold::internals::store::Acquired;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, SameOwner};
 
-use crate::behaviours::{Bench, LONG, Store, is_released, wait_until};
+use crate::behaviours::{Bench, LONG, Store, is_released, renews, wait_until, waits_in_vain};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// More than a busy machine takes from a wait.
+pub const SECONDS: Duration = Duration::from_secs(5);
+
+/// What came of the first of these calls that made such a request more than once: on a busy machine the time of a call
+/// may be over before that.
+fn repeated<T>(bench: &Bench, call: Call, make: impl Fn() -> T) -> T {
+    let count = || bench.faults.count(call);
+    let mut made = (0..10).map(|_| (count(), make()));
+    made.find(|(before, _)| count() > before + 1).expect("it is repeated").1
+}
 
 pub fn b02_a_request_that_the_network_doubles_is_no_failure(store: &Store) {
     let bench = Bench::on(store);
@@ -17,8 +27,7 @@ pub fn b02_a_request_that_the_network_doubles_is_no_failure(store: &Store) {
     bench.faults.next(Call::Acquire, Fault::Twice);
     let guard = client.lock("k").unwrap();
     bench.faults.next(Call::Renew, Fault::Twice);
-    let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
-    assert!(guard.info().renewed().is_some() && guard.is_held());
+    renews(&guard);
     bench.faults.next(Call::Release, Fault::Twice);
     // The second copy finds nothing, and that is told: it could be an operator's release.
     let _ = guard.release();
@@ -81,11 +90,13 @@ pub fn b03_a_late_copy_of_what_was_passed_on_in_this_process_is_granted_to_nobod
 
 pub fn b03_an_acquire_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed(store: &Store) {
     let bench = Bench::on(store);
-    bench.faults.next(Call::Acquire, Fault::LostBefore);
-    bench.faults.always(Call::Acquire, Fault::FailBefore);
     let client = bench.builder().request_timeout(bench.wait()).connect().unwrap();
-    let error = client.try_lock("k").unwrap_err();
-    assert!(bench.faults.count(Call::Acquire) > 1);
+    let error = repeated(&bench, Call::Acquire, || {
+        bench.faults.heal();
+        bench.faults.next(Call::Acquire, Fault::LostBefore);
+        bench.faults.always(Call::Acquire, Fault::FailBefore);
+        client.try_lock("k").unwrap_err()
+    });
     assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error}");
 }
 
@@ -94,7 +105,7 @@ pub fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up(store: 
     let held = bench.rival().lock("k").unwrap();
     bench.faults.next(Call::Acquire, Fault::HangBefore);
     let client = bench.builder().request_timeout(bench.brief()).connect().unwrap();
-    assert!(client.try_lock_for("k", bench.wait()).unwrap().is_none());
+    assert!(client.try_lock_for("k", bench.wait().max(SECONDS)).unwrap().is_none());
     wait_until("a release was sent", || bench.faults.count(Call::Release) > 0);
     drop(held);
 }
@@ -119,7 +130,7 @@ pub fn b03_what_can_not_be_given_up_at_once_is_given_up_in_the_background(store:
     let client = bench.builder().request_timeout(bench.brief()).connect().unwrap();
     bench.faults.next(Call::Acquire, Fault::HangBefore);
     bench.faults.always(Call::Release, Fault::FailBefore);
-    assert!(client.try_lock_for("k", bench.wait()).unwrap().is_none());
+    assert!(client.try_lock_for("k", bench.wait().max(SECONDS)).unwrap().is_none());
     assert_eq!(bench.given_up("k"), 0);
     bench.faults.heal();
     wait_until("the acquisition is given up", || bench.given_up("k") == 1);
@@ -131,9 +142,11 @@ pub fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with(store: &Store
     let client = bench.builder().request_timeout(bench.brief()).connect().unwrap();
     for fault in [Fault::FailBefore, Fault::HangBefore] {
         bench.faults.always(Call::Read, fault);
-        let error = client.request("k").wait(bench.wait()).lock().unwrap_err();
+        // Of two looks the first was not cut off by the end of the wait, which says nothing about the store.
+        let error = repeated(&bench, Call::Read, || client.request("k").wait(bench.wait()).lock()).unwrap_err();
         assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Store, 0), "{error}");
-        assert_eq!(client.try_lock_for("k", bench.wait()).unwrap_err().kind(), ErrorKind::Store);
+        let error = repeated(&bench, Call::Read, || client.try_lock_for("k", bench.wait())).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Store, "{error}");
     }
     // Nothing is known of a store that a last request was not waited for.
     let client = bench.builder().connect().unwrap();
@@ -331,7 +344,7 @@ pub fn b17_a_waiter_reads_at_its_poll_rate_and_does_not_write(store: &Store) {
     let poll = Duration::from_millis(if bench.is_elsewhere { 300 } else { 50 });
     let client = bench.builder().poll(poll..=poll).connect().unwrap();
     let wait = 10 * poll;
-    assert!(bench.within(wait, || client.try_lock_for("k", wait)).unwrap().is_none());
+    bench.within(wait, || waits_in_vain(&client, "k", wait)).unwrap();
     assert_eq!(bench.faults.count(Call::Acquire), 1);
     assert!(bench.faults.count(Call::Read) <= 10, "{} reads", bench.faults.count(Call::Read));
 }
@@ -343,8 +356,9 @@ pub fn b17_a_poll_is_aimed_at_the_end_of_the_lease(store: &Store) {
     // Without the aim it would look after an hour.
     let hour = Duration::from_secs(3600);
     let client = bench.builder().poll(hour..=hour).connect().unwrap();
-    let bound = lease + bench.at.store.info().grace + bench.at.slack;
-    // At the end of its time it would look once more.
+    // At the end of its time it would look once more. A server's answer may take some seconds.
+    let soon = lease + bench.at.store.info().grace + bench.at.slack;
+    let bound = if bench.is_elsewhere { soon.max(LONG / 2) } else { soon };
     drop(bench.within(bound, || client.try_lock_for("k", LONG)).unwrap().expect("it looks when the lease ends"));
 }
 
@@ -393,8 +407,8 @@ pub fn an_adopt_that_is_given_up_unanswered_is_not_called_lost(store: &Store) {
             client.adopt(lock.clone()).map(drop).unwrap_err()
         });
         assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{fault:?}: {error}");
-        // What it may have left is given up, and the second adopt knows.
-        let again = client.adopt(lock);
+        // What it may have left is given up, and the second adopt knows; it has the time of a usual lease.
+        let again = bench.client().adopt(lock);
         assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
         drop(again);
         is_released(|| client.get("k").unwrap().unwrap().is_free());
@@ -405,10 +419,12 @@ pub fn an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_other
     let bench = Bench::on(store);
     let (client, rival) = (bench.hasty(), bench.rival());
     let lock = rival.request("k").acquire().unwrap();
-    bench.faults.next(Call::Acquire, Fault::LostBefore);
-    bench.faults.always(Call::Acquire, Fault::FailBefore);
-    let error = client.adopt(lock).unwrap_err();
-    assert!(bench.faults.count(Call::Acquire) > 1);
+    let error = repeated(&bench, Call::Acquire, || {
+        bench.faults.heal();
+        bench.faults.next(Call::Acquire, Fault::LostBefore);
+        bench.faults.always(Call::Acquire, Fault::FailBefore);
+        client.adopt(lock.clone()).unwrap_err()
+    });
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{error}");
 }
 

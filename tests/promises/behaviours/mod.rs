@@ -6,7 +6,7 @@ mod acquiring;
 mod ending;
 mod holding;
 
-use crate::support::bench::{Bench, LONG, is_released, loss_of};
+use crate::support::bench::{Bench, LONG, is_released, loss_of, renews, waits_in_vain};
 use crate::support::stores::{Store, for_each_store};
 use crate::support::wait::wait_until;
 

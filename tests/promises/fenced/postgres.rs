@@ -271,8 +271,13 @@ fn conflicts_without_end_are_told_at_the_limit_and_all_else_at_once() {
         assert!(error.source().unwrap().is::<tokio_postgres::Error>(), "{error:?}");
         (error.is_retryable(), tries)
     };
-    let (retryable, tries) = fails(Duration::from_millis(300), "40001");
-    assert!(retryable && tries > 1, "{tries}");
+    // On a busy machine the first try may take all of a short limit.
+    let is_repeated = (0..6).any(|doublings| {
+        let (retryable, tries) = fails(Duration::from_millis(300 << doublings), "40001");
+        assert!(retryable);
+        tries > 1
+    });
+    assert!(is_repeated, "tried once each time");
     assert_eq!(fails(Duration::ZERO, "40P01"), (true, 1));
     // The first is retryable by hand: the user said how long to wait.
     assert_eq!(fails(LONG, "55P03"), (true, 1));

@@ -199,16 +199,25 @@ impl std::fmt::Display for Case<'_> {
 
 /// By two runs: a request that a slow server answered too late was repeated, which the next run may not meet.
 fn clean(like: &Store, swept: &Swept) -> Clean {
-    let (one, other) = (clean_once(like, swept), clean_once(like, swept));
+    let once = || (0..5).find_map(|_| clean_once(like, swept)).unwrap_or_else(|| panic!("{}: late", swept.path));
+    let (one, other) = (once(), once());
     let requests = std::array::from_fn(|n| one.requests[n].min(other.requests[n]));
     Clean { requests, ..one }
 }
 
-fn clean_once(like: &Store, swept: &Swept) -> Clean {
+/// `None`: on a busy machine the time of the call was over.
+fn clean_once(like: &Store, swept: &Swept) -> Option<Clean> {
     let room = Room::new(like, timeout(like), PATIENCE);
     let act = (swept.prepare)(&room);
     let (before, counts) = (room.state(), room.counts());
-    let answer = act(&room).unwrap_or_else(|error| panic!("{}: {error:?}", swept.path));
+    let started = Instant::now();
+    let answer = match act(&room) {
+        Ok(answer) => answer,
+        Err(error) => {
+            assert!(started.elapsed() >= room.timeout, "{}: {error:?}", swept.path);
+            return None;
+        }
+    };
     let (after, now) = (room.state(), room.counts());
     let mut requests: [usize; CALLS.len()] = std::array::from_fn(|n| now[n] - counts[n]);
     if swept.waits {
@@ -218,7 +227,7 @@ fn clean_once(like: &Store, swept: &Swept) -> Clean {
     assert!(requests.iter().sum::<usize>() > 0, "{} makes no request", swept.path);
     drop(answer.kept);
     room.client.close().expect("it closes");
-    Clean { text: answer.text, before, after, closed: room.state(), requests }
+    Some(Clean { text: answer.text, before, after, closed: room.state(), requests })
 }
 
 impl Case<'_> {

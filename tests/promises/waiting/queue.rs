@@ -80,9 +80,8 @@ fn whoever_stands_behind_one_whose_request_hangs_is_told_so() {
     let head = waiter(&client, 0, |request| request);
     let (answer, stuck) = crossbeam_channel::bounded(0);
     bench.faults.next(Call::Read, Fault::Stuck(stuck));
-    let looks = bench.faults.count(Call::Read);
     drop(held);
-    bench.wait_for_call(Call::Read, looks);
+    wait_until("it hangs", || bench.faults.unmet() == 0);
     let behind = client.request("k").wait(Duration::from_secs(2)).lock();
     let once = client.try_lock("k");
     drop(answer);
@@ -160,9 +159,10 @@ fn after_a_whole_lease_of_hand_overs_the_lock_is_really_released() {
     let second = waiter(&client, 1, |request| request);
     drop(held);
     let first = first.join().unwrap().unwrap();
-    for _ in 0..2 {
-        bench.clock.advance(Duration::from_secs(10));
-        first.ensure_held_for(Duration::from_secs(17)).unwrap();
+    for _ in 0..3 {
+        // Without a renewal nine seconds would be left; with one eighteen, less what its answer takes.
+        bench.clock.advance(Duration::from_secs(9));
+        first.ensure_held_for(Duration::from_secs(12)).unwrap();
     }
     let releases = bench.faults.count(Call::Release);
     drop(first);
@@ -384,7 +384,10 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
                             assert!(guard.is_held());
                         }
                         Err(error) => {
-                            assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Cancelled), "{error:?}");
+                            // On a busy machine the first in line may stand still while it asks.
+                            let is_behind = error.is_retryable() && error.to_string().contains("had no answer for");
+                            let is_over = matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Cancelled);
+                            assert!(is_over || is_behind, "{error:?}");
                         }
                     }
                 }

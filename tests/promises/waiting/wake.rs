@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::harness::{PATIENCE, Store, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, SLACK, Store, millis, on_each_local, within};
 use crate::support::lateness::{at_rest, slack};
 use crate::support::threads::{assert_ours, none_soon, ours};
 use crate::support::wait::wait_until;
@@ -81,7 +81,7 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     let released = Instant::now();
     drop(held);
     assert!(waiting.join().expect("a waiter").expect("a lock") > token);
-    assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
+    assert!(released.elapsed() < slack(released) + SLACK, "{:?} on {}", released.elapsed(), store.name);
     // A look and a request for the lock.
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
 }
@@ -154,8 +154,8 @@ fn the_end_of_a_lease_makes_no_event_and_is_looked_for(store: Store) {
     let client = patient(&store);
     store.bystander().request("k").lease(millis(700)).acquire().expect("a lock");
     let started = Instant::now();
-    let waiting = waiter(&client, "k", |request| request);
-    assert!(waiting.join().expect("a waiter").is_ok());
+    // Not by a waiter that says that it waits: on a busy machine the lease may be over by then.
+    assert!(client.try_lock_for("k", 2 * PATIENCE).expect("an answer").is_some());
     assert!(started.elapsed() < PATIENCE);
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
 }
@@ -213,12 +213,14 @@ fn a_store_that_can_not_tell_is_asked_once_and_polled(store: Store) {
 fn a_wake_that_fails_is_tried_again_and_polled_for_meanwhile(store: Store) {
     for fault in [Fault::FailBefore, Fault::Refuse, Fault::ApplyThenFail, Fault::Panic] {
         let store = store.again();
-        store.plan.next(Call::Wake, fault.clone());
+        store.plan.always(Call::Wake, fault.clone());
         let client = store.builder().lease(LEASE).connect().expect("a client");
         let held = store.bystander().lock("k").expect("a lock");
         let waiting = waiter(&client, "k", |request| request);
         wait_until("it polls", || store.plan.count(Call::Read) > 10);
-        wait_until("it is tried again", || store.plan.count(Call::Wake) == 2);
+        let tried = store.plan.count(Call::Wake);
+        store.plan.heal();
+        wait_until("it is tried again", || store.plan.count(Call::Wake) > tried);
         // Not before the poll that was under way, and the look after the telling began.
         let what = format!("it polls {} no more after {fault:?}", store.name);
         at_rest(&what, || store.plan.count(Call::Read));
@@ -290,10 +292,14 @@ fn a_telling_that_breaks_off_is_noticed_and_begun_again() {
     let held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
     settled(&store);
-    // As a stream that ends: the store lets go of the channel.
+    // As a stream that ends: the store lets go of the channel. No new one stands before it was seen to poll.
+    store.plan.always(Call::Wake, Fault::FailBefore);
     store.stop_telling();
     wait_until("it polls", || store.plan.count(Call::Read) > 5);
-    wait_until("it is tried again", || store.plan.count(Call::Wake) == 2);
+    let tried = store.plan.count(Call::Wake);
+    store.plan.heal();
+    wait_until("it is tried again", || store.plan.count(Call::Wake) > tried);
+    at_rest("it polls no more", || store.plan.count(Call::Read));
     drop(held);
     assert!(waiting.join().expect("a waiter").is_ok());
 }
@@ -308,7 +314,7 @@ fn a_file_that_is_gone_ends_the_wait() {
     std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");
     let moved = Instant::now();
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Store));
-    assert!(moved.elapsed() < slack(moved), "{:?}", moved.elapsed());
+    assert!(moved.elapsed() < slack(moved) + SLACK, "{:?}", moved.elapsed());
     drop(held);
 }
 

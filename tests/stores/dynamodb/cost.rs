@@ -17,6 +17,7 @@ use crate::dynamodb::sdk::operation::get_item::{GetItemInput, GetItemOutput};
 use crate::dynamodb::sdk::operation::update_item::{UpdateItemInput, UpdateItemOutput};
 use crate::dynamodb::sdk::types::{ConsumedCapacity, ReturnConsumedCapacity};
 use crate::dynamodb::*;
+use crate::support::bench::waits_in_vain;
 use crate::support::dynamodb::{Table, options};
 use crate::support::stores::soon;
 
@@ -171,7 +172,7 @@ fn an_idle_waiter_reads_eventually_consistent_and_writes_nothing() {
     let at = Metered::on(&table);
     let client = at.client(Duration::from_secs(20));
     let waits = Duration::from_secs(4);
-    assert!(client.try_lock_for("k", waits).unwrap().is_none());
+    waits_in_vain(&client, "k", waits).unwrap();
     let bill = at.meter.take();
     println!("{waits:?}: {bill:?}");
     assert_eq!((bill.writes, bill.refused, bill.write_units), (1, 1, 0.0), "it asks once: {bill:?}");
@@ -202,7 +203,7 @@ fn all_waiters_of_a_client_cost_what_one_does() {
     let client = at.client(Duration::from_secs(20));
     std::thread::scope(|scope| {
         for _ in 0..10 {
-            scope.spawn(|| assert!(client.try_lock_for("k", Duration::from_secs(3)).unwrap().is_none()));
+            scope.spawn(|| waits_in_vain(&client, "k", Duration::from_secs(3)).unwrap());
         }
     });
     let bill = at.meter.take();

@@ -4,6 +4,7 @@
 use leasehold::{Error, ErrorKind, LockClient};
 
 use crate::dynamodb::*;
+use crate::support::bench::{renews, waits_in_vain};
 use crate::support::dynamodb::{Table, config_at};
 use crate::support::proxy::{Mode as Network, Proxy, Rule};
 use crate::support::stores::unique;
@@ -65,8 +66,8 @@ fn client_with(allowed: &[String], table: &Table) -> (Proxy, LockClient) {
 
 fn locks(client: &LockClient) -> Result<(), Error> {
     let guard = client.lock("k")?;
-    guard.ensure_held_for(Duration::from_secs(17))?;
-    assert!(client.try_lock_for("k", Duration::from_secs(1))?.is_none());
+    renews(&guard);
+    waits_in_vain(client, "k", Duration::from_secs(3))?;
     assert!(client.get("k")?.is_some());
     guard.release().map_err(|failed| failed.error().clone())?;
     drop((client.lock_shared("s")?, client.lock_shared("s")?));

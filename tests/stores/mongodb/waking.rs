@@ -138,12 +138,13 @@ fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
     settings.max_pool_size = Some(1);
     let commands = listen(&mut settings);
     let builder = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0);
-    let client = builder.lease(Duration::from_secs(5)).connect().unwrap();
+    // Lost before those ten seconds are over, but seconds after a heartbeat is due.
+    let client = builder.lease(Duration::from_secs(9)).connect().unwrap();
     let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| client.try_lock_for("contended", LONG).unwrap().is_some());
         wait_until("it asks to be told", || names(&commands).contains(&"aggregate".to_owned()));
-        let loss = held.loss().wait_timeout(Duration::from_secs(7));
+        let loss = held.loss().wait_timeout(Duration::from_secs(11));
         contended.release().unwrap();
         assert!(loss.is_none(), "{loss:?}");
         assert!(waiting.join().unwrap());
