@@ -251,7 +251,7 @@ fn two_processes_get_their_fair_share() {
         assert_eq!(worker.answer_by(Instant::now() + millis(200)), None, "two hold it");
     }
     drop(held);
-    let by = Instant::now() + 3 * PATIENCE;
+    let by = Instant::now() + 9 * PATIENCE;
     let granted = workers.map(|worker| {
         let answer = worker.answer_by(by).expect("all grants are made");
         answer.strip_prefix("granted ").and_then(|count| count.parse::<usize>().ok()).expect("a number")
