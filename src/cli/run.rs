@@ -18,7 +18,7 @@ use crate::hold::{End, Holding};
 use crate::job::Job;
 use crate::killing::Killing;
 use crate::processes::{INHERITED, children};
-use crate::session::{Session, internal};
+use crate::session::Session;
 use crate::signals::{Hangup, Interrupts};
 use crate::terminal::Terminal;
 use crate::wait::by_signal;
