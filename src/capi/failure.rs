@@ -67,15 +67,10 @@ thread_local! {
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
-/// Whether one can be kept: while the thread ends there is no place any more, once one was asked for before.
-pub fn has_place() -> bool {
-    LAST.try_with(|_| ()).is_ok()
-}
-
 /// Keeps it for this thread, and gives its number.
 pub fn keep(failure: Failure) -> Code {
     let code = failure.code;
-    // The one before is dropped outside of the borrow.
+    // While the thread ends there is no place any more. The one before is dropped outside of the borrow.
     let _before = LAST.try_with(|last| last.borrow_mut().replace(failure));
     code
 }

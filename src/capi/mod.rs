@@ -36,7 +36,6 @@ mod version;
 mod waiting;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, SystemTime};
 
 use code::Code;
@@ -45,28 +44,6 @@ use failure::{Failure, Outcome};
 /// The body of every exported function that can fail: no panic leaves it, and a failure is kept for the
 /// `leasehold_error_` functions of this thread.
 fn call(body: impl FnOnce() -> Outcome) -> Code {
-    if failure::has_place() { called(body) } else { called_elsewhere(body) }
-}
-
-/// The same in a thread's own end, as in the destructor of its data: the standard library has nothing left there that it
-/// could wait with.
-fn called_elsewhere(body: impl FnOnce() -> Outcome) -> Code {
-    struct Sent<T>(T);
-    // SAFETY: the thread that ends does nothing but wait.
-    unsafe impl<T> Send for Sent<T> {}
-    impl<T: FnOnce() -> Outcome> Sent<T> {
-        fn called(self) -> Code {
-            called(self.0)
-        }
-    }
-    let sent = Sent(body);
-    let thread = Builder::new().name("leasehold-end".to_owned());
-    // SAFETY: what the body borrows lives until the thread has ended.
-    let code = unsafe { thread.spawn_unchecked(move || sent.called()) }.map(JoinHandle::join);
-    code.map_or(Code::Store, |code| code.unwrap_or(Code::Panic))
-}
-
-fn called(body: impl FnOnce() -> Outcome) -> Code {
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Code::Ok,
         Ok(Err(failure)) => failure,

@@ -15,14 +15,12 @@ static void says(const leasehold_log_record *record, void *user) {
 
 static struct {
   leasehold_guard guard;
-  leasehold_election election;
   leasehold_log log;
 } last;
 
 static void frees(void *unused) {
   (void)unused;
   OK(leasehold_guard_free(last.guard));
-  OK(leasehold_election_free(last.election));
   OK(leasehold_log_free(last.log));
 }
 
@@ -55,14 +53,6 @@ static void *ends(void *url) {
   OK(leasehold_guard_free(guard));
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
   last.guard = renewed((const char *)url);
-  /* To free it waits for the end of its term. */
-  bool leads = false;
-  OK(leasehold_election_new(to_close, TEXT("led"), &last.election));
-  OK(leasehold_election_run(last.election));
-  while (!leads) {
-    poll(NULL, 0, 1);
-    OK(leasehold_election_is_leader(last.election, &leads));
-  }
   OK(leasehold_log_new(LEASEHOLD_LOG_LEVEL_WARN, says, NULL, &last.log));
   CHECK(pthread_setspecific(key, &last) == 0);
   return NULL;
@@ -98,8 +88,6 @@ int main(int argc, char **argv) {
   CHECK(pthread_key_create(&key, frees) == 0 && pthread_create(&thread, NULL, ends, argv[1]) == 0);
   CHECK(pthread_join(thread, NULL) == 0 && pthread_key_delete(key) == 0);
   OK(leasehold_client_try_lock(to_close, TEXT("thread"), &guard));
-  OK(leasehold_guard_free(guard));
-  OK(leasehold_client_try_lock(to_close, TEXT("led"), &guard));
   OK(leasehold_guard_free(guard));
 
   /* A loss that nobody wants to hear of any more. */
