@@ -200,7 +200,7 @@ impl Job {
         }
         // A part of it may have something to do before it stops, as to restore the terminal, and another ignore Ctrl-Z.
         #[cfg(target_os = "linux")]
-        if signal != Signal::SIGSTOP {
+        if signal == Signal::SIGTSTP {
             self.wait_for_stop();
         }
         let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
@@ -231,7 +231,9 @@ impl Job {
     fn wait_for_stop(&self) {
         // Another leasehold that has passed it on to us waits for us.
         let obeyed = if std::env::var_os("LEASEHOLD_LOCK_ID").is_some() { OBEYED / 4 } else { OBEYED };
-        let until = Instant::now() + obeyed;
+        // Where nobody stops us we go on, and tell the keeper in time that the lock is held.
+        let left = self.keeper.as_ref().and_then(Keeper::left).map_or(obeyed, |left| left / 2);
+        let until = Instant::now() + obeyed.min(left);
         while !stands_still(self.group) && Instant::now() < until {
             thread::sleep(OBEYED / 100);
         }

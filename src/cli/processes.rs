@@ -86,11 +86,14 @@ fn only_zombies(group: Pid, member: &mut Option<i32>) -> bool {
     !members.is_empty() && member.is_none()
 }
 
-/// Whether all of a process group is stopped or has ended; `false` also where that can't be told.
+/// Whether all of a process group is stopped or has ended; where not all are shown, what leads it.
 #[cfg(target_os = "linux")]
 pub fn stands_still(group: Pid) -> bool {
     let stands = |stat: &Stat| ["T", "t", "Z", "X"].contains(&stat.state.as_str());
-    members(group).ok().flatten().is_some_and(|members| members.iter().all(stands))
+    match members(group) {
+        Ok(Some(members)) => members.iter().all(stands),
+        _ => Stat::read(&group.to_string()).ok().flatten().is_none_or(|leader| stands(&leader)),
+    }
 }
 
 /// The processes of a group; `None` where not all are shown.

@@ -151,19 +151,22 @@ fn what_needs_time_to_stop_does_not_stop_again_once_it_is_continued() {
 
 /// The system tells all of the pipeline, not the command.
 #[test]
-fn who_reads_the_terminal_in_the_background_stops_the_command_of_the_pipeline() {
-    let (store, mut terminal) = shell();
-    let reads = "read line; echo $line; read key </dev/tty; echo got-$key";
-    terminal.types(&format!("leasehold run k -- {} | sh -c '{reads}' &\n", works(&store)));
-    let command = its_pid(&mut terminal);
-    wait_until("the shell sees it stop", || {
-        terminal.types("\n");
-        terminal.sees("PROMPT> ").contains("Stopped")
-    });
-    wait_until("it is stopped", || state(&command) == "T");
-    terminal.brings_back("fg\n");
-    wait_until("it goes on", || state(&command) != "T");
-    terminal.echoes(["one"]);
+fn who_asks_for_the_terminal_in_the_background_stops_the_command_of_the_pipeline() {
+    // It is told another way of one that sets it up, as `less` does.
+    for asks in ["", "stty sane </dev/tty; "] {
+        let (store, mut terminal) = shell();
+        let reads = format!("read line; echo $line; {asks}read key </dev/tty; echo got-$key");
+        terminal.types(&format!("leasehold run k -- {} | sh -c '{reads}' &\n", works(&store)));
+        let command = its_pid(&mut terminal);
+        wait_until("the shell sees it stop", || {
+            terminal.types("\n");
+            terminal.sees("PROMPT> ").contains("Stopped")
+        });
+        wait_until("it is stopped", || state(&command) == "T");
+        terminal.brings_back("fg\n");
+        wait_until("it goes on", || state(&command) != "T");
+        terminal.echoes(["one"]);
+    }
 }
 
 /// It shares the terminal, and the process group, with the script.
