@@ -11,7 +11,7 @@ use leasehold::postgres::tokio_postgres::{Client, Config, NoTls, Statement};
 
 use super::data::postgres::Texts;
 use super::hidden::{hidden, soon};
-use super::servers::postgres_server;
+use super::servers::postgres_synced;
 use super::store::{Call, Peer, Raw, Store, builder};
 
 const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
@@ -22,7 +22,7 @@ const LEASE: i64 = 20_000_000;
 const DURABLE: &str = "set_config('synchronous_commit', 'on', true)";
 
 pub fn store() -> Option<Store> {
-    let server = postgres_server()?;
+    let server = postgres_synced()?;
     let table = format!("bench_{}", std::process::id());
     let url = format!("{server}?table={table}");
     builder(&url).connect().expect("the server").create_schema().expect("a table");

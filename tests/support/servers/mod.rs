@@ -90,6 +90,13 @@ pub fn postgres_server() -> Option<String> {
     shared_as(&postgres::SERVER, &postgres::room(), &SHARED)
 }
 
+/// The same, for benches: what is committed is on its disk.
+#[track_caller]
+pub fn postgres_synced() -> Option<String> {
+    static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
+    shared_as(&postgres::SYNCED, &format!("{}-synced", postgres::room()), &SHARED)
+}
+
 #[track_caller]
 fn shared(server: &Server, cell: &'static OnceLock<Result<Running, String>>) -> Option<String> {
     shared_as(server, server.name, cell)

@@ -22,6 +22,10 @@ pub const SERVER: Server = Server {
 const OF_ALL: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"];
 const OF_OWN: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
 
+/// One that waits for its disk, as people's own do: beside the others a statement would be nothing but its text.
+pub const SYNCED: Server =
+    Server { start: |_, port, data| with(port, data, &[&OF_ALL[..], &["fsync=on"]].concat()), ..SERVER };
+
 /// One that a test may end: of what is not waited for nothing is on its disk.
 pub const OWN: Server = Server { start: |_, port, data| with(port, data, &OF_OWN), ..SERVER };
 
