@@ -208,10 +208,14 @@ impl<'a> Wait<'a> {
 
     /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
-        // One of several keys may have it stand in the line of another.
         self.tells(Some(Instant::now()));
         self.begins();
         self.tells(None);
+        self.stand();
+    }
+
+    /// The same for a wait whose begin is reported.
+    pub(super) fn stand(&mut self) {
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone(), &self.users_code));
         pause!("acquire.entered");
     }
