@@ -21,7 +21,7 @@ use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
@@ -321,7 +321,8 @@ impl Family {
         let patience = soon.saturating_duration_since(Instant::now()) / 20;
         let mut released = Ok(());
         while open > 0 {
-            match answers.recv_deadline(by.min(Instant::now() + patience)) {
+            is_ready_by(&answers, by.min(Instant::now() + patience));
+            match answers.try_recv() {
                 Ok(answer) => {
                     open -= 1;
                     let failed = answer.err().filter(|error| error.kind() != ErrorKind::Lost);

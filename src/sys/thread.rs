@@ -25,7 +25,27 @@ thread_local! {
     static KEEPS: Cell<Keeps> = const { Cell::new(Keeps::Nothing) };
     /// Of a thread of ours.
     static OWN: Cell<Option<ThreadId>> = const { Cell::new(None) };
+    static RAN_USERS_CODE: Cell<bool> = const { Cell::new(false) };
     static HERE: Cell<u8> = const { Cell::new(0) };
+    static LIVES: Lives = const { Lives };
+}
+
+/// Has a destructor, so that it is gone once its thread ends.
+struct Lives;
+
+impl Drop for Lives {
+    fn drop(&mut self) {}
+}
+
+/// This thread is about to run code of the user's.
+pub fn begin_users_code() {
+    RAN_USERS_CODE.set(true);
+}
+
+/// Whether this thread has yet to end, if that was asked of it before. In its end `thread::current()` panics, and with it
+/// each wait for a channel.
+pub fn lives() -> bool {
+    LIVES.try_with(|_| ()).is_ok()
 }
 
 /// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
@@ -132,9 +152,9 @@ impl Thread {
         Ok(Thread { handle, end })
     }
 
-    /// Which thread it is.
-    pub fn id(&self) -> ThreadId {
-        self.handle.thread().id()
+    /// Whether the caller runs on it.
+    pub fn is_here(&self) -> bool {
+        OWN.get() == Some(self.handle.thread().id())
     }
 
     /// Whether it has ended.
@@ -144,7 +164,7 @@ impl Thread {
 
     /// Waits for its end until `by`; whether it ended. Called on the thread itself, it does not wait.
     pub fn wait_until(&self, by: Instant) -> bool {
-        if OWN.get() == Some(self.id()) {
+        if self.is_here() {
             return false;
         }
         let left = by.saturating_duration_since(Instant::now());
