@@ -25,7 +25,7 @@ use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::{Thread, expect_users_code, here};
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here};
 
 /// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -309,10 +309,19 @@ impl Family {
                 }
             }
         };
+        let start = || {
+            let work = work();
+            let run = move || {
+                // The logger and the observer may hang, and the locks of others wait for this thread.
+                begin_to_keep_a_lock();
+                work();
+            };
+            Thread::spawn("leasehold-close", run).ok()
+        };
         let mut threads: Vec<Thread> = Vec::new();
         let more = |threads: &mut Vec<Thread>| {
             let wanted = threads.len().max(CLOSE_THREADS).min(holds.lock().len());
-            threads.extend((0..wanted).map_while(|_| Thread::spawn("leasehold-close", work()).ok()));
+            threads.extend((0..wanted).map_while(|_| start()));
         };
         more(&mut threads);
         if threads.is_empty() {
