@@ -15,6 +15,7 @@ use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::Lock;
 use crate::store::fence::Standing;
+use crate::sys::caught::caught;
 use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
 use crate::sys::pause::pause;
@@ -221,14 +222,17 @@ impl LockGuard {
 
     /// What a drop does; a later drop does nothing.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.hold.release(self.drop_by().remaining())
+        // A panic is a bug, but must not leave a drop.
+        let released = caught(|| self.hold.release(self.drop_by().remaining()));
+        pause!("drop.released");
+        // Before the log, which may hang.
+        self.hold.abandon();
+        if let Some(Err(error)) = released
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::guard", key:? = self.key();
                 "lock {:?} could not be released yet and is given up in the background: {error}", self.key());
         }
-        pause!("drop.released");
-        self.hold.abandon();
     }
 
     /// Declares the lock lost this long from now on, unless its request said so of an earlier time.

@@ -2,10 +2,12 @@
 
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Select;
+
 use crate::api::guard::LockGuard;
 use crate::model::loss::Loss;
 use crate::sys::cancel::CancelToken;
-use crate::sys::deadline::far_from;
+use crate::sys::deadline::{far_from, ready_by};
 
 /// Why a [sleep](LockGuard::sleep) ended.
 #[derive(Clone, Debug)]
@@ -45,16 +47,16 @@ impl LockGuard {
     pub fn sleep(&self, time: Duration, cancel: &CancelToken) -> Slept {
         let (watch, until) = (self.loss(), far_from(Instant::now(), time));
         let losses = watch.receiver();
-        let mut select = crossbeam_channel::Select::new();
+        let mut select = Select::new();
         select.recv(&losses);
         select.recv(cancel.cancelled());
-        let ended = select.ready_deadline(until);
+        let ended = ready_by(&mut select, until);
         // After a suspend or a SIGSTOP this may come before the watcher's look.
         self.hold.expire_when_due();
         match watch.get() {
             Some(loss) => Slept::Lost(loss),
             None if cancel.is_cancelled() => Slept::Cancelled,
-            None if ended.is_err() => Slept::TimeOver,
+            None if !ended => Slept::TimeOver,
             None => Slept::Released,
         }
     }

@@ -41,9 +41,13 @@ use std::time::{Duration, SystemTime};
 use code::Code;
 use failure::{Failure, Outcome};
 
+use crate::sys::thread::lives;
+
 /// The body of every exported function that can fail: no panic leaves it, and a failure is kept for the
 /// `leasehold_error_` functions of this thread.
 fn call(body: impl FnOnce() -> Outcome) -> Code {
+    // Asked now, it knows in the thread's end, where C may free what it has.
+    lives();
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Code::Ok,
         Ok(Err(failure)) => failure,

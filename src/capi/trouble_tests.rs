@@ -26,6 +26,7 @@ use super::guards::{GuardsHandle, leasehold_guards_ensure_held, leasehold_guards
 use super::handle;
 use super::list::leasehold_client_create_schema;
 use super::lock::LockHandle;
+use super::logging::{LogHandle, LogLevel, LogRecord, leasehold_log_free, leasehold_log_new};
 use super::loss::{LossFn, LossInfo, Watch};
 use super::request::{
     RequestHandle, leasehold_request_add_key, leasehold_request_free, leasehold_request_lock,
@@ -36,6 +37,7 @@ use crate::ClientBuilder;
 use crate::model::loss::{Loss, LossReason};
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
+use crate::sys::aside::{Aside, MOST_WAITING};
 use crate::sys::clock::Clock;
 
 /// A client whose requests meet faults, and what it is by its handle.
@@ -235,6 +237,44 @@ fn a_loss_that_may_come_is_told_before() {
     drop(leaves);
     assert_eq!(frees.recv(), Ok(Code::Ok));
     assert_eq!((leasehold_request_free(request), leasehold_client_free(client)), (Code::Ok, Code::Ok));
+}
+
+/// Where it hangs for whoever has something to say itself, and not where that is left to another thread.
+unsafe extern "C" fn hangs_here(record: *const LogRecord, user: *mut c_void) {
+    // SAFETY: the test leaks it, and the record is there during the call.
+    let (talk, text) = unsafe { (&*user.cast::<Talk>(), std::ffi::CStr::from_ptr((*record).text)) };
+    let is_here = std::thread::current().name() == Some("says that it is slow");
+    if is_here && text.to_string_lossy().contains("is too slow") {
+        let _ = talk.leave.recv();
+    }
+}
+
+/// Since no thread could be had before, all places are taken.
+#[test]
+fn a_logger_that_hangs_does_not_keep_what_waits_from_being_told() {
+    let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
+    let talk: &'static Talk = Box::leak(Box::new(Talk { entered, leave }));
+    let (mut log, user) = (LogHandle::default(), (&raw const *talk).cast_mut().cast());
+    // SAFETY: a place that can be written to, and a function that any thread may call.
+    let code = unsafe { leasehold_log_new(LogLevel::Warn as i32, Some(hangs_here), user, &mut log) };
+    assert_eq!(code, Code::Ok);
+    let (aside, (stays, stay), (hung, hangs)) = (Aside::default(), bounded::<()>(0), bounded(1));
+    aside.leave(Box::new(move || {
+        hung.send(()).unwrap_or_default();
+        stay.recv().unwrap_or_default();
+    }));
+    assert_eq!(hangs.recv_timeout(Duration::from_secs(20)), Ok(()));
+    aside.leave(Box::new(|| talk.entered.send(()).unwrap_or_default()));
+    (1..MOST_WAITING).for_each(|_| aside.leave(Box::new(|| ())));
+    // As if the thread were gone that hangs.
+    aside.tell_all(Some(std::time::Instant::now()));
+    let says = move || aside.leave(Box::new(|| ()));
+    let says = std::thread::Builder::new().name("says that it is slow".to_owned()).spawn(says);
+    let told = enters.recv_timeout(Duration::from_secs(20));
+    drop((leaves, stays));
+    assert_eq!(told, Ok(()), "what waits is told by nobody");
+    assert!(says.is_ok_and(|says| says.join().is_ok()));
+    assert_eq!(leasehold_log_free(log), Code::Ok);
 }
 
 #[derive(Default)]

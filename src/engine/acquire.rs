@@ -89,9 +89,11 @@ impl Drop for Wait<'_> {
     /// After a panic: a lock that was handed over meanwhile is released, and the next in line gets its turn.
     fn drop(&mut self) {
         if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::Without)) {
-            log::warn!(target: "leasehold::client", key:? = granted.attempt.key;
-                "a waiter for lock {:?} panicked while it was handed over to it; it is released", granted.attempt.key);
+            // Before the log, which may hang.
             self.family.abandon(granted.attempt);
+            let key = &self.spec.lock.key;
+            log::warn!(target: "leasehold::client", key:?;
+                "a waiter for lock {key:?} panicked while it was handed over to it; it is released");
         }
     }
 }
@@ -208,10 +210,14 @@ impl<'a> Wait<'a> {
 
     /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self) {
-        // One of several keys may have it stand in the line of another.
         self.tells(Some(Instant::now()));
         self.begins();
         self.tells(None);
+        self.stand();
+    }
+
+    /// The same for a wait whose begin is reported.
+    pub(super) fn stand(&mut self) {
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone(), &self.users_code));
         pause!("acquire.entered");
     }

@@ -104,7 +104,7 @@ impl AnyWait<'_> {
         if matches!(self.patience, Patience::Once) {
             return self.ended();
         }
-        self.waits.iter_mut().for_each(Wait::enter);
+        self.enter(overall);
         let mut begin = Begin::Refused;
         while self.pause(overall, std::mem::replace(&mut begin, Begin::Wait)) {
             self.family.check_open()?;
@@ -116,6 +116,21 @@ impl AnyWait<'_> {
             }
         }
         self.ended()
+    }
+
+    /// Waits in the line of each key from now on. Reports it until the call's time is over.
+    fn enter(&mut self, overall: &Deadline) {
+        let (begun, mut is_late) = (Instant::now(), false);
+        for wait in &mut self.waits {
+            if !is_late {
+                // It stands in lines already.
+                wait.tells_since(begun);
+                wait.begins();
+                is_late = overall.is_over();
+            }
+            wait.stand();
+        }
+        self.waits.iter().take(1).for_each(|wait| wait.tells(None));
     }
 
     /// Leaves all lines. A lock that was handed over at the last moment is taken if there is no other, else released.
@@ -260,13 +275,9 @@ impl AnyWait<'_> {
     fn tell(&mut self, overall: &Deadline) {
         let begun = Instant::now();
         for _ in 0..self.waits.len() {
-            let now = Instant::now();
             let at = self.told % self.waits.len();
             let wait = &mut self.waits[at];
-            // Each counts alone, but many of them hold up the others as one that hangs does.
-            if now - begun < HANGS {
-                wait.tells(Some(now));
-            }
+            wait.tells_since(begun);
             wait.say();
             self.told = self.told.wrapping_add(1);
             if self.is_nudged() || overall.is_over() {

@@ -1,17 +1,20 @@
 //! What a wait makes of a lock that is handed over at the last moment or too late, and how it says why it ended.
 
+use super::super::queue::Queues;
 use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::spec;
 use crate::engine::spec::Callbacks;
 use crate::lease::{End, MAX_ACQUIRE_LEASE};
+use crate::model::event::Observer;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
 use crate::store::{Backend, Consistency, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
+use crate::sys::observing::Observing;
 
 /// Longer than any step takes.
 const SLACK: Duration = Duration::from_secs(60);
@@ -197,6 +200,49 @@ fn a_lock_that_was_granted_does_not_wait_until_what_was_handed_over_beside_it_is
     assert!(matches!(any.leave(Ok(Obtained::Granted(other)), &Deadline::after(SLACK)), Ok(Obtained::Granted(_))));
     drop(goes_on);
     assert!(bench.is_given_up());
+}
+
+/// Takes a while for each event, counts them, and looks who waits at each; the last one ends the call.
+struct Slow {
+    queues: std::sync::OnceLock<Arc<Queues>>,
+    waiting: parking_lot::Mutex<Vec<usize>>,
+    cancel: CancelToken,
+}
+
+impl Observer for Slow {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::WaitBegan { .. }) {
+            let mut waiting = self.waiting.lock();
+            waiting.push(self.queues.get().map_or(0, |queues| queues.len("k0")));
+            if waiting.len() == 6 {
+                self.cancel.cancel();
+            } else {
+                std::thread::sleep(HANGS * 2 / 5);
+            }
+        }
+    }
+}
+
+/// None of them takes as long as one that hangs.
+#[test]
+fn many_slow_reports_that_a_wait_begins_hold_up_neither_others_nor_its_end() {
+    let (clock, cancel) = (Clock::system(), CancelToken::new());
+    let slow = Arc::new(Slow { queues: Default::default(), waiting: Default::default(), cancel: cancel.clone() });
+    let options = ClientOptions { observing: Observing::by(slow.clone()), ..ClientOptions::default() };
+    let family = Family::new(Arc::new(Memory::open("", clock.clone())), clock, options);
+    assert!(slow.queues.set(family.queues.clone()).is_ok());
+    let specs = (0..10).map(|key| {
+        let lock = LockSpec { key: format!("k{key}"), ..spec() };
+        let mut held = lock.attempt(family.backend.info().grant_form.fresh(), MAX_ACQUIRE_LEASE);
+        assert!(matches!(family.backend.acquire(&mut held, &Deadline::after(SLACK)), Ok(Acquired::Granted { .. })));
+        WaitSpec { lock, stands_back: false, cancel: Some(cancel.clone()), on_wait: None, on_wait_every: None }
+    });
+    let error =
+        obtain_any(&family, specs.collect(), Patience::Endless, Order::AsGiven).err().expect("it was cancelled");
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    // First in its line at the second report, and passed over at the last.
+    let waiting = slow.waiting.lock();
+    assert_eq!((waiting.len(), waiting[1], waiting[5]), (6, 1, 0), "{waiting:?}");
 }
 
 #[test]

@@ -21,11 +21,11 @@ use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::{Thread, expect_users_code, here};
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here};
 
 /// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -309,10 +309,19 @@ impl Family {
                 }
             }
         };
+        let start = || {
+            let work = work();
+            let run = move || {
+                // The logger and the observer may hang, and the locks of others wait for this thread.
+                begin_to_keep_a_lock();
+                work();
+            };
+            Thread::spawn("leasehold-close", run).ok()
+        };
         let mut threads: Vec<Thread> = Vec::new();
         let more = |threads: &mut Vec<Thread>| {
             let wanted = threads.len().max(CLOSE_THREADS).min(holds.lock().len());
-            threads.extend((0..wanted).map_while(|_| Thread::spawn("leasehold-close", work()).ok()));
+            threads.extend((0..wanted).map_while(|_| start()));
         };
         more(&mut threads);
         if threads.is_empty() {
@@ -321,7 +330,8 @@ impl Family {
         let patience = soon.saturating_duration_since(Instant::now()) / 20;
         let mut released = Ok(());
         while open > 0 {
-            match answers.recv_deadline(by.min(Instant::now() + patience)) {
+            is_ready_by(&answers, by.min(Instant::now() + patience));
+            match answers.try_recv() {
                 Ok(answer) => {
                     open -= 1;
                     let failed = answer.err().filter(|error| error.kind() != ErrorKind::Lost);

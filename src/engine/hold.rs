@@ -373,8 +373,12 @@ impl Hold {
             }
             state.last_error = None;
             let stands_until = end_of(until, now, self.setup.clock.now());
-            // An earlier one without an answer may arrive still, and have asked for more.
-            self.requests.stands_until.fetch_max(stands_until.as_nanos(), Ordering::SeqCst);
+            match self.setup.terms.lease {
+                // Others may have given it an end; by now it is only read.
+                Lease::Forever => self.requests.stands_until.store(stands_until.as_nanos(), Ordering::SeqCst),
+                // An earlier one without an answer may arrive still, and have asked for more.
+                Lease::For(_) => drop(self.requests.stands_until.fetch_max(stands_until.as_nanos(), Ordering::SeqCst)),
+            }
             let wall = SystemTime::now();
             state.lock.renewed = Some(wall);
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));

@@ -222,6 +222,14 @@ impl Wait<'_> {
         self.users_code.runs(since);
     }
 
+    /// The same for one of many reports that began then. Each counts alone, but many of them hold up the others as one that
+    /// hangs does.
+    pub(super) fn tells_since(&self, begun: Instant) {
+        if begun.elapsed() < HANGS {
+            self.tells(Some(Instant::now()));
+        }
+    }
+
     /// Runs this, which may call code of the user's.
     pub(super) fn running(&self, run: impl FnOnce()) {
         self.tells(Some(Instant::now()));

@@ -19,6 +19,7 @@ use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::observing::later;
 use crate::sys::pause::pause;
+use crate::sys::thread::keeping_a_lock;
 
 /// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
@@ -112,8 +113,7 @@ impl Hold {
 
     pub(super) fn ended(&self, before: Phase, answer: Result<()>) -> Result<()> {
         if matches!(before, Phase::Lost(_)) {
-            if let Err(error) = answer {
-                log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
+            if let Err(error) = &answer {
                 // Its grant may stand in the store for long, or for ever, and nobody else knows of it: where the guard has
                 // expired, since somebody renewed its group, or by a wide margin.
                 let stands_long = !self.is_expired() || self.stands_for() > SHORT_REST;
@@ -122,6 +122,10 @@ impl Hold {
                 }
             }
             self.finish();
+            // At last, for the logger may hang.
+            if let Err(error) = answer {
+                log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
+            }
             return Err(self.lost());
         }
         if answer.as_ref().is_ok_and(|()| self.finish()) {
@@ -234,7 +238,10 @@ impl Hold {
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
             let key = shown(&self.grant.lock.key);
-            log::warn!(target: "leasehold::guard", key:?; "a heartbeat of lock {key:?} that hangs is left behind");
+            // The lock is still to be released.
+            keeping_a_lock(
+                || log::warn!(target: "leasehold::guard", key:?; "a heartbeat of lock {key:?} that hangs is left behind"),
+            );
         }
     }
 

@@ -14,10 +14,10 @@ use crate::store::{Attempt, Backend, Purpose, Released};
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::log;
 use crate::sys::pause::pause;
-use crate::sys::thread::{Thread, begin_to_keep_a_lock};
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock};
 
 /// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
 const MOST: usize = 4096;
@@ -84,14 +84,17 @@ impl Undo {
         };
         // A full channel holds one already.
         let _ = self.more.try_send(());
-        if let Some(left) = surplus {
-            log::warn!(target: "leasehold::client", key:? = left.attempt.key;
-                "a grant of lock {:?} that nobody holds is not given up, for too many wait for that; if it stands in the \
-                 store, it does so until its lease ends or it is released", left.attempt.key);
-        }
-        if let Err(error) = started {
-            log::warn!(target: "leasehold::client", key:?; "a grant of lock {key:?} that nobody holds is given up later: {error}");
-        }
+        // Others may wait for the caller, and the logger may hang.
+        keeping_a_lock(|| {
+            if let Some(left) = surplus {
+                log::warn!(target: "leasehold::client", key:? = left.attempt.key;
+                    "a grant of lock {:?} that nobody holds is not given up, for too many wait for that; if it stands in \
+                     the store, it does so until its lease ends or it is released", left.attempt.key);
+            }
+            if let Err(error) = started {
+                log::warn!(target: "leasehold::client", key:?; "a grant of lock {key:?} that nobody holds is given up later: {error}");
+            }
+        });
     }
 
     /// Tries again to start a thread that could not be started when there was something to give up.
@@ -135,7 +138,7 @@ impl Undo {
         let _ = self.more.try_send(());
         if !is_running {
             // No thread could be started for what is left.
-            self.run(&Deadline::at(soon));
+            keeping_a_lock(|| self.run(&Deadline::at(soon)));
         }
         match thread {
             Some(thread) => {
@@ -144,7 +147,7 @@ impl Undo {
                 thread.join_by(by);
             }
             // It must not be cut off for whom it was begun.
-            None if is_running => drop(self.stop.cancelled().recv_deadline(soon)),
+            None if is_running => drop(is_ready_by(self.stop.cancelled(), soon)),
             None => {}
         }
         self.stop.cancel();
@@ -221,9 +224,12 @@ impl Undo {
 }
 
 fn warn_of_left(count: usize) {
-    log::warn!(target: "leasehold::client", count;
-        "grants that nobody holds could not be given up; what stands in the store does so until its lease ends or it is \
-         released");
+    // Some of them may still be.
+    keeping_a_lock(|| {
+        log::warn!(target: "leasehold::client", count;
+            "grants that nobody holds could not be given up; what stands in the store does so until its lease ends or it \
+             is released");
+    });
 }
 
 impl State {

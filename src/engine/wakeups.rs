@@ -22,7 +22,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::pause::pause;
-use crate::sys::thread::{Thread, begin_to_keep_a_lock};
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock};
 
 /// The thread lives this much longer than the last wait, in case somebody waits again.
 const LINGER: Duration = Duration::from_millis(100);
@@ -128,7 +128,8 @@ impl Wakeups {
                     let is_news = state.poll(&end);
                     drop(state);
                     if is_news {
-                        self.say(&end);
+                        // By the first in a line, whom others would wait for where the logger hangs.
+                        keeping_a_lock(|| self.say(&end));
                     }
                     return false;
                 }

@@ -13,7 +13,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::far_from;
 use crate::sys::log;
-use crate::sys::observing::contained;
+use crate::sys::observing::{contained, panic_logged};
 use crate::sys::thread::{self, Thread};
 
 /// It looks at least this often while something is held.
@@ -150,7 +150,7 @@ fn run(
         let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
         let next = next_look.into_iter().chain(next_start).min();
         // This may drop the last handle, and callbacks with it: no mutex may be held.
-        contained("drop of a callback", || drop(watched));
+        panic_logged("drop of a callback", || drop(watched));
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);

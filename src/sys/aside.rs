@@ -15,7 +15,7 @@ use crate::sys::thread::{Thread, here, keeping_a_lock};
 const TURN: Duration = Duration::from_millis(100);
 /// So many may wait for a slow observer. From then on only beginnings and ends are kept, of which there is one for each
 /// lock; and from ten times as many on, nothing.
-const MOST_WAITING: usize = 10_000;
+pub(crate) const MOST_WAITING: usize = 10_000;
 
 pub(crate) type Told = Box<dyn FnOnce() + Send>;
 
@@ -97,7 +97,10 @@ impl Aside {
         queue.left_out += 1;
         if !std::mem::replace(&mut queue.has_warned, true) {
             drop(queue);
-            log::warn!(target: "leasehold::callback", "a callback or a logger is too slow: some of what happens is not reported to it");
+            // The thread is still to be started, and the logger may hang.
+            keeping_a_lock(
+                || log::warn!(target: "leasehold::callback", "a callback or a logger is too slow: some of what happens is not reported to it"),
+            );
         }
         needs_thread
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender, TryRecvError};
 use parking_lot::Mutex;
 
-use crate::sys::deadline::far_from;
+use crate::sys::deadline::{far_from, is_ready_by};
 
 /// Ends every wait that was started with it, now and later. Clones share one switch.
 ///
@@ -70,8 +70,7 @@ impl CancelToken {
 
     /// Waits until it is cancelled, for at most `timeout`; whether it is.
     pub fn wait_timeout(&self, timeout: Duration) -> bool {
-        let _ = self.cancelled.recv_deadline(far_from(Instant::now(), timeout));
-        self.is_cancelled()
+        is_ready_by(&self.cancelled, far_from(Instant::now(), timeout))
     }
 
     /// Cancels it when the answer is dropped, by whatever way: an early return, a panic, an async task that is

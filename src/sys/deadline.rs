@@ -2,9 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, Select};
 
 use crate::sys::cancel::CancelToken;
+use crate::sys::thread::lives;
+
+/// How often a thread that ends looks whether what it waits for is there.
+const LOOK: Duration = Duration::from_millis(1);
 
 /// Until when a call may take. Every call to a store returns by then, whatever the network does.
 #[derive(Clone, Debug)]
@@ -102,10 +106,10 @@ impl Deadline {
     /// The same; what ended the wait.
     pub fn wait_for_event(&self, limit: Duration, event: &Receiver<()>) -> Waited {
         let until = self.at.min(far_from(Instant::now(), limit));
-        let mut select = crossbeam_channel::Select::new();
+        let mut select = Select::new();
         select.recv(event);
         self.also_wait(&mut select);
-        let _ = select.ready_deadline(until);
+        ready_by(&mut select, until);
         match event.try_recv() {
             _ if self.is_over() => Waited::Over,
             Ok(()) => Waited::Event,
@@ -116,21 +120,43 @@ impl Deadline {
     /// Waits until one of `events` is ready, without taking anything, or until `limit` has passed.
     pub fn wait_for_any<'a>(&'a self, limit: Duration, events: impl Iterator<Item = &'a Receiver<()>>) -> bool {
         let until = self.at.min(far_from(Instant::now(), limit));
-        let mut select = crossbeam_channel::Select::new();
+        let mut select = Select::new();
         events.for_each(|event| {
             select.recv(event);
         });
         self.also_wait(&mut select);
-        let _ = select.ready_deadline(until);
+        ready_by(&mut select, until);
         !self.is_over()
     }
 
     /// Lets `select` become ready when this is cancelled.
-    pub fn also_wait<'a>(&'a self, select: &mut crossbeam_channel::Select<'a>) {
+    pub fn also_wait<'a>(&'a self, select: &mut Select<'a>) {
         for cancel in &self.cancels {
             select.recv(cancel.cancelled());
         }
     }
+}
+
+/// Waits until one of these is ready, or until `until`; whether one is. Also in a thread's end, where a channel can wake nobody.
+pub fn ready_by(select: &mut Select<'_>, until: Instant) -> bool {
+    if lives() {
+        return select.ready_deadline(until).is_ok();
+    }
+    while select.try_ready().is_err() {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        std::thread::sleep(left.min(LOOK));
+    }
+    true
+}
+
+/// The same for one.
+pub fn is_ready_by<T>(receiver: &Receiver<T>, until: Instant) -> bool {
+    let mut select = Select::new();
+    select.recv(receiver);
+    ready_by(&mut select, until)
 }
 
 /// `after` from `now`, or a hundred years where that can't be said.

@@ -16,7 +16,7 @@ use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
 use super::caught::caught;
-use super::deadline::Deadline;
+use super::deadline::{Deadline, ready_by};
 use super::thread::{self, Thread};
 use crate::model::error::{Error, ErrorKind, Result};
 
@@ -144,7 +144,7 @@ fn wait<T>(answer: &crossbeam_channel::Receiver<T>, by: &Deadline) -> Result<T, 
     let mut select = crossbeam_channel::Select::new();
     select.recv(answer);
     by.also_wait(&mut select);
-    let _ = select.ready_deadline(by.instant());
+    ready_by(&mut select, by.instant());
     // An answer that is there counts, whatever else is.
     answer.try_recv().map_err(|error| match error {
         crossbeam_channel::TryRecvError::Empty => Stopped::Over,

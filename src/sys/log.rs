@@ -20,12 +20,28 @@ const WRITTEN: Duration = Duration::from_millis(20);
 
 /// What threads have to say that locks depend on.
 fn aside() -> Aside {
-    static ALL: Mutex<Option<(ProcessId, Aside)>> = Mutex::new(None);
-    // In a forked child it may be locked for ever.
-    let Some(mut all) = ALL.try_lock_for(WRITTEN) else { return Aside::default() };
-    match &*all {
-        Some((process, aside)) if process.is_current() => aside.clone(),
-        _ => all.insert((ProcessId::current(), Aside::default())).1.clone(),
+    static ALL: Asides = Asides { places: [const { Mutex::new(None) }; 2], at: AtomicUsize::new(0) };
+    ALL.get()
+}
+
+/// One for each process. In a forked child a place may be locked for ever: it goes on with the other one.
+struct Asides {
+    places: [Mutex<Option<(ProcessId, Aside)>>; 2],
+    at: AtomicUsize,
+}
+
+impl Asides {
+    fn get(&self) -> Aside {
+        let first = self.at.load(Ordering::SeqCst);
+        for at in [first, 1 - first] {
+            let Some(mut place) = self.places[at].try_lock_for(WRITTEN) else { continue };
+            self.at.store(at, Ordering::SeqCst);
+            return match &*place {
+                Some((process, aside)) if process.is_current() => aside.clone(),
+                _ => place.insert((ProcessId::current(), Aside::default())).1.clone(),
+            };
+        }
+        Aside::default()
     }
 }
 
@@ -153,3 +169,20 @@ macro_rules! trace_ { ($($arg:tt)+) => { $crate::sys::log::contained(|| ::log::t
 // Not every store uses each of them.
 #[allow(unused_imports)]
 pub(crate) use {debug_ as debug, error_ as error, info_ as info, trace_ as trace, warn_ as warn};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn where_a_fork_left_its_place_locked_a_process_has_another_one_and_does_not_wait_each_time() {
+        let asides = Asides { places: [const { Mutex::new(None) }; 2], at: AtomicUsize::new(0) };
+        let _left = asides.places[0].lock();
+        let (leave, left) = crossbeam_channel::bounded::<()>(0);
+        asides.get().leave(Box::new(move || left.recv().unwrap_or_default()));
+        let began = Instant::now();
+        assert!((0..1_000).all(|_| !asides.get().is_told()), "each line has one of its own");
+        assert!(began.elapsed() < 500 * WRITTEN, "each line waits");
+        drop(leave);
+    }
+}

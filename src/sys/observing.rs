@@ -11,7 +11,7 @@ use crate::model::event::{Event, Observer, Operation, WaitEnd};
 use crate::sys::aside::{Aside, Weight};
 use crate::sys::caught::caught;
 use crate::sys::log;
-use crate::sys::thread::keeps_a_lock;
+use crate::sys::thread::{begin_users_code, keeps_a_lock};
 
 /// The observer of a client, if it has one.
 #[derive(Clone, Default)]
@@ -38,8 +38,8 @@ impl Observing {
         self.observer.is_some()
     }
 
-    /// Reports it here; what heartbeats and the watcher have to report is told by another thread, since an observer that
-    /// is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
+    /// Reports it here; what heartbeats, the watcher and a close have to report is told by another thread, since an
+    /// observer that is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         let Some(observer) = &self.observer else { return };
         let goes_aside = keeps_a_lock() || event.leading_change() != 0;
@@ -209,6 +209,12 @@ impl fmt::Debug for Observing {
 
 /// Runs code of the user's: a panic in it is logged and ends here.
 pub(crate) fn contained(what: &str, run: impl FnOnce()) {
+    begin_users_code();
+    panic_logged(what, run);
+}
+
+/// The same where it is hardly ever the user's.
+pub(crate) fn panic_logged(what: &str, run: impl FnOnce()) {
     if caught(run).is_none() {
         log::error!(target: "leasehold::callback", "a panic in the {what} was contained");
     }

@@ -25,7 +25,27 @@ thread_local! {
     static KEEPS: Cell<Keeps> = const { Cell::new(Keeps::Nothing) };
     /// Of a thread of ours.
     static OWN: Cell<Option<ThreadId>> = const { Cell::new(None) };
+    static RAN_USERS_CODE: Cell<bool> = const { Cell::new(false) };
     static HERE: Cell<u8> = const { Cell::new(0) };
+    static LIVES: Lives = const { Lives };
+}
+
+/// Has a destructor, so that it is gone once its thread ends.
+struct Lives;
+
+impl Drop for Lives {
+    fn drop(&mut self) {}
+}
+
+/// This thread is about to run code of the user's.
+pub fn begin_users_code() {
+    RAN_USERS_CODE.set(true);
+}
+
+/// Whether this thread has yet to end, if that was asked of it before. In its end `thread::current()` panics, and with it
+/// each wait for a channel.
+pub fn lives() -> bool {
+    LIVES.try_with(|_| ()).is_ok()
 }
 
 /// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
@@ -83,6 +103,7 @@ pub struct Thread {
 #[derive(Debug, Default)]
 struct End {
     is_there: Mutex<bool>,
+    ran_users_code: AtomicBool,
     came: Condvar,
 }
 
@@ -97,6 +118,7 @@ struct Running(Arc<End>);
 
 impl Drop for Running {
     fn drop(&mut self) {
+        self.0.ran_users_code.store(RAN_USERS_CODE.get(), Ordering::SeqCst);
         *self.0.is_there() = true;
         self.0.came.notify_all();
     }
@@ -132,9 +154,9 @@ impl Thread {
         Ok(Thread { handle, end })
     }
 
-    /// Which thread it is.
-    pub fn id(&self) -> ThreadId {
-        self.handle.thread().id()
+    /// Whether the caller runs on it.
+    pub fn is_here(&self) -> bool {
+        OWN.get() == Some(self.handle.thread().id())
     }
 
     /// Whether it has ended.
@@ -144,7 +166,7 @@ impl Thread {
 
     /// Waits for its end until `by`; whether it ended. Called on the thread itself, it does not wait.
     pub fn wait_until(&self, by: Instant) -> bool {
-        if OWN.get() == Some(self.id()) {
+        if self.is_here() {
             return false;
         }
         let left = by.saturating_duration_since(Instant::now());
@@ -155,8 +177,9 @@ impl Thread {
     /// The same, then lets it go on by itself.
     pub fn join_by(self, by: Instant) -> bool {
         let ended = self.wait_until(by);
-        if ended {
-            // Its body is over, a panic was contained in it: this returns at once.
+        // What code of the user's has left in it may wait for the caller, when it is destroyed. Without, its body is over, a
+        // panic was contained in it, and this returns at once.
+        if ended && !self.end.ran_users_code.load(Ordering::SeqCst) {
             let _ = self.handle.join();
         }
         ended
@@ -194,5 +217,30 @@ mod tests {
         assert!(thread.join_by(long()));
         let thread = Thread::spawn("leasehold-test", || panic!("as a test")).unwrap();
         assert!(thread.wait_until(long()) && thread.is_over() && thread.join_by(long()));
+    }
+
+    /// As the destructor of what a callback in C++ has left in its thread.
+    #[test]
+    fn what_a_thread_leaves_behind_may_wait_for_who_waits_for_the_thread() {
+        struct Waits(crossbeam_channel::Receiver<()>, crossbeam_channel::Sender<()>);
+        impl Drop for Waits {
+            fn drop(&mut self) {
+                let _ = (self.0.recv(), self.1.send(()));
+            }
+        }
+        thread_local! {
+            static LEFT: Cell<Option<Waits>> = const { Cell::new(None) };
+        }
+        let ((release, let_go), (gone, goes), (ended, ends)) = (bounded(0), bounded(1), bounded(1));
+        let body = move || {
+            begin_users_code();
+            LEFT.set(Some(Waits(let_go, gone)));
+        };
+        let thread = Thread::spawn("leasehold-test", body).unwrap();
+        let long = Duration::from_secs(20);
+        std::thread::spawn(move || ended.send(thread.join_by(Instant::now() + long)));
+        assert_eq!(ends.recv_timeout(long), Ok(true), "it waits for the destructor");
+        drop(release);
+        assert_eq!(goes.recv_timeout(long), Ok(()));
     }
 }

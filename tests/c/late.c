@@ -1,6 +1,8 @@
 /* What ends late, and without being asked: by a close, in a thread's and in the process's own end. */
+#include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -15,12 +17,31 @@ static void says(const leasehold_log_record *record, void *user) {
 
 static struct {
   leasehold_guard guard;
+  leasehold_election election, campaigned;
+  leasehold_leadership leadership;
   leasehold_log log;
 } last;
 
+static int tells[2];
+
+static void lost(uint64_t token, const char *text, size_t text_len, void *user) {
+  (void)token, (void)text, (void)text_len, (void)user;
+  CHECK(write(tells[1], "l", 1) == 1);
+}
+
+static pthread_key_t key;
+static int rounds;
+
+/* At last, when nothing is left of what the library had for the thread. */
 static void frees(void *unused) {
-  (void)unused;
+  if (++rounds < 3) {
+    CHECK(pthread_setspecific(key, unused) == 0);
+    return;
+  }
   OK(leasehold_guard_free(last.guard));
+  OK(leasehold_election_free(last.election));
+  OK(leasehold_leadership_free(last.leadership));
+  OK(leasehold_election_free(last.campaigned));
   OK(leasehold_log_free(last.log));
 }
 
@@ -44,7 +65,28 @@ static leasehold_guard renewed(const char *url) {
   return guard;
 }
 
-static pthread_key_t key;
+static pid_t writer;
+
+/* Another process writes, for a moment: what is to be released has to wait. */
+static void is_written(const char *url) {
+  char byte, index[4096];
+  int begun[2];
+  struct flock lock;
+  memset(&lock, 0, sizeof lock);
+  lock.l_type = F_WRLCK, lock.l_whence = SEEK_SET;
+  lock.l_start = 120, lock.l_len = 1; /* as SQLite has it */
+  CHECK(snprintf(index, sizeof index, "%s-shm", strchr(url, ':') + 1) < (int)sizeof index && pipe(begun) == 0);
+  writer = fork();
+  CHECK(writer >= 0);
+  if (writer == 0) {
+    int file = open(index, O_RDWR);
+    if (file >= 0 && fcntl(file, F_SETLKW, &lock) == 0 && write(begun[1], "w", 1) == 1) {
+      poll(NULL, 0, 300);
+    }
+    kill(getpid(), SIGKILL); /* whatever it has of its parent's stays as it is */
+  }
+  CHECK(close(begun[1]) == 0 && read(begun[0], &byte, 1) == 1 && close(begun[0]) == 0);
+}
 
 static void *ends(void *url) {
   leasehold_guard guard = {0};
@@ -53,8 +95,21 @@ static void *ends(void *url) {
   OK(leasehold_guard_free(guard));
   EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_guard_free(guard));
   last.guard = renewed((const char *)url);
+  /* To free it waits for the end of its term, and for the callback. */
+  bool leads = false;
+  OK(leasehold_election_new(to_close, TEXT("led"), &last.election));
+  OK(leasehold_election_set_on_lost(last.election, lost, NULL));
+  OK(leasehold_election_run(last.election));
+  while (!leads) {
+    poll(NULL, 0, 1);
+    OK(leasehold_election_is_leader(last.election, &leads));
+  }
+  OK(leasehold_election_new(to_close, TEXT("campaigned"), &last.campaigned));
+  OK(leasehold_election_set_on_lost(last.campaigned, lost, NULL));
+  OK(leasehold_election_campaign(last.campaigned, &last.leadership));
   OK(leasehold_log_new(LEASEHOLD_LOG_LEVEL_WARN, says, NULL, &last.log));
   CHECK(pthread_setspecific(key, &last) == 0);
+  is_written((const char *)url);
   return NULL;
 }
 
@@ -83,12 +138,18 @@ int main(int argc, char **argv) {
   OK(leasehold_client_try_lock(to_close, TEXT("exit"), &guard));
   OK(leasehold_guard_free(guard));
 
-  /* A thread whose last deed is to free. */
+  /* A thread whose last deed is to free, and to wait for that. */
   pthread_t thread;
-  CHECK(pthread_key_create(&key, frees) == 0 && pthread_create(&thread, NULL, ends, argv[1]) == 0);
+  char byte, told[2];
+  CHECK(pipe(tells) == 0 && pthread_key_create(&key, frees) == 0);
+  CHECK(pthread_create(&thread, NULL, ends, argv[1]) == 0);
   CHECK(pthread_join(thread, NULL) == 0 && pthread_key_delete(key) == 0);
-  OK(leasehold_client_try_lock(to_close, TEXT("thread"), &guard));
-  OK(leasehold_guard_free(guard));
+  CHECK(read(tells[0], told, 2) == 2 && waitpid(writer, &status, 0) == writer);
+  const char *freed_keys[] = {"thread", "led", "campaigned"};
+  for (int i = 0; i < 3; i++) {
+    OK(leasehold_client_try_lock(to_close, TEXT(freed_keys[i]), &guard));
+    OK(leasehold_guard_free(guard));
+  }
 
   /* A loss that nobody wants to hear of any more. */
   leasehold_request request = {0};
@@ -103,7 +164,6 @@ int main(int argc, char **argv) {
   OK(leasehold_request_free(request));
 
   /* What is handed over is nothing to poll for any more. */
-  char byte;
   leasehold_lock lock = {0};
   OK(leasehold_client_lock(to_close, TEXT("handed over"), &guard));
   OK(leasehold_guard_loss_descriptor(guard, &descriptor));

@@ -5,13 +5,14 @@ use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::Instant;
 
-use crossbeam_channel::{Receiver, Sender, never, select};
+use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, never};
 use parking_lot::Mutex;
 
 use super::leader::Leader;
 use super::leadership::TermEnd;
 use crate::model::error::Result;
 use crate::model::loss::Loss;
+use crate::sys::deadline::is_ready_by;
 use crate::sys::observing::contained;
 use crate::sys::thread::Thread;
 
@@ -92,11 +93,10 @@ impl Dispatcher {
 
     /// Waits until everything is reported, at most until `by`. Called by a callback, it does not wait.
     pub fn flush(&self, by: Instant) {
-        let me = std::thread::current().id();
-        if self.thread.lock().as_ref().is_some_and(|thread| thread.id() != me) {
+        if self.thread.lock().as_ref().is_some_and(|thread| !thread.is_here()) {
             let (told, all_told) = crossbeam_channel::bounded(0);
             self.tell(Message::Flush(told));
-            let _ = all_told.recv_deadline(by);
+            is_ready_by(&all_told, by);
         }
     }
 }
@@ -115,22 +115,24 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
         let loss = term.as_ref().map_or(&nothing, |(_, loss)| loss);
         let message = match next {
             Some(message) => message,
-            None => select! {
-                recv(inbox) -> message => match (message, &term) {
-                    (Ok(message @ Message::Over(token, _)), Some((open, _))) if token == *open => message,
-                    (Ok(message), Some(_)) if matches!(message, Message::Won(..)) || !later.is_empty() => {
-                        later.push_back(message);
-                        continue;
-                    }
-                    (Ok(message), _) => message,
-                    (Err(_), _) => return,
-                },
+            None if is_lost_next(inbox, loss) => match (loss.try_recv(), &mut term) {
+                (Ok(loss), Some((token, _))) => Message::Over(*token, TermEnd::Lost(loss)),
                 // A release disconnects the channel, and sends a message of its own that says why.
-                recv(loss) -> loss => match (loss, &mut term) {
-                    (Ok(loss), Some((token, _))) => Message::Over(*token, TermEnd::Lost(loss)),
-                    (_, Some((_, loss))) => { *loss = never(); continue }
-                    (_, None) => continue,
-                },
+                (Err(TryRecvError::Disconnected), Some((_, loss))) => {
+                    *loss = never();
+                    continue;
+                }
+                _ => continue,
+            },
+            None => match (inbox.try_recv(), &term) {
+                (Ok(message @ Message::Over(token, _)), Some((open, _))) if token == *open => message,
+                (Ok(message), Some(_)) if matches!(message, Message::Won(..)) || !later.is_empty() => {
+                    later.push_back(message);
+                    continue;
+                }
+                (Ok(message), _) => message,
+                (Err(TryRecvError::Empty), _) => continue,
+                (Err(TryRecvError::Disconnected), _) => return,
             },
         };
         match message {
@@ -149,6 +151,14 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
             Message::Flush(told) => drop(told),
         }
     }
+}
+
+/// Waits for either; whether it is the loss. It takes nothing: who sends to one that waits to take it needs
+/// `thread::current()`, which a thread that ends has not.
+fn is_lost_next(inbox: &Receiver<Message>, loss: &Receiver<Loss>) -> bool {
+    let mut select = Select::new();
+    let (_, lost) = (select.recv(inbox), select.recv(loss));
+    select.ready() == lost
 }
 
 #[cfg(test)]

@@ -15,6 +15,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::model::error::{ErrorKind, Result};
+use crate::sys::caught::caught;
 use crate::sys::deadline::far_from;
 use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
@@ -247,7 +248,7 @@ impl Election {
 
     /// What a drop does, for an owner that shares the election with others.
     pub(crate) fn end_quietly(&self) {
-        if let Err(error) = self.shared.stop(self.drop_by().instant(), Ends::ButCampaigns)
+        if let Some(Err(error)) = caught(|| self.shared.stop(self.drop_by().instant(), Ends::ButCampaigns))
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::election", name:? = self.shared.node.name;

@@ -16,7 +16,7 @@ use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
-use crate::sys::thread::{Thread, begin_to_keep_a_lock};
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, here};
 
 /// The closure of `lead`.
 pub(super) type Work = Box<dyn FnMut(&Leadership) -> Result<(), String> + Send>;
@@ -47,7 +47,7 @@ pub(super) enum WorkEnd {
 /// Campaigns until it is stopped.
 pub(super) fn run(stands: &Stands, work: Option<Work>) {
     let (shared, standing) = (&stands.shared, &stands.standing);
-    standing.crew.lock().push(std::thread::current().id());
+    standing.crew.lock().push(here());
     let work = work.map(|work| Arc::new(Mutex::new(work)));
     loop {
         let pause = match caught(|| term(stands, work.as_ref())) {
@@ -121,8 +121,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     let (tell, done) = bounded(1);
     let standing = stands.standing.clone();
     Thread::spawn_for_user("leasehold-lead", move || {
-        let me = std::thread::current().id();
-        standing.crew.lock().push(me);
+        standing.crew.lock().push(here());
         let name = leadership.name().to_owned();
         let end = caught(|| work.lock()(&leadership));
         // The term ends whatever becomes of the lines.
@@ -138,7 +137,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
                 WorkEnd::Panicked
             }
         };
-        standing.crew.lock().retain(|id| *id != me);
+        standing.crew.lock().retain(|thread| *thread != here());
         drop(leadership);
         let _ = tell.send(end);
     })?;

@@ -119,7 +119,7 @@ impl Sqlite {
             && let Err(error) = self.sight(rows.iter().zip(&views))
         {
             // The next read tries again.
-            log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
+            keeping_a_lock(|| log::debug!(target: "leasehold::sqlite", "{}", Error::from(error)));
         }
         let records = views.into_iter().map(|view| Seen::new(view.record, times, None)).collect();
         Page { records, next }

@@ -14,7 +14,7 @@ use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::log_is_written;
 use leasehold::testing::{Failure, MemoryStore};
-use leasehold::{CancelToken, ErrorKind, Leadership, Operation};
+use leasehold::{CancelToken, ErrorKind, Leadership, LockGuard, Operation};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -130,8 +130,11 @@ impl log::Log for In {
     fn flush(&self) {}
 }
 
+static STOOD: AtomicBool = AtomicBool::new(false);
+
 /// Until `go_on`, as where nobody reads standard error.
 fn stand() {
+    STOOD.store(true, Ordering::SeqCst);
     let stands = STANDS.0.lock().unwrap();
     drop(STANDS.1.wait_while(stands, |stands| *stands).unwrap());
 }
@@ -226,6 +229,65 @@ fn a_logger_that_hangs_keeps_no_leadership_that_its_user_ends() {
             assert!(rival.try_lock("job").unwrap().is_some(), "it is renewed for nobody");
         }
         assert_eq!(*KEPT.lock().unwrap(), [""; 0], "the logger does not stand");
+        go_on();
+    });
+}
+
+/// A guard whose release fails at first, and what it does then while the logger hangs at this line.
+#[track_caller]
+fn is_given_up_where_the_logger_hangs(line: &'static str, ends: fn(LockGuard)) {
+    listen_with(Box::leak(Box::new(In(line, stand))), log::LevelFilter::Debug);
+    let store = Store::memory();
+    let builder = store.builder().drop_timeout(Duration::from_millis(200));
+    let client = builder.lease(Duration::from_secs(3600)).connect().unwrap();
+    let guard = client.request("k").max_hold(Duration::from_millis(300)).lock().unwrap();
+    store.plan.always(Call::Release, Fault::FailBefore);
+    thread::spawn(move || ends(guard));
+    wait_until("the logger hangs", || STOOD.load(Ordering::SeqCst));
+    store.plan.heal();
+    let rival = store.bystander();
+    wait_until("the lock is free", || rival.try_lock("k").unwrap().is_some());
+    go_on();
+}
+
+#[test]
+fn a_logger_that_hangs_where_a_release_failed_leaves_no_lock_standing() {
+    alone("errors::logs::a_logger_that_hangs_where_a_release_failed_leaves_no_lock_standing", || {
+        is_given_up_where_the_logger_hangs("could not be released yet", drop);
+    });
+}
+
+#[test]
+fn a_logger_that_hangs_where_a_lost_lock_could_not_be_released_leaves_it_to_others() {
+    alone("errors::logs::a_logger_that_hangs_where_a_lost_lock_could_not_be_released_leaves_it_to_others", || {
+        is_given_up_where_the_logger_hangs("releasing a lost lock", |guard| {
+            guard.loss().wait().unwrap();
+            drop(guard.release());
+        });
+    });
+}
+
+/// The guard's own thread hangs as well, in the store.
+#[test]
+fn a_logger_that_hangs_where_a_heartbeat_does_keeps_no_lock_that_is_given_up() {
+    alone("errors::logs::a_logger_that_hangs_where_a_heartbeat_does_keeps_no_lock_that_is_given_up", || {
+        listen_with(&In("that hangs is left behind", stand), log::LevelFilter::Warn);
+        for closes in [false, true] {
+            let (store, (go, stuck)) = (Store::memory(), crossbeam_channel::bounded(0));
+            let builder = store.builder().drop_timeout(Duration::from_millis(400)).lease(Duration::from_secs(3600));
+            let client = builder.heartbeat(Duration::from_millis(10)).connect().unwrap();
+            let guard = client.lock("k").unwrap();
+            store.plan.next(Call::Renew, Fault::Stuck(stuck));
+            wait_until("the heartbeat hangs", || store.plan.unmet() == 0);
+            thread::spawn(move || match closes {
+                true => drop((client.close(), guard)),
+                false => drop(guard),
+            });
+            let rival = store.bystander();
+            wait_until("the lock is free", || rival.try_lock("k").unwrap().is_some());
+            drop(go);
+        }
+        assert!(STOOD.load(Ordering::SeqCst), "nothing was said");
         go_on();
     });
 }
