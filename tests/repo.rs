@@ -341,3 +341,20 @@ fn the_default_build_stays_small() {
         assert_eq!(names.len(), crates.len(), "one crate in two versions: {crates:?}");
     }
 }
+
+/// Else whoever builds them all finds it, much later.
+#[test]
+fn the_patches_of_broken_locks_still_fit() {
+    let copy = tempfile::tempdir().unwrap();
+    let run = |command: &mut std::process::Command| {
+        let output = command.current_dir(copy.path()).output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    };
+    run(std::process::Command::new("cp")
+        .arg("-r")
+        .args(["src", "examples"].map(|folder| root().join(folder)))
+        .arg("."));
+    for patch in files("tests/torture_mutants", "patch") {
+        run(std::process::Command::new("git").args(["apply", "-p0"]).arg(root().join(patch)));
+    }
+}

@@ -132,14 +132,14 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
     }
 }
 
-/// Where a grace makes each takeover long there are two groups of nodes, each with an election of its own, that do not
-/// wait for each other.
+/// Most of it is waiting for takeovers, so there are several groups of nodes, each with an election of its own, that do not
+/// wait for each other: more of them where a grace makes each takeover long.
 fn on(module: &str) {
     let Some(store) = is_wanted(module).then(|| of(module)).flatten() else { return };
     let poll = if store.module == "sqlite" { ms(5) } else { ms(50) };
     let started = Instant::now();
     std::thread::scope(|scope| {
-        let groups = if store.grace.is_zero() { 1 } else { 2 };
+        let groups = if store.grace.is_zero() { 2 } else { 4 };
         for group in 0..groups {
             let (store, job) = (&store, format!("job{group}"));
             scope.spawn(move || one_leads_at_a_time(store, &job, poll, TERMS / groups));
