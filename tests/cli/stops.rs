@@ -237,3 +237,15 @@ fn ctrl_c_ends_a_script_of_bash() {
         assert!(!said.contains("went-on"), "{said:?}");
     }
 }
+
+#[test]
+fn ctrl_c_ends_a_script_that_waits_for_hold() {
+    let (_store, mut terminal) = shell();
+    terminal.types("bash -c 'leasehold hold k --pid $$; echo went-\"\"on'\n");
+    terminal.sees("fencing_token");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$?\n");
+    let said = terminal.sees("code=130");
+    assert!(!said.contains("went-on"), "{said:?}");
+}
