@@ -142,12 +142,6 @@ impl Keeper {
         }
     }
 
-    /// How long it waits if nothing else is said.
-    #[cfg(target_os = "linux")]
-    pub fn left(&self) -> Option<Duration> {
-        self.told.flatten().map(|at| at.saturating_sub(since_boot()))
-    }
-
     pub fn pid(&self) -> Option<Pid> {
         i32::try_from(self.child.id()).ok().map(Pid::from_raw)
     }

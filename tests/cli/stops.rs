@@ -17,7 +17,7 @@ fn works(store: &Store) -> String {
 }
 
 /// Which says so.
-fn its_pid(terminal: &mut Terminal) -> String {
+pub fn its_pid(terminal: &mut Terminal) -> String {
     terminal.sees("in-");
     terminal.sees("\r\n").trim_end().to_owned()
 }
