@@ -20,8 +20,8 @@ use crate::signals::{ENDING, PASSED_ON};
 use crate::words::words;
 use crate::{stops, warnings};
 
-/// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
-const STOPPED: Duration = Duration::from_millis(200);
+/// Looks for a part of the command that asks for the terminal, of which nobody tells.
+const ASKED: Duration = Duration::from_secs(1);
 /// Looks for what the command left behind, where nobody tells that it ended.
 const LEFT_BEHIND: Duration = Duration::from_millis(100);
 
@@ -98,10 +98,10 @@ impl<'a> Holding<'a> {
     pub fn go_on(&mut self, signals: &Receiver<Signal>) {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.lease / 20);
+        let asked = if self.job.shares_terminal() { tick(ASKED) } else { never() };
         loop {
-            if self.look() {
-                self.resume_at = at(Instant::now() + STOPPED);
-            }
+            let goes_on_after = self.look();
+            self.resume_after(goes_on_after);
             if self.job.is_gone() {
                 // It must not run beside the next holder.
                 self.health = None;
@@ -125,8 +125,8 @@ impl<'a> Holding<'a> {
                         self.resume();
                     }
                     Ok(stops::TOLD_AS) => {
-                        self.job.stop();
-                        self.resume_at = at(Instant::now() + STOPPED);
+                        let goes_on_after = self.job.stop(self.killing.rest());
+                        self.resume_after(goes_on_after);
                     }
                     Ok(signal) if PASSED_ON.contains(&signal) => self.pass_on(signal),
                     _ => {}
@@ -135,11 +135,16 @@ impl<'a> Holding<'a> {
                     Ok(loss) => self.lose(loss),
                     Err(_) => losses = never(),
                 },
-                recv(kill_at) -> _ => self.job.signal(Signal::SIGKILL),
+                recv(kill_at) -> _ => {
+                    self.job.signal(Signal::SIGKILL);
+                }
                 recv(looks) -> _ => {}
                 recv(asks) -> _ => {}
                 recv(told) -> _ => {}
                 recv(self.resume_at) -> _ => if self.job.is_stopped() && !self.is_halted() {
+                    self.resume();
+                },
+                recv(asked) -> _ => if !self.is_halted() && self.job.has_asked_unseen() {
                     self.resume();
                 },
                 recv(left_behind) -> _ => {}
@@ -173,7 +178,7 @@ impl<'a> Holding<'a> {
     }
 
     fn pass_on(&mut self, signal: Signal) {
-        self.job.signal(signal);
+        self.job.pass_on(signal);
         if !ENDING.contains(&signal) {
             return;
         }
@@ -190,7 +195,7 @@ impl<'a> Holding<'a> {
             self.kill_within(kill_after);
         }
         // A stopped command would take it only when somebody continues it, and keep the lock until then.
-        if self.look() || self.job.is_stopped() {
+        if self.look().is_some() || self.job.is_stopped() {
             self.resume();
             if self.is_halted() {
                 self.job.go_on();
@@ -206,6 +211,13 @@ impl<'a> Holding<'a> {
     /// Whether the loss was to stop the command: then only somebody else continues it.
     fn is_halted(&self) -> bool {
         self.losses.first.is_some() && matches!(self.ask.on_loss, OnLoss::Signal(signal) if is_stop(signal))
+    }
+
+    /// Unless somebody continues us before.
+    fn resume_after(&mut self, time: Option<Duration>) {
+        if let Some(time) = time {
+            self.resume_at = at(Instant::now() + time);
+        }
     }
 
     /// This process was stopped, and so was the command. It goes on only if the lock is still held.
@@ -313,11 +325,12 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// True: the command stopped, and so shall we.
-    fn look(&mut self) -> bool {
+    /// See [`Job::look`].
+    fn look(&mut self) -> Option<Duration> {
         let check = self.health.as_ref().and_then(Health::running);
         let beside = check.into_iter().chain(self.losses.on_loss.as_ref().map(|(command, _)| command));
-        self.job.look(&beside.flat_map(Beside::pids).collect::<Vec<Pid>>(), self.is_halted())
+        let beside: Vec<Pid> = beside.flat_map(Beside::pids).collect();
+        self.job.look(&beside, self.is_halted(), self.killing.rest())
     }
 
     /// TERM, and KILL while nobody else can be in.

@@ -21,16 +21,20 @@ use nix::unistd::{Pid, getpgrp};
 use crate::exec::Prepared;
 use crate::failure::code;
 use crate::keeper::{Keeper, Target};
-use crate::processes::is_alive;
 #[cfg(target_os = "linux")]
 use crate::processes::{INHERITED, children, stands_still, zombies};
+use crate::processes::{has_stopped, is_alive};
 use crate::signals::ended_by_key;
 use crate::stops;
 use crate::terminal::{Terminal, is_shared};
 
-/// How long a command has to obey a Ctrl-Z that is passed on. The keeper sees to the lock meanwhile.
+/// How long a command has to obey a Ctrl-Z that is passed on.
 #[cfg(target_os = "linux")]
 const OBEYED: Duration = Duration::from_secs(1);
+/// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
+const STOPPED: Duration = Duration::from_millis(200);
+/// What the terminal's keys tell its foreground, to end it.
+const KEYS: [Signal; 2] = [Signal::SIGINT, Signal::SIGQUIT];
 
 /// Only the main thread may have one: on Linux the command dies with the thread that started it.
 pub struct Job {
@@ -104,11 +108,42 @@ impl Job {
         }
     }
 
-    /// Sends a signal to the whole group.
-    pub fn signal(&self, signal: Signal) {
-        if !self.gone {
-            let _ = killpg(self.group, signal);
+    /// Sends a signal to the whole group. False: all of it has more rights than we, as `sudo`.
+    pub fn signal(&self, signal: Signal) -> bool {
+        self.gone || killpg(self.group, signal) != Err(Errno::EPERM)
+    }
+
+    /// The same with one that came to us.
+    pub fn pass_on(&mut self, signal: Signal) {
+        if !self.signal(signal) && KEYS.contains(&signal) {
+            self.hand_over();
         }
+    }
+
+    /// What we may not signal is reached by the next key itself, if this one came from the terminal.
+    fn hand_over(&mut self) {
+        self.terminal.iter_mut().for_each(|terminal| terminal.on_demand = false);
+        self.give_terminal();
+    }
+
+    /// The foreground, if we are there and the command may have it.
+    fn give_terminal(&self) {
+        let terminal = self.terminal.as_ref().filter(|terminal| !terminal.on_demand && terminal.is_ours());
+        terminal.into_iter().for_each(|terminal| terminal.give_to(self.group));
+    }
+
+    /// Whether it gets the terminal only once it asks for it.
+    pub fn shares_terminal(&self) -> bool {
+        self.terminal.as_ref().is_some_and(|terminal| terminal.on_demand)
+    }
+
+    /// A part of it asks for the terminal, and its parent, which is told of that, does not ask, as `timeout`: now it may
+    /// have it.
+    pub fn has_asked_unseen(&mut self) -> bool {
+        let is_free = |terminal: &&mut Terminal| terminal.on_demand && !self.stopped && terminal.is_ours();
+        let Some(terminal) = self.terminal.as_mut().filter(is_free) else { return false };
+        terminal.on_demand = !has_stopped(self.group);
+        !terminal.on_demand
     }
 
     /// The process that leads it.
@@ -116,10 +151,11 @@ impl Job {
         self.group
     }
 
-    /// Looks what became of the processes. True: the command stopped, and so shall we. `beside`: those that others wait for.
-    /// `is_halted`: the stop is the one of `--on-loss`.
+    /// Looks what became of the processes. A time: the command stopped, and may go on after that, unless somebody stops us
+    /// until then. `beside`: those that others wait for. `is_halted`: the stop is the one of `--on-loss`. `rest`: how long
+    /// nothing else needs to be done.
     #[must_use]
-    pub fn look(&mut self, beside: &[Pid], is_halted: bool) -> bool {
+    pub fn look(&mut self, beside: &[Pid], is_halted: bool, rest: Duration) -> Option<Duration> {
         #[cfg(not(target_os = "linux"))]
         let _ = beside;
         let flags = WaitPidFlag::WNOHANG | WaitPidFlag::WUNTRACED | WaitPidFlag::WCONTINUED;
@@ -157,11 +193,13 @@ impl Job {
             self.keeper.take().into_iter().for_each(Keeper::dismiss);
             // At once: from now on Ctrl-C means us.
             self.had_terminal |= self.terminal.as_ref().is_some_and(|terminal| terminal.take_back_from(self.group));
+            // What stopped before its end holds up nobody.
+            return None;
         }
         self.stopped |= stop.is_some();
-        let stops = stop.or(left_stopped).is_some_and(|signal| self.stop_with_it(signal, is_halted));
-        self.stopped |= stops;
-        stops
+        let goes_on_after = stop.or(left_stopped).and_then(|signal| self.stop_with_it(signal, is_halted, rest));
+        self.stopped |= goes_on_after.is_some();
+        goes_on_after
     }
 
     /// Takes the leader's end, also that by a real-time signal, which nix does not know.
@@ -182,39 +220,46 @@ impl Job {
     }
 
     /// Ctrl-Z, or a read of the terminal from the background: whoever started us shall see us stop too.
-    fn stop_with_it(&mut self, signal: Signal, is_halted: bool) -> bool {
-        let Some(terminal) = &mut self.terminal else { return false };
+    fn stop_with_it(&mut self, signal: Signal, is_halted: bool, rest: Duration) -> Option<Duration> {
+        let terminal = self.terminal.as_mut()?;
         // SIGTTOU is blocked here. A SIGSTOP comes from somebody who means the command alone, or in the foreground from the
         // command itself, as `top` does at Ctrl-Z: a terminal that stays with what stands still is nobody's.
         let ours = match signal {
             Signal::SIGTTOU => Signal::SIGTTIN,
             Signal::SIGSTOP if !is_halted && terminal.is_with(self.group) => Signal::SIGTSTP,
             Signal::SIGTSTP | Signal::SIGTTIN => signal,
-            _ => return false,
+            _ => return None,
         };
         // Also where the shell has brought us to the foreground, of which nobody tells the command.
         if !is_halted && ours == Signal::SIGTTIN && terminal.is_ours() {
             terminal.on_demand = false;
-            self.go_on();
-            return false;
+            return Some(Duration::ZERO);
         }
         // A part of it may have something to do before it stops, as to restore the terminal, and another ignore Ctrl-Z.
-        #[cfg(target_os = "linux")]
         if signal == Signal::SIGTSTP {
-            self.wait_for_stop();
+            self.wait_for_stop(rest);
         }
         let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
         self.signal(Signal::SIGSTOP);
-        killpg(getpgrp(), ours).is_ok()
+        killpg(getpgrp(), ours).ok().map(|()| STOPPED)
     }
 
     /// The same where Ctrl-Z came to us, since the command is not in the foreground.
-    pub fn stop(&mut self) {
-        if !std::mem::replace(&mut self.stopped, true) {
+    pub fn stop(&mut self, rest: Duration) -> Option<Duration> {
+        // Servers are sent such signals, too, and the system stops nobody who has no shell.
+        if self.terminal.is_none() {
+            stops::stop_ourselves();
+            return None;
+        }
+        if !self.stopped {
             // As the terminal does, which another leasehold, or sudo, passes on.
-            self.signal(Signal::SIGTSTP);
-            #[cfg(target_os = "linux")]
-            self.wait_for_stop();
+            if !self.signal(Signal::SIGTSTP) {
+                self.hand_over();
+                stops::stay();
+                return None;
+            }
+            self.stopped = true;
+            self.wait_for_stop(rest);
         }
         self.signal(Signal::SIGSTOP);
         let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
@@ -224,20 +269,23 @@ impl Job {
         while let Ok(WaitStatus::Stopped(..)) =
             waitid(Id::PGid(self.group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG)
         {}
+        Some(STOPPED)
     }
 
     /// Waits until all of the group stands still, or does not obey.
     #[cfg(target_os = "linux")]
-    fn wait_for_stop(&self) {
+    fn wait_for_stop(&self, rest: Duration) {
         // Another leasehold that has passed it on to us waits for us.
         let obeyed = if std::env::var_os("LEASEHOLD_LOCK_ID").is_some() { OBEYED / 4 } else { OBEYED };
-        // Where nobody stops us we go on, and tell the keeper in time that the lock is held.
-        let left = self.keeper.as_ref().and_then(Keeper::left).map_or(obeyed, |left| left / 2);
-        let until = Instant::now() + obeyed.min(left);
+        // Where nobody stops us we go on, and see to a loss, or tell the keeper that the lock is held, in time.
+        let until = Instant::now() + obeyed.min(rest / 2);
         while !stands_still(self.group) && Instant::now() < until {
             thread::sleep(OBEYED / 100);
         }
     }
+
+    #[cfg(not(target_os = "linux"))]
+    fn wait_for_stop(&self, _: Duration) {}
 
     /// We were stopped and go on: another part of the pipeline may read the terminal now.
     pub fn continued(&mut self) {
@@ -246,8 +294,7 @@ impl Job {
 
     /// Lets a stopped command go on, in the foreground if we are there.
     pub fn go_on(&mut self) {
-        let terminal = self.terminal.as_ref().filter(|terminal| !terminal.on_demand && terminal.is_ours());
-        terminal.into_iter().for_each(|terminal| terminal.give_to(self.group));
+        self.give_terminal();
         self.stopped = false;
         self.signal(Signal::SIGCONT);
     }
@@ -255,7 +302,7 @@ impl Job {
     /// What is left to do once nothing of the group is left, and the lock is released.
     pub fn finish(self) {
         // Ctrl-C means all of the terminal's foreground: the script that we are part of, too.
-        if let Some(signal) = self.ended_by.filter(|signal| [Signal::SIGINT, Signal::SIGQUIT].contains(signal))
+        if let Some(signal) = self.ended_by.filter(|signal| KEYS.contains(signal))
             && (self.had_terminal || self.terminal.as_ref().is_some_and(Terminal::is_ours))
         {
             ended_by_key(signal);

@@ -7,7 +7,7 @@ use std::io::{self, BufRead, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -27,6 +27,8 @@ pub const NAME: &str = "__keep";
 const AGAIN: Duration = Duration::from_secs(1);
 /// What was said in time may be read only now, where the keeper itself stood still.
 const LATE: Duration = Duration::from_millis(20);
+/// Between two tries to have another keeper: each wakes us by the end of the process that could not become one.
+const PAUSE: Duration = Duration::from_secs(1);
 /// By less than this the time is not said anew: a stopped keeper reads nothing, and its pipe would fill up.
 const LITTLE: Duration = Duration::from_millis(10);
 
@@ -56,6 +58,8 @@ pub struct Keeper {
     pipe: File,
     /// What it was told last.
     told: Option<Option<Duration>>,
+    /// When another one was last tried for.
+    tried: Option<Instant>,
     /// It was said that no other one can be had.
     is_missed: bool,
 }
@@ -71,7 +75,7 @@ impl Keeper {
         let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
         // A keeper that somebody stopped must not hold us up.
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Keeper { child, pipe: File::from(pipe), told: None, is_missed: false })
+        Ok(Keeper { child, pipe: File::from(pipe), told: None, tried: None, is_missed: false })
     }
 
     /// Lets a group that was started begin, now that it is kept, if it still may: we may have stood still until here, and
@@ -121,11 +125,13 @@ impl Keeper {
         kill_at: Option<Duration>,
         start: impl FnOnce() -> io::Result<Keeper>,
     ) {
-        if self.keep(target, kill_at) {
+        if self.keep(target, kill_at) || self.tried.is_some_and(|tried| tried.elapsed() < PAUSE) {
             return;
         }
+        self.tried = Some(Instant::now());
         match start() {
-            Ok(another) => {
+            Ok(mut another) => {
+                another.tried = self.tried;
                 std::mem::replace(self, another).dismiss();
                 let _ = self.keep(target, kill_at);
             }
@@ -134,12 +140,6 @@ impl Keeper {
             )),
             Err(_) => {}
         }
-    }
-
-    /// How long it waits if nothing else is said.
-    #[cfg(target_os = "linux")]
-    pub fn left(&self) -> Option<Duration> {
-        self.told.flatten().map(|at| at.saturating_sub(since_boot()))
     }
 
     pub fn pid(&self) -> Option<Pid> {
@@ -222,7 +222,7 @@ mod tests {
     fn deaf(program: &str) -> Keeper {
         let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it runs");
         let pipe = File::options().write(true).open("/dev/null").expect("it is there");
-        Keeper { child, pipe, told: None, is_missed: false }
+        Keeper { child, pipe, told: None, tried: None, is_missed: false }
     }
 
     #[test]
@@ -242,7 +242,10 @@ mod tests {
         let mut keeper = deaf("true");
         keeper.child.wait().expect("its end");
         let mut tried = 0;
-        for (is_had, tries) in [(false, 1), (false, 2), (true, 3), (true, 3)] {
+        for (is_at_once, is_had, tries) in
+            [(false, false, 1), (true, true, 1), (false, false, 2), (false, true, 3), (false, true, 3)]
+        {
+            keeper.tried = keeper.tried.filter(|_| is_at_once);
             keeper.keep_or_replace(Target::Process, None, || {
                 tried += 1;
                 if is_had { Ok(deaf("cat")) } else { Err(io::Error::other("no process")) }

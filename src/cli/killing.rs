@@ -57,6 +57,11 @@ impl Killing {
         self.due.as_ref().map_or_else(never, |(_, timer)| timer.clone())
     }
 
+    /// How long nothing needs to be done to what works under the locks.
+    pub fn rest(&self) -> Duration {
+        self.due.as_ref().map_or(self.held_until, |(at, _)| *at).saturating_sub(since_boot())
+    }
+
     /// When the keeper kills: a little later than this process would do it.
     pub fn by_keeper(&self, ask: &Ask, is_ended_by_loss: bool) -> Option<Duration> {
         let by_loss = is_ended_by_loss.then(|| self.held_until.saturating_add(ask.kill_after()));

@@ -24,6 +24,7 @@ use crate::session::{Session, internal};
 use crate::signals::{ENDING, Hangup, Interrupts};
 use crate::steps::{start_printing, was_printed};
 use crate::store;
+use crate::wait::by_signal;
 use crate::warnings;
 use crate::watched::{Watched, close_inherited};
 use crate::words::words;
@@ -53,7 +54,7 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
     session.is_unanswered.set(is_unanswered);
     match end? {
         _ if was_lost => Err(Failure::Silent(code::LOST)),
-        Some(signal) => Err(Failure::Silent(code::SIGNAL + signal as u8)),
+        Some(signal) => Err(by_signal(signal)),
         None => Ok(0),
     }
 }

@@ -96,6 +96,11 @@ pub fn stands_still(group: Pid) -> bool {
     }
 }
 
+/// Whether one of a process group is stopped, as far as that is shown.
+pub fn has_stopped(group: Pid) -> bool {
+    members(group).ok().flatten().is_some_and(|members| members.iter().any(|stat| stat.state == "T"))
+}
+
 /// The processes of a group; `None` where not all are shown.
 fn members(group: Pid) -> io::Result<Option<Vec<Stat>>> {
     // Of another namespace of processes, or without those of other users.

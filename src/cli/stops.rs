@@ -77,7 +77,7 @@ pub fn obey(told: Sender<Signal>) -> io::Result<()> {
     Ok(())
 }
 
-/// From now on they come by the channel: whoever gets one calls [`stop_ourselves`].
+/// From now on they come by the channel: whoever gets one calls [`stop_ourselves`] or [`stay`].
 pub fn watch() {
     #[cfg(target_os = "linux")]
     {
@@ -97,6 +97,18 @@ pub fn stop_ourselves() {
     }
     #[cfg(target_os = "linux")]
     next();
+}
+
+/// What would stop us does not.
+pub fn stay() {
+    #[cfg(target_os = "linux")]
+    {
+        use nix::sys::signalfd::{SfdFlags, SignalFd};
+
+        let waiting = SignalFd::with_flags(&stopping(), SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK);
+        waiting.iter().for_each(|waiting| while let Ok(Some(_)) = waiting.read_signal() {});
+        next();
+    }
 }
 
 #[cfg(target_os = "linux")]

@@ -46,9 +46,10 @@ impl Terminal {
     }
 }
 
-/// Whether others may want it.
+/// Whether others may want it. Elsewhere than on Linux Ctrl-Z reaches nothing but the foreground, see `stops`.
 pub fn is_shared() -> bool {
     let kind = |mode| SFlag::from_bits_truncate(mode) & SFlag::S_IFMT;
     let is_pipe = |mode| [SFlag::S_IFIFO, SFlag::S_IFSOCK].contains(&kind(mode));
-    !io::stdin().is_terminal() || fstat(io::stdout()).is_ok_and(|end| is_pipe(end.st_mode))
+    let is_shared = || !io::stdin().is_terminal() || fstat(io::stdout()).is_ok_and(|end| is_pipe(end.st_mode));
+    cfg!(target_os = "linux") && is_shared()
 }

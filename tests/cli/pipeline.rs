@@ -1,8 +1,12 @@
 //! On a terminal in a pipeline, other parts of which need the terminal, too.
 
 use std::fs;
+use std::process::Command;
 
-use crate::support::state;
+use nix::unistd::Pid;
+
+use crate::stops::its_pid;
+use crate::support::{run, state};
 use crate::terminal::shell;
 use crate::wait::wait_until;
 
@@ -104,4 +108,48 @@ fn ctrl_c_ends_a_release_that_waits_for_the_store() {
     terminal.sees("the store does not answer");
     terminal.sees("code=");
     drop(stuck);
+}
+
+/// It ignores that itself, and nobody else tells of its child.
+#[test]
+fn what_timeout_has_started_gets_the_terminal_too() {
+    let (_store, mut terminal) = shell();
+    let script = "echo i\"\"n; while read line; do echo got-$line; done";
+    terminal.types(&format!("leasehold run k -- timeout 1h sh -c '{script}' | cat\n"));
+    terminal.sees("in\r\n");
+    terminal.echoes(["one", "two"]);
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+}
+
+/// As `sudo`, to which leasehold may not pass on a key.
+#[test]
+fn what_has_more_rights_gets_the_keys_itself() {
+    let (store, mut terminal) = shell();
+    let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
+    let copies = format!("cp {} leasehold && cp $(command -v setpriv) more", env!("CARGO_BIN_EXE_leasehold"));
+    let script = format!("{copies} && chmod 777 . && chmod 4755 more && {nobody} ./more --reuid=0 true");
+    if run(Command::new("sh").args(["-c", &script]).current_dir(store.folder.path())).code != Some(0) {
+        return crate::servers::skip("no program with more rights can be made here");
+    }
+    let command = "sh -c 'echo in-$$; exec sleep 1000'";
+    fs::write(store.path("script"), format!("{nobody} ./leasehold run k -- ./more --reuid=0 {command} | cat")).unwrap();
+    terminal.types(&format!("cd {}; . ./script\n", store.folder.path().display()));
+    let command = its_pid(&mut terminal);
+    let group = Pid::from_raw(command.parse().unwrap());
+    for _ in 0..2 {
+        terminal.types("\x1a");
+        wait_until("it has the terminal", || terminal.owner() == group);
+        assert_ne!(state(&command), "T");
+        terminal.stops();
+        assert_eq!(state(&command), "T");
+        terminal.brings_back("fg\n");
+        wait_until("it goes on", || state(&command) != "T");
+    }
+    assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
+    terminal.types("\x03");
+    wait_until("it has the terminal", || terminal.owner() == group);
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    assert!(store.client().try_lock("k").unwrap().is_some());
 }

@@ -403,3 +403,26 @@ fn a_keeper_that_cannot_be_had_is_told_once() {
     let ran = running.end();
     assert_eq!((ran.code, ran.stderr.matches("no process can be started").count()), (Some(0), 1), "{}", ran.stderr);
 }
+
+/// Servers are sent them for other things, and the system discards them where no shell is there.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_asks_for_a_stop_does_nothing_to_a_service() {
+    let store = Store::new();
+    let leasehold = store.script(&[], "trap 'echo told' TSTP; echo ready; until read line; do :; done; echo $line");
+    let mut command = Command::new("setsid");
+    command.arg(leasehold.get_program()).args(leasehold.get_args()).env("LEASEHOLD_STORE", &store.url);
+    let mut running = Running::ready(command.stdin(Stdio::piped()));
+    let waits = |signal: Signal| {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id())).unwrap();
+        let waiting = status.lines().find_map(|line| line.strip_prefix("ShdPnd:")).unwrap();
+        u64::from_str_radix(waiting.trim(), 16).unwrap() >> (signal as u32 - 1) & 1 == 1
+    };
+    for signal in [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU] {
+        kill(Pid::from_raw(running.child.id().try_into().unwrap()), signal).unwrap();
+        wait_until("it is seen", || !waits(signal));
+    }
+    running.tell("go");
+    running.expect("go");
+    assert_eq!(running.end().code, Some(0));
+}

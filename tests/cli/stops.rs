@@ -17,7 +17,7 @@ fn works(store: &Store) -> String {
 }
 
 /// Which says so.
-fn its_pid(terminal: &mut Terminal) -> String {
+pub fn its_pid(terminal: &mut Terminal) -> String {
     terminal.sees("in-");
     terminal.sees("\r\n").trim_end().to_owned()
 }
@@ -139,8 +139,9 @@ fn what_is_left_behind_by_the_command_of_a_pipeline_goes_on_by_one_fg() {
 fn what_needs_time_to_stop_does_not_stop_again_once_it_is_continued() {
     let (store, mut terminal) = shell();
     let script = store.path("slow");
-    let stops = "stops() { sleep 0.1; trap - TSTP; kill -TSTP $$; trap stops TSTP; echo again; }";
-    fs::write(&script, format!("{stops}\ntrap stops TSTP; sleep 1000 & echo in; wait; kill -9 $!")).unwrap();
+    // Ctrl-Z may come before the wait, too.
+    let stops = "stops() { sleep 0.1; trap - TSTP; kill -TSTP $$; trap stops TSTP; echo again; kill -9 $!; }";
+    fs::write(&script, format!("{stops}\ntrap stops TSTP; sleep 1000 & echo in; wait")).unwrap();
     terminal.types(&format!("leasehold run k -- sh -c 'bash {}; true'\n", script.display()));
     terminal.sees("in\r\n");
     terminal.stops();
@@ -235,4 +236,16 @@ fn ctrl_c_ends_a_script_of_bash() {
         let said = terminal.sees("code=130");
         assert!(!said.contains("went-on"), "{said:?}");
     }
+}
+
+#[test]
+fn ctrl_c_ends_a_script_that_waits_for_hold() {
+    let (_store, mut terminal) = shell();
+    terminal.types("bash -c 'leasehold hold k --pid $$; echo went-\"\"on'\n");
+    terminal.sees("fencing_token");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$?\n");
+    let said = terminal.sees("code=130");
+    assert!(!said.contains("went-on"), "{said:?}");
 }

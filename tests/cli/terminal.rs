@@ -9,6 +9,7 @@ use std::time::Instant;
 
 use nix::pty::{Winsize, openpty};
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 
 use crate::support::{PATIENCE, Store, pid, run, state};
 use crate::wait::wait_until;
@@ -55,13 +56,17 @@ impl Terminal {
         terminal
     }
 
+    /// The process group in the foreground.
+    pub fn owner(&self) -> Pid {
+        nix::unistd::tcgetpgrp(&self.keys).expect("the owner of the terminal")
+    }
+
     /// Types `line`, and waits until the terminal belongs to what it brings to the foreground: until then keys like Ctrl-C
     /// are the shell's.
     pub fn brings_back(&mut self, line: &str) {
-        let owner = || nix::unistd::tcgetpgrp(&self.keys).expect("the owner of the terminal");
-        let shell = owner();
-        (&self.keys).write_all(line.as_bytes()).expect("the terminal takes keys");
-        wait_until("it is in the foreground", || owner() != shell);
+        let shell = self.owner();
+        self.types(line);
+        wait_until("it is in the foreground", || self.owner() != shell);
     }
 
     /// Ctrl-Z, which brings the shell back.
