@@ -116,7 +116,7 @@ impl<'a> Holding<'a> {
                 timer(self.health.as_ref(), Health::timer),
                 timer(self.losses.on_loss.as_ref(), |(command, _)| command.timer()),
             );
-            let kill_at = self.killing.timer();
+            let (kill_at, keeper) = (self.killing.timer(), self.job.keeper_timer());
             let left_behind = if self.job.ended().is_some() { at(Instant::now() + LEFT_BEHIND) } else { never() };
             select! {
                 recv(signals) -> signal => match signal {
@@ -125,7 +125,7 @@ impl<'a> Holding<'a> {
                         self.resume();
                     }
                     Ok(stops::TOLD_AS) => {
-                        let goes_on_after = self.job.stop(self.killing.rest());
+                        let goes_on_after = self.job.stop(self.rest());
                         self.resume_after(goes_on_after);
                     }
                     Ok(signal) if PASSED_ON.contains(&signal) => self.pass_on(signal),
@@ -141,6 +141,7 @@ impl<'a> Holding<'a> {
                 recv(looks) -> _ => {}
                 recv(asks) -> _ => {}
                 recv(told) -> _ => {}
+                recv(keeper) -> _ => {}
                 recv(self.resume_at) -> _ => if self.job.is_stopped() && !self.is_halted() {
                     self.resume();
                 },
@@ -175,6 +176,12 @@ impl<'a> Holding<'a> {
         let is_all_seen_to = !self.locks.has_other_than(&self.losses.seen_to);
         let is_ended_by_loss = self.ask.on_loss.may_kill() && !is_all_seen_to;
         self.job.kill_at(self.killing.by_keeper(self.ask, is_ended_by_loss));
+    }
+
+    /// How long nothing needs to be done to the command: after a loss that was seen to, for ever.
+    fn rest(&self) -> Duration {
+        let is_over = !self.killing.has_begun() && !self.locks.has_other_than(&self.losses.seen_to);
+        if is_over { Duration::MAX } else { self.killing.rest() }
     }
 
     fn pass_on(&mut self, signal: Signal) {
@@ -330,7 +337,7 @@ impl<'a> Holding<'a> {
         let check = self.health.as_ref().and_then(Health::running);
         let beside = check.into_iter().chain(self.losses.on_loss.as_ref().map(|(command, _)| command));
         let beside: Vec<Pid> = beside.flat_map(Beside::pids).collect();
-        self.job.look(&beside, self.is_halted(), self.killing.rest())
+        self.job.look(&beside, self.is_halted(), self.rest())
     }
 
     /// TERM, and KILL while nobody else can be in.

@@ -5,10 +5,10 @@ use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 #[cfg(target_os = "linux")]
 use std::sync::PoisonError;
-use std::time::Duration;
-#[cfg(target_os = "linux")]
-use std::{thread, time::Instant};
+use std::thread;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::{Receiver, never};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 #[cfg(target_os = "linux")]
@@ -23,7 +23,7 @@ use crate::failure::code;
 use crate::keeper::{Keeper, Target};
 #[cfg(target_os = "linux")]
 use crate::processes::{INHERITED, children, stands_still, zombies};
-use crate::processes::{has_stopped, is_alive};
+use crate::processes::{asks_for_terminal, is_alive};
 use crate::signals::ended_by_key;
 use crate::stops;
 use crate::terminal::{Terminal, is_shared};
@@ -108,6 +108,11 @@ impl Job {
         }
     }
 
+    /// Ready when another keeper is to be tried for.
+    pub fn keeper_timer(&self) -> Receiver<Instant> {
+        self.keeper.as_ref().map_or_else(never, Keeper::timer)
+    }
+
     /// Sends a signal to the whole group. False: all of it has more rights than we, as `sudo`.
     pub fn signal(&self, signal: Signal) -> bool {
         self.gone || killpg(self.group, signal) != Err(Errno::EPERM)
@@ -142,7 +147,7 @@ impl Job {
     pub fn has_asked_unseen(&mut self) -> bool {
         let is_free = |terminal: &&mut Terminal| terminal.on_demand && !self.stopped && terminal.is_ours();
         let Some(terminal) = self.terminal.as_mut().filter(is_free) else { return false };
-        terminal.on_demand = !has_stopped(self.group);
+        terminal.on_demand = !asks_for_terminal(self.group);
         !terminal.on_demand
     }
 
@@ -254,6 +259,9 @@ impl Job {
         if !self.stopped {
             // As the terminal does, which another leasehold, or sudo, passes on.
             if !self.signal(Signal::SIGTSTP) {
+                // A shell between us and the user's may be stopped by the same key, and the user's then takes the terminal
+                // back, which must not be taken from it.
+                thread::sleep(STOPPED);
                 self.hand_over();
                 stops::stay();
                 return None;

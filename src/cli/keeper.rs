@@ -9,7 +9,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, unbounded};
+use crossbeam_channel::{Receiver, RecvTimeoutError, at, never, unbounded};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
@@ -58,6 +58,8 @@ pub struct Keeper {
     pipe: File,
     /// What it was told last.
     told: Option<Option<Duration>>,
+    /// It has ended, or does not listen.
+    is_missing: bool,
     /// When another one was last tried for.
     tried: Option<Instant>,
     /// It was said that no other one can be had.
@@ -75,7 +77,7 @@ impl Keeper {
         let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
         // A keeper that somebody stopped must not hold us up.
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;
-        Ok(Keeper { child, pipe: File::from(pipe), told: None, tried: None, is_missed: false })
+        Ok(Keeper { child, pipe: File::from(pipe), told: None, is_missing: false, tried: None, is_missed: false })
     }
 
     /// Lets a group that was started begin, now that it is kept, if it still may: we may have stood still until here, and
@@ -125,7 +127,8 @@ impl Keeper {
         kill_at: Option<Duration>,
         start: impl FnOnce() -> io::Result<Keeper>,
     ) {
-        if self.keep(target, kill_at) || self.tried.is_some_and(|tried| tried.elapsed() < PAUSE) {
+        self.is_missing = !self.keep(target, kill_at);
+        if !self.is_missing || self.tried.is_some_and(|tried| tried.elapsed() < PAUSE) {
             return;
         }
         self.tried = Some(Instant::now());
@@ -133,13 +136,18 @@ impl Keeper {
             Ok(mut another) => {
                 another.tried = self.tried;
                 std::mem::replace(self, another).dismiss();
-                let _ = self.keep(target, kill_at);
+                self.is_missing = !self.keep(target, kill_at);
             }
             Err(why) if !std::mem::replace(&mut self.is_missed, true) => tell(&format!(
                 "no process can be started that would kill it in time if leasehold stood still, which is tried again: {why}"
             )),
             Err(_) => {}
         }
+    }
+
+    /// Ready when another one is to be tried for.
+    pub fn timer(&self) -> Receiver<Instant> {
+        self.tried.filter(|_| self.is_missing).map_or_else(never, |tried| at(tried + PAUSE))
     }
 
     pub fn pid(&self) -> Option<Pid> {
@@ -222,7 +230,7 @@ mod tests {
     fn deaf(program: &str) -> Keeper {
         let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it runs");
         let pipe = File::options().write(true).open("/dev/null").expect("it is there");
-        Keeper { child, pipe, told: None, tried: None, is_missed: false }
+        Keeper { child, pipe, told: None, is_missing: false, tried: None, is_missed: false }
     }
 
     #[test]
@@ -250,7 +258,7 @@ mod tests {
                 tried += 1;
                 if is_had { Ok(deaf("cat")) } else { Err(io::Error::other("no process")) }
             });
-            assert_eq!(tried, tries);
+            assert_eq!((tried, keeper.is_missing), (tries, tries < 3));
         }
         keeper.dismiss();
     }

@@ -127,6 +127,7 @@ impl<'a> Holding<'a> {
             }
             self.arm();
             let kill_at = self.killing.timer();
+            let keeper = self.keeper.as_ref().map_or_else(never, Keeper::timer);
             let told = self.on_loss.as_ref().map_or_else(never, Beside::timer);
             select! {
                 recv(interrupts.signals) -> signal => match signal {
@@ -151,6 +152,7 @@ impl<'a> Holding<'a> {
                 }
                 recv(looks) -> _ => {}
                 recv(told) -> _ => {}
+                recv(keeper) -> _ => {}
             }
         }
     }

@@ -96,9 +96,13 @@ pub fn stands_still(group: Pid) -> bool {
     }
 }
 
-/// Whether one of a process group is stopped, as far as that is shown.
-pub fn has_stopped(group: Pid) -> bool {
-    members(group).ok().flatten().is_some_and(|members| members.iter().any(|stat| stat.state == "T"))
+/// Whether one of a process group was stopped for the terminal, as far as that is shown. An old kernel, or the process's
+/// parent, leaves nothing that says by which signal.
+pub fn asks_for_terminal(group: Pid) -> bool {
+    let asks = |stat: &Stat| {
+        stat.state == "T" && [0, Signal::SIGTTIN as i32, Signal::SIGTTOU as i32].contains(&stat.stopped_by)
+    };
+    members(group).ok().flatten().is_some_and(|members| members.iter().any(asks))
 }
 
 /// The processes of a group; `None` where not all are shown.
@@ -124,6 +128,8 @@ struct Stat {
     parent: i32,
     group: i32,
     threads: u32,
+    /// While it is stopped: the signal, or 0.
+    stopped_by: i32,
 }
 
 impl Stat {
@@ -151,6 +157,7 @@ impl Stat {
             parent: rest.get(1)?.parse().ok()?,
             group: rest.get(2)?.parse().ok()?,
             threads: rest.get(17)?.parse().ok()?,
+            stopped_by: rest.get(49).and_then(|code| code.trim_end().parse().ok()).unwrap_or(0),
         })
     }
 
@@ -158,5 +165,33 @@ impl Stat {
         // One whose first thread ended is called a zombie, too, while its others run.
         let is_zombie = ["Z", "X"].contains(&self.state.as_str()) && self.threads <= 1;
         self.group == group.as_raw() && !is_zombie
+    }
+}
+
+#[cfg(all(test, target_os = "linux"))]
+mod tests {
+    use std::os::unix::process::CommandExt;
+    use std::process::Command;
+
+    use nix::sys::wait::{Id, WaitPidFlag, waitid};
+
+    use super::*;
+
+    #[test]
+    fn what_is_stopped_by_others_does_not_ask_for_the_terminal() {
+        let mut sleeping = Command::new("sleep").arg("100").process_group(0).spawn().unwrap();
+        let group = Pid::from_raw(sleeping.id() as i32);
+        for (signal, asks) in [(Signal::SIGSTOP, false), (Signal::SIGTTIN, true)] {
+            killpg(group, signal).unwrap();
+            // Left for whoever waits next, so that the system goes on saying by which signal.
+            waitid(Id::Pid(group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOWAIT).unwrap();
+            let stat = Stat::read(&group.to_string()).unwrap().unwrap();
+            let says = stat.stopped_by == signal as i32;
+            assert!(says || stat.stopped_by == 0, "{}", stat.stopped_by);
+            assert_eq!(asks_for_terminal(group), asks || !says);
+            killpg(group, Signal::SIGCONT).unwrap();
+        }
+        sleeping.kill().unwrap();
+        sleeping.wait().unwrap();
     }
 }

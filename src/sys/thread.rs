@@ -145,6 +145,8 @@ impl Thread {
             .spawn(move || {
                 let _running = running;
                 OWN.set(Some(std::thread::current().id()));
+                // Asked now, it knows in the thread's end.
+                lives();
                 body();
             })
             .map_err(|e| {
