@@ -195,8 +195,8 @@ fn eight_processes_never_overlap(store: &Shared) {
     let (each, poll) = match store.module {
         "sqlite" => (250, millis(5)),
         // The emulator does one transaction at a time.
-        "spanner" => (75, millis(40)),
-        _ => (125, millis(40)),
+        "spanner" => (75, millis(80)),
+        _ => (125, millis(80)),
     };
     let worker = |_| Worker::polling(&store.url, LONG, poll, store.env.as_ref());
     exclude((0..8).map(worker).collect(), each);
