@@ -168,8 +168,10 @@ impl Stat {
     }
 }
 
-#[cfg(all(test, target_os = "linux"))]
+#[cfg(test)]
 mod tests {
+    #![cfg(target_os = "linux")]
+
     use std::os::unix::process::CommandExt;
     use std::process::Command;
 
