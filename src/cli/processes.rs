@@ -170,17 +170,16 @@ impl Stat {
 
 #[cfg(test)]
 mod tests {
-    #![cfg(target_os = "linux")]
-
-    use std::os::unix::process::CommandExt;
-    use std::process::Command;
-
-    use nix::sys::wait::{Id, WaitPidFlag, waitid};
-
-    use super::*;
-
+    #[cfg(target_os = "linux")]
     #[test]
     fn what_is_stopped_by_others_does_not_ask_for_the_terminal() {
+        use std::os::unix::process::CommandExt;
+        use std::process::Command;
+
+        use nix::sys::wait::{Id, WaitPidFlag, waitid};
+
+        use super::*;
+
         let mut sleeping = Command::new("sleep").arg("100").process_group(0).spawn().unwrap();
         let group = Pid::from_raw(sleeping.id() as i32);
         for (signal, asks) in [(Signal::SIGSTOP, false), (Signal::SIGTTIN, true)] {
