@@ -19,6 +19,7 @@ use std::time::Duration;
 use crate::support::bench::{LONG, builder_over};
 use crate::support::stores::{Opened, on_each};
 use crate::support::wait::wait_until;
+use leasehold::internals::store::Backend;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, ElectionBuilder, Leader, LockClient, TermEnd};
 
@@ -40,18 +41,30 @@ enum Told {
 impl Opened {
     /// A node's client: that of a process of its own.
     fn builder(&self) -> ClientBuilder {
-        builder_over(self.second.clone(), self.clock.clone()).poll(ms(10)..=ms(50)).lease(MINUTE)
+        self.nodes(self.second.clone())
+    }
+
+    /// Also a closure whose thread a busy machine leaves out for seconds has ended within the bound of a stop.
+    fn nodes(&self, store: Arc<dyn Backend>) -> ClientBuilder {
+        let builder = builder_over(store, self.clock.clone()).poll(ms(10)..=ms(50)).lease(MINUTE);
+        builder.request_timeout(LONG).drop_timeout(LONG)
     }
 
     fn client(&self) -> LockClient {
         self.builder().connect().unwrap()
     }
 
+    /// A node's client for a lease whose rounds are waited for: one that is renewed so often outlasts a server that is
+    /// silent for seconds.
+    fn eager(&self) -> LockClient {
+        self.builder().heartbeat(ms(250)).connect().unwrap()
+    }
+
     /// A node's client whose requests meet faults.
     fn faulty(&self) -> (ClientBuilder, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
-        (builder_over(faulty, self.clock.clone()).poll(ms(10)..=ms(50)).lease(MINUTE), faults)
+        (self.nodes(faulty), faults)
     }
 }
 
