@@ -6,8 +6,8 @@ use crossbeam_channel::bounded;
 
 use crate::*;
 
-/// That no busy machine lets run out: each of these resigns.
-const LEASE: Duration = Duration::from_secs(6);
+/// That no busy machine lets run out: each of these resigns. A check that hangs is found out in less than twice the time.
+const LEASE: Duration = Duration::from_secs(8);
 
 const WELL: u8 = 0;
 const ILL: u8 = 1;
@@ -25,7 +25,7 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
             PANICS => panic!("a check that panics says no"),
             _ => false,
         };
-        let (a, tells) = node(&store.client(), "a");
+        let (a, tells) = node(&store.eager(), "a");
         let a = a.lease(LEASE).health_check(check).build().unwrap();
         a.run().unwrap();
         std::thread::sleep(ms(500));
@@ -57,7 +57,7 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
     on_every_store(|store| {
         let state = Arc::new(AtomicU8::new(WELL));
         let asked = state.clone();
-        let (a, tells) = node(&store.client(), "a");
+        let (a, tells) = node(&store.eager(), "a");
         let a = a.lease(LEASE).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
         let leadership = a.campaign().unwrap();
         state.store(ILL, Ordering::SeqCst);
@@ -74,8 +74,8 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
 #[test]
 fn a_leader_that_is_not_renewed_any_more_gives_others_their_turn() {
     on_every_store(|store| {
-        // It lets others go first for as long as its own poll may take, four times over.
-        let (a, a_tells) = node(&store.builder().poll(ms(1)..=SECOND).connect().unwrap(), "a");
+        // It lets others go first for as long as its own poll may take: longer than a server is silent.
+        let (a, a_tells) = node(&store.builder().poll(ms(1)..=MINUTE).connect().unwrap(), "a");
         let (b, b_tells) = node(&store.client(), "b");
         let a = a.max_hold(MINUTE / 2).build().unwrap();
         let b = b.build().unwrap();
@@ -96,7 +96,7 @@ fn a_closure_hears_that_its_node_is_ill() {
     on_every_store(|store| {
         let state = Arc::new(AtomicU8::new(WELL));
         let asked = state.clone();
-        let (a, tells) = node(&store.client(), "a");
+        let (a, tells) = node(&store.eager(), "a");
         let a = a.lease(LEASE).health_check(move || asked.load(Ordering::SeqCst) == WELL).build().unwrap();
         let (told, hears) = bounded(1);
         a.lead(move |leadership| told.send(leadership.loss().wait().is_none()).unwrap()).unwrap();
@@ -112,7 +112,7 @@ fn a_leadership_from_campaign_is_resigned_when_the_health_check_hangs() {
     on_every_store(|store| {
         let state = Arc::new(AtomicU8::new(WELL));
         let (asked, (cure, cured)) = (state.clone(), bounded::<()>(0));
-        let (a, tells) = node(&store.client(), "a");
+        let (a, tells) = node(&store.eager(), "a");
         let check = move || asked.load(Ordering::SeqCst) == WELL || cured.recv().is_ok();
         let a = a.lease(LEASE).health_check(check).build().unwrap();
         let leadership = a.campaign().unwrap();
@@ -134,7 +134,7 @@ fn a_campaign_waits_until_its_node_is_fit_to_lead() {
             asked += 1;
             asked > 2
         };
-        let a = store.client().election("job").lease(LEASE).health_check(check).build().unwrap();
+        let a = store.eager().election("job").lease(LEASE).health_check(check).build().unwrap();
         assert!(a.campaign().unwrap().is_leader());
     });
 }

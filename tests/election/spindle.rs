@@ -113,9 +113,9 @@ fn id() {
 #[test]
 fn iterations() {
     on_every_store(|store| {
-        let (a, a_tells) = node(&store.client(), "a");
+        let (a, a_tells) = node(&store.eager(), "a");
         // It rises thrice in a lease, which no busy machine lets run out.
-        let a = a.lease(6 * SECOND).build().unwrap();
+        let a = a.lease(8 * SECOND).build().unwrap();
         assert_eq!(a.iterations(), 0);
         a.run().unwrap();
         won(&a_tells);
