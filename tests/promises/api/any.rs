@@ -8,7 +8,7 @@ use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ErrorKind, Event, LockStatus, Mode, Mutex, Observer, SameOwner, WaitEnd};
 
-use crate::api::{LONG, MINUTE, answered, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, answered, connected, on_every_store, wait_until};
 
 /// What a slow server answers in.
 const SHORT: Duration = Duration::from_secs(1);
@@ -261,8 +261,7 @@ fn a_store_that_fails_is_not_told_as_held() {
     on_every_store(|store| {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let builder = builder_over(faulty, store.clock.clone()).request_timeout(SHORT);
-        let client = builder.connect().unwrap();
+        let client = connected(|| builder_over(faulty.clone(), store.clock.clone()).request_timeout(SHORT));
         faults.always(Call::Acquire, Fault::FailBefore);
         let started = Instant::now();
         let error = client.try_lock_any(["a", "b", "c"]).unwrap_err();

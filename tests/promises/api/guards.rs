@@ -147,8 +147,9 @@ fn ensure_held_for_renews_only_when_less_is_left() {
         guard.ensure_held().unwrap();
         guard.ensure_held_for(Duration::from_secs(3)).unwrap();
         assert!(guard.info().renewed().is_none());
-        store.advance(Duration::from_secs(6));
-        guard.ensure_held_for(Duration::from_secs(22)).unwrap();
+        // 19 s are left, and a renewal gives 27 less what its answer takes.
+        store.advance(Duration::from_secs(8));
+        guard.ensure_held_for(Duration::from_secs(20)).unwrap();
         assert!(guard.info().renewed().is_some());
         assert_eq!(guard.ensure_held_for(Duration::from_secs(30)).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert!(guard.is_held());

@@ -22,7 +22,8 @@ impl Opened {
     fn faulty(&self) -> (LockClient, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
-        let builder = builder_over(faulty, self.clock.clone()).drop_timeout(Duration::from_secs(5));
+        // A test lets it end; a server that is silent for seconds answers before.
+        let builder = builder_over(faulty, self.clock.clone()).drop_timeout(Duration::from_secs(7));
         (builder.connect().unwrap(), faults)
     }
 

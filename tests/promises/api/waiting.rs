@@ -55,7 +55,7 @@ fn an_error_after_a_wait_says_since_when_and_until_when_others_hold_it() {
         let held = store.rival().lock("k").unwrap();
         let client = store.client();
         let seen = client.get("k").unwrap().unwrap();
-        let error = client.request("k").wait(2 * NOTICED).lock().unwrap_err();
+        let error = answered(|| client.request("k").wait(2 * NOTICED).lock()).unwrap_err();
         let (told, seen) = (&error.holders()[0], &seen.holders()[0]);
         let apart = |a: SystemTime, b: SystemTime| a.duration_since(b).unwrap_or_else(|e| e.duration());
         assert!(apart(told.created(), seen.created()) < NOTICED, "{told:?} {seen:?}");
@@ -343,7 +343,7 @@ fn another_process_gets_its_turn_between_the_waiters_of_one() {
                 });
             }
             std::thread::sleep(Duration::from_millis(20));
-            let got = rival.try_lock_for("k", Duration::from_secs(8)).unwrap().is_some();
+            let got = rival.try_lock_for("k", LONG).unwrap().is_some();
             over.store(true, std::sync::atomic::Ordering::SeqCst);
             assert!(got, "the waiters of one process starve all others");
         });
