@@ -47,17 +47,20 @@ fn a_warning_comes_before_the_loss_when_heartbeats_fail() {
     on_every_store(|store| {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let client = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(6)).connect().unwrap();
+        let client = builder_over(faulty, store.clock.clone()).lease(MINUTE).connect().unwrap();
         faults.always(Call::Renew, Fault::FailBefore);
         let (told, tells) = mpsc::channel();
         let guard = client
             .request("k")
-            .warn_before(Duration::from_secs(3))
+            .warn_before(MINUTE / 2)
             .on_warning(move |left| told.send(left).unwrap())
             .lock()
             .unwrap();
+        // When the first heartbeat is due. The warning is due four seconds later, half a minute before the loss.
+        store.advance(MINUTE / 3);
         let left = tells.recv_timeout(LONG).unwrap();
-        assert!(left <= Duration::from_secs(3), "{left:?}");
+        assert!(left <= MINUTE / 2, "{left:?}");
+        store.advance(MINUTE / 2);
         assert!(tells.recv_timeout(LONG).is_err(), "warned twice");
         assert!(guard.loss().wait_timeout(LONG).is_some());
     });
@@ -235,18 +238,21 @@ fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
     on_every_store(|store| {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let builder = builder_over(faulty, store.clock.clone()).lease(Duration::from_secs(12));
-        let client = builder.heartbeat(Duration::from_secs(6)).connect().unwrap();
+        let builder = builder_over(faulty, store.clock.clone()).lease(MINUTE);
+        let client = builder.heartbeat(MINUTE / 2).connect().unwrap();
         faults.always(Call::Renew, Fault::FailBefore);
         let (told, tells) = mpsc::channel();
         let guard = client
             .request("k")
-            .warn_before(Duration::from_millis(8400))
+            .warn_before(MINUTE * 7 / 10)
             .on_warning(move |left| told.send(left).unwrap())
             .lock()
             .unwrap();
+        // Due by then since a fifth of the lease, and the loss comes after nine tenths.
+        store.advance(MINUTE / 2);
+        tells.recv_timeout(LONG).expect("no warning comes");
+        store.advance(MINUTE / 2);
         assert!(guard.loss().wait_timeout(LONG).is_some());
-        tells.recv_timeout(LONG).expect("lost without a warning");
     });
 }
 
