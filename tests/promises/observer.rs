@@ -156,7 +156,7 @@ impl Run {
                 let guard = self.client.request_any(others).wait(MOMENT).lock();
                 self.keep(guard.map(Some));
             }
-            6 => self.cancelled(key),
+            6 => self.cancelled(key, MOMENT),
             7 => drop(self.guard()),
             8 => {
                 let released = self.guard().map(LockGuard::release);
@@ -204,15 +204,15 @@ impl Run {
         self.check();
     }
 
-    /// A wait that ends in its middle.
-    fn cancelled(&mut self, key: &str) {
+    /// A wait that ends in its middle, or before it has begun if that does not happen in this time.
+    fn cancelled(&mut self, key: &str, begins: Duration) {
         let (cancel, began) = (CancelToken::new(), crossbeam_channel::bounded(1));
         let request =
             self.client.request(key).cancel(&cancel).on_wait(move |_| began.0.try_send(()).unwrap_or_default());
         let guard = std::thread::scope(|scope| {
             let wait = scope.spawn(|| request.lock());
             // Disconnected when it was granted at once.
-            let _ = began.1.recv_timeout(MOMENT);
+            let _ = began.1.recv_timeout(begins);
             cancel.cancel();
             wait.join().unwrap()
         });
@@ -359,7 +359,7 @@ fn each_way_to_end_is_told_once() {
         seen(&run, &["granted", "handed over"]);
         assert!(client.try_lock_for("k", PATIENT[1]).unwrap().is_none());
         seen(&run, &["wait timed_out"]);
-        run.cancelled("k");
+        run.cancelled("k", MINUTE);
         seen(&run, &["wait cancelled"]);
         let waiter = client.clone();
         let waiter = std::thread::spawn(move || waiter.lock("k").unwrap_err().kind());

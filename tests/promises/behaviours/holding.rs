@@ -8,7 +8,7 @@ use leasehold::internals::lease::StoreTime;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LossReason};
 
-use crate::behaviours::{Bench, LONG, Store, loss_of};
+use crate::behaviours::{Bench, LONG, Store, connected, loss_of};
 use crate::support::bench::builder_over;
 use crate::support::between::{Between, When};
 use crate::support::lateness::at_rest;
@@ -48,8 +48,8 @@ pub fn b05_a_heartbeat_repeats_what_failed_and_a_panic_in_it_is_a_loss(store: &S
 pub fn b06_the_loss_is_told_at_the_deadline_when_heartbeats_fail(store: &Store) {
     let bench = Bench::on(store);
     bench.faults.always(Call::Renew, Fault::FailBefore);
-    // So that a heartbeat comes before its end also on a busy machine.
-    let client = bench.builder().lease(Duration::from_secs(6)).connect().unwrap();
+    // So often that a heartbeat comes before its end also on a busy machine.
+    let client = bench.builder().lease(Duration::from_secs(6)).heartbeat(BEAT).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let loss = loss_of(&guard);
     let LossReason::Expired { last_error: Some(error) } = loss.reason else { panic!("{loss:?}") };
@@ -80,9 +80,10 @@ pub fn b06_a_heartbeat_that_is_not_answered_leaves_time_for_another(store: &Stor
 
 pub fn b07_a_lease_is_counted_from_before_the_request_was_sent(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().lease(Duration::from_secs(10)).margin(Duration::from_secs(1)).connect().unwrap();
+    // A renewal is waited for a third of it.
+    let client = bench.builder().lease(Duration::from_secs(30)).margin(Duration::from_secs(1)).connect().unwrap();
     let delay = Duration::from_millis(300);
-    let promised = Duration::from_secs(9);
+    let promised = Duration::from_secs(29);
     bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(delay));
     let guard = client.lock("k").unwrap();
     assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
@@ -96,14 +97,15 @@ pub fn b07_a_lease_is_counted_from_before_the_request_was_sent(store: &Store) {
 pub fn b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted(store: &Store) {
     let bench = Bench::on(store);
     bench.faults.always(Call::Renew, Fault::FailBefore);
-    let margin = Duration::from_millis(400);
-    let client = bench.builder().lease(Duration::from_secs(5)).margin(margin).connect().unwrap();
+    let (lease, margin) = (Duration::from_secs(60), Duration::from_millis(400));
+    let client = bench.builder().lease(lease).margin(margin).connect().unwrap();
     let rival = bench.rival();
     let guard = client.lock("k").unwrap();
     let stored = rival.get("k").unwrap().unwrap();
     let left = stored.holders()[0].remaining().unwrap();
     // What is left is told as less than it is where the store's time is not known any better; then there is a grace.
     assert!(guard.remaining() + margin <= left + bench.at.store.info().grace + Duration::from_millis(1));
+    bench.advance(lease);
     loss_of(&guard);
 }
 
@@ -117,11 +119,12 @@ pub fn b09_after_a_suspend_past_the_lease_the_first_look_says_lost(store: &Store
 
 pub fn b09_after_a_shorter_suspend_the_lock_is_renewed_at_once(store: &Store) {
     let bench = Bench::on(store);
-    let guard = bench.client().lock("k").unwrap();
-    bench.advance(Duration::from_secs(10));
+    // So long that a third of what is left is enough for a server that is slow.
+    let guard = bench.builder().lease(Duration::from_secs(60)).connect().unwrap().lock("k").unwrap();
+    bench.advance(Duration::from_secs(30));
     bench.wait_for_call(Call::Renew, 0);
-    // Eight seconds would be left without.
-    guard.ensure_held_for(Duration::from_secs(12)).unwrap();
+    // 24 seconds would be left without.
+    guard.ensure_held_for(Duration::from_secs(40)).unwrap();
     assert!(guard.is_held());
 }
 
@@ -196,7 +199,7 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
 pub fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails(store: &Store) {
     for fault in [Fault::FailBefore, Fault::HangBefore, Fault::ApplyThenFail, Fault::Panic] {
         let bench = Bench::on(store);
-        let client = bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()).connect().unwrap();
+        let client = connected(|| bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()));
         let guard = client.request("k").max_hold(Duration::from_millis(10)).lock().unwrap();
         loss_of(&guard);
         bench.faults.next(Call::Release, fault.clone());
