@@ -108,7 +108,7 @@ fn a_release_that_hangs_is_part_of_the_bound_of_a_free() {
     use crate::store::memory::Memory;
     use crate::sys::clock::Clock;
 
-    let (bound, slack) = (Duration::from_secs(5), Duration::from_secs(4));
+    let (bound, slack) = (Duration::from_secs(7), Duration::from_secs(6));
     let (clock, faults) = (Clock::system(), FaultPlan::default());
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
     let client = crate::ClientBuilder::over(Arc::new(store), clock).drop_timeout(bound).connect();
@@ -175,7 +175,7 @@ fn freeing_the_last_handle_has_one_bound() {
         }
         Ok(election.id)
     };
-    let (bound, slack) = (Duration::from_secs(5), Duration::from_secs(4));
+    let (bound, slack) = (Duration::from_secs(7), Duration::from_secs(6));
     let frees = |last: Last, free: fn(u64) -> Code| {
         let (clock, faults) = (Clock::system(), FaultPlan::default());
         let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());

@@ -223,9 +223,8 @@ impl Observer for Slow {
     }
 }
 
-/// None of them takes as long as one that hangs.
-#[test]
-fn many_slow_reports_that_a_wait_begins_hold_up_neither_others_nor_its_end() {
+/// How many wait for the first of ten keys at each report.
+fn waiting_at_slow_reports() -> Vec<usize> {
     let (clock, cancel) = (Clock::system(), CancelToken::new());
     let slow = Arc::new(Slow { queues: Default::default(), waiting: Default::default(), cancel: cancel.clone() });
     let options = ClientOptions { observing: Observing::by(slow.clone()), ..ClientOptions::default() };
@@ -240,9 +239,21 @@ fn many_slow_reports_that_a_wait_begins_hold_up_neither_others_nor_its_end() {
     let error =
         obtain_any(&family, specs.collect(), Patience::Endless, Order::AsGiven).err().expect("it was cancelled");
     assert_eq!(error.kind(), ErrorKind::Cancelled);
-    // First in its line at the second report, and passed over at the last.
     let waiting = slow.waiting.lock();
-    assert_eq!((waiting.len(), waiting[1], waiting[5]), (6, 1, 0), "{waiting:?}");
+    waiting.clone()
+}
+
+/// None of them takes as long as one that hangs.
+#[test]
+fn many_slow_reports_that_a_wait_begins_hold_up_neither_others_nor_its_end() {
+    // First in its line at the second report, and passed over at the last. On a busy machine the second may come as late
+    // as if the first had hung: then again.
+    let is_first = (0..3).any(|_| {
+        let waiting = waiting_at_slow_reports();
+        assert_eq!((waiting.len(), waiting[5]), (6, 0), "{waiting:?}");
+        waiting[1] == 1
+    });
+    assert!(is_first, "it is passed over at the second report");
 }
 
 #[test]

@@ -214,8 +214,8 @@ mod tests {
                 });
                 assert_eq!(answer, Err(Stopped::Over));
             });
-            assert!(started.elapsed() < Duration::from_secs(5));
-            let thread = dropped.recv_timeout(Duration::from_secs(5)).unwrap();
+            assert!(started.elapsed() < Duration::from_secs(10));
+            let thread = dropped.recv_timeout(Duration::from_secs(20)).unwrap();
             assert_eq!(thread.as_deref(), Some("leasehold-driver"));
         }
     }
@@ -240,7 +240,7 @@ mod tests {
         let over = |stopped| Error::new(ErrorKind::Store, format!("{stopped:?}"));
         let driver = Driver::start(&soon(), || async { Ok(Told(told)) }, over).unwrap();
         drop(driver);
-        let thread = dropped.recv_timeout(Duration::from_secs(5)).unwrap();
+        let thread = dropped.recv_timeout(Duration::from_secs(20)).unwrap();
         assert_eq!(thread.as_deref(), Some("leasehold-driver"));
     }
 
