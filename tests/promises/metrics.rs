@@ -93,6 +93,8 @@ fn each_event_is_counted_where_the_docs_say() {
         let metrics = Metrics::new().label("store", "memory").key(|key| key.split('/').next().unwrap().to_owned());
         let client = LockClient::builder("memory:")
             .heartbeat(Duration::from_millis(20))
+            // Whoever ends a term waits for the thread that tells of it.
+            .drop_timeout(LONG)
             .observer(Arc::new(metrics))
             .connect()
             .unwrap();
