@@ -6,7 +6,7 @@ use crossbeam_channel::bounded;
 
 use crate::*;
 
-/// That no busy machine lets run out: each of these resigns. A check that hangs is found out in less than twice the time.
+/// That no busy machine lets run out: each of these resigns. A check that hangs is found out within twice of it.
 const LEASE: Duration = Duration::from_secs(8);
 
 const WELL: u8 = 0;

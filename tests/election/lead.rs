@@ -353,7 +353,7 @@ fn work_that_fails_resigns_and_says_why() {
     });
 }
 
-/// How a campaign ends whose time is over. A store that is silent by then is what it tells of: then again, with more time.
+/// How a campaign ends in time. A store that is silent by then is what it tells of: then again, with more time.
 fn campaigns_in_vain(node: &leasehold::Election, limit: Duration) -> leasehold::Error {
     let limits = std::iter::successors(Some(limit), |limit| Some(2 * *limit)).take(6);
     let mut errors = limits.map(|limit| node.campaign_for(limit).unwrap_err());

@@ -62,7 +62,7 @@ fn answered<T>(call: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     answers.find(|answer| !answer.as_ref().is_err_and(is_trouble)).expect("an answer")
 }
 
-/// A client with so short a time for each request: a server that is busy may need longer for the first look at its schema.
+/// A client with so short a time for each request: a busy server may need longer for the first look at its schema.
 fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
     answered(|| builder().connect()).unwrap()
 }

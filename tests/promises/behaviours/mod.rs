@@ -11,7 +11,7 @@ use crate::support::stores::{Store, for_each_store};
 use crate::support::wait::wait_until;
 use leasehold::{ClientBuilder, LockClient};
 
-/// A client with so short a time for each request: a server that is busy may need longer for the first look at its schema.
+/// A client with so short a time for each request: a busy server may need longer for the first look at its schema.
 fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
     (0..20).find_map(|_| builder().connect().ok()).expect("a client")
 }
