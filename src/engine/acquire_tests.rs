@@ -246,8 +246,8 @@ fn waiting_at_slow_reports() -> Vec<usize> {
 /// None of them takes as long as one that hangs.
 #[test]
 fn many_slow_reports_that_a_wait_begins_hold_up_neither_others_nor_its_end() {
-    // First in its line at the second report, and passed over at the last. On a busy machine the second may come so late
-    // that the first counts as one that hangs: then again.
+    // First in its line at the second report, and passed over at the last. On a busy machine the second may come so
+    // late that the first counts as one that hangs: then again.
     let is_first = (0..3).any(|_| {
         let waiting = waiting_at_slow_reports();
         assert_eq!((waiting.len(), waiting[5]), (6, 0), "{waiting:?}");
