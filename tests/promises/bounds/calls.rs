@@ -32,7 +32,9 @@ const LONG: Duration = Duration::from_secs(600);
 const STALL: Duration = Duration::from_secs(30);
 
 fn client(store: &Store) -> LockClient {
-    store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect().expect("a client")
+    let connect = || store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect();
+    // The machine may stand still for all of a request's time.
+    (0..10).find_map(|_| connect().ok()).expect("a client")
 }
 
 /// Whatever keeps the contract of a store.
@@ -371,10 +373,11 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
 fn a_locked_database_ends_no_bound() {
     let folder = Folder::new();
     let builder = LockClient::builder(folder.url()).request_timeout(REQUEST).drop_timeout(DROP);
-    let client = builder.lease(millis(12_000)).connect().expect("a client");
+    // Only what is waited for is lost, also where the machine stands still before that.
+    let client = builder.lease(millis(20_000)).connect().expect("a client");
     let (guard, second, third) = (client.lock("a").unwrap(), client.lock("b").unwrap(), client.lock("c").unwrap());
     let mut writer = Worker::start(&folder.url(), LONG);
-    // The calls take some 20 s, and what a machine that stands still adds.
+    // The calls take some 30 s, and what a machine that stands still adds.
     assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), 3 * STALL.as_millis())), "blocked");
     let blocked = Instant::now();
 

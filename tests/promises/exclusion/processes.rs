@@ -304,8 +304,8 @@ fn wall_clocks_that_are_off_take_nobody_over_early_or_late() {
     for (holds, waits) in [(-30, 30), (30, -30)] {
         let Some(store) = with_other_clocks() else { return };
         let workers = |lease| (off(&store, lease, holds), off(&store, lease, waits));
-        // Its heartbeats are answered in time, however busy the server is.
-        assert_taken_at_the_end(&store, 3 * LEASE, workers, |holder, waiter| {
+        // Its heartbeats are answered in time, however busy the server is, and also where all stands still for long.
+        assert_taken_at_the_end(&store, 4 * LEASE, workers, |holder, waiter| {
             assert_eq!(waiter.answer_by(Instant::now() + 2 * LEASE), None, "two hold it");
             assert_eq!(holder.ask("held job"), "held true");
             holder.kill();
