@@ -290,10 +290,11 @@ impl Case<'_> {
         };
         self.comes_to_be(&room, "answered", right);
         let is_sure = answer.is_ok() && self.swept.leaves != Leaves::AnotherTime;
+        let ending = Instant::now();
         drop(answer);
-        let closing = Instant::now();
         let closed = room.client.close();
-        if closed.is_err() && slack(closing) > bound {
+        // Nothing hangs any more; but a bound of less than a second may be over all the same.
+        if slack(ending) > bound {
             return false;
         }
         assert!(closed.is_ok(), "{self}: {closed:?}");
@@ -374,7 +375,7 @@ fn every_request_of_every_call(like: &Store) {
                     let mut wrong = Vec::new();
                     while let Some(case) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
                         // Again where the machine was late.
-                        let runs = || assert!((0..5).any(|_| case.run(like)), "{case}: late each time");
+                        let runs = || assert!((0..20).any(|_| case.run(like)), "{case}: late each time");
                         if std::panic::catch_unwind(AssertUnwindSafe(runs)).is_err() {
                             wrong.push(case.to_string());
                         }
