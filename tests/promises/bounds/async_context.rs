@@ -38,7 +38,9 @@ fn every_call_works_in_an_async_task() {
         let client = client(url);
         let guard = client.lock("job").expect("a lock");
         assert!(client.try_lock("job").expect("an answer").is_none());
-        assert!(client.try_lock_for("job", millis(50)).expect("an answer").is_none());
+        // A machine that stands still may use up the time of the only request.
+        let refused = [1, 20, 400].into_iter().find_map(|longer| client.try_lock_for("job", longer * millis(50)).ok());
+        assert!(refused.expect("an answer").is_none());
         assert!(guard.is_held());
         guard.ensure_held_for(millis(100)).expect("a renewal");
         let lock = guard.into_lock();

@@ -32,7 +32,9 @@ const LONG: Duration = Duration::from_secs(600);
 const STALL: Duration = Duration::from_secs(30);
 
 fn client(store: &Store) -> LockClient {
-    store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect().expect("a client")
+    let connect = || store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect();
+    // The machine may stand still for all of a request's time.
+    (0..10).find_map(|_| connect().ok()).expect("a client")
 }
 
 /// Whatever keeps the contract of a store.
@@ -150,10 +152,24 @@ fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
     // A request may end before the wait does.
     let client = store.builder().lease(LONG).request_timeout(millis(400)).connect().expect("a client");
     let _held = store.bystander().lock("job").expect("a lock");
-    let started = Instant::now();
-    let refused = within("the wait", millis(500), || client.try_lock_for("job", millis(500)));
-    assert!(refused.expect("an answer").is_none());
-    assert!(started.elapsed() >= millis(500), "it gave up early");
+    // A machine that stands still may use up the time of the only request, or all of a short wait.
+    let is_refused = [1, 4, 16].map(|longer| longer * millis(500)).into_iter().any(|wait| {
+        let client = store.builder().lease(LONG).request_timeout(wait * 4 / 5).connect().expect("a client");
+        let started = Instant::now();
+        let refused = within("the wait", wait, || client.try_lock_for("job", wait));
+        assert!(started.elapsed() >= wait, "it gave up early");
+        match refused {
+            Ok(refused) => {
+                assert!(refused.is_none());
+                true
+            }
+            Err(error) => {
+                assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+                false
+            }
+        }
+    });
+    assert!(is_refused, "there was never an answer");
     // The polls fail or hang: that is no reason to wait longer, and no reason to give up. The wait then ends with
     // the trouble, since nobody knows whether the holder of half a second ago still holds. A poll that was cut off
     // by the end of the wait before a second had passed is no trouble.
@@ -268,7 +284,8 @@ fn the_last_drop_has_one_bound() {
 #[test]
 fn a_guard_that_goes_with_one_of_another_client_has_a_bound_of_its_own() {
     let (hanging, other) = (Store::memory(), Store::memory());
-    let inner = other.builder().lease(LONG).drop_timeout(DROP).connect().expect("a client");
+    // It needs next to nothing of it, where the machine does not stand still.
+    let inner = other.builder().lease(LONG).drop_timeout(PATIENCE).connect().expect("a client");
     let inner = inner.lock("job").expect("a lock");
     let outer = client(&hanging).request("job").lease(millis(20_000)).on_loss(move |_| drop(inner)).lock();
     let outer = outer.expect("a lock");
@@ -320,21 +337,34 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
     assert!(granted.elapsed() <= lease + slack(granted));
     within("the drop of a lost guard", DROP, || drop(guard));
 
-    // From now on nothing is lost meanwhile, and a busy machine releases within the bound.
-    let (builder, bound) = (store.builder().lease(PATIENCE).heartbeat(millis(300)), 5 * DROP);
-    let client = builder.drop_timeout(bound).connect().expect("a client");
-    let before = store.plan.count(Call::Renew);
-    let guard = client.lock("other").expect("a lock");
-    wait_until("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
-    within("the drop of a guard that is held", bound, || drop(guard));
-    // It did not only give up: the copy of the attempt released it.
-    assert!(store.is_vacant("other"), "on {}", store.name);
+    // From now on nothing is lost meanwhile. Only the last quarter of the bound is left to release it: where the machine
+    // stands still just then, there is none.
+    let bounds = [5, 10, 15].map(|drops| drops * DROP);
+    let stuck = |bound: Duration, key: &str| {
+        let builder = store.builder().lease(2 * PATIENCE).heartbeat(millis(300)).drop_timeout(bound);
+        let client = builder.connect().expect("a client");
+        let before = store.plan.count(Call::Renew);
+        let guard = client.lock(key).expect("a lock");
+        wait_until("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
+        (client, guard)
+    };
+    let is_released = bounds.into_iter().any(|bound| {
+        let key = format!("other, {bound:?}");
+        let (_client, guard) = stuck(bound, &key);
+        within("the drop of a guard that is held", bound, || drop(guard));
+        // It did not only give up: the copy of the attempt released it.
+        store.is_vacant(&key)
+    });
+    assert!(is_released, "by no drop on {}", store.name);
 
-    let before = store.plan.count(Call::Renew);
-    let _guard = client.lock("third").expect("a lock");
-    wait_until("the heartbeat is stuck", || store.plan.count(Call::Renew) > before);
-    within("the close", bound, || client.close()).expect("a close");
-    assert!(store.is_vacant("third"), "on {}", store.name);
+    let is_released = bounds.into_iter().any(|bound| {
+        let key = format!("third, {bound:?}");
+        let (client, _guard) = stuck(bound, &key);
+        let closed = within("the close", bound, || client.close());
+        assert!(closed.is_err() || store.is_vacant(&key), "on {}", store.name);
+        closed.is_ok()
+    });
+    assert!(is_released, "by no close on {}", store.name);
     drop(unstick);
 }
 
@@ -343,10 +373,12 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
 fn a_locked_database_ends_no_bound() {
     let folder = Folder::new();
     let builder = LockClient::builder(folder.url()).request_timeout(REQUEST).drop_timeout(DROP);
-    let client = builder.lease(millis(12_000)).connect().expect("a client");
+    // Only what is waited for is lost, also where the machine stands still before that.
+    let client = builder.lease(millis(20_000)).connect().expect("a client");
     let (guard, second, third) = (client.lock("a").unwrap(), client.lock("b").unwrap(), client.lock("c").unwrap());
     let mut writer = Worker::start(&folder.url(), LONG);
-    assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), STALL.as_millis())), "blocked");
+    // The calls take some 30 s, and what a machine that stands still adds.
+    assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), 3 * STALL.as_millis())), "blocked");
     let blocked = Instant::now();
 
     assert!(guard.is_held());
@@ -364,24 +396,25 @@ fn a_locked_database_ends_no_bound() {
     assert!(!third.is_held());
     drop(failed.into_guard().into_lock());
     within("the close", DROP, || client.close()).ok();
-    assert!(blocked.elapsed() < STALL, "the writer was not there to the end");
+    assert!(blocked.elapsed() < 3 * STALL, "the writer was not there to the end");
 }
 
 /// The heartbeat's thread is started when it is first needed: what if that fails?
 #[test]
 fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
     alone("bounds::calls::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
-        let client = LockClient::builder("memory:").connect().expect("a client");
+        let client = LockClient::builder("memory:").heartbeat(millis(4000)).connect().expect("a client");
         let (warn, warned) = mpsc::channel();
         // It starts the watcher; no heartbeat is due yet, of which the thread would be there.
-        let kept = client.request("kept").lease(millis(15_000)).lock().expect("a lock");
+        let kept = client.request("kept").lease(millis(60_000)).lock().expect("a lock");
         no_new_threads();
-        let lost = client.request("lost").lease(millis(6000)).warn_before(millis(3000));
+        // Between the heartbeat and the loss a machine may stand still for long, and there is still time to warn.
+        let lost = client.request("lost").lease(millis(12_000)).warn_before(millis(9000));
         let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
-        let loss = within("the loss", millis(6000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
+        let loss = within("the loss", millis(12_000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
         let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
         assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
-        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(3000));
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(9000));
 
         // The first try for this one failed as well; one of its repeats does not.
         let before = kept.remaining();

@@ -9,9 +9,12 @@ use crate::support::servers::skip;
 use crate::support::wait::wait_until;
 use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockRequest, Slept};
 
-const LEASE: Duration = millis(6000);
-/// A wait for what can't come takes longer, and so does a drop that waits for its bound.
-const AT_ONCE: Duration = millis(3000);
+/// A lease that no busy machine lets end, and heartbeats that are soon seen.
+const LEASE: Duration = millis(60_000);
+const BEAT: Duration = millis(2000);
+/// A wait for what can't come takes longer, and so does a drop that waits for its bound: both have all the patience. In a
+/// forked child nothing measures how late the machine is.
+const AT_ONCE: Duration = millis(15_000);
 
 #[test]
 fn a_forked_child_holds_nothing_and_ends_nothing() {
@@ -89,11 +92,12 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
 /// Forks with what the child must leave alone; in a namespace of its own it is process 1.
 fn forks(url: &str, into_a_namespace: bool) {
     use nix::sched::{CloneFlags, setns, unshare};
-    let client = LockClient::builder(url).lease(LEASE).connect().expect("a client");
+    let connect = || LockClient::builder(url).lease(LEASE).heartbeat(BEAT).drop_timeout(PATIENCE).connect();
+    let client = connect().expect("a client");
     let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
     let token = guard.fencing_token();
     // The last handle of its client, whose watcher runs.
-    let another = LockClient::connect(url).expect("a client");
+    let another = connect().expect("a client");
     drop(another.lock("another").expect("a lock"));
     let request = another.request("another");
     drop(another);

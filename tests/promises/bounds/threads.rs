@@ -160,17 +160,20 @@ fn close_releases_all_within_one_bound_even_if_some_hang() {
     alone("bounds::threads::close_releases_all_within_one_bound_even_if_some_hang", || {
         let (unstick, stuck) = crossbeam_channel::bounded(0);
         for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
-            let store = Store::memory();
-            let client = patient(&store).drop_timeout(DROP).connect().expect("a client");
-            let _guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
-            for _ in 0..20 {
-                store.plan.next(Call::Release, fault.clone());
-            }
-            let answer = within(&format!("close with {fault:?}"), DROP, || client.close());
-            assert!(answer.is_err(), "{fault:?}");
-            // A hanging request is repeated while there is time; twenty keys were never answered.
-            let vacant = (0..40).filter(|n| store.is_vacant(&format!("job-{n}"))).count();
-            assert!(vacant >= 20, "only {vacant} were released with {fault:?}");
+            // A machine that stands still may take all of a short bound.
+            let released = [1, 2, 4].map(|longer| longer * DROP).into_iter().any(|bound| {
+                let store = Store::memory();
+                let client = patient(&store).drop_timeout(bound).connect().expect("a client");
+                let _guards: Vec<_> = (0..40).map(|n| client.lock(&format!("job-{n}")).expect("a lock")).collect();
+                for _ in 0..20 {
+                    store.plan.next(Call::Release, fault.clone());
+                }
+                let answer = within(&format!("close with {fault:?}"), bound, || client.close());
+                assert!(answer.is_err(), "{fault:?}");
+                // A hanging request is repeated while there is time; twenty keys were never answered.
+                (0..40).filter(|n| store.is_vacant(&format!("job-{n}"))).count() >= 20
+            });
+            assert!(released, "too few were released each time with {fault:?}");
         }
         drop(unstick);
         none_soon();
@@ -266,14 +269,19 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
     let renewals = store.plan.count(Call::Renew);
     // More than there is time for: none of them is answered.
     (0..20).for_each(|_| store.plan.next(Call::Renew, Fault::ApplyThenHang));
-    let request = client.request("long").lease(Duration::from_secs(3600)).wait(millis(2000));
-    assert!(request.lock().is_err() && store.plan.count(Call::Renew) > renewals);
+    // On a busy machine the time may be over before one is sent. What such a try left is no other's key.
+    let long = (0..10).map(|n| format!("long-{n}")).find(|key| {
+        let request = client.request(key).lease(Duration::from_secs(3600)).wait(millis(2000));
+        assert!(request.lock().is_err(), "a renewal was answered");
+        store.plan.count(Call::Renew) > renewals
+    });
+    let long = long.expect("a renewal is sent");
     wait_until("it is tried", || undoing() == 1);
     store.advance(Duration::from_secs(90));
     let before = store.plan.count(Call::Release);
     wait_until("it is still tried", || store.plan.count(Call::Release) > before + 1);
     store.plan.heal();
-    wait_until("it is given up", || store.is_vacant("long"));
+    wait_until("it is given up", || store.is_vacant(&long));
 
     store.plan.always(Call::Release, Fault::HangBefore);
     for n in 0..10 {
@@ -314,10 +322,10 @@ fn a_release_during_a_heartbeat_ends_it_first(store: Store) {
 fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end(store: Store) {
     let seed = seed();
     for round in 0..6 {
-        // What a close leaves to give up does not end by itself before that, expired but in its row.
-        let lease = millis(2000);
-        let client = store.builder().lease(lease).heartbeat(millis(2)).drop_timeout(PATIENCE);
-        let client = client.connect().expect("a client");
+        // What a close leaves to give up does not end by itself before that, expired but in its row: also where the
+        // machine stands still meanwhile.
+        let builder = store.builder().lease(2 * PATIENCE).heartbeat(millis(2));
+        let client = builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client");
         let end = AtomicBool::new(false);
         std::thread::scope(|scope| {
             for n in 0..8 {

@@ -14,7 +14,7 @@ use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::log_is_written;
 use leasehold::testing::{Failure, MemoryStore};
-use leasehold::{CancelToken, ErrorKind, Leadership, LockGuard, Operation};
+use leasehold::{CancelToken, ErrorKind, Leadership, LockGuard, LockRequest, Operation};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -235,12 +235,12 @@ fn a_logger_that_hangs_keeps_no_leadership_that_its_user_ends() {
 
 /// A guard whose release fails at first, and what it does then while the logger hangs at this line.
 #[track_caller]
-fn is_given_up_where_the_logger_hangs(line: &'static str, ends: fn(LockGuard)) {
+fn is_given_up_where_the_logger_hangs(line: &'static str, ask: fn(LockRequest) -> LockRequest, ends: fn(LockGuard)) {
     listen_with(Box::leak(Box::new(In(line, stand))), log::LevelFilter::Debug);
     let store = Store::memory();
     let builder = store.builder().drop_timeout(Duration::from_millis(200));
     let client = builder.lease(Duration::from_secs(3600)).connect().unwrap();
-    let guard = client.request("k").max_hold(Duration::from_millis(300)).lock().unwrap();
+    let guard = ask(client.request("k")).lock().unwrap();
     store.plan.always(Call::Release, Fault::FailBefore);
     thread::spawn(move || ends(guard));
     wait_until("the logger hangs", || STOOD.load(Ordering::SeqCst));
@@ -253,14 +253,15 @@ fn is_given_up_where_the_logger_hangs(line: &'static str, ends: fn(LockGuard)) {
 #[test]
 fn a_logger_that_hangs_where_a_release_failed_leaves_no_lock_standing() {
     alone("errors::logs::a_logger_that_hangs_where_a_release_failed_leaves_no_lock_standing", || {
-        is_given_up_where_the_logger_hangs("could not be released yet", drop);
+        is_given_up_where_the_logger_hangs("could not be released yet", |request| request, drop);
     });
 }
 
 #[test]
 fn a_logger_that_hangs_where_a_lost_lock_could_not_be_released_leaves_it_to_others() {
     alone("errors::logs::a_logger_that_hangs_where_a_lost_lock_could_not_be_released_leaves_it_to_others", || {
-        is_given_up_where_the_logger_hangs("releasing a lost lock", |guard| {
+        let short = |request: LockRequest| request.max_hold(Duration::from_millis(300));
+        is_given_up_where_the_logger_hangs("releasing a lost lock", short, |guard| {
             guard.loss().wait().unwrap();
             drop(guard.release());
         });
@@ -412,7 +413,7 @@ fn a_telling_that_fails_is_warned_of_once() {
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
     let client = builder_over(Arc::new(store), clock).connect().unwrap();
     faults.always(Call::Wake, Fault::FailBefore);
-    let held = client.request("k").acquire().unwrap();
+    let held = client.request("k").lease(Duration::from_secs(3600)).acquire().unwrap();
     while faults.count(Call::Wake) < 3 {
         assert!(client.try_lock_for("k", Duration::from_millis(200)).unwrap().is_none());
     }

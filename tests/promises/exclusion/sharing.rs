@@ -56,7 +56,8 @@ fn readers_and_writers_exclude_each_other(store: &Shared) {
         if beside.is_some() {
             println!("{}: the reader beside it: {}", store.module, stays.ask("unpin"));
         }
-        let taken = Duration::from_nanos((replaced(folder.path(), mode, old) - asked) as u64);
+        // Where this process was late, another may have it before it asks; nothing is left then.
+        let taken = Duration::from_nanos(replaced(folder.path(), mode, old).saturating_sub(asked) as u64);
         println!("{}: a killed holder ({mode}) had {left} ms left, and was replaced after {taken:?}", store.module);
         assert!(taken + EARLY >= millis(left), "{mode}: taken after {taken:?}, with {left} ms left");
 

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::Duration;
 
-use crate::support::harness::{Store, millis, on_each_local};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local};
 use crate::support::oracle::assert_rising;
 use crate::support::seed::{seed, sow};
 use leasehold::LockClient;
@@ -52,12 +52,14 @@ impl Section {
 
 /// Each thread has a client of its own every other time: clones share what they know.
 fn crowd(store: &Store, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
-    let shared = store.builder().connect().expect("a client");
+    // What was lost is sent again, also where the machine stands still in between.
+    let patient = || store.builder().request_timeout(PATIENCE).drop_timeout(PATIENCE);
+    let shared = patient().connect().expect("a client");
     let seed = seed();
     std::thread::scope(|scope| {
         for n in 0..THREADS {
             let (shared, work) = (&shared, &work);
-            let builder = store.builder();
+            let builder = patient();
             scope.spawn(move || {
                 sow(seed, n);
                 let own = if n % 2 == 0 { shared.clone() } else { builder.connect().expect("a client") };

@@ -195,7 +195,8 @@ fn no_rival_comes_between_the_assertion_and_the_commit() {
     let Some(open) = Open::<Kind>::fresh() else { return };
     let (client, data) = (open.client(LONG), &open.data);
     let lock = &expired(&client, &["a".to_owned()])[0];
-    let rival = open.builder().request_timeout(Duration::from_secs(3)).connect().unwrap();
+    // A server that stands still for some seconds ends no request of it.
+    let rival = open.builder().request_timeout(Duration::from_secs(15)).connect().unwrap();
     let mut session = data.session();
     session.start_transaction().run().unwrap();
     data.set(&mut session, "a", "first").unwrap();

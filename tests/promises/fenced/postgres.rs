@@ -236,7 +236,7 @@ fn a_users_own_cancel_ends_the_pause_and_the_work() {
             Ok(())
         };
         let assertion = guard.assertion().unwrap();
-        let done = open.data.wait(run_within(&assertion, Duration::from_secs(20), &mut user, conflicts));
+        let done = open.data.wait(run_within(&assertion, 2 * LONG, &mut user, conflicts));
         is_over.store(true, SeqCst);
         done
     });

