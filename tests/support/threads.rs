@@ -1,15 +1,33 @@
 //! The threads of the library in this process. Only exact in a test that runs `alone`.
 
+use std::path::PathBuf;
+
 use super::wait::wait_until;
 
 /// The names of the threads that are alive, cut to 15 bytes by the kernel.
 pub fn ours() -> Vec<String> {
-    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
-    let stats = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("stat")).ok());
+    let stats = tasks().into_iter().filter_map(|task| std::fs::read_to_string(task.join("stat")).ok());
     let names = stats.filter_map(|stat| alive(&stat).map(str::to_owned));
     let mut names: Vec<String> = names.filter(|name| name.starts_with("leasehold-")).collect();
     names.sort();
     names
+}
+
+/// All threads. The kernel's list ends early where the thread that it has come to ends just then, and leaves out those
+/// behind it: of two lists that are alike, none did.
+fn tasks() -> Vec<PathBuf> {
+    let list = || -> Vec<PathBuf> {
+        let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
+        tasks.filter_map(|task| Some(task.ok()?.path())).collect()
+    };
+    let mut listed = list();
+    loop {
+        let again = list();
+        if again == listed {
+            return listed;
+        }
+        listed = again;
+    }
 }
 
 /// The name in this line of the kernel's, unless the thread is ending: one that was joined may be there for a moment.

@@ -52,7 +52,9 @@ struct State {
 
 impl State {
     fn connect(url: &str, lease: Duration, poll: Duration) -> State {
-        let client = LockClient::builder(url).lease(lease).poll(poll / 5..=poll).connect().expect("a client");
+        let builder = LockClient::builder(url).lease(lease).poll(poll / 5..=poll);
+        // A server that stands still for some seconds ends no call.
+        let client = builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client");
         State { client, guards: HashMap::new(), node: None, resigns: Arc::default(), roamer: None }
     }
 
