@@ -295,7 +295,8 @@ fn the_doctor_says_where_it_stopped_looking() {
     shared.init();
     let doctor = |args: &[&str]| {
         let mut command = crate::support::leasehold(&["doctor"]);
-        ok(run(command.args(args).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone())))
+        let command = command.args(args).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
+        ok(crate::support::run_until_answered(command))
     };
     let table = shared.url.split_once("table=").unwrap().1;
     let database = shared.url.strip_prefix("spanner:").unwrap().split_once('?').unwrap().0;
