@@ -51,6 +51,8 @@ static leasehold_guard renewed(const char *url) {
   leasehold_client client = {0};
   leasehold_guard guard = {0};
   OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
+  OK(leasehold_builder_set_request_timeout(builder, 60000));
+  OK(leasehold_builder_set_drop_timeout(builder, 60000)); /* for as long as `is_written` may take */
   OK(leasehold_builder_set_heartbeat(builder, 50));
   OK(leasehold_builder_connect(builder, &client));
   OK(leasehold_builder_free(builder));
