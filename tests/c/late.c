@@ -123,7 +123,7 @@ static void closes(void) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200);
+  alarm(600);
   /* A child that ends by exit(), whose handler closes. */
   pid_t child = fork();
   CHECK(child >= 0);

@@ -460,7 +460,7 @@ static void of_leases(void) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200); /* what is not set may be waited for without end */
+  alarm(600); /* what is not set may be waited for without end */
   client = connected(argv[1]);
   of_clients(argv[1]);
   of_requests();
