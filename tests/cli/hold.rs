@@ -102,7 +102,7 @@ fn a_script_holds_a_lock_to_its_end() {
 #[test]
 fn a_pipe_breaks_with_the_loss() {
     let store = Store::new();
-    let script = "mkfifo pipe; exec 9<> pipe; lock=$($0 hold k --wait 0 --lease 6s --fd 0 < pipe 9>&- &); test \"$lock\" || exit 1
+    let script = "mkfifo pipe; exec 9<> pipe; lock=$($0 hold k --wait 0 --lease 9s --kill-after 0 --fd 0 < pipe 9>&- &); test \"$lock\" || exit 1
         exec 9> pipe; trap '' PIPE; printf . >&9 && echo held; while printf . >&9; do sleep 0.05; done; exit 3";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]).current_dir(store.folder.path());

@@ -157,7 +157,7 @@ fn a_lock_is_taken_from_its_holder_by_force() {
     drop(store.client());
     assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--force"]))), "\"k\" is free\n");
     let script = "trap 'exit 3' TERM; echo ready; while :; do read never; done";
-    let running = Running::ready(&mut store.reading(&["--lease", "6s", "--kill-after", "0s"], script));
+    let running = Running::ready(&mut store.reading(&["--lease", "9s", "--kill-after", "0s"], script));
     let ran = run(&mut store.leasehold(&["release", "k", "--force"]));
     assert_eq!(ran.code, Some(64), "there is nobody to ask");
     assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
