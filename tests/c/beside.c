@@ -65,7 +65,7 @@ static void on_loss(const leasehold_loss *loss, void *user) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200); /* what waits for ever ends the program */
+  alarm(600); /* what waits for ever ends the program */
   leasehold_builder builder = {0};
   leasehold_client client = {0};
   leasehold_request request = {0};

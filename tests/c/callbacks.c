@@ -98,7 +98,7 @@ static leasehold_guard lost_soon(struct talk *talk, leasehold_on_loss on_loss) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200); /* what waits for itself ends the program */
+  alarm(600); /* what waits for itself ends the program */
   struct talk talk;
   memset(&talk, 0, sizeof talk);
   CHECK(pthread_mutex_init(&talk.mutex, NULL) == 0 && pthread_cond_init(&talk.changed, NULL) == 0);

@@ -71,7 +71,7 @@ static bool writes(const struct assertion *made) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200);
+  alarm(600);
   leasehold_client client = connected(argv[1]), rival = connected(argv[1]);
   CHECK(sqlite3_open(strchr(argv[1], ':') + 1, &database) == 0 && sqlite3_busy_timeout(database, 60000) == 0);
   CHECK(runs("CREATE TABLE report (writes INTEGER); INSERT INTO report VALUES (0)") == 0);

@@ -51,6 +51,8 @@ static leasehold_guard renewed(const char *url) {
   leasehold_client client = {0};
   leasehold_guard guard = {0};
   OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
+  OK(leasehold_builder_set_request_timeout(builder, 60000));
+  OK(leasehold_builder_set_drop_timeout(builder, 60000)); /* for as long as `is_written` may take */
   OK(leasehold_builder_set_heartbeat(builder, 50));
   OK(leasehold_builder_connect(builder, &client));
   OK(leasehold_builder_free(builder));
@@ -121,7 +123,7 @@ static void closes(void) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200);
+  alarm(600);
   /* A child that ends by exit(), whose handler closes. */
   pid_t child = fork();
   CHECK(child >= 0);

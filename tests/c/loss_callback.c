@@ -42,6 +42,7 @@ static void wait_for_calls(struct seen *seen, int calls) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
+  leasehold_builder builder = {0};
   leasehold_client client = {0};
   leasehold_request request = {0};
   leasehold_guard guard = {0};
@@ -51,10 +52,16 @@ int main(int argc, char **argv) {
   memset(&seen, 0, sizeof seen);
   CHECK(pthread_mutex_init(&seen.mutex, NULL) == 0 && pthread_cond_init(&seen.changed, NULL) == 0);
 
-  client = connected(argv[1]);
+  /* A heartbeat that comes late, on a slow machine, still finds out why the lock is lost: its lease is much longer. */
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(argv[1]), &builder));
+  OK(leasehold_builder_set_request_timeout(builder, 60000));
+  OK(leasehold_builder_set_drop_timeout(builder, 60000));
+  OK(leasehold_builder_set_heartbeat(builder, 1000));
+  OK(leasehold_builder_connect(builder, &client));
+  OK(leasehold_builder_free(builder));
   OK(leasehold_request_new(client, TEXT("report"), &request));
   OK(leasehold_request_set_lock_id(request, TEXT("group-7")));
-  OK(leasehold_request_set_lease(request, 3000));
+  OK(leasehold_request_set_lease(request, 60000));
   OK(leasehold_request_set_on_loss(request, on_loss, &seen));
 
   /* An operator ends the lock; the next heartbeat learns of it. */

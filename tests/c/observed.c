@@ -289,7 +289,7 @@ static void of_elections(void) {
 
 int main(int argc, char **argv) {
   CHECK(argc == 2);
-  alarm(200); /* what waits for itself ends the program */
+  alarm(600); /* what waits for itself ends the program */
   CHECK(pthread_mutex_init(&seen.mutex, NULL) == 0 && pthread_cond_init(&seen.changed, NULL) == 0);
   CHECK(pthread_key_create(&inside, NULL) == 0);
   leasehold_builder builder = {0};

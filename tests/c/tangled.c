@@ -211,7 +211,7 @@ static void of_each_other(const char *url) {
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   main_thread = pthread_self();
-  alarm(200); /* what waits for itself ends the program */
+  alarm(600); /* what waits for itself ends the program */
   of_one_guard(argv[1]);
   of_one_client(argv[1]);
   of_each_other(argv[1]);

@@ -6,8 +6,8 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No program takes more than a few seconds; under valgrind, on a busy machine, a minute.
-const PATIENCE: Duration = Duration::from_secs(240);
+/// No program takes more than a few seconds; under valgrind, on a busy machine, some minutes. They end themselves before.
+const PATIENCE: Duration = Duration::from_secs(660);
 /// The same warnings for every program, all of them errors.
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 

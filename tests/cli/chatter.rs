@@ -70,16 +70,17 @@ fn an_event_that_nobody_reads_costs_no_lock() {
 fn a_warning_that_nobody_reads_costs_no_lock() {
     let store = Store::new();
     let (reader, full, _) = crate::support::full_pipe();
-    let mut command = store.reading(&["--lease", "18s"], "echo ready; read go; echo $go");
+    let options = ["--lease", "18s", "--kill-after", "0s"];
+    let mut command = store.reading(&options, "echo ready; read go; echo $go");
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(full).spawn().unwrap();
     let output = lines_of(child.stdout.take().unwrap());
     output.expect("ready");
     let client = store.client();
     let renewed = || client.get("k").unwrap().unwrap().holders()[0].renewed();
     let db = store.stuck();
-    // The first heartbeat is due after 6.6 s at the latest, and gives up after 2.7 s; the loss comes after 14 s.
+    // The first heartbeat is due after 6.6 s at the latest, and gives up after 3.5 s; the loss comes after 17 s.
     let began = Instant::now();
-    wait_until("a heartbeat has failed", || began.elapsed() > Duration::from_millis(9600));
+    wait_until("a heartbeat has failed", || began.elapsed() > Duration::from_millis(10_400));
     drop(db);
     wait_until("it is renewed", || renewed().is_some());
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"went on\n").unwrap();

@@ -13,7 +13,12 @@ use nix::unistd::Pid;
 use crate::support::{PATIENCE, Running, Store, wait_until_reaped};
 
 fn node(store: &Store, name: &str, script: &str) -> Command {
-    let mut command = store.leasehold(&["elect", "-v", "boss", "--lease", "6s", "--kill-after", "0s", "--owner", name]);
+    node_with(store, "6s", name, script)
+}
+
+fn node_with(store: &Store, lease: &str, name: &str, script: &str) -> Command {
+    let mut command =
+        store.leasehold(&["elect", "-v", "boss", "--lease", lease, "--kill-after", "0s", "--owner", name]);
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
     command
 }
@@ -44,7 +49,8 @@ fn one_leads_and_another_takes_over_when_it_ends() {
 fn who_is_deposed_stands_again() {
     let store = Store::new();
     let script = "echo $LEASEHOLD_TOKEN; while :; do read never; done";
-    let mut running = Running::start(&mut node(&store, "ann", script));
+    // A heartbeat finds it out, also one that comes late.
+    let mut running = Running::start(&mut node_with(&store, "12s", "ann", script));
     let first: u64 = running.line().parse().unwrap();
     store.client().force_release("boss").unwrap();
     let second: u64 = running.line().parse().unwrap();
@@ -133,7 +139,8 @@ fn healthy(store: &Store, sick: &str) -> Running {
     let (sick, script) = (store.path(sick), LEADS);
     let check = format!("test ! -e {}", sick.display());
     let mut command = store.leasehold(&["elect", "boss", "--owner", "ann", "--lease", "10m", "--health-cmd", &check]);
-    command.args(["--health-interval", "50ms", "--health-retries", "1", "--", "sh", "-c", script]);
+    command.args(["--health-interval", "50ms", "--health-timeout", "60s", "--health-retries", "1"]);
+    command.args(["--", "sh", "-c", script]);
     let mut running = Running::start(command.stdin(Stdio::piped()));
     running.expect("ann leads");
     running

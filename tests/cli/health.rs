@@ -142,7 +142,8 @@ fn a_leader_that_is_well_after_a_hangup_stands_again() {
     let store = Store::new();
     let asked = store.path("asked");
     let mut command = store.leasehold(&["elect", "boss", "--health-cmd", "echo >>$ASKED"]);
-    command.args([&OFTEN[..], &["--lease", "6s", "--kill-after", "1s"]].concat());
+    // It must not be lost between the hangup and the checks behind it.
+    command.args([&OFTEN[..], &["--lease", "18s", "--kill-after", "1s"]].concat());
     let script = "trap 'echo heard' HUP; echo $LEASEHOLD_TOKEN; while :; do read never; done";
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
     let mut running = Running::start(command.env("ASKED", &asked));

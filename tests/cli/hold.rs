@@ -5,6 +5,7 @@ use std::io::{Read, Write};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant, SystemTime};
 
+use leasehold::LockStatus;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
@@ -101,7 +102,7 @@ fn a_script_holds_a_lock_to_its_end() {
 #[test]
 fn a_pipe_breaks_with_the_loss() {
     let store = Store::new();
-    let script = "mkfifo pipe; exec 9<> pipe; lock=$($0 hold k --wait 0 --lease 6s --fd 0 < pipe 9>&- &); test \"$lock\" || exit 1
+    let script = "mkfifo pipe; exec 9<> pipe; lock=$($0 hold k --wait 0 --lease 9s --kill-after 0 --fd 0 < pipe 9>&- &); test \"$lock\" || exit 1
         exec 9> pipe; trap '' PIPE; printf . >&9 && echo held; while printf . >&9; do sleep 0.05; done; exit 3";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]).current_dir(store.folder.path());
@@ -288,13 +289,14 @@ fn a_lock_that_nobody_reads_is_renewed_and_given_back_all_the_same() {
     // Until it is read, which may be at any time, the process works under it.
     let (mut reader, stdout, full) = full_pipe();
     let mut script = process(EARS);
-    let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string(), "--lease", "9s"]);
-    let mut holds = Running::start_to(stdout, &mut command);
+    let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string()]);
+    // As little as can be is kept back of each lease, for heartbeats that come late.
+    let mut holds = Running::start_to(stdout, command.args(["--lease", "10s", "--kill-after", "0s"]));
     let renewed_for = || {
         let holder = store.client().get("k").unwrap()?.holders().first()?.clone();
         holder.renewed()?.duration_since(holder.created()).ok()
     };
-    wait_until("it is renewed", || renewed_for().is_some_and(|long| long > Duration::from_secs(10)));
+    wait_until("it is renewed", || renewed_for().is_some_and(|long| long > Duration::from_secs(11)));
     script.tell("lives");
     script.expect("lives");
     reader.read_exact(&mut vec![0; full]).unwrap();
@@ -356,21 +358,30 @@ fn a_pipe_is_closed_by_a_loss_whatever_its_command_leaves_behind() {
 /// Nor does what nobody reads hold that up, with as little time for it as there can be.
 #[test]
 fn a_pipe_is_closed_by_a_loss_though_nobody_reads_standard_error() {
+    // With a longer lease where a busy machine lost it before the store was stuck.
+    assert!(["3s", "6s", "12s", "24s"].into_iter().any(closes_its_pipe_in_time), "none was held for long enough");
+}
+
+fn closes_its_pipe_in_time(lease: &str) -> bool {
     let store = Store::new();
     let (_reader, full, _) = full_pipe();
     let began = Instant::now();
     crate::lateness::measure();
-    let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", "3s", "--kill-after", "0s"]);
+    let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", lease, "--kill-after", "0s"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(full).spawn().unwrap();
     drop(command);
-    lines_of(child.stdout.take().unwrap()).line();
-    let (_db, end) = store.stuck_lease();
+    let client = store.client();
+    wait_until("it was granted", || client.get("k").unwrap().is_some());
+    let _db = store.stuck();
+    let key = client.get("k").unwrap().unwrap();
     // Its end closes the other end of that; a wait would close this one.
     let _pipe = child.stdin.take();
     assert_eq!(child.wait().unwrap().code(), Some(76));
+    let Some(end) = key.holders().first().and_then(LockStatus::leased_until) else { return false };
     let late = SystemTime::now().duration_since(end).unwrap_or_default();
     let slack = crate::lateness::slack(began);
     assert!(late < slack, "it went on for {late:?}, and {slack:?} may be the machine's");
+    true
 }
 
 /// The release fails, and nobody takes what is said of that.

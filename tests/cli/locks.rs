@@ -157,7 +157,7 @@ fn a_lock_is_taken_from_its_holder_by_force() {
     drop(store.client());
     assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--force"]))), "\"k\" is free\n");
     let script = "trap 'exit 3' TERM; echo ready; while :; do read never; done";
-    let running = Running::ready(&mut store.reading(&["--lease", "6s", "--kill-after", "0s"], script));
+    let running = Running::ready(&mut store.reading(&["--lease", "9s", "--kill-after", "0s"], script));
     let ran = run(&mut store.leasehold(&["release", "k", "--force"]));
     assert_eq!(ran.code, Some(64), "there is nobody to ask");
     assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
@@ -295,7 +295,8 @@ fn the_doctor_says_where_it_stopped_looking() {
     shared.init();
     let doctor = |args: &[&str]| {
         let mut command = crate::support::leasehold(&["doctor"]);
-        ok(run(command.args(args).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone())))
+        let command = command.args(args).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
+        ok(crate::support::run_until_answered(command))
     };
     let table = shared.url.split_once("table=").unwrap().1;
     let database = shared.url.strip_prefix("spanner:").unwrap().split_once('?').unwrap().0;

@@ -31,7 +31,7 @@ fn the_command_gets_term() {
 fn grandchildren_get_term() {
     let store = Store::new();
     let script = "sleep 1000 & echo ready; sleep 1000; echo not reached";
-    let mut running = Running::ready(&mut store.script(&["--lease", "6s", "--kill-after", "0s"], script));
+    let mut running = Running::ready(&mut store.script(&["--lease", "9s", "--kill-after", "0s"], script));
     take_away(&store.client());
     running.output_ends();
     let ran = running.end();
@@ -91,7 +91,7 @@ fn the_command_ends_though_nobody_reads_standard_error() {
     let (reader, full, _) = full_pipe();
     let fifo = store.fifo();
     let script = "exec >$FIFO; trap '' TERM; echo ready; while :; do sleep 0.05; done";
-    let mut command = store.script(&["--lease", "6s", "--kill-after", "1s"], script);
+    let mut command = store.script(&["--lease", "9s", "--kill-after", "1s"], script);
     let mut child = command.env("FIFO", &fifo).stderr(full).spawn().unwrap();
     let output = lines_after("ready", &fifo);
     take_away(&store.client());

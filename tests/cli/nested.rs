@@ -38,11 +38,15 @@ fn where_the_store_was_not_passed_on_the_inner_one_says_so() {
 #[test]
 fn an_inner_one_that_waits_for_its_outer_one_says_so() {
     let store = Store::new();
-    let script = "\"$0\" run --wait 1s k -- true; echo $?; \"$0\" run --quiet --wait 1s k -- true";
-    let ran = run(store.leasehold(&["run", "k", "--", "sh", "-c", script]).arg(OWN));
-    assert_eq!(ran.stdout, "75\n");
-    let told = "\"k\" is held by the leasehold around this one, which waits for it";
-    assert_eq!(ran.stderr.matches(told).count(), 1, "{}", ran.stderr);
+    let times_told = |wait: u32| {
+        let script = format!("\"$0\" run --wait {wait}s k -- true; echo $?; \"$0\" run --quiet --wait 1s k -- true");
+        let ran = run(store.leasehold(&["run", "k", "--", "sh", "-c", &script]).arg(OWN));
+        assert_eq!(ran.stdout, "75\n");
+        let told = "\"k\" is held by the leasehold around this one, which waits for it";
+        ran.stderr.matches(told).count()
+    };
+    // One whose time was over once it had started, as on a busy machine, asked once and had no wait.
+    assert_eq!([1, 4, 16].into_iter().map(times_told).find(|times| *times > 0), Some(1));
 }
 
 /// What the inner one started, it can't end any more when it gets KILL itself.

@@ -17,9 +17,9 @@ fn take_away(store: &Store) {
     store.client().force_release("k").unwrap();
 }
 
-/// A shorter lease, since the loss is found by a heartbeat.
+/// A shorter lease, since the loss is found by a heartbeat; but one that bears a late one.
 fn soon<'a>(on_loss: &'a str, kill_after: &'a str) -> [&'a str; 6] {
-    ["--lease", "12s", "--kill-after", kill_after, "--on-loss", on_loss]
+    ["--lease", "15s", "--kill-after", kill_after, "--on-loss", on_loss]
 }
 
 #[test]
@@ -247,20 +247,26 @@ fn each_key_that_is_lost_is_seen_to() {
 /// What works on the second one may be outside of the command's group. The first run ends the command, or fails.
 #[test]
 fn each_key_that_is_lost_is_seen_to_also_once_the_command_is_gone() {
-    for first in ["kill -KILL $LEASEHOLD_PID", "exit 1"] {
-        let store = Store::new();
-        let proof = store.path("proof");
-        // The second one is lost as much later as it was granted later, and must be before the first one is seen to.
-        let wait = "test -e $PROOF || first=3; echo $LEASEHOLD_LOST_KEY >>$PROOF; sleep ${first-0}";
-        let on_loss = format!("cmd:{wait}; {first}");
-        let mut command =
-            store.leasehold(&["run", "a", "b", "--max-hold", "2s", "--lease", "60s", "--kill-after", "15s"]);
-        command.args(["--on-loss", &on_loss, "--", "sleep", "1000"]);
-        let ran = Running::start(command.env("PROOF", &proof)).end();
-        assert_eq!(fs::read_to_string(&proof).unwrap().lines().count(), 2, "{}", ran.stderr);
-        for key in ["a", "b"] {
-            assert_eq!(ran.stderr.matches(&format!("the lock {key:?} was lost: ")).count(), 1, "{}", ran.stderr);
+    std::thread::scope(|scope| {
+        for first in ["kill -KILL $LEASEHOLD_PID", "exit 1"] {
+            scope.spawn(move || each_is_seen_to(first));
         }
+    });
+}
+
+fn each_is_seen_to(first: &str) {
+    let store = Store::new();
+    let proof = store.path("proof");
+    // The second one is lost as much later as it was granted later, and must be before the first one is seen to.
+    let wait = "test -e $PROOF || first=6; echo $LEASEHOLD_LOST_KEY >>$PROOF; sleep ${first-0}";
+    let on_loss = format!("cmd:{wait}; {first}");
+    // So long that the command is started before.
+    let mut command = store.leasehold(&["run", "a", "b", "--max-hold", "6s", "--lease", "90s", "--kill-after", "29s"]);
+    command.args(["--on-loss", &on_loss, "--", "sleep", "1000"]);
+    let ran = Running::start(command.env("PROOF", &proof)).end();
+    assert_eq!(fs::read_to_string(&proof).unwrap().lines().count(), 2, "{}", ran.stderr);
+    for key in ["a", "b"] {
+        assert_eq!(ran.stderr.matches(&format!("the lock {key:?} was lost: ")).count(), 1, "{}", ran.stderr);
     }
 }
 
@@ -268,7 +274,7 @@ fn each_key_that_is_lost_is_seen_to_also_once_the_command_is_gone() {
 #[test]
 fn each_loss_is_told_where_the_command_goes_on() {
     let store = Store::new();
-    let mut command = store.leasehold(&["run", "a", "b", "--lease", "6s", "--on-loss", "ignore"]);
+    let mut command = store.leasehold(&["run", "a", "b", "--lease", "12s", "--on-loss", "ignore"]);
     command.args(["--", "sh", "-c", "echo ready; read go"]).stdin(Stdio::piped());
     let mut running = Running::ready(&mut command);
     for key in ["b", "a"] {

@@ -2,7 +2,7 @@
 
 use std::fs;
 
-use crate::support::{Running, Shared, Store, leasehold, on_each_server};
+use crate::support::{Running, Shared, Store, leasehold, on_each_server, run_until_answered};
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 4;
@@ -35,7 +35,7 @@ fn counts_right(shared: &Shared) {
     let tokens: Vec<u64> = tokens.lines().map(|token| token.parse().unwrap()).collect();
     assert!(tokens.is_sorted_by(|a, b| a < b), "tokens rise: {tokens:?}");
     let mut status = leasehold(&["status", "--json"]);
-    let ran = crate::support::run(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()));
+    let ran = run_until_answered(status.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()));
     assert_eq!(ran.stdout, "[]\n", "{}", ran.stderr);
 }
 

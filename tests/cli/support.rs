@@ -19,8 +19,8 @@ use tempfile::TempDir;
 
 use crate::wait::wait_until;
 
-/// Longer than anything takes here on a busy machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than anything takes here on a busy machine: six processes in turn on a server, too.
+pub const PATIENCE: Duration = Duration::from_secs(120);
 
 /// An SQLite store.
 pub struct Store {
@@ -40,8 +40,10 @@ impl Store {
         self.folder.path().join(name)
     }
 
+    /// Which bears a slow disk.
     pub fn client(&self) -> LockClient {
-        LockClient::connect(&self.url).expect("the store")
+        let builder = LockClient::builder(&self.url).request_timeout(PATIENCE).drop_timeout(PATIENCE);
+        builder.connect().expect("the store")
     }
 
     /// The command on this store.
@@ -112,6 +114,18 @@ pub fn ended_before(end: SystemTime) {
     assert!(late <= slack, "it went on for {late:?}, and {slack:?} may be the machine's");
 }
 
+/// Whoever waited for the lock has it since a moment ago: that process is gone. Beyond that goes only what the machine was
+/// late by since then.
+#[track_caller]
+pub fn is_gone(pid: &str, since: Instant) {
+    let (granted, ended) = (Instant::now(), || ["Z", ""].contains(&state(pid).as_str()));
+    if !ended() {
+        wait_until("it is gone", ended);
+        let (late, slack) = (granted.elapsed(), crate::lateness::slack(since).saturating_sub(crate::lateness::WORK));
+        assert!(late <= slack, "it went on for {late:?}, and {slack:?} may be the machine's");
+    }
+}
+
 /// A store by its URL, and what its clients need in their environment.
 pub struct Shared {
     pub url: String,
@@ -123,7 +137,7 @@ impl Shared {
     /// Makes its schema, with the URL as an argument.
     #[track_caller]
     pub fn init(&self) {
-        let ran = run(leasehold(&["--store", &self.url, "init"]).envs(self.env.clone()));
+        let ran = run_until_answered(leasehold(&["--store", &self.url, "init"]).envs(self.env.clone()));
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     }
 }
@@ -245,6 +259,13 @@ pub struct Ran {
 #[track_caller]
 pub fn run(command: &mut Command) -> Ran {
     Running::start(command).end()
+}
+
+/// The same, again while a server that stood still did not answer in the time that the command has: for what may be done
+/// twice.
+#[track_caller]
+pub fn run_until_answered(command: &mut Command) -> Ran {
+    (0..20).map(|_| run(command)).find(|ran| ran.code != Some(69)).expect("an answer")
 }
 
 /// A command that runs. Killed when dropped.

@@ -77,7 +77,7 @@ fn status_is_shown_again_after_the_time_that_is_asked_for() {
 fn whoever_campaigns_may_say_for_how_long_and_what_a_loss_does() {
     let store = Store::new();
     let elect = |options: &[&str], script: &str| {
-        let mut command = store.leasehold(&["elect", "boss", "--lease", "6s", "--kill-after", "0s"]);
+        let mut command = store.leasehold(&["elect", "boss", "--lease", "12s", "--kill-after", "0s"]);
         command.args(options).args(["--", "sh", "-c", script]).stdin(std::process::Stdio::piped());
         command
     };
@@ -126,7 +126,7 @@ fn a_command_may_need_all_of_several_locks() {
     assert!(keys.iter().all(|key| client.get(key).unwrap().unwrap().is_free()), "all were released");
     // The loss of one is a loss of all.
     let trap = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
-    let mut running = Running::ready(&mut run_with(&["a", "b"], &["--lease", "6s", "--kill-after", "0s"], trap));
+    let mut running = Running::ready(&mut run_with(&["a", "b"], &["--lease", "12s", "--kill-after", "0s"], trap));
     client.force_release("b").unwrap();
     running.output_ends();
     let ran = running.end();
