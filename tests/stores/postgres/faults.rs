@@ -7,7 +7,7 @@ use leasehold::internals::store::{Purpose, Released};
 use crate::network::{Behind, Kind, LATE, MODES, Meanwhile};
 use crate::postgres::*;
 use crate::support::contract::granted;
-use crate::support::postgres::Rows;
+use crate::support::postgres::{Rows, opened};
 use crate::support::proxy::{Mode as Network, Proxy};
 use crate::support::servers::{postgres, postgres_server};
 
@@ -17,7 +17,7 @@ const TOO_LATE: Duration = Duration::from_millis(10_500);
 fn behind() -> Behind<Rows> {
     let rows = Rows::fresh();
     let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
-    let store = Postgres::open(rows.options_at(&proxy.addr().to_string()), &soon()).unwrap();
+    let store = opened(rows.options_at(&proxy.addr().to_string()));
     // What is prepared meets the same faults; what comes after one, on a connection that is new, is not.
     warm(&store);
     rows.sql("DELETE FROM {T}");
