@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-use super::harness::SLACK;
+use super::harness::{SLACK, connected};
 use super::lateness::{self, Slowness};
 
 /// A new store.
@@ -86,7 +86,7 @@ fn dynamodb(endpoint: &str) -> Shared {
     let name = table.0.clone();
     Shared {
         grace: Duration::from_secs(2),
-        client: Box::new(move || leasehold::dynamodb::builder(super::dynamodb::config(), &name).connect().unwrap()),
+        client: Box::new(move || connected(|| leasehold::dynamodb::builder(super::dynamodb::config(), &name))),
         ..by_url("dynamodb", url, Duration::from_millis(100), table)
     }
 }
@@ -112,7 +112,7 @@ fn spanner() -> Shared {
     Shared {
         env: Some(("SPANNER_EMULATOR_HOST", database.host.clone())),
         client: Box::new(move || {
-            leasehold::spanner::builder(settings(&host), &path, super::spanner::TABLE).connect().unwrap()
+            connected(|| leasehold::spanner::builder(settings(&host), &path, super::spanner::TABLE))
         }),
         ..by_url("spanner", url, Duration::from_millis(100), database)
     }
@@ -121,6 +121,6 @@ fn spanner() -> Shared {
 /// One whose URL says all.
 fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
     let (grace, known) = (Duration::ZERO, url.clone());
-    let client = Box::new(move || LockClient::connect(&known).unwrap());
+    let client = Box::new(move || connected(|| LockClient::builder(&known)));
     Shared { module, url, grace, early, client, env: None, slowness: OnceLock::new(), _room: Box::new(room) }
 }
