@@ -360,7 +360,7 @@ fn passwords_are_asked_for_and_never_shown() {
     std::fs::write(server.0.data().join("db/pg_hba.conf"), rules).unwrap();
     server.sql("SELECT pg_reload_conf()");
     let url = |user: &str| server.0.url().replace("leasehold@", &format!("{user}@"));
-    wait_until("the rules count", || LockClient::connect(&url("other")).is_err());
+    wait_until("the rules count", || unless_late(|| LockClient::connect(&url("other"))).is_err());
     unless_late(|| LockClient::connect(&url("app:canary"))).unwrap();
     for wrong in ["app", "app:not-canary", "other"] {
         let error = unless_late(|| LockClient::connect(&url(wrong))).unwrap_err();
