@@ -1,7 +1,7 @@
 //! A replica set of a test's own on this host, whose members it can stop and kill.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
-use std::net::TcpListener;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, MutexGuard};
@@ -11,8 +11,8 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-use super::servers::mongod::{SERVER, ask, hello, initiate, is_writable, member};
-use super::servers::{home, servers, skip};
+use super::servers::mongod::{SERVER, ask, hello, initiate, is_new, is_writable, member};
+use super::servers::{free_port, home, servers, skip};
 use super::wait::wait_until;
 
 struct Member {
@@ -55,10 +55,10 @@ impl Cluster {
         static TURN: Mutex<()> = Mutex::new(());
         let turn = (members > 1).then(|| TURN.lock().unwrap_or_else(|poisoned| poisoned.into_inner()));
         let data = tempfile::tempdir().unwrap();
-        // All at once, so that no two get the same.
-        let free: Vec<TcpListener> = (0..members).map(|_| TcpListener::bind("127.0.0.1:0").unwrap()).collect();
-        let ports: Vec<u16> = free.iter().map(|listener| listener.local_addr().unwrap().port()).collect();
-        drop(free);
+        let mut ports = BTreeSet::new();
+        while ports.len() < members {
+            ports.insert(free_port());
+        }
         let running = ports.iter().map(|port| {
             std::fs::create_dir(data.path().join(port.to_string())).unwrap();
             let process = run(&home, data.path(), &port.to_string(), &options);
@@ -68,7 +68,11 @@ impl Cluster {
         let cluster = Cluster { members, home, options, data, _turn: turn };
         let hosts: Vec<&str> = cluster.members.iter().map(|member| member.host.as_str()).collect();
         wait_until("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
-        ask(hosts[0], &initiate(&hosts)).unwrap();
+        wait_until("they are a replica set", || {
+            // On a busy machine the answer may come too late, or be that one of them did not answer in time.
+            ask(hosts[0], &initiate(&hosts));
+            ask(hosts[0], &hello()).is_some_and(|answer| !is_new(&answer))
+        });
         cluster.primary();
         // Its secondaries have caught up, so that any may be elected.
         wait_until("secondaries", || {

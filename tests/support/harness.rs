@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use leasehold::LockClient;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 #[cfg(feature = "sqlite")]
@@ -13,6 +12,9 @@ use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
 use leasehold::internals::store::{Backend, GrantForm};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
+use leasehold::{ClientBuilder, LockClient};
+
+use super::wait::wait_until;
 
 /// How long anything may take that only a broken test or library would not do at once.
 pub const PATIENCE: Duration = Duration::from_secs(30);
@@ -21,6 +23,27 @@ pub const SLACK: Duration = Duration::from_millis(1500);
 
 pub const fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
+}
+
+/// A server that stands still for some seconds ends no call.
+pub fn patient(builder: ClientBuilder) -> ClientBuilder {
+    builder.request_timeout(PATIENCE).drop_timeout(PATIENCE)
+}
+
+/// A client, asked for again while its server stands still for longer than a connection may take.
+pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
+    let mut client = None;
+    wait_until("a client connects", || match builder().connect() {
+        Ok(connected) => {
+            client = Some(connected);
+            true
+        }
+        Err(error) => {
+            assert!(error.is_retryable(), "{error:?}");
+            false
+        }
+    });
+    client.expect("it connected")
 }
 
 /// A folder that is removed with the value.
@@ -144,7 +167,7 @@ impl Store {
     }
 
     /// A client that meets the faults.
-    pub fn builder(&self) -> leasehold::ClientBuilder {
+    pub fn builder(&self) -> ClientBuilder {
         leasehold::internals::builder_over(self.faulty.clone(), self.clock.clone()).poll(millis(5)..=millis(20))
     }
 

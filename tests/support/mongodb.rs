@@ -13,6 +13,7 @@ use leasehold::mongodb::driver::sync::{Client, Collection};
 
 use super::servers::mongod;
 use super::stores::unique;
+use super::wait::wait_until;
 
 pub const DATABASE: &str = "leasehold";
 
@@ -35,7 +36,19 @@ impl Rows {
 
     /// A client of it.
     pub fn open(&self) -> Mongodb {
-        Mongodb::open(self.options(), &Deadline::after(Duration::from_secs(30))).unwrap()
+        let mut store = None;
+        // The library looks for a primary for three seconds: a server that stands still for longer is asked again.
+        wait_until("it connects", || match Mongodb::open(self.options(), &Deadline::after(Duration::from_secs(30))) {
+            Ok(opened) => {
+                store = Some(opened);
+                true
+            }
+            Err(error) => {
+                assert!(error.is_retryable(), "{error:?}");
+                false
+            }
+        });
+        store.unwrap()
     }
 
     pub fn options(&self) -> MongodbOptions {

@@ -1,7 +1,6 @@
 //! A server of a test's own on this host, which it can end and start again with what is on its disk.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
-use std::net::TcpListener;
 use std::path::PathBuf;
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::cluster::dies_with_us;
-use super::servers::{Server, home, servers, skip};
+use super::servers::{Server, free_port, home, servers, skip};
 
 /// How long a start may take on a busy machine.
 const START: Duration = Duration::from_secs(90);
@@ -40,9 +39,7 @@ impl Own {
                 return None;
             }
         };
-        let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-        let port = free.expect("a free port").port();
-        let mut own = Own { server, home, port, data, process: None };
+        let mut own = Own { server, home, port: free_port(), data, process: None };
         own.start_again();
         Some(own)
     }

@@ -1,15 +1,18 @@
 //! Tables on a PostgreSQL, whose rows a test can make older.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
-use std::time::Duration;
+use std::error::Error as _;
+use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use leasehold::internals::store::postgres::{Postgres, PostgresOptions};
 use leasehold::internals::store::{Backend, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::postgres::tokio_postgres::{Client, Config, NoTls, SimpleQueryMessage};
+use leasehold::{ClientBuilder, Error, LockClient, Result};
 
 use super::servers::postgres_server;
-use super::stores::unique;
+use super::stores::{soon, unique};
 use super::wait::wait_until;
 
 /// A table that goes with its test.
@@ -31,7 +34,7 @@ impl Rows {
 
     /// A client of it.
     pub fn open(&self) -> Postgres {
-        Postgres::open(self.options(), &Deadline::after(Duration::from_secs(30))).unwrap()
+        opened(self.options())
     }
 
     pub fn options(&self) -> PostgresOptions {
@@ -80,6 +83,66 @@ impl Drop for Rows {
     fn drop(&mut self) {
         self.sql("DROP TABLE IF EXISTS {T}");
     }
+}
+
+/// Asks again while the answer is one that only a machine or a server explains that was late: the library gives a connection
+/// three seconds, and a role may have an end for what is silent for less.
+pub fn unless_late<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
+    let mut answer = ask();
+    wait_until("a connection is made in its time", || {
+        let is_late = answer.as_ref().is_err_and(was_late);
+        if is_late {
+            answer = ask();
+        }
+        !is_late
+    });
+    answer
+}
+
+fn was_late(error: &Error) -> bool {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(source) = next {
+        text.push_str(&source.to_string());
+        next = source.source();
+    }
+    // A session that ended before it was asked anything is closed.
+    let late = ["it was not made in", "idle-session timeout", "transaction timeout", "connection closed"];
+    late.iter().any(|late| text.contains(late))
+}
+
+/// Whether this comes to be in a time that is far more than enough: for what a server that stood still may have kept from
+/// coming at all.
+pub fn comes_soon(mut cond: impl FnMut() -> bool) -> bool {
+    let began = Instant::now();
+    while !cond() {
+        if began.elapsed() > Duration::from_secs(20) {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    true
+}
+
+/// A store that must open.
+pub fn opened(options: PostgresOptions) -> Postgres {
+    unless_late(|| Postgres::open(options.clone(), &soon())).unwrap()
+}
+
+/// A client that must connect.
+pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
+    unless_late(|| builder().connect()).unwrap()
+}
+
+/// Where a store tells of this key, which it must. One that did not hear itself within a second says that it tells nothing.
+pub fn told_of(store: &Postgres, key: &str) -> Receiver<String> {
+    let mut told = None;
+    wait_until("it tells", || {
+        let (to, hears) = crossbeam_channel::unbounded();
+        told = Some(hears);
+        store.wake(&[key.to_owned()], to, &soon()).unwrap()
+    });
+    told.unwrap()
 }
 
 /// What a user's settings would be.

@@ -4,9 +4,9 @@ use std::any::Any;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use leasehold::{ClientBuilder, LockClient};
+use leasehold::LockClient;
 
-use super::harness::{PATIENCE, SLACK};
+use super::harness::{SLACK, connected, patient};
 use super::lateness::{self, Slowness};
 
 /// A new store.
@@ -86,7 +86,7 @@ fn dynamodb(endpoint: &str) -> Shared {
     let name = table.0.clone();
     Shared {
         grace: Duration::from_secs(2),
-        client: Box::new(move || patient(leasehold::dynamodb::builder(super::dynamodb::config(), &name))),
+        client: Box::new(move || connected(|| patient(leasehold::dynamodb::builder(super::dynamodb::config(), &name)))),
         ..by_url("dynamodb", url, Duration::from_millis(100), table)
     }
 }
@@ -111,19 +111,16 @@ fn spanner() -> Shared {
     let settings = super::spanner::settings;
     Shared {
         env: Some(("SPANNER_EMULATOR_HOST", database.host.clone())),
-        client: Box::new(move || patient(leasehold::spanner::builder(settings(&host), &path, super::spanner::TABLE))),
+        client: Box::new(move || {
+            connected(|| patient(leasehold::spanner::builder(settings(&host), &path, super::spanner::TABLE)))
+        }),
         ..by_url("spanner", url, Duration::from_millis(100), database)
     }
-}
-
-/// A server that stands still for some seconds ends no call.
-fn patient(builder: ClientBuilder) -> LockClient {
-    builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().unwrap()
 }
 
 /// One whose URL says all.
 fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
     let (grace, known) = (Duration::ZERO, url.clone());
-    let client = Box::new(move || patient(LockClient::builder(known.clone())));
+    let client = Box::new(move || connected(|| patient(LockClient::builder(&known))));
     Shared { module, url, grace, early, client, env: None, slowness: OnceLock::new(), _room: Box::new(room) }
 }

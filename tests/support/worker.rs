@@ -9,7 +9,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::{Election, LockClient, LockGuard, Loss, LossReason, Mode};
 
-use super::harness::{PATIENCE, millis};
+use super::harness::{PATIENCE, connected, millis, patient};
 use super::oracle::{Claims, Oracle};
 use super::process::{ANSWER, WORKER};
 use super::roamer::Roamer;
@@ -52,9 +52,7 @@ struct State {
 
 impl State {
     fn connect(url: &str, lease: Duration, poll: Duration) -> State {
-        let builder = LockClient::builder(url).lease(lease).poll(poll / 5..=poll);
-        // A server that stands still for some seconds ends no call.
-        let client = builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client");
+        let client = connected(|| patient(LockClient::builder(url)).lease(lease).poll(poll / 5..=poll));
         State { client, guards: HashMap::new(), node: None, resigns: Arc::default(), roamer: None }
     }
 

@@ -5,7 +5,7 @@ use leasehold::internals::store::{Consistency, Purpose, Renewal, Swapped};
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, acquired, granted, raised, refused, renewal, renewed};
-use crate::support::postgres::Rows;
+use crate::support::postgres::{Rows, opened};
 use crate::support::proxy::Proxy;
 use crate::support::servers::{postgres, postgres_server};
 
@@ -19,7 +19,7 @@ impl Counted {
     fn new() -> Counted {
         let rows = Rows::fresh();
         let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
-        let store = Postgres::open(rows.options_at(&proxy.addr().to_string()), &soon()).unwrap();
+        let store = opened(rows.options_at(&proxy.addr().to_string()));
         Counted { proxy, store, _rows: rows }
     }
 

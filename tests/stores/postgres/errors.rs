@@ -4,6 +4,7 @@ use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::{are_refused, no_server_is_told, text};
 use crate::postgres::*;
+use crate::support::postgres::unless_late;
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
@@ -56,7 +57,7 @@ fn settings_with_tls_are_never_plain() {
     let server = crate::support::servers::postgres_server().unwrap();
     let mut config: leasehold::postgres::tokio_postgres::Config = server.parse().unwrap();
     config.password("canary").ssl_mode(leasehold::postgres::tokio_postgres::config::SslMode::Require);
-    let error = leasehold::postgres::builder(config, "locks").connect().unwrap_err();
+    let error = unless_late(|| leasehold::postgres::builder(config.clone(), "locks").connect()).unwrap_err();
     assert!(error.kind() == ErrorKind::Config && text(&error).contains("offers no TLS"), "{error}");
 }
 
@@ -73,10 +74,10 @@ fn a_server_that_is_not_there_is_told_in_time() {
 fn a_database_or_a_table_that_is_missing_is_told() {
     needs_server!();
     let server = crate::support::servers::postgres_server().unwrap();
-    let error = LockClient::connect(&server.replace("/postgres", "/nowhere")).map(drop);
-    let error = error.unwrap_err();
+    let nowhere = server.replace("/postgres", "/nowhere");
+    let error = unless_late(|| LockClient::connect(&nowhere)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{error}");
-    let client = LockClient::connect(&format!("{server}?table=nowhere")).unwrap();
+    let client = unless_late(|| LockClient::connect(&format!("{server}?table=nowhere"))).unwrap();
     let error = client.try_lock("k").unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
     assert_eq!(error.key(), Some("k"));

@@ -8,7 +8,7 @@ use leasehold::internals::store::{Released, Schema};
 use crate::postgres::*;
 use crate::support::alone::alone;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
-use crate::support::postgres::Rows;
+use crate::support::postgres::{Rows, opened};
 use crate::support::proxy::{Mode as Network, Proxy, Rule};
 use crate::support::servers::{postgres, postgres_server};
 use crate::support::wait::wait_until;
@@ -17,7 +17,7 @@ use crate::support::wait::wait_until;
 fn watched() -> (Proxy, Postgres, Rows) {
     let rows = Rows::fresh();
     let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
-    let store = Postgres::open(rows.options_at(&proxy.addr().to_string()), &soon()).unwrap();
+    let store = opened(rows.options_at(&proxy.addr().to_string()));
     (proxy, store, rows)
 }
 

@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::errors::text;
 use crate::support::own::{Own, room};
-use crate::support::postgres::sql_at;
+use crate::support::postgres::{connected, sql_at, unless_late};
 use crate::support::servers::{postgres, skip};
 use crate::support::wait::wait_until;
 
@@ -27,7 +27,7 @@ fn sql(server: &Own, sql: &str) -> Vec<Vec<Option<String>>> {
 }
 
 fn client(url: &str) -> LockClient {
-    LockClient::builder(url).lease(LEASE).connect().unwrap()
+    connected(|| LockClient::builder(url).lease(LEASE))
 }
 
 impl Pair {
@@ -146,7 +146,7 @@ fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
     let lost = holder.request("lost").lease(LONG).acquire().unwrap();
     pair.fail_over();
     let other = client(&url);
-    let next = other.lock("lost").unwrap();
+    let next = other.request("lost").lease(LONG).lock().unwrap();
     assert!(next.fencing_token() > lost.fencing_token());
     let error = holder.heartbeat(&lost, LONG).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
@@ -157,7 +157,7 @@ fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
 #[test]
 fn a_standby_that_copies_is_refused_and_a_diagnosis_says_what_a_failover_costs() {
     let Some(pair) = Pair::start() else { return };
-    let error = LockClient::connect(&pair.standby.url()).unwrap_err();
+    let error = unless_late(|| LockClient::connect(&pair.standby.url())).unwrap_err();
     assert!(error.kind() == ErrorKind::Store && text(&error).contains("standby"), "{error}");
     let says = |part: &str| {
         let schema = client(&pair.url()).diagnose().unwrap().schema.unwrap();

@@ -7,7 +7,7 @@ use leasehold::{ErrorKind, LockClient};
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
-use crate::support::postgres::{Rows, config, sql_at};
+use crate::support::postgres::{Rows, config, opened, sql_at, told_of, unless_late};
 
 /// A user of the server who goes with the test, and its table.
 struct User {
@@ -26,7 +26,7 @@ impl User {
     }
 
     fn open(&self) -> Postgres {
-        Postgres::open(PostgresOptions::new(self.config(), &self.rows.0).unwrap(), &soon()).unwrap()
+        opened(PostgresOptions::new(self.config(), &self.rows.0).unwrap())
     }
 
     fn config(&self) -> leasehold::postgres::tokio_postgres::Config {
@@ -55,7 +55,7 @@ fn the_four_rights_are_enough() {
         renewed(&store, &mut a, renewal(Lease::For(2 * LEASE)));
         release(&store, &mut a);
     }
-    assert!(store.wake(&["k".to_owned()], crossbeam_channel::unbounded().0, &soon()).unwrap());
+    told_of(&store, "k");
     let seen = get(&store, "k");
     store.swap(&seen, None, &soon()).unwrap();
     assert!(!get(&store, "k").record.exists());
@@ -94,7 +94,7 @@ fn who_makes_the_table_needs_create_and_who_adds_to_it_must_own_it() {
     let open = |name: &str| {
         let mut config = config();
         config.user(name);
-        Postgres::open(PostgresOptions::new(config, &rows.0).unwrap(), &soon()).unwrap()
+        opened(PostgresOptions::new(config, &rows.0).unwrap())
     };
     let makes =
         |name: &str| open(name).schema(Schema::Create, &soon()).map_err(|error| (error.kind(), error.to_string()));
@@ -155,6 +155,7 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     });
     set("default_transaction_read_only = on");
     let url = format!("{}?table={}", crate::support::servers::postgres_server().unwrap(), user.rows.0);
-    let error = LockClient::connect(&url.replace("leasehold@", &format!("{}@", user.name))).unwrap_err();
+    let url = url.replace("leasehold@", &format!("{}@", user.name));
+    let error = unless_late(|| LockClient::connect(&url)).unwrap_err();
     assert!(error.kind() == ErrorKind::Store && error.to_string().contains("primary"), "{error}");
 }

@@ -9,7 +9,7 @@ use leasehold::internals::store::{Missing, Purpose, Schema};
 
 use crate::postgres::*;
 use crate::support::contract::{granted, refused, release, renewal, renewed};
-use crate::support::postgres::{Rows, config, sql_at};
+use crate::support::postgres::{Rows, config, connected, opened, sql_at};
 use crate::support::wait::wait_until;
 
 #[test]
@@ -89,7 +89,7 @@ fn a_table_that_is_not_kept_is_refused() {
     store.schema(Schema::Check, &soon()).unwrap();
     let name = format!("{}_v", rows.0);
     rows.sql(&format!("CREATE VIEW {name} AS SELECT * FROM {{T}}"));
-    let store = Postgres::open(PostgresOptions::new(config(), &name).unwrap(), &soon()).unwrap();
+    let store = opened(PostgresOptions::new(config(), &name).unwrap());
     let error = store.schema(Schema::Connect(Missing::IsAllowed), &soon()).unwrap_err();
     rows.sql(&format!("DROP VIEW {name}"));
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
@@ -114,7 +114,7 @@ fn an_index_whose_name_is_taken_is_told() {
 fn only_an_index_that_protects_the_fence_will_do() {
     needs_server!();
     let rows = Rows::fresh();
-    let client = leasehold::LockClient::connect(&rows.url()).unwrap();
+    let client = connected(|| leasehold::LockClient::builder(rows.url()));
     let guard = client.lock("k").unwrap();
     let asserted = || {
         crate::support::postgres::block_on(async {

@@ -6,7 +6,7 @@ use leasehold::internals::store::{Acquired, Attempt, Swapped};
 
 use crate::postgres::*;
 use crate::support::contract::{granted, lost, raised, release};
-use crate::support::postgres::Rows;
+use crate::support::postgres::{Rows, connected};
 use crate::support::wait::wait_until;
 
 /// Writes what `edit` makes of the record.
@@ -127,7 +127,7 @@ fn a_lock_that_goes_down_the_line_leaves_no_trace() {
 fn a_guard_that_goes_down_the_line_leaves_no_trace() {
     needs_server!();
     let rows = Rows::fresh();
-    let client = LockClient::connect(&rows.url()).unwrap();
+    let client = connected(|| LockClient::builder(rows.url()));
     let held = client.lock("k").unwrap();
     std::thread::scope(|scope| {
         let (told, waits) = std::sync::mpsc::channel();

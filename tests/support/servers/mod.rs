@@ -15,8 +15,9 @@ pub mod skip;
 pub mod spanner;
 
 use std::fs::{self, File};
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::net::TcpListener;
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -156,7 +157,7 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     }
     let known = room.join("url");
     if let Ok(url) = fs::read_to_string(&known)
-        && (server.ready)(&url)
+        && still_serves(server, &url)
     {
         return Ok(Running { url, _user: Some(user) });
     }
@@ -168,6 +169,46 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     let url = url?;
     fs::write(&known, &url).map_err(told(&known))?;
     Ok(Running { url, _user: Some(user) })
+}
+
+/// Whether the one that was started before serves. Others use it: one that stands still for a while is waited for, since
+/// another in its place would take its data from under them.
+fn still_serves(server: &Server, url: &str) -> bool {
+    let asked = Instant::now();
+    while !(server.ready)(url) {
+        if !is_listened_to(url) || asked.elapsed() > START {
+            return false;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    true
+}
+
+/// Whether anybody listens at the port in this URL of a server that was started here.
+fn is_listened_to(url: &str) -> bool {
+    let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>();
+    let port: Option<u16> = url.split_once("127.0.0.1:").and_then(|(_, rest)| digits(rest).parse().ok());
+    port.is_some_and(|port| TcpStream::connect(("127.0.0.1", port)).is_ok())
+}
+
+/// A port for a server that is about to be started, and for one that is ended to start there again. The system gives it
+/// to nobody who asks for any port, as each proxy of the tests does: a busy server takes long until it has it.
+pub fn free_port() -> u16 {
+    let usual = (32_768, 60_999);
+    let given = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
+    let given: Vec<u16> = given.split_whitespace().filter_map(|number| number.parse().ok()).collect();
+    let (first, last) = if let [first, last] = given[..] { (first, last) } else { usual };
+    for _ in 0..100 {
+        // Each time it has other keys, also in another process.
+        let random = RandomState::new().build_hasher().finish();
+        let port = 10_240 + (random % 50_000) as u16;
+        if !(first..=last).contains(&port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+    // The system gives nearly all of them.
+    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    free.expect("a free port").port()
 }
 
 /// The folder with what it takes to start one, fetched if it is not there yet.
@@ -191,8 +232,7 @@ pub fn home(server: &Server, servers: &Path) -> Result<PathBuf, String> {
 
 /// Starts one under a supervisor and waits until it serves.
 fn launch(server: &Server, home: &Path, room: &Path) -> Result<String, String> {
-    let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
-    let port = free.map_err(told(room))?.port();
+    let port = free_port();
     let url = (server.url)(port);
     let data = room.join("data");
     let _ = fs::remove_dir_all(&data);

@@ -85,7 +85,6 @@ fn ready(url: &str) -> bool {
         // Somebody's own; that takes more than this.
         return true;
     }
-    let is_new = |answer: &[u8]| has(answer, b"Does not have a valid replica set config");
     match ask(host, &hello()) {
         Some(answer) if is_new(&answer) => {
             ask(host, &initiate(&[host]));
@@ -101,6 +100,11 @@ fn hosts(url: &str) -> Option<&str> {
     let rest = url.strip_prefix("mongodb://")?;
     let hosts = rest.split(['/', '?']).next()?;
     hosts.rsplit('@').next()
+}
+
+/// Nobody has told it yet that it is in a replica set.
+pub fn is_new(answer: &[u8]) -> bool {
+    has(answer, b"Does not have a valid replica set config")
 }
 
 pub fn is_writable(answer: &[u8]) -> bool {
