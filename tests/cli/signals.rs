@@ -30,7 +30,7 @@ fn signals_are_passed_on() {
 #[test]
 fn signals_reach_grandchildren() {
     let store = Store::new();
-    let deep = "trap \"echo deep; exit\" TERM; echo ready; while :; do read never; done";
+    let deep = "trap \"echo deep; exit\" TERM; echo ready; while :; do sleep 0.05; done";
     let script = format!("exec 3<&0; trap : TERM; sh -c '{deep}' <&3 & wait; wait");
     let mut running = Running::ready(&mut store.reading(&[], &script));
     running.signal(Signal::SIGTERM);

@@ -360,11 +360,12 @@ impl Running {
         kill(pid(&self.child), signal).expect("it runs");
     }
 
-    /// What it started, on Linux.
+    /// What it started, on Linux. The lists of its threads, and of their children, miss some where one ends meanwhile.
     pub fn children(&self) -> Vec<String> {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).into_iter().flatten().flatten();
-        let children = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("children")).ok());
-        children.flat_map(|pids| pids.split_whitespace().map(str::to_owned).collect::<Vec<_>>()).collect()
+        let own = self.child.id().to_string();
+        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+        let all = all.filter_map(|entry| entry.file_name().into_string().ok());
+        all.filter(|pid| pid.parse::<u32>().is_ok() && stat(pid, 1) == own).collect()
     }
 
     #[track_caller]
@@ -483,8 +484,14 @@ fn ignore_no_signals() {
 
 /// The state of a process, as `T` for stopped.
 pub fn state(pid: &str) -> String {
+    stat(pid, 0)
+}
+
+/// What the system says of a process behind its name: 0 for its state, 1 for its parent.
+fn stat(pid: &str, field: usize) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    stat.rsplit_once(") ").map(|(_, rest)| rest[..1].to_owned()).unwrap_or_default()
+    let fields = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(field));
+    fields.unwrap_or_default().to_owned()
 }
 
 pub fn pid(child: &Child) -> Pid {

@@ -15,7 +15,7 @@ pub fn ours() -> Vec<String> {
 
 /// All threads. The kernel's list ends early where the thread that it has come to ends just then, and leaves out those
 /// behind it: of two lists that are alike, none did.
-fn tasks() -> Vec<PathBuf> {
+pub fn tasks() -> Vec<PathBuf> {
     let list = || -> Vec<PathBuf> {
         let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
         tasks.filter_map(|task| Some(task.ok()?.path())).collect()

@@ -336,8 +336,8 @@ fn a_slow_logger_holds_up_no_loss() {
 
 #[cfg(target_os = "linux")]
 fn has_thread(name: &str) -> bool {
-    let mut tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    tasks.any(|task| std::fs::read_to_string(task.unwrap().path().join("comm")).is_ok_and(|of| of.trim_end() == name))
+    let mut tasks = crate::support::threads::tasks().into_iter();
+    tasks.any(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|of| of.trim_end() == name))
 }
 
 /// They sleep long, for they expect to be told.

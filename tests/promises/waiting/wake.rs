@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::harness::{PATIENCE, SLACK, Store, millis, on_each_local, within};
 use crate::support::lateness::{at_rest, slack};
-use crate::support::threads::{assert_ours, none_soon, ours};
+use crate::support::threads::{assert_ours, none_soon, ours, tasks};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, LockClient, LockRequest};
@@ -89,8 +89,7 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
 
 /// How often threads of this process slept and were woken, and the time that they ran.
 fn woken() -> (u64, Duration) {
-    let switches = |task: std::io::Result<std::fs::DirEntry>| {
-        let task = task.ok()?.path();
+    let switches = |task: std::path::PathBuf| {
         // The test's own clock.
         if std::fs::read_to_string(task.join("comm")).ok()?.trim_end() == "lateness" {
             return None;
@@ -99,8 +98,7 @@ fn woken() -> (u64, Duration) {
         let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
         count.trim().parse::<u64>().ok()
     };
-    let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
-    let switches = tasks.filter_map(switches).sum();
+    let switches = tasks().into_iter().filter_map(switches).sum();
     let ran = nix::time::clock_gettime(nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID).expect("a clock");
     (switches, ran.into())
 }

@@ -124,8 +124,8 @@ fn the_last_clone_ends_the_thread() {
 
 /// How often the thread of the SDK has gone to sleep or was stopped.
 fn switches() -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let status = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("status")).ok());
+    let tasks = crate::support::threads::tasks().into_iter();
+    let status = tasks.filter_map(|task| std::fs::read_to_string(task.join("status")).ok());
     let ours: Vec<String> = status.filter(|status| status.contains("leasehold-drive")).collect();
     assert_eq!(ours.len(), 1, "{ours:?}");
     let numbers = ours[0].lines().filter_map(|line| line.split_once("ctxt_switches:")?.1.trim().parse::<u64>().ok());

@@ -38,8 +38,8 @@ fn answered(proxy: &Proxy, count: u32) {
 
 /// The threads of the proxy that has this port.
 fn threads(port: u16) -> Vec<String> {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
-    let names = tasks.filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    let tasks = crate::support::threads::tasks().into_iter();
+    let names = tasks.filter_map(|task| std::fs::read_to_string(task.join("comm")).ok());
     names.filter(|name| name.starts_with(&format!("px-{port}-"))).collect()
 }
 

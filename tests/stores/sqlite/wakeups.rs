@@ -16,9 +16,11 @@ fn no_notices() {
 
 /// How often the thread that looks at the file was woken.
 fn woken() -> u64 {
-    let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let looks = |task: &std::path::PathBuf| fs::read_to_string(task.join("comm")).unwrap().trim() == "leasehold-file";
-    let status = fs::read_to_string(tasks.into_iter().find(looks).unwrap().join("status")).unwrap();
+    let looks = |task: &std::path::PathBuf| {
+        fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "leasehold-file")
+    };
+    let task = crate::support::threads::tasks().into_iter().find(looks).unwrap();
+    let status = fs::read_to_string(task.join("status")).unwrap();
     let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     count.unwrap().trim().parse().unwrap()
 }
