@@ -90,7 +90,7 @@ const ANSWERS: [(u16, &str, Means, &str); 25] = [
 
 impl Behind {
     fn client(&self) -> LockClient {
-        leasehold::dynamodb::builder(config_at(&self.proxy.url()), &self.table.0).connect().unwrap()
+        patient(config_at(&self.proxy.url()), &self.table.0).connect().unwrap()
     }
 
     fn all_get(&self, status: u16, json: &'static str) {

@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use leasehold::LockClient;
-use leasehold::internals::builder_over;
 use leasehold::internals::lease::backoff;
 use leasehold::internals::store::{Purpose, Released, Renewed};
 use parking_lot::Mutex;
@@ -17,7 +16,7 @@ use crate::dynamodb::sdk::operation::get_item::{GetItemInput, GetItemOutput};
 use crate::dynamodb::sdk::operation::update_item::{UpdateItemInput, UpdateItemOutput};
 use crate::dynamodb::sdk::types::{ConsumedCapacity, ReturnConsumedCapacity};
 use crate::dynamodb::*;
-use crate::support::bench::waits_in_vain;
+use crate::support::bench::{builder_over, waits_in_vain};
 use crate::support::dynamodb::{Table, options};
 use crate::support::stores::soon;
 

@@ -1,12 +1,12 @@
 //! A table that processes of dynamodb-lock-go use, too: what becomes of a lock of theirs that ours want, and of one of
 //! ours that they want. The guide's page on moving from there names each outcome, good or bad.
 
-use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason, SameOwner};
 
 use crate::dynamodb::*;
 use crate::mixed::cells::{self as mixed, S, Step};
+use crate::support::bench::builder_over;
 use crate::support::dynamodb::{Table, options};
 use crate::support::go::Unavailable;
 use crate::support::go::dynamodb::{Go, GoLock};

@@ -243,7 +243,7 @@ fn clients_without_the_option_are_refused_by_the_tables_own_record() {
     let held = world.ours.lock("k").unwrap();
     let connect = |grace: u64| {
         let table = leasehold::dynamodb::Table::new(&world.table.0).grace(Duration::from_secs(grace));
-        leasehold::dynamodb::builder(config(), table).connect()
+        patient(config(), table).connect()
     };
     let error = connect(1).unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("grace=5000ms"), "{error}");
@@ -375,7 +375,7 @@ fn a_diagnosis_notes_no_grace() {
     let diagnosis = of(&table, &clock, Fleet::Mixed).diagnose().unwrap();
     assert!(diagnosis.rights.iter().all(|right| right.outcome.is_ok()), "{diagnosis:?}");
     assert_eq!(Raw::new(&table).all(), before);
-    drop(leasehold::dynamodb::builder(config(), &table.0).connect().unwrap().lock("k").unwrap());
+    drop(patient(config(), &table.0).connect().unwrap().lock("k").unwrap());
 }
 
 /// Their client, told no end, writes the first time that Go knows.

@@ -17,7 +17,7 @@ fn of(table: &Table, value: &str) -> LockClient {
 
 fn try_of(table: &Table, value: &str) -> leasehold::Result<LockClient> {
     let table = Settled::new(&table.0).sort_key(sort_key(value).name, value);
-    leasehold::dynamodb::builder(config(), table).connect()
+    patient(config(), table).connect()
 }
 
 /// A row that reads like a lock that is over.

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use leasehold::internals::builder_over;
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
 use crate::support::alone::alone;
+use crate::support::bench::builder_over;
 use crate::support::dynamodb::Table;
 use crate::support::harness::SLACK;
 use crate::support::lateness::{self, slack};
@@ -50,7 +50,7 @@ fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
     let at = needs_server!(Behind::new());
     // To these two the service tells a time an hour ahead of this host's wall clock.
     at.proxy.shift_dates(3_600);
-    let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
+    let connect = || patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
     let (a, b) = (connect(), connect());
     let held = a.lock("k").unwrap();
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;

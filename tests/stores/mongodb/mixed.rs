@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
 use leasehold::internals::sys::clock::Clock;
@@ -13,6 +12,7 @@ use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
 
 use crate::mixed::cells::{self as mixed, S, Step};
 use crate::mongodb::*;
+use crate::support::bench::builder_over;
 use crate::support::go::Unavailable;
 use crate::support::go::mongodb::Go;
 use crate::support::logs;
@@ -320,11 +320,10 @@ fn what_is_refused_says_why() {
         let error = LockClient::connect(&url(option)).unwrap_err();
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(right), "{option}: {error}");
     }
-    let of_url = LockClient::connect(&url("fleet=mixed")).unwrap();
+    let of_url = connect(&url("fleet=mixed"));
     let collection = leasehold::mongodb::Collection::new(&world.rows.0).mixed_fleet();
     let settings = crate::support::mongodb::settings(&crate::support::servers::mongod().unwrap());
-    let built =
-        leasehold::mongodb::builder_with(settings, crate::support::mongodb::DATABASE, collection).connect().unwrap();
+    let built = patient(leasehold::mongodb::builder_with(settings, DATABASE, collection)).connect().unwrap();
     for client in [of_url, built] {
         assert!(client.leases("names").claim("a", "b", LEASE).is_err());
         assert!(client.lock("k").unwrap().is_held());

@@ -4,7 +4,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::builder_over;
 use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
@@ -16,6 +15,7 @@ use leasehold::{ErrorKind, Lock, LockClient};
 use super::mixed::{LEASE, World, client};
 use crate::mixed::cells::S;
 use crate::mongodb::*;
+use crate::support::bench::builder_over;
 use crate::support::mongodb::server;
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;

@@ -1,7 +1,6 @@
 //! Users with fewer rights, a server alone, settings that are not used: what works, and what is said.
 
 use std::sync::Once;
-use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::{Acquired, Schema};
@@ -84,10 +83,10 @@ fn wrong_credentials_are_told_at_connect() {
         format!("mongodb://root:canary@{}/leasehold", at.host),
         format!("mongodb://{}/leasehold", at.host),
     ] {
-        let error = LockClient::builder(url.as_str()).request_timeout(Duration::from_secs(5)).connect();
+        let error = patient(LockClient::builder(url.as_str())).connect();
         let Err(error) = error else {
             // Without any, connecting is not refused, but using it is.
-            let error = LockClient::connect(&url).unwrap().try_lock("k").unwrap_err();
+            let error = connect(&url).try_lock("k").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Permission, "{error:?}");
             continue;
         };

@@ -4,7 +4,6 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError};
-use leasehold::LockClient;
 use leasehold::internals::lease::Lease;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::event::EventHandler;
@@ -133,7 +132,7 @@ fn a_stream_that_breaks_lets_go_of_the_channel() {
 #[test]
 fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
     let rows = needs_server!(Rows::fresh());
-    let holder = LockClient::connect(&rows.url()).unwrap();
+    let holder = connect(&rows.url());
     let mut settings = settings(&crate::support::servers::mongod().unwrap());
     settings.max_pool_size = Some(1);
     let commands = listen(&mut settings);
@@ -169,10 +168,10 @@ fn a_server_alone_cannot_tell_which_is_said_once() {
 #[test]
 fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
     let rows = needs_server!(Rows::fresh());
-    let holder = LockClient::connect(&rows.url()).unwrap();
+    let holder = connect(&rows.url());
     let mut settings = settings(&crate::support::servers::mongod().unwrap());
     let commands = listen(&mut settings);
-    let waiter = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0).connect().unwrap();
+    let waiter = patient(leasehold::mongodb::builder_with(settings, "leasehold", &rows.0)).connect().unwrap();
     let guard = holder.lock("k").unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {

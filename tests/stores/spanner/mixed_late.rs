@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use leasehold::ErrorKind;
-use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::spanner::SpannerOptions;
 use leasehold::internals::store::{Acquired, Purpose, Released, Renewed, Swapped};
@@ -13,6 +12,7 @@ use leasehold::internals::sys::deadline::Deadline;
 use super::mixed::{DURATION, World, open};
 use crate::mixed::cells::S;
 use crate::spanner::*;
+use crate::support::bench::builder_over;
 use crate::support::grpc::{Call, Fault, Grpc};
 use crate::support::servers::spanner::aborts_at_random;
 

@@ -206,7 +206,7 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     // It may be deleted.
     spindles(&raw, "free", None, Some("node-a"));
     let clock = leasehold::internals::sys::clock::Clock::system();
-    let client = leasehold::internals::builder_over(std::sync::Arc::new(store), clock).connect().unwrap();
+    let client = crate::support::bench::builder_over(std::sync::Arc::new(store), clock).connect().unwrap();
     let found = client.list(&leasehold::Filter::new()).unwrap();
     assert_eq!(found.iter().map(|status| status.key()).collect::<Vec<_>>(), ["held"]);
     assert_eq!(client.purge_preview(Duration::ZERO).unwrap().deleted, 1);

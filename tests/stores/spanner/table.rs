@@ -15,10 +15,8 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 use sdk::statement::Statement;
 
-const REQUEST: Duration = Duration::from_secs(20);
-
 fn connect(database: &Database) -> leasehold::Result<LockClient> {
-    leasehold::spanner::builder(settings(&database.host), &database.path, TABLE).connect()
+    leasehold::spanner::builder(settings(&database.host), &database.path, TABLE).request_timeout(REQUEST).connect()
 }
 
 #[test]
