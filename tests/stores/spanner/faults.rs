@@ -254,12 +254,12 @@ enum Meanwhile {
 /// the late one on the emulator.
 fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
     // What comes meanwhile is through before, also where ten such tests share the emulator; else it begins again.
-    let is_in_time = |times: u32| is_late(times * LATE, mode, is_missing, meanwhile);
+    let is_in_time = |times: u32| given_up_before(times * LATE, mode, is_missing, meanwhile);
     assert!([3, 6, 12].into_iter().any(is_in_time), "{mode} {meanwhile:?}: given up too late each time");
 }
 
 /// Whether it was given up before the commit came, which is so late.
-fn is_late(late: Duration, mode: Mode, is_missing: bool, meanwhile: Meanwhile) -> bool {
+fn given_up_before(late: Duration, mode: Mode, is_missing: bool, meanwhile: Meanwhile) -> bool {
     let (at, what) = (behind(), format!("{mode}, missing: {is_missing}, {meanwhile:?}"));
     if !is_missing {
         let mut before = exclusive("k");

@@ -16,7 +16,7 @@ use crate::spanner::*;
 use crate::support::bench::builder_over;
 use crate::support::go::spanner::Node;
 use crate::support::logs;
-use crate::support::spanner::{Database, Raw, TABLE, sdk};
+use crate::support::spanner::{Database, Raw, TABLE, sdk, settings};
 
 /// Of the nodes, and so the lease of ours.
 pub(super) const DURATION: Duration = Duration::from_secs(20);
@@ -390,9 +390,8 @@ fn what_nodes_would_not_respect_is_refused_with_the_reason() {
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(right), "{options}: {error}");
     }
     let table = leasehold::spanner::Table::new(TABLE);
-    let settings = || crate::support::spanner::settings(&world.database.host);
-    let builder = |table| leasehold::spanner::builder(settings(), &world.database.path, table);
-    let build = |table| builder(table).request_timeout(REQUEST).connect();
+    let of = |table| leasehold::spanner::builder(settings(&world.database.host), &world.database.path, table);
+    let build = |table| of(table).request_timeout(REQUEST).connect();
     let error = build(table.clone().mixed_fleet()).unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("spindle_duration=.."), "{error}");
     let built = build(table.spindle_duration(DURATION).mixed_fleet()).unwrap();
