@@ -17,9 +17,10 @@ use crate::support::proxy::{Mode as Network, Rule};
 const ROWS: usize = 240;
 /// Rows of a page.
 const PAGE: i32 = 20;
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// Longer than a server on a busy machine stands still.
+const TIMEOUT: Duration = Duration::from_secs(8);
 /// So that the pages of one scan take longer than one request may.
-const EACH: Duration = Duration::from_millis(300);
+const EACH: Duration = Duration::from_millis(700);
 
 /// Pages as the service has them of a table of larger rows.
 #[derive(Debug)]

@@ -12,8 +12,8 @@ use crate::support::wait::wait_until;
 /// Long: nothing below waits for its end.
 const LEASE: Duration = Duration::from_secs(600);
 const BEAT: Duration = millis(300);
-/// For an answer on a busy machine; see `within`.
-const SOON: Duration = Duration::from_secs(5);
+/// For some answers of a server that may stand still for seconds; see `within`.
+const SOON: Duration = Duration::from_secs(10);
 
 /// What two clients may take the service's time to be apart: tokens over a deleted row rise by that time alone.
 const APART: Duration = millis(1_100);
