@@ -135,7 +135,7 @@ fn indexes_may_take_longer_than_a_request() {
 fn what_ends_a_build_of_indexes_late_is_said() {
     let Some(at) = At::start() else { return };
     let (store, commands) = at.open_listening();
-    let by = Deadline::after(Duration::from_secs(5)).with_long(Duration::from_secs(120));
+    let by = Deadline::after(Duration::from_secs(7)).with_long(Duration::from_secs(120));
     commands.lock().clear();
     let making = at.hang_while(move || store.schema(Schema::Create, &by));
     // It asks meanwhile whether the server is still there.
