@@ -51,7 +51,7 @@ impl Guarded {
     }
 
     fn open(&self, user: &str) -> Mongodb {
-        Mongodb::open(self.rows.options_at(&self.uri(user)), &soon()).unwrap()
+        open(self.rows.options_at(&self.uri(user)))
     }
 }
 

@@ -41,7 +41,7 @@ impl At {
     }
 
     fn open(&self) -> Mongodb {
-        Mongodb::open(self.options(&self.cluster.uri()), &Deadline::after(LONG)).unwrap()
+        super::open(self.options(&self.cluster.uri()))
     }
 
     fn client(&self) -> LockClient {
@@ -215,8 +215,7 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     granted(&store, &mut free);
     release(&store, &mut free);
     // Clients that know no other member.
-    let stuck: Vec<Mongodb> =
-        (0..4).map(|_| Mongodb::open(at.options(&at.cluster.uri_of(old)), &soon()).unwrap()).collect();
+    let stuck: Vec<Mongodb> = (0..4).map(|_| super::open(at.options(&at.cluster.uri_of(old)))).collect();
     stuck.iter().for_each(|store| drop(store.schema(Schema::Check, &soon()).unwrap()));
     at.cluster.stop(old);
     // Sent before it wakes: it finds them in its sockets.
@@ -284,7 +283,7 @@ fn what_the_majority_does_not_have_is_no_answer() {
     // The primary still takes writes, for as long as it takes it to notice: a busy machine may be too late for that.
     let written = (0..5).find_map(|_| {
         let primary = at.cluster.primary();
-        let direct = Mongodb::open(at.options(&at.cluster.uri_of(primary)), &soon()).unwrap();
+        let direct = super::open(at.options(&at.cluster.uri_of(primary)));
         direct.schema(Schema::Check, &soon()).unwrap();
         let secondaries: Vec<usize> = (0..3).filter(|i| *i != primary).collect();
         secondaries.iter().for_each(|i| at.cluster.stop(*i));

@@ -41,7 +41,7 @@ impl At {
 
     /// With more options in its URL.
     pub fn open_with(&self, more: &str) -> Mongodb {
-        Mongodb::open(Rows::options_named(NAME, &format!("{}{more}", self.cluster.uri())), &soon()).unwrap()
+        open(Rows::options_named(NAME, &format!("{}{more}", self.cluster.uri())))
     }
 
     /// With the commands that it sends.
@@ -50,7 +50,7 @@ impl At {
         let commands = listen(&mut settings);
         let settings = Settings::Given(Box::new(settings));
         let options = MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(NAME.to_owned())).unwrap();
-        (Mongodb::open(options, &soon()).unwrap(), commands)
+        (open(options), commands)
     }
 
     fn raw(&self) -> Collection<Document> {

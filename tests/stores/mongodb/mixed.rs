@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::fleet::Fleet;
-use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::store::mongodb::MongodbOptions;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
@@ -17,7 +17,7 @@ use crate::support::go::Unavailable;
 use crate::support::go::mongodb::Go;
 use crate::support::logs;
 use crate::support::mongodb::{DATABASE, Rows, server};
-use crate::support::stores::{soon, unique};
+use crate::support::stores::unique;
 use crate::support::wait::wait_until;
 
 pub(super) const LEASE: Duration = Duration::from_secs(60);
@@ -81,7 +81,7 @@ mixed::cells!(World:
 );
 
 pub(super) fn client(rows: &Rows, fleet: Fleet) -> LockClient {
-    let store = Mongodb::open(MongodbOptions { fleet, ..rows.options() }, &soon()).unwrap();
+    let store = open(MongodbOptions { fleet, ..rows.options() });
     builder_over(Arc::new(store), Clock::system()).lease(LEASE).connect().unwrap()
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
-use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::store::mongodb::MongodbOptions;
 use leasehold::internals::store::{Backend, Consistency, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::doc;
@@ -66,7 +66,7 @@ fn nothing_of_the_last_second_is_handed_over() {
 #[test]
 fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
     let world = needs_server!(World::new());
-    let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
+    let store = open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
     let get = |key: &str| {
         let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
         page.records.into_iter().next().unwrap()
@@ -103,7 +103,7 @@ fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
 fn the_margin_is_no_less_than_the_last_second() {
     let world = needs_server!(World::new());
     let builder = |options: MongodbOptions| {
-        let store = Mongodb::open(options, &soon()).unwrap();
+        let store = open(options);
         // A tenth of it is less than that.
         builder_over(Arc::new(store), Clock::system()).lease(9 * S)
     };

@@ -62,7 +62,7 @@ fn one_stream_serves_all_keys() {
     let rows = needs_server!(Rows::fresh());
     let mut commands = Commands::default();
     let options = rows.options_with(|settings| commands = listen(settings));
-    let store = Mongodb::open(options, &soon()).unwrap();
+    let store = open(options);
     let keys: Vec<String> = (0..50).map(|i| format!("k{i}")).collect();
     let mut held: Vec<Attempt> = keys.iter().map(|key| exclusive(&store, key)).collect();
     held.iter_mut().for_each(|a| drop(granted(&store, a)));
@@ -173,7 +173,7 @@ fn a_server_alone_cannot_tell_which_is_said_once() {
     let Some(uri) = crate::support::servers::mongod_alone() else { return };
     let rows = Rows::unmade();
     warnings(&rows);
-    let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
+    let store = open(rows.options_at(&uri));
     for _ in 0..2 {
         let (to, told) = crossbeam_channel::unbounded();
         assert!(!store.wake(&["k".to_owned()], to, &soon()).unwrap());
