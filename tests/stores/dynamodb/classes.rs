@@ -214,7 +214,7 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
     let refusals = [DENIED, EXPIRED, SKEWED, UNKNOWN].map(|json| (json, ErrorKind::Permission));
     for (json, kind) in refusals {
         at.all_get(400, json);
-        let builder = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0);
+        let builder = patient(config_at(&at.proxy.url()), &at.table.0);
         assert_eq!(builder.connect().unwrap_err().kind(), kind);
     }
 }

@@ -386,7 +386,7 @@ fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
     // Where all answers come so, it is said what would be right.
     let at = Behind::new();
     at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
-    let error = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
+    let error = patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("proxy_pass_header"), "{error}");
 }
 

@@ -46,8 +46,8 @@ impl At {
 
     fn client(&self) -> LockClient {
         let options = ClientOptions::parse(self.cluster.uri()).run().unwrap();
-        let builder = leasehold::mongodb::builder_with(options, "leasehold", &self.rows);
-        builder.lease(LEASE).request_timeout(LONG).connect().unwrap()
+        let builder = || leasehold::mongodb::builder_with(options.clone(), "leasehold", &self.rows);
+        crate::network::sent(|| builder().lease(LEASE).request_timeout(LONG).connect())
     }
 
     fn step_down(&self) {

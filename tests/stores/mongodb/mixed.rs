@@ -325,7 +325,8 @@ fn what_is_refused_says_why() {
     let of_url = connect(&url("fleet=mixed"));
     let collection = leasehold::mongodb::Collection::new(&world.rows.0).mixed_fleet();
     let settings = crate::support::mongodb::settings(&crate::support::servers::mongod().unwrap());
-    let built = patient(leasehold::mongodb::builder_with(settings, DATABASE, collection)).connect().unwrap();
+    let built =
+        sent(|| patient(leasehold::mongodb::builder_with(settings.clone(), DATABASE, collection.clone())).connect());
     for client in [of_url, built] {
         assert!(client.leases("names").claim("a", "b", LEASE).is_err());
         assert!(client.lock("k").unwrap().is_held());

@@ -42,7 +42,8 @@ fn a_missing_instance_or_database_is_named() {
     let database = Database::empty();
     let other = database.path.replace("databases/locks", "databases/other");
     for path in [PATH, other.as_str()] {
-        let error = leasehold::spanner::builder(settings(&database.host), path, "locks").connect().unwrap_err();
+        let builder = leasehold::spanner::builder(settings(&database.host), path, "locks");
+        let error = builder.request_timeout(REQUEST).connect().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
         assert!(error.to_string().contains(path), "{}", text(&error));
     }
