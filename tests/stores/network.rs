@@ -164,6 +164,15 @@ impl<Room> Behind<Room> {
         });
     }
 
+    /// How the next write comes late, the more so the more often it was too early for a busy machine.
+    fn late(&self, times: u32) -> (Network, Duration) {
+        match self.kind.late {
+            Network::Late(time) => (Network::Late(times * time), times * time),
+            Network::CutLate(time) => (Network::CutLate(times * time), times * time),
+            other => panic!("{other:?}"),
+        }
+    }
+
     /// Asks, and gets no answer.
     #[track_caller]
     pub fn unanswered(&self, attempt: &mut Attempt) {
@@ -299,15 +308,30 @@ pub fn a_release_that_is_repeated_frees_and_frees_nobody_else<R>(at: &Behind<R>)
 }
 
 pub fn a_release_that_is_late_frees_nobody_else<R>(at: &Behind<R>) {
-    let mut a = exclusive(&*at.store, "late release");
+    assert!([1, 2, 4].into_iter().any(|times| a_late_release_frees_nobody_else(at, times)), "it came first each time");
+}
+
+/// Whether it was released before the late one came.
+fn a_late_release_frees_nobody_else<R>(at: &Behind<R>, times: u32) -> bool {
+    let mut a = exclusive(&*at.store, &format!("late release {times}"));
     granted(&*at.store, &mut a);
-    at.fault(at.kind.late);
-    let late = sent(|| at.store.release(&mut a, Purpose::Release, &by()));
+    let (network, time) = at.late(times);
+    at.fault(network);
+    let mut began = Instant::now();
+    let late = sent(|| {
+        began = Instant::now();
+        at.store.release(&mut a, Purpose::Release, &by())
+    });
     assert!(matches!(late, Released::Unknown(_)), "{late:?}");
-    assert!(matches!(release(&*at.store, &mut a), Released::Done));
+    let released = release(&*at.store, &mut a);
+    if began.elapsed() >= time {
+        return false;
+    }
+    assert!(matches!(released, Released::Done), "{released:?}");
     let next = granted(&*at.beside, &mut exclusive(&*at.beside, &a.key));
     at.wait_for_late(&a.key);
     assert_eq!(at.holders(&a.key), [next]);
+    true
 }
 
 pub fn a_transfer_that_is_repeated_finds_itself<R>(at: &Behind<R>) {
@@ -361,16 +385,31 @@ pub fn what_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) 
 }
 
 pub fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) {
-    let mut a = exclusive(&*at.store, "passed on");
+    assert!([1, 2, 4].into_iter().any(|times| a_late_transfer_leaves_nothing(at, times)), "it came first each time");
+}
+
+/// Whether it was given up before it came.
+fn a_late_transfer_leaves_nothing<R>(at: &Behind<R>, times: u32) -> bool {
+    let mut a = exclusive(&*at.store, &format!("passed on {times}"));
     let old = granted(&*at.store, &mut a);
     let mut b = instead_of(&*at.store, &a.key, Mode::Exclusive, &old);
-    at.fault(at.kind.late);
-    at.unanswered(&mut b);
+    let (network, time) = at.late(times);
+    at.fault(network);
+    let mut began = Instant::now();
+    let answer = sent(|| {
+        began = Instant::now();
+        at.store.acquire(&mut b, &by())
+    });
+    assert!(matches!(answer, Acquired::Unknown(_)), "{}: {answer:?}", b.key);
     at.store.release(&mut b, Purpose::GiveUp, &soon()).unwrap();
+    if began.elapsed() >= time {
+        return false;
+    }
     at.wait_for_late(&a.key);
     assert_eq!(at.holders(&a.key), [old], "the old one stands");
     assert!(matches!(release(&*at.store, &mut a), Released::Done));
     assert_eq!(at.holders(&a.key), []);
+    true
 }
 
 pub fn a_copy_of_what_was_granted_and_released_is_not_granted<R>(at: &Behind<R>) {
@@ -394,8 +433,9 @@ pub fn a_dead_network_holds_up_no_call_beyond_its_deadline<R>(at: &Behind<R>) {
     let mut a = exclusive(&*at.store, "k");
     granted(&*at.store, &mut a);
     at.proxy.add(Rule::always(Network::HoleToServer));
-    let renew = || at.store.renew(&mut a, renewal(Lease::For(LEASE)), &by());
-    assert!(matches!(within("the renewal", SHORT, renew).unwrap(), Renewed::Unknown(_)));
+    let mut renew = || at.store.renew(&mut a, renewal(Lease::For(LEASE)), &by());
+    let renewed = sent(|| within("the renewal", SHORT, &mut renew));
+    assert!(matches!(renewed, Renewed::Unknown(_)), "{renewed:?}");
     let read = || at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by());
     let error = within("the look", SHORT, read).unwrap_err();
     assert!(error.is_retryable() && error.kind() == leasehold::ErrorKind::Store, "{error:?}");

@@ -7,7 +7,7 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::servers::dynamodb::SERVER;
 use crate::support::servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
@@ -121,15 +121,24 @@ fn one_server_serves_all_users_and_goes_with_the_last() {
     std::thread::sleep(LINGER + Duration::from_secs(1));
     assert!((SERVER.ready)(&urls[0]), "it went while it had a user");
 
-    // The next comes right after the last, as test binaries do.
-    drop(last);
-    std::thread::sleep(LINGER / 4);
-    let mut next = User::start(cache);
-    assert_eq!(next.url(), urls[0]);
+    // The next comes right after the last, as test binaries do. On a busy machine it may come too late, and again.
+    let (mut user, mut url) = (last, urls[0].clone());
+    for tries in 1.. {
+        let left = Instant::now();
+        drop(user);
+        std::thread::sleep(LINGER / 4);
+        user = User::start(cache);
+        let next = user.url();
+        if next == url {
+            break;
+        }
+        assert!(left.elapsed() > LINGER && tries < 5, "{url} and then {next}");
+        url = next;
+    }
 
-    drop(next);
+    drop(user);
     assert_none_left(cache);
-    assert!(!(SERVER.ready)(&urls[0]));
+    assert!(!(SERVER.ready)(&url));
 
     // And again from nothing.
     let mut again = User::start(cache);

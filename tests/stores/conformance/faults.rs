@@ -9,6 +9,7 @@ use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, Result};
 
 use crate::support::contract::*;
+use crate::support::lateness::slack;
 use crate::support::stores::{Opened, Store};
 
 const PATIENCE: Duration = Duration::from_millis(150);
@@ -61,7 +62,8 @@ fn suffer<T>(
     assert_eq!(came, right, "{fault:?}");
     if matches!(fault, Fault::ApplyThenHang) {
         let took = started.elapsed();
-        assert!(took >= PATIENCE && took < PATIENCE + Duration::from_secs(5), "{took:?}");
+        // Before it hangs the store does it, which takes its time where a server stands still.
+        assert!(took >= PATIENCE && took < PATIENCE + Duration::from_secs(30) + slack(started), "{took:?}");
     }
     came
 }

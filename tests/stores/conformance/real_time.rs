@@ -101,11 +101,20 @@ fn take_over(at: &Opened, mut granted: Vec<Granted>) -> Vec<(Duration, bool)> {
 
 pub fn leases_end_by_the_stores_own_clock(store: &Store) {
     let (at, seed) = ((store.open)(), seed());
+    let is_in_time = |round: u64| {
+        let (keys, refused) = end_by_its_clock(store, &at, round, seed.wrapping_add(round));
+        // On a busy machine some are asked for too late all the same; where it stands still for seconds, all of them.
+        refused > keys / 10
+    };
+    assert!((0..4).any(is_in_time), "hardly any were asked for while their lease ran");
+}
+
+/// How many keys there were, and how many of them were asked for while their lease ran.
+fn end_by_its_clock(store: &Store, at: &Opened, round: u64, seed: u64) -> (usize, usize) {
     let (keys, threads) = if store.module == "spanner" { (KEYS_OF_SPANNER, 2) } else { (KEYS, 8) };
     let taken: Vec<(Duration, bool)> = std::thread::scope(|scope| {
         let threads: Vec<_> = (0..threads)
             .map(|thread| {
-                let at = &at;
                 scope.spawn(move || {
                     sow(seed, thread as u64);
                     let mut keys = (thread..keys).step_by(threads).peekable();
@@ -115,7 +124,7 @@ pub fn leases_end_by_the_stores_own_clock(store: &Store) {
                         while granted.iter().all(|one| one.ends > Instant::now() + SPARE)
                             && let Some(key) = keys.next()
                         {
-                            granted.push(grant(at, format!("k{key}")));
+                            granted.push(grant(at, format!("k{round}-{key}")));
                         }
                         taken.extend(take_over(at, granted));
                     }
@@ -133,6 +142,5 @@ pub fn leases_end_by_the_stores_own_clock(store: &Store) {
         "{module}: {refused} of {keys} were refused before; taken over {middle:?} after the end, at most {last:?}"
     );
     assert_eq!(taken.len(), keys);
-    // On a busy machine some are asked for too late all the same.
-    assert!(refused > keys / 10, "only {refused} were asked for while their lease ran");
+    (keys, refused)
 }

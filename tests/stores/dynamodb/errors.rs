@@ -78,7 +78,8 @@ fn connects_without_credentials() {
     if std::env::var_os("LEASEHOLD_TEST_URL").is_none() {
         return;
     }
-    let error = LockClient::connect(&std::env::var("LEASEHOLD_TEST_URL").unwrap()).unwrap_err();
+    let builder = LockClient::builder(std::env::var("LEASEHOLD_TEST_URL").unwrap());
+    let error = builder.request_timeout(PATIENCE).connect().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
     assert!(error.to_string().contains("environment, profile"), "{}", text(&error));
 }
@@ -88,7 +89,7 @@ fn a_client_works_and_is_dropped_inside_async_tasks() {
     let table = needs_server!(Table::fresh());
     // The same settings that the program's own client uses on its own runtime.
     let config = config();
-    let builder = || leasehold::dynamodb::builder(config.clone(), &table.0).request_timeout(PATIENCE);
+    let builder = || patient(config.clone(), &table.0);
     works_inside_async_tasks(builder);
     let own = || async {
         let client = sdk::Client::new(&config);
@@ -111,7 +112,7 @@ fn the_last_clone_ends_the_thread() {
         return;
     }
     crate::support::alone::alone("dynamodb::errors::the_last_clone_ends_the_thread", || {
-        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        let client = patient(config(), &Table::fresh().0).connect().unwrap();
         let clone = client.clone();
         drop(client);
         clone.lock("k").unwrap().release().unwrap();
@@ -139,18 +140,21 @@ fn an_idle_client_does_nothing() {
         return;
     }
     crate::support::alone::alone("dynamodb::errors::an_idle_client_does_nothing", || {
-        let client = leasehold::dynamodb::builder(config(), &Table::fresh().0).connect().unwrap();
+        let client = patient(config(), &Table::fresh().0).connect().unwrap();
         crate::support::wait::wait_until("only one thread of the library is left", || {
             crate::support::threads::ours().len() == 1
         });
         client.lock("k").unwrap().release().unwrap();
-        // Until what the last answer left to do is done.
+        // Until what the last answer left to do is done, which on a busy machine takes longer.
         std::thread::sleep(Duration::from_secs(2));
-        let before = switches();
-        std::thread::sleep(Duration::from_secs(2));
-        let woke = switches() - before;
-        println!("{woke}");
-        assert!(woke <= 2, "it woke {woke} times in 2 s with nothing to do");
+        let is_at_rest = |_| {
+            let before = switches();
+            std::thread::sleep(Duration::from_secs(2));
+            let woke = switches() - before;
+            println!("{woke}");
+            woke <= 2
+        };
+        assert!((0..5).any(is_at_rest), "it woke more than twice in 2 s with nothing to do");
     });
 }
 
@@ -173,7 +177,7 @@ fn a_refresh_that_fails_for_a_moment_ends_no_wait() {
     let (table, folder) = (Table::fresh(), tempfile::tempdir().unwrap());
     let failures = folder.path().join("failures");
     std::fs::write(&failures, "").unwrap();
-    let client = leasehold::dynamodb::builder(refreshed(&failures), &table.0).connect().unwrap();
+    let client = patient(refreshed(&failures), &table.0).connect().unwrap();
     std::fs::write(&failures, "xx").unwrap();
     client.lock("k").unwrap().release().unwrap();
     assert_eq!(std::fs::read(&failures).unwrap(), b"", "both failures were met");

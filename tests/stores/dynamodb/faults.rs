@@ -107,7 +107,7 @@ fn what_could_not_be_given_up_within_its_lease_is_over_by_then() {
     let store = Arc::new(open(DynamodbOptions { settings, ..options(&at.room.0, &clock) }, &clock));
     let builder = || builder_over(store.clone(), clock.clone()).lease(Dynamodb::MIN_LEASE);
     let client = sent(|| builder().request_timeout(SHORT).connect());
-    let other = leasehold::dynamodb::builder(config(), &at.room.0).connect().unwrap();
+    let other = patient(config(), &at.room.0).connect().unwrap();
     let is_write = |one: &Request, key: &str| one.has(WRITE) && one.has(&format!("{{\"S\":\"{key}\"}}"));
     // Twice the lease, and half of it for how long the call takes.
     let late = Network::CutLate(Dynamodb::MIN_LEASE * 5 / 2);

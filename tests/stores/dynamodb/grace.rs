@@ -1,16 +1,16 @@
 //! The grace that the clients of a table agree on, and what a holder may rely on.
 
-use leasehold::internals::builder_over;
 use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::time::{blocking, note};
 use crate::dynamodb::*;
+use crate::support::bench::builder_over;
 use crate::support::dynamodb::{Table, options};
 
 fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
     let table = leasehold::dynamodb::Table::new(&table.0).grace(Duration::from_millis(grace));
-    leasehold::dynamodb::builder(crate::support::dynamodb::config(), table).connect()
+    patient(crate::support::dynamodb::config(), table).connect()
 }
 
 #[test]
@@ -115,7 +115,7 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
 fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
     let table = needs_server!(Table::fresh());
     let with = |margin| {
-        let builder = leasehold::dynamodb::builder(crate::support::dynamodb::config(), &table.0);
+        let builder = patient(crate::support::dynamodb::config(), &table.0);
         builder.margin(Duration::from_millis(margin)).connect()
     };
     let error = with(99).unwrap_err();

@@ -99,7 +99,7 @@ fn no_call_makes_a_row_grow() {
         for (what, calls) in CALLS {
             let table = &table;
             scope.spawn(move || {
-                let client = leasehold::dynamodb::builder(config(), &table.0).lease(LEASE).connect().unwrap();
+                let client = patient(config(), &table.0).lease(LEASE).connect().unwrap();
                 (0..ROUNDS).for_each(|_| calls(&client, what));
             });
         }
@@ -159,7 +159,7 @@ fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
 #[test]
 fn many_that_are_released_at_once_make_no_row_grow() {
     let table = needs_server!(Table::fresh());
-    let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
+    let (raw, client) = (Raw::new(&table), patient(config(), &table.0).connect().unwrap());
     for _ in 0..12 {
         client.request("k").shared().acquire().unwrap();
     }
@@ -172,7 +172,7 @@ fn many_that_are_released_at_once_make_no_row_grow() {
 fn a_group_is_not_lost_by_a_time_in_doubt() {
     let at = needs_server!(Behind::new());
     let (store, clock) = telling(&at);
-    let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
+    let client = crate::support::bench::builder_over(Arc::new(store), clock).connect().unwrap();
     let lock = client.request("k").acquire().unwrap();
     at.proxy.add(Rule::next(1, Network::ShiftDate(3_600)).on("DynamoDB_20120810.Scan"));
     assert_eq!(client.renew(lock.lock_id(), LEASE).unwrap().len(), 1);
@@ -242,7 +242,7 @@ fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
 fn a_purge_deletes_nothing_while_the_time_is_in_doubt() {
     let at = needs_server!(Behind::new());
     let (store, clock) = telling(&at);
-    let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
+    let client = crate::support::bench::builder_over(Arc::new(store), clock).connect().unwrap();
     client.lock("k").unwrap().release().unwrap();
     at.proxy.add(Rule::next(1, Network::ShiftDate(31 * 86_400)).on("DynamoDB_20120810.Scan"));
     assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
@@ -264,7 +264,7 @@ fn aged(raw: &Raw, key: &str) {
 fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
     let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
-    let client = leasehold::dynamodb::builder(config(), &table.0).lease(LEASE).connect().unwrap();
+    let client = patient(config(), &table.0).lease(LEASE).connect().unwrap();
     let leases = client.leases("growth");
     for key in ["old", "new"] {
         granted(&store, &mut exclusive(&format!("expired {key}")));
@@ -358,7 +358,7 @@ fn a_row_that_grows_large_is_warned_of_once() {
 #[test]
 fn more_shared_holders_than_can_renew_are_refused() {
     let table = needs_server!(Table::fresh());
-    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+    let client = patient(config(), &table.0).connect().unwrap();
     let ask = |lease: u64, n| client.request("k").max_holders(n).lease(Duration::from_secs(lease));
     for (lease, most) in [(1, 36), (20, 163), (60, 282), (86_400, 1_600)] {
         let error = ask(lease, most + 1).try_lock().unwrap_err();

@@ -21,6 +21,8 @@ mod ttl;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use leasehold::ClientBuilder;
+use leasehold::dynamodb::aws_config::SdkConfig;
 use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
 use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
 use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Estimate, Settings};
@@ -30,6 +32,7 @@ use leasehold::internals::sys::clock::Clock;
 use crate::support::calls::{LEASE, acquired, refused};
 use crate::support::direct::{self, get};
 use crate::support::dynamodb::{Table, config, config_at, dateless, options};
+use crate::support::harness::PATIENCE;
 use crate::support::proxy::Proxy;
 use crate::support::stores::soon;
 
@@ -95,6 +98,11 @@ impl Raw {
 
 fn open(options: DynamodbOptions, clock: &Arc<Clock>) -> Dynamodb {
     Dynamodb::open(options, clock.clone(), &soon()).unwrap()
+}
+
+/// What a program would connect by, but a server on a busy machine has time to answer.
+fn patient(config: SdkConfig, table: impl Into<leasehold::dynamodb::Table>) -> ClientBuilder {
+    leasehold::dynamodb::builder(config, table).request_timeout(PATIENCE).drop_timeout(PATIENCE)
 }
 
 /// A store of its own clock and estimate on this table.

@@ -60,7 +60,7 @@ fn client_with(allowed: &[String], table: &Table) -> (Proxy, LockClient) {
     for action in ACTIONS.iter().filter(|action| !allowed.iter().any(|allowed| allowed == *action)) {
         proxy.add(Rule::always(Network::Say(400, DENIED)).on(&format!("DynamoDB_20120810.{action}\r\n")));
     }
-    let client = leasehold::dynamodb::builder(config_at(&proxy.url()), &table.0).connect();
+    let client = patient(config_at(&proxy.url()), &table.0).connect();
     (proxy, client.expect("connecting needs only GetItem"))
 }
 

@@ -185,7 +185,7 @@ fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
 #[test]
 fn a_lock_as_data_leaves_nothing_in_its_row() {
     let table = needs_server!(Table::fresh());
-    let (raw, client) = (Raw::new(&table), leasehold::dynamodb::builder(config(), &table.0).connect().unwrap());
+    let (raw, client) = (Raw::new(&table), patient(config(), &table.0).connect().unwrap());
     let mut sizes = Vec::new();
     for _ in 0..3 {
         let lock = client.request("k").acquire().unwrap();

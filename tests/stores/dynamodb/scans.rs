@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 
-use leasehold::internals::builder_over;
 use leasehold::{Filter, LockClient};
 
 use crate::dynamodb::sdk::config::interceptors::BeforeSerializationInterceptorContextMut;
@@ -11,15 +10,17 @@ use crate::dynamodb::sdk::error::BoxError;
 use crate::dynamodb::sdk::operation::scan::ScanInput;
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
+use crate::support::bench::builder_over;
 use crate::support::logs;
 use crate::support::proxy::{Mode as Network, Rule};
 
 const ROWS: usize = 240;
 /// Rows of a page.
 const PAGE: i32 = 20;
-const TIMEOUT: Duration = Duration::from_secs(3);
+/// Longer than a server on a busy machine stands still.
+const TIMEOUT: Duration = Duration::from_secs(8);
 /// So that the pages of one scan take longer than one request may.
-const EACH: Duration = Duration::from_millis(300);
+const EACH: Duration = Duration::from_millis(700);
 
 /// Pages as the service has them of a table of larger rows.
 #[derive(Debug)]
@@ -137,7 +138,7 @@ fn what_is_no_lock_is_neither_listed_nor_purged() {
         other.iter().map(|(name, value)| (name.to_string(), text(value))).collect();
     raw.put(other.clone());
     granted(&store, &mut exclusive("lock"));
-    let client = leasehold::dynamodb::builder(config(), &table.0).connect().unwrap();
+    let client = patient(config(), &table.0).connect().unwrap();
     assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
     assert_eq!(client.purge_preview(Duration::ZERO).unwrap().deleted, 0);
     assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
@@ -157,7 +158,7 @@ fn a_row_of_a_newer_format_is_left_out_of_a_purge_and_nothing_else_is() {
     newer.insert("format".to_owned(), AttributeValue::S("2.0".to_owned()));
     raw.put(newer.clone());
     clock.advance(LEASE + Duration::from_secs(10));
-    let client = leasehold::internals::builder_over(Arc::new(store), clock).connect().unwrap();
+    let client = crate::support::bench::builder_over(Arc::new(store), clock).connect().unwrap();
     let keys = |purged: &leasehold::Purged| purged.freed.iter().map(|one| one.key().to_owned()).collect::<Vec<_>>();
     assert_eq!(keys(&client.purge_preview(Duration::ZERO).unwrap()), ["a", "z"]);
     assert_eq!(client.list(&Filter::new()).unwrap().len(), 3);

@@ -17,7 +17,7 @@ fn of(table: &Table, value: &str) -> LockClient {
 
 fn try_of(table: &Table, value: &str) -> leasehold::Result<LockClient> {
     let table = Settled::new(&table.0).sort_key(sort_key(value).name, value);
-    leasehold::dynamodb::builder(config(), table).connect()
+    patient(config(), table).connect()
 }
 
 /// A row that reads like a lock that is over.
@@ -114,8 +114,8 @@ fn the_wrong_key_is_refused_with_the_option_that_would_be_right() {
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.to_string().contains(with) && error.to_string().contains("sorted by"), "{error}");
     };
-    refused(leasehold::dynamodb::builder(config(), &sorted.0).connect(), "say sort_key=NAME:VALUE");
+    refused(patient(config(), &sorted.0).connect(), "say sort_key=NAME:VALUE");
     let misnamed = Settled::new(&sorted.0).sort_key("another", "lock");
-    refused(leasehold::dynamodb::builder(config(), misnamed).connect(), "sort_key=NAME:VALUE if those");
+    refused(patient(config(), misnamed).connect(), "sort_key=NAME:VALUE if those");
     refused(try_of(&Table::fresh(), "lock"), "leave out sort_key=..");
 }

@@ -3,16 +3,16 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use leasehold::internals::builder_over;
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
 use crate::support::alone::alone;
+use crate::support::bench::builder_over;
 use crate::support::dynamodb::Table;
 use crate::support::harness::SLACK;
-use crate::support::lateness::{self, slack};
+use crate::support::lateness::{self, Slowness, slack};
 use crate::support::logs;
 use crate::support::proxy::{self, Rule};
 
@@ -29,13 +29,14 @@ fn a_takeover_waits_for_the_grace_and_not_longer_by_much() {
     let (a, b) = (blocking(&table, |_| {}), blocking(&table, |_| {}));
     let lease = Duration::from_secs(1);
     lateness::measure();
+    let server = Slowness::of(blocking(&table, |_| {}));
     let started = Instant::now();
     let held = a.request("k").lease(lease).acquire().unwrap();
     let guard = b.request("k").wait(Duration::from_secs(20)).lock().unwrap();
     let took = started.elapsed();
     assert!(guard.fencing_token() > held.fencing_token());
     // The two estimates are up to half a second off, each.
-    let bound = lease + Duration::from_millis(2_700) + SLACK + slack(started);
+    let bound = lease + Duration::from_millis(2_700) + SLACK + slack(started) + server.slack(started);
     assert!(took >= lease && took < bound, "{took:?}, not {bound:?}");
 }
 
@@ -50,7 +51,7 @@ fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
     let at = needs_server!(Behind::new());
     // To these two the service tells a time an hour ahead of this host's wall clock.
     at.proxy.shift_dates(3_600);
-    let connect = || leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
+    let connect = || patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
     let (a, b) = (connect(), connect());
     let held = a.lock("k").unwrap();
     let wall = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as u64;
@@ -64,11 +65,11 @@ fn a_step_of_the_services_clock_is_followed() {
     let at = needs_server!(Behind::new());
     let clock = Clock::system();
     let store = open(by_way_of(&at.proxy, &at.table), &clock);
-    let before = get(&store, "k").times.now;
+    let (began, before) = (Instant::now(), get(&store, "k").times.now);
     at.proxy.shift_dates(-600);
     let after = get(&store, "k").times.now;
-    let back = before.since(after);
-    assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605), "{back:?}");
+    let back = before.since(after) + began.elapsed();
+    assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605) + began.elapsed(), "{back:?}");
 }
 
 /// What an operator writes by hand.
@@ -336,8 +337,10 @@ fn a_renewal_that_its_own_answer_contradicts_is_repeated() {
 fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
     let at = needs_server!(Behind::new());
     let clock = Clock::system();
-    let client = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock).connect().unwrap();
-    let lease = Duration::from_secs(3);
+    let builder = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock);
+    let client = builder.heartbeat(Duration::from_secs(1)).connect().unwrap();
+    // A busy machine does not use it up.
+    let lease = Duration::from_secs(60);
     let guard = client.request("k").lease(lease).lock().unwrap();
     // Told twice, it is believed: what stands seems to end in an hour.
     at.proxy.shift_dates(-3_600);
@@ -383,7 +386,7 @@ fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
     // Where all answers come so, it is said what would be right.
     let at = Behind::new();
     at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
-    let error = leasehold::dynamodb::builder(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
+    let error = patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("proxy_pass_header"), "{error}");
 }
 

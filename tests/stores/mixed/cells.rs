@@ -56,11 +56,13 @@ pub(crate) use cells;
 
 pub fn a_live_lock_is_refused<W: World>() {
     let world = W::fresh();
+    let began = Instant::now();
     assert!(world.theirs("theirs", Step::Acquire));
     assert!(world.ours().try_lock("theirs").unwrap().is_none());
     let status = world.ours().get("theirs").unwrap().unwrap();
     assert_eq!(status.holders()[0].owner(), W::HOLDER);
-    assert!(status.holders()[0].remaining() > Some(W::LEASE - 5 * S));
+    // Real time goes on, too.
+    assert!(status.holders()[0].remaining() > Some((W::LEASE - 5 * S).saturating_sub(began.elapsed())));
     let guard = world.ours().lock("ours").unwrap();
     assert!(!world.theirs("ours", Step::Acquire));
     guard.ensure_held_for(W::LEASE / 2).unwrap();
@@ -129,7 +131,8 @@ pub fn heartbeats_keep_a_lock<W: World>() {
     assert!(world.theirs("theirs", Step::Acquire));
     let mine = world.ours().request("ours").acquire().unwrap();
     for _ in 0..3 {
-        world.pass(W::LEASE * 3 / 4);
+        // The other half is for a busy machine. Three times is more than anybody respects.
+        world.pass(W::LEASE / 2);
         assert!(world.ours().try_lock("theirs").unwrap().is_none());
         assert!(!world.theirs("ours", Step::Acquire));
         assert!(world.theirs("theirs", Step::Heartbeat));

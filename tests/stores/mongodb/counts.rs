@@ -33,7 +33,7 @@ impl Counted {
                 }
             }));
         });
-        let store = Mongodb::open(options, &soon()).unwrap();
+        let store = open(options);
         let counted = Counted { rows, store, commands };
         // The first write looks for the unique index, where connecting did not.
         counted.store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap();
@@ -172,7 +172,7 @@ fn many_that_want_a_lock_leave_connections_to_heartbeats() {
             _ => {}
         }));
     });
-    let store = Mongodb::open(options, &soon()).unwrap();
+    let store = open(options);
     granted(&store, &mut exclusive(&store, "k"));
     let at_once = |what: &(dyn Fn() + Sync)| {
         most.store(0, Ordering::SeqCst);

@@ -3,7 +3,6 @@
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
 
-use leasehold::LockClient;
 use leasehold::internals::store::Schema;
 use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::sync::Client;
@@ -52,7 +51,7 @@ impl Guarded {
     }
 
     fn open(&self, user: &str) -> Mongodb {
-        Mongodb::open(self.rows.options_at(&self.uri(user)), &soon()).unwrap()
+        open(self.rows.options_at(&self.uri(user)))
     }
 }
 
@@ -61,7 +60,7 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
     let Some(at) = Guarded::new() else { return };
     warnings(&at.rows);
     let url = with_database(&at.uri("hears"), &format!("collection={}", at.rows.0));
-    let holder = LockClient::connect(&url).unwrap();
+    let holder = connect(&url);
     // The server has streams: who may is told.
     let (to, _told) = crossbeam_channel::unbounded();
     assert!(at.open("hears").wake(&["x".to_owned()], to, &soon()).unwrap());
@@ -69,7 +68,7 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
 
     let mut settings = settings(&at.uri("deaf"));
     let commands = listen(&mut settings);
-    let waiter = leasehold::mongodb::builder_with(settings, DATABASE, &at.rows.0).connect().unwrap();
+    let waiter = patient(leasehold::mongodb::builder_with(settings, DATABASE, &at.rows.0)).connect().unwrap();
     for _ in 0..2 {
         let held = ["a", "b"].map(|key| holder.lock(key).unwrap());
         commands.lock().clear();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use leasehold::ErrorKind;
 use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewal, Swapped};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
-use leasehold::{ErrorKind, LockClient};
 
 use crate::mongodb::*;
 use crate::support::contract::{LEASE, acquired, give_up, granted, lost, raised, refused, release, renewal, renewed};
@@ -273,7 +273,7 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
 fn a_document_that_is_no_lock_is_not_taken_for_a_free_one() {
     needs_server!();
     let rows = Rows::fresh();
-    let (store, client) = (rows.open(), LockClient::connect(&rows.url()).unwrap());
+    let (store, client) = (rows.open(), connect(&rows.url()));
     for (key, more) in [("plain", doc! {}), ("other", doc! { "total": 5, "version": 7, "kind": "lock" })] {
         let mut row = doc! { "resource": key };
         row.extend(more);
@@ -308,7 +308,7 @@ fn a_document_that_is_no_lock_is_not_taken_for_a_free_one() {
 #[test]
 fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     let rows = needs_server!(Rows::fresh());
-    let client = LockClient::connect(&rows.url()).unwrap();
+    let client = connect(&rows.url());
     let others = [
         doc! { "resource": "a damaged", "exclusive": { "acquired": true, "expiresAt": "tomorrow" } },
         doc! { "resource": "an invoice", "total": 5 },
@@ -365,7 +365,7 @@ fn nothing_of_a_newer_format_is_written() {
 #[test]
 fn a_lease_that_nobody_set_is_as_long_as_an_election_needs() {
     let rows = needs_server!(Rows::fresh());
-    let _guard = LockClient::connect(&rows.url()).unwrap().lock("k").unwrap();
+    let _guard = connect(&rows.url()).lock("k").unwrap();
     let row = rows.row("k").unwrap();
     let at = |field: &str| row.get_document("exclusive").unwrap().get_datetime(field).unwrap().timestamp_millis();
     assert_eq!(at("expiresAt") - at("createdAt"), 30_000);

@@ -50,9 +50,10 @@ fn a_server_that_is_not_there_is_said_within_the_deadline() {
 #[test]
 fn a_url_and_settings_of_ones_own_lead_to_the_same_locks() {
     let rows = needs_server!(Rows::fresh());
-    let by_url = LockClient::connect(&rows.url()).unwrap();
+    let by_url = connect(&rows.url());
     let options = settings(&crate::support::servers::mongod().unwrap());
-    let by_settings = leasehold::mongodb::builder_with(options, "leasehold", &rows.0).connect().unwrap();
+    let by_settings =
+        sent(|| patient(leasehold::mongodb::builder_with(options.clone(), "leasehold", &rows.0)).connect());
     let guard = by_url.lock("k").unwrap();
     assert!(by_settings.try_lock("k").unwrap().is_none());
     guard.release().unwrap();

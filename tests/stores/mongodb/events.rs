@@ -132,7 +132,7 @@ fn servers_are_looked_at_often_enough_whatever_is_set() {
             }
         }));
     });
-    let _store = Mongodb::open(options, &soon()).unwrap();
+    let _store = open(options);
     // The first ones belong to connecting.
     wait_until("it is looked at again", || looked.len() >= 4);
 }

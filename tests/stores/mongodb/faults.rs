@@ -11,7 +11,7 @@ fn behind() -> Behind<Rows> {
     let rows = Rows::fresh();
     let proxy = Proxy::mongodb(&host(&crate::support::servers::mongod().unwrap()));
     let uri = format!("mongodb://{}/?directConnection=true&serverMonitoringMode=poll", proxy.addr());
-    let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
+    let store = open(rows.options_at(&uri));
     store.schema(Schema::Check, &soon()).unwrap();
     let kind = Kind {
         write: "findAndModify",

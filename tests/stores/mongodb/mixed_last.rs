@@ -4,10 +4,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use leasehold::internals::builder_over;
 use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
-use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
+use leasehold::internals::store::mongodb::MongodbOptions;
 use leasehold::internals::store::{Backend, Consistency, Swapped, Which};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::mongodb::driver::bson::doc;
@@ -16,6 +15,7 @@ use leasehold::{ErrorKind, Lock, LockClient};
 use super::mixed::{LEASE, World, client};
 use crate::mixed::cells::S;
 use crate::mongodb::*;
+use crate::support::bench::builder_over;
 use crate::support::mongodb::server;
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
@@ -47,7 +47,7 @@ fn nothing_of_the_last_second_is_handed_over() {
         let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
         let adopt = |lock: &Lock| world.ours.request(key).adopt(lock.clone());
         let in_time = ask().lock_id("job").acquire().unwrap();
-        world.pass(LEASE - 5 * S);
+        world.pass(LEASE - 20 * S);
         let late = adopt(&in_time).unwrap().into_lock();
         world.pass(LEASE - Duration::from_millis(800));
         let error = adopt(&late).unwrap_err();
@@ -66,7 +66,7 @@ fn nothing_of_the_last_second_is_handed_over() {
 #[test]
 fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
     let world = needs_server!(World::new());
-    let store = Mongodb::open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() }, &soon()).unwrap();
+    let store = open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
     let get = |key: &str| {
         let page = store.read(&Which::Key(key.to_owned()), None, Consistency::Strong, &soon()).unwrap();
         page.records.into_iter().next().unwrap()
@@ -103,13 +103,14 @@ fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
 fn the_margin_is_no_less_than_the_last_second() {
     let world = needs_server!(World::new());
     let builder = |options: MongodbOptions| {
-        let store = Mongodb::open(options, &soon()).unwrap();
-        builder_over(Arc::new(store), Clock::system()).lease(3 * S)
+        let store = open(options);
+        // A tenth of it is less than that.
+        builder_over(Arc::new(store), Clock::system()).lease(9 * S)
     };
     let mixed = || builder(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
     let guard = mixed().connect().unwrap().lock("k").unwrap();
     guard.ensure_held_for(S + S / 2).unwrap();
-    assert_eq!(guard.ensure_held_for(2 * S + S / 10).unwrap_err().kind(), ErrorKind::InvalidInput);
+    assert_eq!(guard.ensure_held_for(8 * S + S / 10).unwrap_err().kind(), ErrorKind::InvalidInput);
     let less = S - Duration::from_millis(1);
     let error = mixed().margin(less).connect().unwrap_err();
     assert!(error.to_string().contains("at least 1s"), "{error}");

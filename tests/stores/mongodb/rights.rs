@@ -1,7 +1,6 @@
 //! Users with fewer rights, a server alone, settings that are not used: what works, and what is said.
 
 use std::sync::Once;
-use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::{Acquired, Schema};
@@ -53,7 +52,7 @@ impl Guarded {
     }
 
     fn open(&self, user: &str) -> Mongodb {
-        Mongodb::open(self.rows.options_at(&self.uri(user)), &soon()).unwrap()
+        open(self.rows.options_at(&self.uri(user)))
     }
 }
 
@@ -84,10 +83,10 @@ fn wrong_credentials_are_told_at_connect() {
         format!("mongodb://root:canary@{}/leasehold", at.host),
         format!("mongodb://{}/leasehold", at.host),
     ] {
-        let error = LockClient::builder(url.as_str()).request_timeout(Duration::from_secs(5)).connect();
+        let error = patient(LockClient::builder(url.as_str())).connect();
         let Err(error) = error else {
             // Without any, connecting is not refused, but using it is.
-            let error = LockClient::connect(&url).unwrap().try_lock("k").unwrap_err();
+            let error = connect(&url).try_lock("k").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Permission, "{error:?}");
             continue;
         };
@@ -109,7 +108,7 @@ fn a_user_who_is_not_let_in_for_a_while_goes_on_waiting() {
     let proxy = Proxy::mongodb(&at.host);
     let way = "authSource=admin&directConnection=true&serverMonitoringMode=poll";
     let uri = format!("mongodb://{user}:canary@{}/?{way}", proxy.addr());
-    let store = Mongodb::open(at.rows.options_at(&uri), &soon()).unwrap();
+    let store = open(at.rows.options_at(&uri));
     granted(&store, &mut exclusive(&store, "before"));
     run(doc! { "updateUser": user, "pwd": "canary-not" });
     proxy.cut_all();
@@ -163,7 +162,7 @@ fn settings_that_locks_cannot_use_are_told_once() {
     let uri = crate::support::servers::mongod().unwrap();
     let join = if uri.contains('?') { '&' } else { '?' };
     let uri = format!("{uri}{join}w=1&readPreference=secondary&retryWrites=false");
-    let store = Mongodb::open(rows.options_at(&uri), &soon()).unwrap();
+    let store = open(rows.options_at(&uri));
     for _ in 0..3 {
         let mut a = exclusive(&store, "k");
         granted(&store, &mut a);

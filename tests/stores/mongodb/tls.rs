@@ -7,14 +7,18 @@ use leasehold::{ErrorKind, LockClient};
 use crate::errors::text;
 use crate::support::authority::Authority;
 use crate::support::cluster::Cluster;
-use crate::support::harness::within;
+use crate::support::harness::{PATIENCE, within};
 
 /// What connecting to this URL says, within its deadline.
 fn refused(url: &str) -> leasehold::Error {
-    let timeout = Duration::from_secs(5);
-    let error = within(url, timeout, || LockClient::builder(url).request_timeout(timeout).connect()).unwrap_err();
-    println!("{url}: {}", text(&error));
-    error
+    let connect = |timeout| {
+        let error = within(url, timeout, || LockClient::builder(url).request_timeout(timeout).connect()).unwrap_err();
+        println!("{url}: {}", text(&error));
+        error
+    };
+    // Of a server that stands still for as long nothing is known yet.
+    let has_reason = |error: &leasehold::Error| error.kind() == ErrorKind::Config || error.to_string().contains("TLS");
+    [5, 10, 20].map(Duration::from_secs).into_iter().map(connect).find(has_reason).expect("an error that says why")
 }
 
 #[test]
@@ -29,12 +33,13 @@ fn a_private_authority_is_trusted_where_it_is_named() {
 
     let ca = format!("&tlsCAFile={ca}");
     let both = format!("{ca}&tlsCertificateKeyFile={}", ours.both("client"));
-    let client = LockClient::connect(&url(&both)).unwrap();
+    let connect = |url: String| LockClient::builder(url).request_timeout(PATIENCE).connect().unwrap();
+    let client = connect(url(&both));
     client.create_schema().unwrap();
     let guard = client.lock("k").unwrap();
     // Over a stream of changes, too.
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| LockClient::connect(&url(&both)).unwrap().lock("k").unwrap().release());
+        let waiting = scope.spawn(|| connect(url(&both)).lock("k").unwrap().release());
         guard.release().unwrap();
         waiting.join().unwrap().unwrap();
     });

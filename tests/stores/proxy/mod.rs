@@ -7,6 +7,7 @@ mod upstream;
 use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
+use crate::support::lateness::{measure, slack};
 use crate::support::proxy::{Answer, Mode, Proxy, Rule};
 use upstream::{Client, DATE, Got, Upstream, answer, request};
 
@@ -131,8 +132,8 @@ fn drop_answer() {
 
 #[test]
 fn late() {
-    // Others are served before, also by a busy machine.
-    const LATE: Duration = Duration::from_secs(5);
+    // Others are served before, also by a busy machine that stands still for seconds.
+    const LATE: Duration = Duration::from_secs(8);
     for (mode, got) in [(Mode::Late(LATE), Got::Nothing), (Mode::CutLate(LATE), Got::End)] {
         let (server, proxy, mut client) = with(mode);
         let started = Instant::now();
@@ -247,12 +248,14 @@ fn open_connections_are_ended_amid_a_request() {
 
 #[test]
 fn a_server_that_is_gone_ends_the_connection() {
-    // Its idle connection only: the next request gets a new one.
-    let (server, proxy, mut client) = with(Mode::Pass);
-    assert_eq!(client.ask("Op", "close"), answer("1: close"));
-    std::thread::sleep(QUIET);
-    assert_eq!(client.ask("Op", "a"), answer("2: a"));
-    assert_eq!((server.connections(), proxy.count()), (2, 2));
+    // Its idle connection only: the next request gets a new one, once the end has come, which on a busy machine takes longer.
+    let gets_a_new_one = |times: u32| {
+        let (server, proxy, mut client) = with(Mode::Pass);
+        assert_eq!(client.ask("Op", "close"), answer("1: close"));
+        std::thread::sleep(times * QUIET);
+        client.ask("Op", "a") == answer("2: a") && (server.connections(), proxy.count()) == (2, 2)
+    };
+    assert!([1, 4, 16, 64].into_iter().any(gets_a_new_one));
     // All of it.
     let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let proxy = Proxy::http(&nobody.to_string());
@@ -285,12 +288,13 @@ fn its_end_ends_everything() {
     assert!(matches!(clients[0].got(PATIENCE), Got::Answer(_)));
     assert!(!threads(port).is_empty());
     answered(&proxy, 3);
+    measure();
     let started = Instant::now();
     drop(proxy);
-    assert!(started.elapsed() < Duration::from_secs(5));
+    assert!(started.elapsed() < Duration::from_secs(5) + slack(started));
     // A thread that was joined may be seen for a moment.
     while !threads(port).is_empty() {
-        assert!(started.elapsed() < Duration::from_secs(5), "{:?}", threads(port));
+        assert!(started.elapsed() < Duration::from_secs(5) + slack(started), "{:?}", threads(port));
     }
     for client in clients.iter_mut().chain([&mut { idle }]) {
         assert_eq!(client.got(PATIENCE), Got::End);

@@ -42,7 +42,8 @@ fn a_missing_instance_or_database_is_named() {
     let database = Database::empty();
     let other = database.path.replace("databases/locks", "databases/other");
     for path in [PATH, other.as_str()] {
-        let error = leasehold::spanner::builder(settings(&database.host), path, "locks").connect().unwrap_err();
+        let builder = leasehold::spanner::builder(settings(&database.host), path, "locks");
+        let error = builder.request_timeout(REQUEST).connect().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
         assert!(error.to_string().contains(path), "{}", text(&error));
     }
@@ -73,7 +74,8 @@ fn no_credentials_are_said() {
 fn connects_without_credentials() {
     // Only as the other process of no_credentials_are_said.
     let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
-    let error = within("the connect", Duration::from_secs(6), || LockClient::connect(&url)).unwrap_err();
+    let connect = || LockClient::builder(&url).request_timeout(REQUEST).connect();
+    let error = within("the connect", Duration::from_secs(6), connect).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
     assert!(error.to_string().contains("GOOGLE_APPLICATION_CREDENTIALS"), "{}", text(&error));
 }
@@ -92,7 +94,8 @@ fn made(url: &str, emulator: &str, env: Option<&str>) -> String {
 fn makes_the_table() {
     // Only as the other process of where_the_table_is_made_can_be_said.
     let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
-    println!("{:?}", LockClient::connect(&url).and_then(|client| client.create_schema()));
+    let client = LockClient::builder(&url).request_timeout(REQUEST).connect();
+    println!("{:?}", client.and_then(|client| client.create_schema()));
 }
 
 #[test]
@@ -132,8 +135,10 @@ fn a_session_that_the_service_forgot_is_made_anew() {
     needs_server!();
     use crate::support::servers::spanner::rest;
     let database = Database::fresh();
-    let client = leasehold::spanner::builder(settings(&database.host), &database.path, "locks").connect().unwrap();
-    let guard = client.request("kept").lease(Duration::from_secs(6)).lock().unwrap();
+    let builder = leasehold::spanner::builder(settings(&database.host), &database.path, "locks");
+    // A lease that outlasts whatever a busy machine stands still for, and all the same a heartbeat soon.
+    let client = builder.request_timeout(REQUEST).heartbeat(Duration::from_secs(2)).connect().unwrap();
+    let guard = client.request("kept").lease(LEASE).lock().unwrap();
     let (_, sessions) = rest(&database.host, "GET", &format!("/v1/{}/sessions", database.path), "").unwrap();
     let sessions: serde_json::Value = serde_json::from_str(&sessions).unwrap();
     let sessions = sessions["sessions"].as_array().expect("sessions");

@@ -13,6 +13,7 @@ use crate::spanner::*;
 use crate::support::grpc::{Fault, Grpc};
 use crate::support::servers::spanner::aborts_at_random;
 use crate::support::spanner::Database;
+use crate::support::wait::wait_until;
 
 /// Longer than a step takes, shorter than what is late.
 const SHORT: Duration = Duration::from_millis(700);
@@ -47,8 +48,9 @@ fn behind() -> Behind {
     Behind { grpc, store, beside: database.open() }
 }
 
-fn by() -> Deadline {
-    Deadline::after(SHORT)
+/// Faults are met by the first tries; the emulator on a busy machine may take longer for the others.
+fn by(tries: u32) -> Deadline {
+    Deadline::after(if tries < 5 { SHORT } else { 10 * SHORT })
 }
 
 impl Behind {
@@ -95,36 +97,36 @@ impl Behind {
 
     /// Repeats an acquire until it is answered.
     fn settled(&self, attempt: &mut Attempt) -> Holder {
-        let started = Instant::now();
         let mut may_be_done = false;
-        loop {
+        until_answered(|by| {
             attempt.sends += 1;
-            match self.store.acquire(attempt, &by()) {
-                Ok(Acquired::Granted { holder, .. }) => return holder,
+            match self.store.acquire(attempt, by) {
+                Ok(Acquired::Granted { holder, .. }) => return Some(holder),
                 Ok(Acquired::Unknown(_)) => may_be_done = true,
                 Err(error) if error.is_retryable() => {
                     assert!(may_be_done || self.grants(&attempt.key).is_empty(), "{error:?}: nothing was written");
                 }
                 other => panic!("{other:?}"),
             }
-            assert!(started.elapsed() < PATIENCE, "{}", attempt.key);
-        }
+            None
+        })
     }
 }
 
 /// Repeats what is not answered.
-fn until_answered<T>(mut step: impl FnMut() -> Option<T>) -> T {
+fn until_answered<T>(mut step: impl FnMut(&Deadline) -> Option<T>) -> T {
     let started = Instant::now();
-    loop {
-        if let Some(answer) = step() {
+    for tries in 0.. {
+        if let Some(answer) = step(&by(tries)) {
             return answer;
         }
         assert!(started.elapsed() < PATIENCE);
     }
+    unreachable!("it is tried for ever")
 }
 
 fn released(store: &Spanner, attempt: &mut Attempt, purpose: Purpose) -> Released {
-    until_answered(|| match store.release(attempt, purpose, &by()) {
+    until_answered(|by| match store.release(attempt, purpose, by) {
         Ok(Released::Unknown(_)) => None,
         Err(error) if error.is_retryable() => None,
         answer => Some(answer.unwrap()),
@@ -138,10 +140,8 @@ fn an_acquire_that_is_repeated_finds_itself() {
     at.sweep(|key, mode, fault| {
         let mut a = attempt(key, mode);
         fault();
-        let started = Instant::now();
         let holder = at.settled(&mut a);
         assert_eq!(at.holders(key), [holder], "{key}: what is answered is what stands");
-        assert!(started.elapsed() < PATIENCE);
         vec![a.ask.grant]
     });
 }
@@ -156,7 +156,7 @@ fn a_renewal_that_is_repeated_extends() {
         fault();
         let renewal = Renewal { lease: Lease::For(2 * LEASE), may_end_endless: false };
         let mut may_be_done = false;
-        let until = until_answered(|| match at.store.renew(&mut a, renewal, &by()) {
+        let until = until_answered(|by| match at.store.renew(&mut a, renewal, by) {
             Ok(Renewed::Unknown(_)) => {
                 may_be_done = true;
                 None
@@ -204,7 +204,7 @@ fn a_transfer_that_is_repeated_finds_itself() {
         new.ask.instead_of = Some((from.grant.clone(), from.token));
         fault();
         let mut may_be_done = false;
-        let held = until_answered(|| match at.store.acquire(&mut new, &by()) {
+        let held = until_answered(|by| match at.store.acquire(&mut new, by) {
             Ok(Acquired::Granted { holder, .. }) => Some(holder),
             Ok(Acquired::Unknown(_)) => {
                 may_be_done = true;
@@ -253,6 +253,13 @@ enum Meanwhile {
 /// Each on a database of its own, since another transaction of the same session, or beside it, would already stop
 /// the late one on the emulator.
 fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
+    // What comes meanwhile is through before, also where ten such tests share the emulator; else it begins again.
+    let is_in_time = |times: u32| given_up_before(times * LATE, mode, is_missing, meanwhile);
+    assert!([3, 6, 12].into_iter().any(is_in_time), "{mode} {meanwhile:?}: given up too late each time");
+}
+
+/// Whether it was given up before the commit came, which is so late.
+fn given_up_before(late: Duration, mode: Mode, is_missing: bool, meanwhile: Meanwhile) -> bool {
     let (at, what) = (behind(), format!("{mode}, missing: {is_missing}, {meanwhile:?}"));
     if !is_missing {
         let mut before = exclusive("k");
@@ -260,23 +267,30 @@ fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
         at.beside.release(&mut before, Purpose::Release, &soon()).unwrap();
     }
     let mut a = attempt("k", mode);
-    // What comes meanwhile is through before, also where ten such tests share the emulator.
-    at.grpc.fault("Commit", 0, Fault::Late(3 * LATE));
+    at.grpc.fault("Commit", 0, Fault::Late(late));
+    let mut sent = Instant::now();
     // On a busy machine the time may be over before there is a commit, which is an error.
-    let unanswered = until_answered(|| match at.store.acquire(&mut a, &by()) {
-        Err(error) if error.is_retryable() => None,
-        answer => Some(answer.unwrap()),
+    let unanswered = until_answered(|by| {
+        sent = Instant::now();
+        match at.store.acquire(&mut a, by) {
+            Err(error) if error.is_retryable() => None,
+            answer => Some(answer.unwrap()),
+        }
     });
     assert!(matches!(unanswered, Acquired::Unknown(_)), "{what}: {unanswered:?}");
     let mut stands = Vec::new();
-    match meanwhile {
-        Meanwhile::Nothing => stands.push(a.ask.grant.clone()),
-        Meanwhile::GivenUpBeside => {
-            let mut copy = a.without_native();
-            assert!(matches!(released(&at.beside, &mut copy, Purpose::GiveUp), Released::Free), "{what}");
+    let given_up = match meanwhile {
+        Meanwhile::Nothing => {
+            stands.push(a.ask.grant.clone());
+            None
         }
-        _ => assert!(matches!(released(&at.store, &mut a, Purpose::GiveUp), Released::Free), "{what}"),
+        Meanwhile::GivenUpBeside => Some(released(&at.beside, &mut a.without_native(), Purpose::GiveUp)),
+        _ => Some(released(&at.store, &mut a, Purpose::GiveUp)),
+    };
+    if given_up.is_some() && sent.elapsed() >= late {
+        return false;
     }
+    assert!(given_up.is_none_or(|given_up| matches!(given_up, Released::Free)), "{what}");
     if matches!(meanwhile, Meanwhile::Held | Meanwhile::Released) {
         let mut other = attempt("k", mode);
         granted(&at.beside, &mut other);
@@ -293,6 +307,7 @@ fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
     // One of the emulators aborts commits at random, and then this one like any other.
     let is_aborted = meanwhile == Meanwhile::Nothing && grants.is_empty() && aborts_at_random();
     assert!(grants == stands || is_aborted, "{what}: {grants:?}, not {stands:?}");
+    true
 }
 
 #[test]
@@ -336,17 +351,27 @@ fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
 #[test]
 fn a_connection_that_is_forgotten_after_a_slow_spell_is_noticed_as_soon_as_any() {
     needs_server!();
+    assert!((0..4).any(|_| is_noticed_after_a_slow_spell()), "a busy machine may be late, but not each time");
+}
+
+fn is_noticed_after_a_slow_spell() -> bool {
     let at = behind();
     at.grpc.restart();
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
     // The spell: the next connection would now be made after eight seconds.
     assert!((0..100).any(|_| at.unheard() == 2), "{:?}", at.grpc.methods());
     at.grpc.clear();
-    get(&at.store, "k");
+    // An answer that takes its time does not end the spell.
+    wait_until("it is not slow any more", || {
+        let asked = Instant::now();
+        get(&at.store, "k");
+        asked.elapsed() < Duration::from_secs(1)
+    });
     at.grpc.restart();
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
     // About four seconds, of which two are needed.
-    assert!((0..12).any(|_| at.unheard() == 1), "{:?}", at.grpc.methods());
+    let is_noticed = (0..12).any(|_| at.unheard() == 1);
     at.grpc.clear();
     get(&at.store, "k");
+    is_noticed
 }

@@ -5,7 +5,6 @@ use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use leasehold::internals::builder_over;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, LockClient, LockGuard, LossReason};
@@ -14,9 +13,10 @@ use sdk::value::Value;
 
 use crate::mixed::cells::{self as mixed, S, Step};
 use crate::spanner::*;
+use crate::support::bench::builder_over;
 use crate::support::go::spanner::Node;
 use crate::support::logs;
-use crate::support::spanner::{Database, Raw, TABLE, sdk};
+use crate::support::spanner::{Database, Raw, TABLE, sdk, settings};
 
 /// Of the nodes, and so the lease of ours.
 pub(super) const DURATION: Duration = Duration::from_secs(20);
@@ -390,8 +390,8 @@ fn what_nodes_would_not_respect_is_refused_with_the_reason() {
         assert!(error.kind() == ErrorKind::Config && error.to_string().contains(right), "{options}: {error}");
     }
     let table = leasehold::spanner::Table::new(TABLE);
-    let settings = || crate::support::spanner::settings(&world.database.host);
-    let build = |table| leasehold::spanner::builder(settings(), &world.database.path, table).connect();
+    let of = |table| leasehold::spanner::builder(settings(&world.database.host), &world.database.path, table);
+    let build = |table| of(table).request_timeout(REQUEST).connect();
     let error = build(table.clone().mixed_fleet()).unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("spindle_duration=.."), "{error}");
     let built = build(table.spindle_duration(DURATION).mixed_fleet()).unwrap();

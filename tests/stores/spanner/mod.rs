@@ -30,6 +30,8 @@ macro_rules! needs_server {
 pub(crate) use needs_server;
 
 const LEASE: Duration = Duration::from_secs(60);
+/// Of a request, so that the emulator on a busy machine has time to answer.
+const REQUEST: Duration = Duration::from_secs(20);
 const RENEWAL: Renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
 
 fn attempt(key: &str, mode: Mode) -> Attempt {
