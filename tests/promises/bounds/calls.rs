@@ -5,7 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::alone::alone;
-use crate::support::harness::{Folder, PATIENCE, SLACK, Store, acquire_unanswered, millis, on_each_local, within};
+use crate::support::harness::{
+    Folder, PATIENCE, SLACK, Store, acquire_unanswered, connected, millis, on_each_local, within,
+};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
 use crate::support::stores::unique;
@@ -32,9 +34,7 @@ const LONG: Duration = Duration::from_secs(600);
 const STALL: Duration = Duration::from_secs(30);
 
 fn client(store: &Store) -> LockClient {
-    let connect = || store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect();
-    // The machine may stand still for all of a request's time.
-    (0..10).find_map(|_| connect().ok()).expect("a client")
+    connected(|| store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP))
 }
 
 /// Whatever keeps the contract of a store.
