@@ -150,11 +150,12 @@ fn no_release_and_no_drop_outlives_its_bound() {
 
 fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
     // A request may end before the wait does.
-    let client = store.builder().lease(LONG).request_timeout(millis(400)).connect().expect("a client");
+    let asks_for = |timeout: Duration| connected(|| store.builder().lease(LONG).request_timeout(timeout));
+    let client = asks_for(millis(400));
     let _held = store.bystander().lock("job").expect("a lock");
     // A machine that stands still may use up the time of the only request, or all of a short wait.
     let is_refused = [1, 4, 16].map(|longer| longer * millis(500)).into_iter().any(|wait| {
-        let client = store.builder().lease(LONG).request_timeout(wait * 4 / 5).connect().expect("a client");
+        let client = asks_for(wait * 4 / 5);
         let started = Instant::now();
         let refused = within("the wait", wait, || client.try_lock_for("job", wait));
         assert!(started.elapsed() >= wait, "it gave up early");
