@@ -81,8 +81,8 @@ fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
     Ran { code, stdout, stderr }
 }
 
-/// Runs it again where it failed, twice at most, and says so. It shows its leases of a second or two, or asks a server: what
-/// stands still for that long, as on a busy machine, leaves it nothing to prove. What is broken fails each time.
+/// Runs it again where it failed, twice at most, and says so. It shows its leases of a second or two, or asks a server:
+/// what stands still for that long, as on a busy machine, leaves it nothing to prove. What is broken fails each time.
 fn again(run: impl Fn() -> Ran) -> Ran {
     let well = (0..2).map(|_| run()).find(|ran| {
         let is_well = ran.code == Some(0);
