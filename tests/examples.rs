@@ -81,10 +81,16 @@ fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
     Ran { code, stdout, stderr }
 }
 
-/// Runs it again where it failed, up to three times. It shows its leases of a second or two, or asks a server: what stands
-/// still for that long, as on a busy machine, leaves it nothing to prove. What is broken fails each time.
+/// Runs it again where it failed, twice at most, and says so. It shows its leases of a second or two, or asks a server:
+/// what stands still for that long, as on a busy machine, leaves it nothing to prove. What is broken fails each time.
 fn again(run: impl Fn() -> Ran) -> Ran {
-    let well = (0..3).map(|_| run()).find(|ran| ran.code == Some(0));
+    let well = (0..2).map(|_| run()).find(|ran| {
+        let is_well = ran.code == Some(0);
+        if !is_well {
+            println!("it failed, and is run again:\n{}{}", ran.stdout, ran.stderr);
+        }
+        is_well
+    });
     well.unwrap_or_else(run)
 }
 

@@ -133,6 +133,7 @@ fn sqlite_under_a_full_disk() {
         let out = dir.path().join(format!("out-{longer}"));
         let ran = command.arg("--out").arg(out).output().expect("unshare starts");
         let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
+        println!("{said}");
         (ran.status.code(), said)
     };
     // On a machine that was too busy for it to mean anything, it goes on for longer.

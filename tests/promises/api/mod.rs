@@ -19,6 +19,7 @@ mod waiting;
 use std::time::Duration;
 
 use crate::support::bench::{LONG, builder_over};
+use crate::support::harness::connected;
 use crate::support::stores::{Opened, on_each};
 use crate::support::wait::wait_until;
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
@@ -60,11 +61,6 @@ fn answered<T>(call: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let is_trouble = |error: &Error| matches!(error.kind(), ErrorKind::Store | ErrorKind::Ambiguous);
     let mut answers = (0..20).map(|_| call());
     answers.find(|answer| !answer.as_ref().is_err_and(is_trouble)).expect("an answer")
-}
-
-/// A client with so short a time for each request: a busy server may need longer for the first look at its schema.
-fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
-    answered(|| builder().connect()).unwrap()
 }
 
 #[test]

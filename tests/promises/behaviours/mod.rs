@@ -7,14 +7,9 @@ mod ending;
 mod holding;
 
 use crate::support::bench::{Bench, LONG, is_released, loss_of, renews, waits_in_vain};
+use crate::support::harness::connected;
 use crate::support::stores::{Store, for_each_store};
 use crate::support::wait::wait_until;
-use leasehold::{ClientBuilder, LockClient};
-
-/// A client with so short a time for each request: a busy server may need longer for the first look at its schema.
-fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
-    (0..20).find_map(|_| builder().connect().ok()).expect("a client")
-}
 
 macro_rules! on_one_store {
     ($store:ident) => {

@@ -5,7 +5,9 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::alone::alone;
-use crate::support::harness::{Folder, PATIENCE, SLACK, Store, acquire_unanswered, millis, on_each_local, within};
+use crate::support::harness::{
+    Folder, PATIENCE, SLACK, Store, acquire_unanswered, connected, millis, on_each_local, within,
+};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
 use crate::support::stores::unique;
@@ -32,9 +34,7 @@ const LONG: Duration = Duration::from_secs(600);
 const STALL: Duration = Duration::from_secs(30);
 
 fn client(store: &Store) -> LockClient {
-    let connect = || store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP).connect();
-    // The machine may stand still for all of a request's time.
-    (0..10).find_map(|_| connect().ok()).expect("a client")
+    connected(|| store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP))
 }
 
 /// Whatever keeps the contract of a store.
@@ -150,11 +150,12 @@ fn no_release_and_no_drop_outlives_its_bound() {
 
 fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
     // A request may end before the wait does.
-    let client = store.builder().lease(LONG).request_timeout(millis(400)).connect().expect("a client");
+    let asks_for = |timeout: Duration| connected(|| store.builder().lease(LONG).request_timeout(timeout));
+    let client = asks_for(millis(400));
     let _held = store.bystander().lock("job").expect("a lock");
     // A machine that stands still may use up the time of the only request, or all of a short wait.
     let is_refused = [1, 4, 16].map(|longer| longer * millis(500)).into_iter().any(|wait| {
-        let client = store.builder().lease(LONG).request_timeout(wait * 4 / 5).connect().expect("a client");
+        let client = asks_for(wait * 4 / 5);
         let started = Instant::now();
         let refused = within("the wait", wait, || client.try_lock_for("job", wait));
         assert!(started.elapsed() >= wait, "it gave up early");

@@ -12,8 +12,8 @@ use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockRequest, Slep
 /// A lease that no busy machine lets end, and heartbeats that are soon seen.
 const LEASE: Duration = millis(60_000);
 const BEAT: Duration = millis(2000);
-/// A wait for what can't come takes longer, and so does a drop that waits for its bound: both have all the patience. In a
-/// forked child nothing measures how late the machine is.
+/// A wait for what can't come takes longer, and so does what waits for its bound, which is all the patience. In a forked
+/// child nothing measures how late the machine is.
 const AT_ONCE: Duration = millis(15_000);
 
 #[test]
@@ -92,7 +92,8 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
 /// Forks with what the child must leave alone; in a namespace of its own it is process 1.
 fn forks(url: &str, into_a_namespace: bool) {
     use nix::sched::{CloneFlags, setns, unshare};
-    let connect = || LockClient::builder(url).lease(LEASE).heartbeat(BEAT).drop_timeout(PATIENCE).connect();
+    let builder = || LockClient::builder(url).lease(LEASE).heartbeat(BEAT);
+    let connect = || builder().request_timeout(PATIENCE).drop_timeout(PATIENCE).connect();
     let client = connect().expect("a client");
     let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
     let token = guard.fencing_token();

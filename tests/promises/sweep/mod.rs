@@ -19,7 +19,7 @@ use leasehold::internals::store::Backend;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ClientBuilder, ErrorKind, Filter, LockClient, Mode, Result};
 
-use crate::support::harness::{PATIENCE, millis};
+use crate::support::harness::{PATIENCE, connected, millis};
 use crate::support::lateness::{measure, slack};
 use crate::support::stores::{Opened, Store, for_each_store, is_wanted, on};
 use crate::support::wait::wait_until;
@@ -54,8 +54,7 @@ impl Room {
         let faulty = Arc::new(Faulty::new(opened.store.clone(), plan.clone()));
         let over = |store: Arc<dyn Backend>| builder(store, &opened);
         let client = || over(faulty.clone()).lease(LEASE).request_timeout(timeout).drop_timeout(close).owner("one");
-        // The machine may stand still for all of a request's time.
-        let client = (0..10).find_map(|_| client().connect().ok()).expect("a client");
+        let client = connected(client);
         let others = over(opened.second.clone()).lease(LEASE).request_timeout(PATIENCE);
         let others = others.connect().expect("a bystander");
         Room { opened, plan, faulty, client, others, timeout }
