@@ -164,11 +164,13 @@ impl<Room> Behind<Room> {
         });
     }
 
-    /// How the next write comes late, the more so the more often it was too early for a busy machine.
+    /// How the next write comes late, the more so the more often it was too early for a busy machine. Less than ten
+    /// seconds: then PostgreSQL would stop a late acquire by the time alone.
     fn late(&self, times: u32) -> (Network, Duration) {
+        let most = 3 * LATE;
         match self.kind.late {
-            Network::Late(time) => (Network::Late(times * time), times * time),
-            Network::CutLate(time) => (Network::CutLate(times * time), times * time),
+            Network::Late(time) => (Network::Late((times * time).min(most)), (times * time).min(most)),
+            Network::CutLate(time) => (Network::CutLate((times * time).min(most)), (times * time).min(most)),
             other => panic!("{other:?}"),
         }
     }

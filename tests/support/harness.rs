@@ -30,12 +30,19 @@ pub fn patient(builder: ClientBuilder) -> ClientBuilder {
     builder.request_timeout(PATIENCE).drop_timeout(PATIENCE)
 }
 
-/// A client, asked for again while its server stands still for longer than a connection may take.
+/// A client that must connect.
+#[track_caller]
 pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
-    let mut client = None;
-    wait_until("a client connects", || match builder().connect() {
-        Ok(connected) => {
-            client = Some(connected);
+    opened(|| builder().connect())
+}
+
+/// What must open, asked for again while its server stands still for longer than a connection may take.
+#[track_caller]
+pub fn opened<T>(open: impl Fn() -> leasehold::Result<T>) -> T {
+    let mut opened = None;
+    wait_until("it opens", || match open() {
+        Ok(value) => {
+            opened = Some(value);
             true
         }
         Err(error) => {
@@ -43,7 +50,7 @@ pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
             false
         }
     });
-    client.expect("it connected")
+    opened.expect("it opened")
 }
 
 /// A folder that is removed with the value.

@@ -11,9 +11,9 @@ use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::options::{ClientOptions, ConnectionString};
 use leasehold::mongodb::driver::sync::{Client, Collection};
 
+use super::harness::opened;
 use super::servers::mongod;
-use super::stores::unique;
-use super::wait::wait_until;
+use super::stores::{soon, unique};
 
 pub const DATABASE: &str = "leasehold";
 
@@ -36,19 +36,8 @@ impl Rows {
 
     /// A client of it.
     pub fn open(&self) -> Mongodb {
-        let mut store = None;
-        // The library looks for a primary for three seconds: a server that stands still for longer is asked again.
-        wait_until("it connects", || match Mongodb::open(self.options(), &Deadline::after(Duration::from_secs(30))) {
-            Ok(opened) => {
-                store = Some(opened);
-                true
-            }
-            Err(error) => {
-                assert!(error.is_retryable(), "{error:?}");
-                false
-            }
-        });
-        store.unwrap()
+        // The library looks for a primary for three seconds, however long the call has.
+        opened(|| Mongodb::open(self.options(), &soon()))
     }
 
     pub fn options(&self) -> MongodbOptions {

@@ -1,5 +1,6 @@
 //! The threads of the library in this process. Only exact in a test that runs `alone`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use super::wait::wait_until;
@@ -14,20 +15,24 @@ pub fn ours() -> Vec<String> {
 }
 
 /// All threads. The kernel's list ends early where the thread that it has come to ends just then, and leaves out those
-/// behind it: of two lists that are alike, none did.
+/// behind it: of two lists that are alike, none did. Where threads come and go all the time no two are, and it is all of
+/// many lists, with some that have ended.
 pub fn tasks() -> Vec<PathBuf> {
-    let list = || -> Vec<PathBuf> {
+    let list = || -> BTreeSet<PathBuf> {
         let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
         tasks.filter_map(|task| Some(task.ok()?.path())).collect()
     };
-    let mut listed = list();
-    loop {
+    let (mut last, mut all) = (list(), BTreeSet::new());
+    for _ in 0..50 {
         let again = list();
-        if again == listed {
-            return listed;
+        if again == last {
+            return last.into_iter().collect();
         }
-        listed = again;
+        all.append(&mut last);
+        last = again;
     }
+    all.append(&mut last);
+    all.into_iter().collect()
 }
 
 /// The name in this line of the kernel's, unless the thread is ending: one that was joined may be there for a moment.

@@ -8,11 +8,15 @@ use leasehold::internals::store::{Acquired, Backend as _, Purpose, Released, Ren
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, Result};
 
+use crate::support::bench::builder_over;
 use crate::support::contract::*;
-use crate::support::lateness::slack;
+use crate::support::harness::connected;
+use crate::support::lateness::{Slowness, measure, slack};
 use crate::support::stores::{Opened, Store};
 
 const PATIENCE: Duration = Duration::from_millis(150);
+/// How much longer a call may take that hangs for as long.
+const HANG: Duration = Duration::from_secs(5);
 
 fn faults() -> [Fault; 5] {
     [
@@ -24,6 +28,32 @@ fn faults() -> [Fault; 5] {
     ]
 }
 
+/// A fault, and how slow the store is meanwhile, where that matters.
+struct Case {
+    fault: Fault,
+    server: Option<Slowness>,
+    /// What is written there to measure it is in nobody's way.
+    _beside: Option<Opened>,
+}
+
+impl Case {
+    fn new(store: &Store, fault: Fault) -> Case {
+        if !matches!(fault, Fault::ApplyThenHang) {
+            return Case { fault, server: None, _beside: None };
+        }
+        measure();
+        let beside = (store.open)();
+        let client = connected(|| builder_over(beside.store.clone(), beside.clock.clone()));
+        Case { fault, server: Some(Slowness::of(client)), _beside: Some(beside) }
+    }
+}
+
+impl std::fmt::Debug for Case {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        std::fmt::Debug::fmt(&self.fault, f)
+    }
+}
+
 /// How a call came back.
 #[derive(Debug, PartialEq, Eq)]
 enum Came {
@@ -33,12 +63,8 @@ enum Came {
 }
 
 /// Does the call, whose fault it suffers, and checks that it came back as that fault should.
-fn suffer<T>(
-    fault: &Fault,
-    call: impl FnOnce(&Deadline) -> Result<T>,
-    is_unknown: fn(&T) -> Option<ErrorKind>,
-) -> Came {
-    let started = Instant::now();
+fn suffer<T>(case: &Case, call: impl FnOnce(&Deadline) -> Result<T>, is_unknown: fn(&T) -> Option<ErrorKind>) -> Came {
+    let (started, fault) = (Instant::now(), &case.fault);
     // A store that syncs its files takes its time; only the hang is meant to need it all.
     let patience = if matches!(fault, Fault::ApplyThenHang) { PATIENCE } else { Duration::from_secs(30) };
     let came = match call(&Deadline::after(patience)) {
@@ -60,10 +86,10 @@ fn suffer<T>(
         _ => Came::Answered,
     };
     assert_eq!(came, right, "{fault:?}");
-    if matches!(fault, Fault::ApplyThenHang) {
-        let took = started.elapsed();
+    if let Some(server) = &case.server {
         // Before it hangs the store does it, which takes its time where a server stands still.
-        assert!(took >= PATIENCE && took < PATIENCE + Duration::from_secs(30) + slack(started), "{took:?}");
+        let (took, bound) = (started.elapsed(), PATIENCE + HANG + slack(started) + server.slack(started));
+        assert!(took >= PATIENCE && took < bound, "{took:?}, not {bound:?}");
     }
     came
 }
@@ -79,12 +105,12 @@ macro_rules! is_unknown {
 }
 
 /// Does this on an empty store for each fault, which the next call of this kind suffers.
-fn under_each_fault(store: &Store, call: Call, test: impl Fn(&Opened, &Faulty, &Fault)) {
+fn under_each_fault(store: &Store, call: Call, test: impl Fn(&Opened, &Faulty, &Case)) {
     for fault in faults() {
-        let at = (store.open)();
+        let (at, case) = ((store.open)(), Case::new(store, fault.clone()));
         let plan = FaultPlan::default();
-        plan.next(call, fault.clone());
-        test(&at, &Faulty::new(at.store.clone(), plan), &fault);
+        plan.next(call, fault);
+        test(&at, &Faulty::new(at.store.clone(), plan), &case);
     }
 }
 

@@ -32,7 +32,6 @@ use leasehold::internals::sys::clock::Clock;
 use crate::support::calls::{LEASE, acquired, refused};
 use crate::support::direct::{self, get};
 use crate::support::dynamodb::{Table, config, config_at, dateless, options};
-use crate::support::harness::PATIENCE;
 use crate::support::proxy::Proxy;
 use crate::support::stores::soon;
 
@@ -102,7 +101,7 @@ fn open(options: DynamodbOptions, clock: &Arc<Clock>) -> Dynamodb {
 
 /// What a program would connect by, but a server on a busy machine has time to answer.
 fn patient(config: SdkConfig, table: impl Into<leasehold::dynamodb::Table>) -> ClientBuilder {
-    leasehold::dynamodb::builder(config, table).request_timeout(PATIENCE).drop_timeout(PATIENCE)
+    crate::support::harness::patient(leasehold::dynamodb::builder(config, table))
 }
 
 /// A store of its own clock and estimate on this table.

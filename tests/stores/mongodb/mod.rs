@@ -20,14 +20,14 @@ mod rights;
 mod tls;
 mod waking;
 
+use leasehold::LockClient;
 use leasehold::internals::lease::Mode;
 use leasehold::internals::store::mongodb::{Mongodb, MongodbOptions};
 use leasehold::internals::store::{Attempt, Backend, Which};
-use leasehold::{ClientBuilder, LockClient};
 
 use crate::network::sent;
 use crate::support::direct::{attempt, exclusive, get, holders, instead_of, shared};
-use crate::support::harness::PATIENCE;
+use crate::support::harness::patient;
 use crate::support::stores::soon;
 
 /// A store. The driver has two seconds for a connection, however long the call has: a busy machine may need more tries.
@@ -38,11 +38,6 @@ fn open(options: MongodbOptions) -> Mongodb {
 /// A client by this URL, for which a server on a busy machine has time to answer.
 fn connect(url: &str) -> LockClient {
     sent(|| patient(LockClient::builder(url)).connect())
-}
-
-/// The same of these settings.
-fn patient(builder: ClientBuilder) -> ClientBuilder {
-    builder.request_timeout(PATIENCE).drop_timeout(PATIENCE)
 }
 
 /// What a test makes on the server, where there is one.

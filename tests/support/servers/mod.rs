@@ -17,7 +17,7 @@ pub mod spanner;
 use std::fs::{self, File};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, Write};
-use std::net::{TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::OnceLock;
@@ -184,11 +184,15 @@ fn still_serves(server: &Server, url: &str) -> bool {
     true
 }
 
-/// Whether anybody listens at the port in this URL of a server that was started here.
+/// Whether anybody listens at the port in this URL of a server that was started here. One that stands still, and whose
+/// queue is full, does not answer, but where nobody listens that is said at once.
 fn is_listened_to(url: &str) -> bool {
     let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>();
     let port: Option<u16> = url.split_once("127.0.0.1:").and_then(|(_, rest)| digits(rest).parse().ok());
-    port.is_some_and(|port| TcpStream::connect(("127.0.0.1", port)).is_ok())
+    port.is_some_and(|port| {
+        let outcome = TcpStream::connect_timeout(&SocketAddr::from(([127, 0, 0, 1], port)), Duration::from_secs(5));
+        !outcome.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
+    })
 }
 
 /// A port for a server that is about to be started, and for one that is ended to start there again. The system gives it
