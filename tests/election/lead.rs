@@ -184,7 +184,7 @@ fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
                 wait_until("it leads again", || a.is_leader());
                 assert!(a.fencing_token().unwrap() > token);
                 // A server that is slow may not answer within so short a bound: then once more.
-                let mut stops = (0..20).map(|_| {
+                let mut stops = (0..5).map(|_| {
                     let stopped = a.stop();
                     wait_until("it has resigned", || !a.is_standing());
                     if stopped.is_err() {
