@@ -6,7 +6,7 @@ use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{Error, ErrorKind, LossReason};
 
 use super::acquiring::SECONDS;
-use crate::behaviours::{Bench, LONG, Store, is_released, loss_of, renews, wait_until};
+use crate::behaviours::{Bench, LONG, Store, connected, is_released, loss_of, renews, wait_until};
 
 pub fn b04_a_heartbeat_in_flight_does_not_revive_a_released_lock(store: &Store) {
     let bench = Bench::on(store);
@@ -173,7 +173,9 @@ pub fn b20_a_release_waits_for_a_renewal_that_ends_in_time(store: &Store) {
 
 pub fn b20_one_release_that_fails_at_close_skips_no_other(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().drop_timeout(bench.wait().max(SECONDS)).connect().unwrap();
+    // A request that hangs does so for all of the close.
+    let bound = bench.wait().max(SECONDS);
+    let client = connected(|| bench.builder().request_timeout(bound).drop_timeout(bound));
     let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("k{n}")).unwrap()).collect();
     bench.faults.next(Call::Release, Fault::HangBefore);
     let closed = client.close();

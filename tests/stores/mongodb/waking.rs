@@ -47,7 +47,10 @@ pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     granted(store, &mut marking);
     release(store, &mut marking);
     while told.recv_timeout(LONG).unwrap() != mark {}
-    told
+    // It may be told twice.
+    let (to, others) = crossbeam_channel::unbounded();
+    std::thread::spawn(move || told.into_iter().filter(|key| *key != mark).try_for_each(|key| to.send(key)));
+    others
 }
 
 fn wake<'a>(store: &Mongodb, keys: impl Iterator<Item = &'a str>) -> Receiver<String> {
