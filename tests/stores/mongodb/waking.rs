@@ -41,7 +41,7 @@ pub fn names(commands: &Commands) -> Vec<String> {
 
 pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     let mark = unique();
-    let told = wake(store, keys.iter().copied().chain([mark.as_str()]));
+    let told = wake(store, &[keys, &[&mark]].concat());
     // The last writes before it may be told, too, but not after this one.
     let mut marking = exclusive(store, &mark);
     granted(store, &mut marking);
@@ -53,8 +53,8 @@ pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     others
 }
 
-fn wake<'a>(store: &Mongodb, keys: impl Iterator<Item = &'a str>) -> Receiver<String> {
-    let keys: Vec<String> = keys.map(str::to_owned).collect();
+pub fn wake(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
+    let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
     let (to, told) = crossbeam_channel::unbounded();
     assert!(store.wake(&keys, to, &soon()).unwrap());
     told
@@ -70,7 +70,7 @@ fn one_stream_serves_all_keys() {
     let mut held: Vec<Attempt> = keys.iter().map(|key| exclusive(&store, key)).collect();
     held.iter_mut().for_each(|a| drop(granted(&store, a)));
     commands.lock().clear();
-    let told = wake(&store, keys.iter().map(String::as_str));
+    let told = wake(&store, &keys.iter().map(String::as_str).collect::<Vec<_>>());
     let sent = names(&commands);
     assert_eq!(sent.iter().filter(|name| *name == "aggregate").count(), 1, "{sent:?}");
     assert!(sent.len() <= 3, "{sent:?}");
