@@ -11,6 +11,7 @@ use leasehold::internals::sys::deadline::Deadline;
 
 use crate::support::contract::{LEASE, granted, refused, release, renewal};
 use crate::support::direct::{attempt, exclusive, get, instead_of, shared};
+pub use crate::support::harness::sent;
 use crate::support::harness::{PATIENCE, within};
 use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 use crate::support::stores::soon;
@@ -117,17 +118,6 @@ impl Kind {
 
 pub fn by() -> Deadline {
     Deadline::after(SHORT)
-}
-
-/// Does this until it was sent: on a busy machine its time may be over before, which is an error.
-pub fn sent<T>(mut step: impl FnMut() -> leasehold::Result<T>) -> T {
-    let started = Instant::now();
-    loop {
-        match step() {
-            Err(error) if error.is_retryable() && started.elapsed() < PATIENCE => {}
-            answer => return answer.unwrap(),
-        }
-    }
 }
 
 impl<Room> Behind<Room> {

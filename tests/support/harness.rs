@@ -33,16 +33,17 @@ pub fn patient(builder: ClientBuilder) -> ClientBuilder {
 /// A client that must connect.
 #[track_caller]
 pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
-    opened(|| builder().connect())
+    sent(|| builder().connect())
 }
 
-/// What must open, asked for again while its server stands still for longer than a connection may take.
+/// Does this until it is answered: a server that stands still lets no connection be made in its time, and on a busy machine
+/// a call's time may be over before it was sent.
 #[track_caller]
-pub fn opened<T>(open: impl Fn() -> leasehold::Result<T>) -> T {
-    let mut opened = None;
-    wait_until("it opens", || match open() {
+pub fn sent<T>(mut step: impl FnMut() -> leasehold::Result<T>) -> T {
+    let mut answer = None;
+    wait_until("an answer", || match step() {
         Ok(value) => {
-            opened = Some(value);
+            answer = Some(value);
             true
         }
         Err(error) => {
@@ -50,7 +51,7 @@ pub fn opened<T>(open: impl Fn() -> leasehold::Result<T>) -> T {
             false
         }
     });
-    opened.expect("it opened")
+    answer.expect("it came")
 }
 
 /// A folder that is removed with the value.

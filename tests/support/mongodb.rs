@@ -11,7 +11,7 @@ use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::options::{ClientOptions, ConnectionString};
 use leasehold::mongodb::driver::sync::{Client, Collection};
 
-use super::harness::opened;
+use super::harness::sent;
 use super::servers::mongod;
 use super::stores::{soon, unique};
 
@@ -37,7 +37,7 @@ impl Rows {
     /// A client of it.
     pub fn open(&self) -> Mongodb {
         // The library looks for a primary for three seconds, however long the call has.
-        opened(|| Mongodb::open(self.options(), &soon()))
+        sent(|| Mongodb::open(self.options(), &soon()))
     }
 
     pub fn options(&self) -> MongodbOptions {

@@ -5,8 +5,8 @@ use std::time::{Duration, Instant};
 
 use leasehold::{CancelToken, Filter};
 
-use crate::remote::{Remote, patiently};
-use crate::support::harness::{PATIENCE, SLACK, millis, within};
+use crate::remote::Remote;
+use crate::support::harness::{PATIENCE, SLACK, millis, sent, within};
 use crate::support::proxy::Flow;
 
 /// One request.
@@ -23,20 +23,20 @@ fn no_call_outlives_its_bound(remote: &Remote) {
         let builder = remote.behind().lease(LEASE).request_timeout(REQUEST).drop_timeout(DROP);
         builder.connect()
     };
-    let client = patiently(connect);
+    let client = sent(connect);
     // What is there before has more time than what is tested, for a server may stand still.
     let before = remote.direct().lease(LEASE).request_timeout(PATIENCE).connect().expect("a client");
     let guard = |key: &str| client.lock(key).expect("a lock");
     let data = |key: &str| before.request(key).lock_id(format!("id of {key}")).acquire().expect("a lock");
     let (dropped, released, kept) = (guard("dropped"), guard("released"), guard("kept"));
-    let (failing, closing) = (guard("failing"), patiently(connect));
+    let (failing, closing) = (guard("failing"), sent(connect));
     let closed = closing.lock("closed").expect("a lock");
     let (renewed, freed, adopted) = (data("renewed"), data("freed"), data("adopted"));
     let leases = client.leases("space");
     let claim = |name: &str| before.leases("space").claim(name, "holder", LEASE).expect("a lease");
     let mut lease = claim("known");
     claim("keeper");
-    let keeper = patiently(|| leases.keep("keeper", "holder", LEASE));
+    let keeper = sent(|| leases.keep("keeper", "holder", LEASE));
     let _waited = before.request("others").acquire().expect("a lock");
 
     remote.proxy.flow(Flow::Hold, Flow::Hold);

@@ -41,22 +41,8 @@ mod late;
 mod panics;
 mod silence;
 
-use std::time::Instant;
-
-use crate::support::harness::PATIENCE;
 use crate::support::proxy::Proxy;
 use leasehold::ClientBuilder;
-
-/// Does what comes before the test again where the server stood still for longer than a short timeout.
-fn patiently<T>(call: impl Fn() -> leasehold::Result<T>) -> T {
-    let began = Instant::now();
-    loop {
-        match call() {
-            Ok(done) => return done,
-            Err(error) => assert!(began.elapsed() < PATIENCE, "{error:?}"),
-        }
-    }
-}
 
 /// A store of its own, directly and by way of a proxy.
 struct Remote {
