@@ -14,7 +14,7 @@ fn node(id: &str, file: &Path) -> Result<(), Box<dyn Error>> {
     let election = client
         .election("scheduler")
         .id(id)
-        .lease(Duration::from_secs(1))
+        .lease(Duration::from_secs(3))
         .on_won(|token| println!("{token}"))
         .build()?;
     election.run()?;

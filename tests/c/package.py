@@ -27,12 +27,12 @@ def code_of(call):
 
 def main(url):
     slow = {"request_timeout": 60, "drop_timeout": 60}  # for a busy machine
-    with Client(url, owner="me", lease=5, **slow) as client, Client(url, **slow) as rival:
+    with Client(url, owner="me", lease=60, **slow) as client, Client(url, **slow) as rival:
         with client.lock("k", comment="why") as guard:
             guard.ensure_held()
             guard.ensure_held(2)
             first = guard.token
-            assert guard.is_held() and 0 < guard.remaining <= 5 and not guard.wait_loss(0)
+            assert guard.is_held() and 0 < guard.remaining <= 60 and not guard.wait_loss(0)
             assert rival.try_lock("k") is None
             try:
                 rival.lock("k", wait=0.02)
@@ -148,7 +148,7 @@ def leads(client):
         terms.append((token, election.is_leader()))
         won.set()
 
-    with client.election("leader", id="node", lease=5, once=True) as election:
+    with client.election("leader", id="node", lease=60, once=True) as election:
         election.lead(work)
         assert won.wait(60)
         election.wait()
