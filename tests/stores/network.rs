@@ -249,7 +249,7 @@ pub fn a_renewal_that_is_repeated_extends<R>(at: &Behind<R>) {
         let first = sent(|| at.store.renew(&mut a, longer, &case.by()));
         assert_eq!(matches!(first, Renewed::Unknown(_)), !case.is_answered, "{key}: {first:?}");
         case.is_seen(key, || at.holders(key)[0].until > holder.until);
-        let second = at.store.renew(&mut a, longer, &soon()).unwrap();
+        let second = sent(|| at.store.renew(&mut a, longer, &soon()));
         let stands = &at.holders(key)[0];
         assert!(matches!(second, Renewed::Until { until, .. } if until == stands.until), "{key}: {second:?}");
         assert!(stands.token == holder.token && stands.until > holder.until, "{key}");
@@ -263,7 +263,7 @@ pub fn a_renewal_that_is_late_moves_no_end_back<R>(at: &Behind<R>) {
         at.fault(at.kind.late);
         let late = sent(|| at.store.renew(&mut a, renewal(Lease::For(LEASE)), &by()));
         assert!(matches!(late, Renewed::Unknown(_)), "{late:?}");
-        let newer = at.store.renew(&mut a, renewal(Lease::For(3 * LEASE)), &soon()).unwrap();
+        let newer = sent(|| at.store.renew(&mut a, renewal(Lease::For(3 * LEASE)), &soon()));
         at.wait_for_late(&a.key);
         let end = at.holders(&a.key)[0].until;
         assert!(matches!(newer, Renewed::Until { until, .. } if until == end), "{newer:?}");
@@ -282,7 +282,7 @@ pub fn a_release_that_is_repeated_frees_and_frees_nobody_else<R>(at: &Behind<R>)
                 let mut other = shared(&*at.beside, &key);
                 granted(&*at.beside, &mut other);
                 // Where the latest end is written apart it is this one's, and so one request does it.
-                at.beside.renew(&mut other, renewal(Lease::For(2 * LEASE)), &soon()).unwrap();
+                sent(|| at.beside.renew(&mut other, renewal(Lease::For(2 * LEASE)), &soon()));
                 others.push(at.record(&key).standing(other.grant()).unwrap().1.clone());
             }
             at.faults(case.times, case.network);
@@ -292,7 +292,7 @@ pub fn a_release_that_is_repeated_frees_and_frees_nobody_else<R>(at: &Behind<R>)
                 assert!(matches!(first, Released::Done), "{key}: {first:?}");
             }
             case.is_seen(&key, || at.holders(&key).len() == others.len());
-            let second = at.store.release(&mut a, purpose, &soon()).unwrap();
+            let second = sent(|| at.store.release(&mut a, purpose, &soon()));
             assert!(!matches!(second, Released::Unknown(_)), "{key}");
             assert_eq!(at.holders(&key), others, "{key}");
         });
@@ -354,7 +354,7 @@ pub fn what_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) 
             a.sends = 1;
             at.unanswered(&mut a);
             // Where a session stops it, it goes by in there, also where there is no row.
-            let released = at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap();
+            let released = sent(|| at.store.release(&mut a, Purpose::GiveUp, &soon()));
             assert!(!matches!(released, Released::Unknown(_)), "{key}: {released:?}");
             let is_held = matches!(released, Released::HeldByOther(_));
             assert_eq!(is_held, *meanwhile == Meanwhile::Held, "{key}: {released:?}");
@@ -393,7 +393,7 @@ fn a_late_transfer_leaves_nothing<R>(at: &Behind<R>, times: u32) -> bool {
         at.store.acquire(&mut b, &by())
     });
     assert!(matches!(answer, Acquired::Unknown(_)), "{}: {answer:?}", b.key);
-    at.store.release(&mut b, Purpose::GiveUp, &soon()).unwrap();
+    sent(|| at.store.release(&mut b, Purpose::GiveUp, &soon()));
     if began.elapsed() >= time {
         return false;
     }
@@ -434,6 +434,6 @@ pub fn a_dead_network_holds_up_no_call_beyond_its_deadline<R>(at: &Behind<R>) {
     // The connections that hang are not used again.
     at.all_were_met();
     let longer = renewal(Lease::For(2 * LEASE));
-    assert!(matches!(at.store.renew(&mut a, longer, &soon()).unwrap(), Renewed::Until { .. }));
+    assert!(matches!(sent(|| at.store.renew(&mut a, longer, &soon())), Renewed::Until { .. }));
     refused(&*at.beside, &mut exclusive(&*at.beside, "k"));
 }
