@@ -38,6 +38,8 @@ const OLDEST_WIRE: i32 = 9;
 const LEAST_CONNECTIONS: u32 = 3;
 /// The collection where none is named.
 pub const COLLECTION: &str = "locks";
+/// What is said of a URL where the driver's words may quote a password.
+const NOT_READ: &str = "the driver cannot read it; in a user name or password write @ : / % as %40 %3A %2F %25";
 
 /// What `Mongodb::open` needs to know.
 #[derive(Clone)]
@@ -94,19 +96,21 @@ impl MongodbOptions {
                 _ => theirs.push(pair),
             }
         }
-        let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
-        let parsed = ConnectionString::parse(&url).map_err(|error| {
+        let address = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+        let is_wrong = |said: &str| url::config(&format!("the mongodb: URL is wrong: {said}"));
+        // The driver panics where a `%` in it stands before what is not ASCII.
+        let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+        let is_escape = |part: &str| part.as_bytes().get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
+        if !user.split('%').skip(1).all(is_escape) {
+            return Err(is_wrong(NOT_READ));
+        }
+        let parsed = ConnectionString::parse(&address).map_err(|error| {
             // The driver's words, unless they quote what may be a part of a password.
             let said = error.kind.to_string();
-            let password = rest.rsplit_once('@').and_then(|(before, _)| before.split_once("//")?.1.split_once(':'));
+            let password = user.split_once("//").and_then(|(_, user)| user.split_once(':'));
             let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
             let quotes = parts.any(|part| !part.is_empty() && said.contains(part));
-            let said = if quotes {
-                "the driver cannot read it; in a user name or password write @ : / % as %40 %3A %2F %25".to_owned()
-            } else {
-                said
-            };
-            url::config(&format!("the mongodb: URL is wrong: {said}"))
+            is_wrong(if quotes { NOT_READ } else { &said })
         })?;
         let fleet = Fleet::parse(fleet.as_deref(), mixed::LIBRARY)?;
         Ok(MongodbOptions { fleet, ..MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)? })
