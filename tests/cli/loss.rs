@@ -164,6 +164,11 @@ fn a_command_that_hangs_is_ended_by_max_hold() {
 /// leasehold stands still between the grant and the start, since nobody takes what it says of the grant.
 #[test]
 fn a_lock_that_was_lost_before_the_start_starts_nothing() {
+    // It waits half a second for who reads what it says: on a busy machine once more.
+    assert!((0..3).any(|_| said_of_a_loss_before_the_start().contains("lost")), "nothing is said of the loss");
+}
+
+fn said_of_a_loss_before_the_start() -> String {
     let store = Store::new();
     let (mut reader, full, _) = full_pipe();
     let options = ["-v", "--lease", "3s", "--max-hold", "300ms", "--on-loss", "ignore"];
@@ -180,8 +185,7 @@ fn a_lock_that_was_lost_before_the_start_starts_nothing() {
     });
     assert_eq!(child.wait().unwrap().code(), Some(76));
     assert!(!proof.exists(), "it ran");
-    let said = said.join().unwrap().unwrap();
-    assert!(said.contains("lost"), "{}", said.trim_start());
+    said.join().unwrap().unwrap()
 }
 
 /// Nobody takes what it says of the loss.
