@@ -19,9 +19,12 @@
 //! 2. [Fencing tokens](LockGuard::fencing_token) of a key strictly increase over its grants, whatever is released,
 //!    expired, purged or restarted. Where a row or file was deleted or restored: up to the clock's error.
 //! 3. A granted lock is held for at least its lease, counted from the start of the call, and
-//!    [`is_held`](LockGuard::is_held) is false before a rival can be granted it. The exceptions are takeovers that somebody
-//!    orders ([`SameOwner::Replace`], [`adopt`](LockClient::adopt), [`unlock`](LockClient::unlock)): the old holder
-//!    learns of them at its next heartbeat, and until then only the token protects.
+//!    [`is_held`](LockGuard::is_held) is false before the lease can end, so before a rival can be granted the lock. The
+//!    exceptions are orders that take it from its holder: [`SameOwner::Replace`], [`adopt`](LockClient::adopt),
+//!    [`unlock`](LockClient::unlock), [`unlock_key`](LockClient::unlock_key),
+//!    [`force_release`](LockClient::force_release), and [`release`](LockClient::release) of the lock as data. The old
+//!    holder learns of them at its [next heartbeat](guide::guarantees#the-next-heartbeat), and until then only the token
+//!    protects.
 //! 4. Every call returns by its deadline, every drop within `drop_timeout`, and nothing panics across the API.
 //! 5. An error says what was going on, with which key, on which store, and never shows a secret.
 //!

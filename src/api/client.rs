@@ -299,7 +299,7 @@ impl LockClient {
 
     /// Renews a lock that is held as data, expired or not, unless somebody was granted it since. With `fleet=mixed` on
     /// MongoDB and Cloud Spanner one that is over is lost: the Go library may be about to take it.
-    /// An endless lock gets an end by it, in a minute or later, which its guard learns of within half a minute while the
+    /// An endless lock gets an end by it, in a minute or later, which its guard learns of within 35 seconds while the
     /// store answers it; the end of any other never moves backwards.
     ///
     /// # Errors

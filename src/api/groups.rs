@@ -78,7 +78,7 @@ impl LockClient {
     /// Frees all locks of a group no matter who holds them, including expired ones, from the newest to the
     /// oldest. Gives them as they were before, in the same order; an empty answer when there is none.
     ///
-    /// A guard of the group is told of its loss at its next heartbeat, after a third of its lease at the latest
+    /// A guard of the group is told of its loss at its [next heartbeat](crate::guide::guarantees#the-next-heartbeat)
     /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)); until then it counts itself as
     /// holding, and only the fencing token protects. Each key is freed by itself. After an error, and
     /// at any other time, it is safe to repeat.

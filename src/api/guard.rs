@@ -84,7 +84,8 @@ impl LockGuard {
     }
 
     /// Whether the lock is held. Does no I/O and never waits: it compares one number with a clock that also runs
-    /// during suspend. It turns false before a rival can be granted the lock, and then stays false.
+    /// during suspend. It turns false before the lease can end, and then stays false. So no rival is granted the lock
+    /// while it is true, unless somebody takes the lock away by order: see [*What is promised*](crate#what-is-promised).
     pub fn is_held(&self) -> bool {
         self.hold.is_held()
     }

@@ -299,7 +299,8 @@ pub unsafe extern "C" fn leasehold_election_lead(election: ElectionHandle, work:
     })
 }
 
-/// Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
+/// Writes whether this node leads. It does not wait and asks nobody. No other node can win while it is true, unless somebody
+/// takes the lock away: see leasehold_guard_is_held.
 /// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]

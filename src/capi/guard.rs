@@ -128,8 +128,9 @@ impl Guard {
     }
 }
 
-/// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
-/// and does not wait. A call that fails, as one after a fork, writes false, too.
+/// Writes whether the lock is held: false before its lease can end, and once false for ever. So nobody else is granted the
+/// lock while it is true, unless somebody takes it away by order, as by leasehold_client_force_release. It asks nobody and
+/// does not wait. A call that fails, as one after a fork, writes false, too.
 /// \param held Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -45,8 +45,8 @@ pub unsafe extern "C" fn leasehold_leases_keep(
     })
 }
 
-/// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. It asks
-/// nobody and does not wait.
+/// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. One that
+/// somebody revoked is heard of with the next extension. It asks nobody and does not wait.
 /// \param held Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]

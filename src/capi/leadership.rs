@@ -72,8 +72,8 @@ pub unsafe extern "C" fn leasehold_election_campaign_for(
     })
 }
 
-/// Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
-/// once false it stays false.
+/// Writes whether this node still leads. It does not wait and asks nobody. No other node can win while it is true, unless
+/// somebody takes the lock away: see leasehold_guard_is_held. Once false it stays false.
 /// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -997,8 +997,9 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 // Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 LEASEHOLD_API leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
-// Writes whether the lock is held: false before anybody else can be granted it, and once false for ever. It asks nobody
-// and does not wait. A call that fails, as one after a fork, writes false, too.
+// Writes whether the lock is held: false before its lease can end, and once false for ever. So nobody else is granted the
+// lock while it is true, unless somebody takes it away by order, as by leasehold_client_force_release. It asks nobody and
+// does not wait. A call that fails, as one after a fork, writes false, too.
 // \param held Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1588,8 +1589,8 @@ leasehold_code leasehold_leases_keep(leasehold_leases leases,
                                      uint64_t ms,
                                      leasehold_keeper *keeper);
 
-// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. It asks
-// nobody and does not wait.
+// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. One that
+// somebody revoked is heard of with the next extension. It asks nobody and does not wait.
 // \param held Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1757,7 +1758,8 @@ leasehold_code leasehold_election_lead(leasehold_election election,
                                        leasehold_on_won work,
                                        void *user);
 
-// Writes whether this node leads. It does not wait and asks nobody, and is false before another node can win.
+// Writes whether this node leads. It does not wait and asks nobody. No other node can win while it is true, unless somebody
+// takes the lock away: see leasehold_guard_is_held.
 // \param leader Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1816,8 +1818,8 @@ leasehold_code leasehold_election_campaign_for(leasehold_election election,
                                                uint64_t wait_ms,
                                                leasehold_leadership *leadership);
 
-// Writes whether this node still leads. It does not wait and asks nobody. It is false before another node can win, and
-// once false it stays false.
+// Writes whether this node still leads. It does not wait and asks nobody. No other node can win while it is true, unless
+// somebody takes the lock away: see leasehold_guard_is_held. Once false it stays false.
 // \param leader Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

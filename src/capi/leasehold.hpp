@@ -210,7 +210,7 @@ class [[nodiscard]] guard {
   leasehold_guard get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return bool(handle_); }
 
-  /// Whether the lock is held: false before anybody else can be granted it. It asks nobody and does not wait.
+  /// Whether the lock is held: see leasehold_guard_is_held. It asks nobody and does not wait.
   bool is_held() const noexcept {
     bool held = false;
     return leasehold_guard_is_held(get(), &held) == LEASEHOLD_CODE_OK && held;

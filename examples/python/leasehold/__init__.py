@@ -439,7 +439,8 @@ class _Held(_Owned):
         self._callback = callback
 
     def is_held(self) -> bool:
-        """False before anybody else can be granted the lock. Asks nobody and does not wait."""
+        """False before the lease can end, so before anybody else can be granted the lock, unless somebody takes it away by
+        order, as `force_release` does. Asks nobody and does not wait."""
         try:
             return _got(ctypes.c_bool, self._is + "_is_held", self._handle)
         except Error:
@@ -558,7 +559,8 @@ class Keeper(_Owned):
         return _seconds(_got(ctypes.c_uint64, "keeper_remaining", self._handle))
 
     def is_held(self) -> bool:
-        """False before somebody could expire the lease. Asks nobody and does not wait."""
+        """False before somebody could expire the lease; of one that was revoked after the next extension. Asks nobody and
+        does not wait."""
         try:
             return _got(ctypes.c_bool, "keeper_is_held", self._handle)
         except Error:
@@ -658,7 +660,7 @@ class Election(_Owned):
         self._works = (*(kept for kept in self._works if kept is not function), function)[-2:]
 
     def is_leader(self) -> bool:
-        """False before another node can win. Asks nobody and does not wait."""
+        """False before another node can win, unless somebody takes the lock away. Asks nobody and does not wait."""
         try:
             return _got(ctypes.c_bool, "election_is_leader", self._handle)
         except Error:

@@ -14,10 +14,10 @@ impl LockClient {
     /// Frees a key no matter who holds it, including expired holders. Gives them as they were before; an empty answer when
     /// there was none.
     ///
-    /// This breaks the promise that was given to the holder: it is told of its loss at its next heartbeat
-    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)), after a third of its lease at the latest, and until then
-    /// only the fencing token protects. After an error, and at any other time, it is safe to repeat, but may then free
-    /// whoever was granted the key meanwhile.
+    /// This breaks the promise that was given to the holder: it is told of its loss at its
+    /// [next heartbeat](crate::guide::guarantees#the-next-heartbeat)
+    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)), and until then only the fencing token protects. After an
+    /// error, and at any other time, it is safe to repeat, but may then free whoever was granted the key meanwhile.
     ///
     /// # Errors
     /// `InvalidInput` for a key out of bounds; `Ambiguous` or `Store` when it was not answered, after repeats within

@@ -161,8 +161,8 @@ impl Leadership {
         self.term.guard.key()
     }
 
-    /// Whether this node leads. Does no I/O and never waits. It turns false before a rival can win, also right after a
-    /// suspend, and as soon as the node resigns.
+    /// Whether this node leads. Does no I/O and never waits. It turns false as soon as the node resigns, and before a rival
+    /// can win, also right after a suspend, with the exceptions of [`is_held`](LockGuard::is_held).
     pub fn is_leader(&self) -> bool {
         self.term.is_leader()
     }

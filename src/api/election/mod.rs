@@ -181,7 +181,8 @@ impl Election {
         self.shared.campaign(Some(far_from(Instant::now(), limit)))
     }
 
-    /// Whether this node leads. Does no I/O. It turns false before a rival can win, also right after a suspend.
+    /// Whether this node leads. Does no I/O. No rival can win while it is true, also right after a suspend, with the
+    /// exceptions of [`is_held`](crate::LockGuard::is_held).
     pub fn is_leader(&self) -> bool {
         self.fencing_token().is_some()
     }

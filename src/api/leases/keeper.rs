@@ -40,8 +40,9 @@ impl LeaseKeeper {
         self.guard.fencing_token()
     }
 
-    /// Whether the lease is the holder's. No I/O; false before somebody could expire it, and then it stays so. One that is
-    /// revoked, or expired on order, is heard of with the next extension: after a third of its duration at the latest.
+    /// Whether the lease is the holder's. No I/O; false before somebody could expire it, and then it stays so. That
+    /// somebody revoked it is heard of with the next extension, which comes as a guard's
+    /// [next heartbeat](crate::guide::guarantees#the-next-heartbeat) does.
     pub fn is_held(&self) -> bool {
         self.guard.is_held()
     }
