@@ -151,7 +151,7 @@
 //! | | `Iterations` | [`iterations`](Election::iterations); won terms: [`terms`](Election::terms) |
 //! | | `Client` | the [`LockClient`] that it was made from; clones are cheap |
 //! | | leader callback with "1" and "0" | [`on_won`](ElectionBuilder::on_won), [`on_lost`](ElectionBuilder::on_lost): in turns; [`on_leader`](ElectionBuilder::on_leader) reports other leaders |
-//! | | failover when the leader dies | the same; and at once when it resigns, which theirs never does |
+//! | | failover when the leader dies | the same; and without waiting for the lease when it resigns, which theirs never does |
 //! | juju state/lease | `ClaimLease` | [`Leases::claim`] of [`client.leases(namespace)`](LockClient::leases): refused while there is a lease, even to its holder, and even an expired one; yours until at least the duration after the start of the call |
 //! | | `ExtendLease` | [`Leases::extend`]: the same promise, never shortens, races are harmless |
 //! | | `ExpireLease` | [`Leases::expire`]: only after its time by the store's clock; fails when free or pinned |

@@ -358,7 +358,7 @@ pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
     })
 }
 
-/// Ends this node's campaign, and resigns if it leads, so that the next node takes over at once. Waits
+/// Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
 /// for the store for at most the drop timeout. The node can campaign again later.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {

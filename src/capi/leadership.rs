@@ -118,7 +118,7 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
     })
 }
 
-/// Gives the leadership up, so that the next node takes over at once, within the client's drop timeout.
+/// Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
 /// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
 /// leadership stays yours to free.
 #[unsafe(no_mangle)]

@@ -1790,7 +1790,7 @@ leasehold_code leasehold_election_leader(leasehold_election election,
 LEASEHOLD_API
 leasehold_code leasehold_election_wait(leasehold_election election);
 
-// Ends this node's campaign, and resigns if it leads, so that the next node takes over at once. Waits
+// Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
 // for the store for at most the drop timeout. The node can campaign again later.
 LEASEHOLD_API leasehold_code leasehold_election_stop(leasehold_election election);
 
@@ -1847,7 +1847,7 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
-// Gives the leadership up, so that the next node takes over at once, within the client's drop timeout.
+// Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
 // LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
 // leadership stays yours to free.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);

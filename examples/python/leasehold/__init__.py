@@ -671,7 +671,7 @@ class Election(_Owned):
         _call("election_wait", self._handle)
 
     def stop(self) -> None:
-        """Ends the campaign, and resigns, so that the next node takes over at once."""
+        """Ends the campaign, and resigns, so that the next node need not wait for the lease's end."""
         _call("election_stop", self._handle)
 
 

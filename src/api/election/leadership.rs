@@ -188,7 +188,7 @@ impl Leadership {
         &self.term.guard
     }
 
-    /// Resigns, so that the next node takes over at once.
+    /// Resigns, so that the next node need not [wait for the lease](crate::guide::tour#leader-election).
     ///
     /// # Errors
     /// `Lost` when the term was already over; else the store's error for the release. The release is then tried once

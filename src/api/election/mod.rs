@@ -61,7 +61,7 @@ use shared::{Ends, Shared};
 /// let token = tells.recv().expect("no other node campaigns, so it wins");
 /// assert!(election.is_leader());
 /// assert_eq!(election.leader()?.expect("somebody leads").fencing_token(), token);
-/// election.stop()?; // resigns: the next node takes over at once
+/// election.stop()?; // resigns: the next node need not wait for the lease
 /// assert!(!election.is_leader() && election.leader()?.is_none());
 /// # Ok::<(), leasehold::Error>(())
 /// ```
@@ -226,8 +226,8 @@ impl Election {
         self.shared.wait();
     }
 
-    /// Ends the campaign, and resigns if this node leads, so that the next node takes over at once. The node can
-    /// campaign again later.
+    /// Ends the campaign, and resigns if this node leads, so that the next node need not
+    /// [wait for the lease](crate::guide::tour#leader-election). The node can campaign again later.
     ///
     /// It waits for a closure of [`lead`](Election::lead), then releases the lock, and takes at most the client's
     /// `drop_timeout`. Called by the closure itself, it does not wait: the node resigns when the closure has returned.
