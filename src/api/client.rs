@@ -92,7 +92,7 @@ impl LockClient {
         self.request(key).lock()
     }
 
-    /// Tries once; `None` when others hold the lock.
+    /// Tries once; `None` when others hold the lock, or other calls of this client wait for it already.
     ///
     /// # Errors
     /// See [`LockRequest::try_lock`].

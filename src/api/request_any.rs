@@ -98,7 +98,8 @@ impl LockAnyRequest {
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
     }
 
-    /// Asks once for each key until one is granted; `None` when others hold all.
+    /// Asks once for each key until one is granted; `None` when others hold all, or other calls of this client wait for
+    /// them already.
     ///
     /// # Errors
     /// As [`lock`](LockAnyRequest::lock), but `TimedOut` only when the store was too slow to be asked

@@ -27,7 +27,8 @@ pub unsafe extern "C" fn leasehold_client_lock(
     })
 }
 
-/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some.
+/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
+/// wait for the lock already.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]

@@ -727,7 +727,8 @@ leasehold_code leasehold_client_lock(leasehold_client client,
                                      size_t key_len,
                                      leasehold_guard *guard);
 
-// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some.
+// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
+// wait for the lock already.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -957,8 +958,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_lock(leasehold_request request,
                                       leasehold_guard *guard);
 
-// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, LEASEHOLD_CODE_TIMED_OUT
-// when the store answered too late for the lock to be held.
+// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
+// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held.
 // \param guard Gets the guard.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

@@ -341,8 +341,8 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
     })
 }
 
-/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, LEASEHOLD_CODE_TIMED_OUT
-/// when the store answered too late for the lock to be held.
+/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
+/// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
 #[must_use]
