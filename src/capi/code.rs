@@ -34,7 +34,7 @@ pub enum Code {
     Store = 11,
     /// A write was sent to the store, and whether it happened could not be found out.
     Ambiguous = 12,
-    /// This host's clock and the store's differ by more than the guarantees allow.
+    /// Kept for clocks that differ by more than the guarantees allow. Nothing detects that yet, so nothing returns it.
     ClockSkew = 13,
     /// A lease is not in the state that the call needs.
     InvalidLease = 14,

@@ -12,9 +12,9 @@
  * Codes: a function that did what it says returns LEASEHOLD_CODE_OK. The codes that need an answer of their own are
  * named at each function. Beside these every function may return those for wrong arguments
  * (LEASEHOLD_CODE_INVALID_INPUT and those from LEASEHOLD_CODE_NULL_POINTER on), and every function that asks the
- * store LEASEHOLD_CODE_PERMISSION, LEASEHOLD_CODE_SCHEMA, LEASEHOLD_CODE_STORE, LEASEHOLD_CODE_AMBIGUOUS or
- * LEASEHOLD_CODE_CLOCK_SKEW, and LEASEHOLD_CODE_CLOSED once the client was closed. The leasehold_error_ functions say
- * more, for each thread. Results are written only on success; otherwise the places for them are left as they are.
+ * store LEASEHOLD_CODE_PERMISSION, LEASEHOLD_CODE_SCHEMA, LEASEHOLD_CODE_STORE or LEASEHOLD_CODE_AMBIGUOUS, and
+ * LEASEHOLD_CODE_CLOSED once the client was closed. The leasehold_error_ functions say more, for each thread. Results
+ * are written only on success; otherwise the places for them are left as they are.
  *
  * Waiting: functions that connect, and that acquire, adopt, renew, release, list or read locks, ask the store: they
  * wait for at most the client's request timeout for each request that they send, and when they wait for a lock for as
@@ -107,7 +107,7 @@ enum leasehold_code
   LEASEHOLD_CODE_STORE = 11,
   // A write was sent to the store, and whether it happened could not be found out.
   LEASEHOLD_CODE_AMBIGUOUS = 12,
-  // This host's clock and the store's differ by more than the guarantees allow.
+  // Kept for clocks that differ by more than the guarantees allow. Nothing detects that yet, so nothing returns it.
   LEASEHOLD_CODE_CLOCK_SKEW = 13,
   // A lease is not in the state that the call needs.
   LEASEHOLD_CODE_INVALID_LEASE = 14,

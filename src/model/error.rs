@@ -60,7 +60,7 @@ pub enum ErrorKind {
     Store,
     /// A write was sent, and no answer settled whether it happened.
     Ambiguous,
-    /// The clocks differ by more than the guarantees allow.
+    /// Kept for clocks that differ by more than the guarantees allow. Nothing detects that yet, so no error is of this kind.
     ClockSkew,
     /// A lease is not in the state that the call needs.
     InvalidLease,
