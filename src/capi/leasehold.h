@@ -1338,7 +1338,8 @@ leasehold_code leasehold_client_unlock_group(leasehold_client client,
                                              size_t lock_id_len,
                                              leasehold_list *list);
 
-// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them.
+// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them. It also deletes the rows of
+// free keys that were last granted 30 days ago, which are not listed.
 // \param list Gets the list.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1346,7 +1347,7 @@ leasehold_code leasehold_client_purge(leasehold_client client,
                                       uint64_t older_than_ms,
                                       leasehold_list *list);
 
-// Lists what leasehold_client_purge would remove now, and writes nothing.
+// Lists the holders that leasehold_client_purge would remove now, and writes nothing.
 // \param list Gets the list.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

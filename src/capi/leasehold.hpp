@@ -599,13 +599,13 @@ class client {
     check(leasehold_election_new(get(), name.data(), name.size(), &made));
     return leasehold::election(made);
   }
-  /// Removes holders whose lease ended longer ago than this, and gives them.
+  /// Removes holders whose lease ended longer ago than this, and gives them; see leasehold_client_purge.
   std::vector<holder> purge(time_span older_than) const {
     leasehold_list list{};
     check(leasehold_client_purge(get(), to_ms(older_than), &list));
     return holders_of(list);
   }
-  /// What purge() would remove; writes nothing.
+  /// The holders that purge() would remove; writes nothing.
   std::vector<holder> purge_preview(time_span older_than) const {
     leasehold_list list{};
     check(leasehold_client_purge_preview(get(), to_ms(older_than), &list));

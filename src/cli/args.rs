@@ -361,7 +361,7 @@ pub struct Unlock {
     pub lock_id: String,
 }
 
-/// Frees locks whose lease has ended, and deletes rows that nobody used for 30 days.
+/// Frees locks whose lease has ended, and deletes free rows last granted 30 days ago.
 ///
 /// Only housekeeping: an expired lock is granted without it.
 #[derive(clap::Args, Debug)]

@@ -14,8 +14,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 /// What went wrong, with which key, on which store. Cheap to clone.
 ///
 /// [`Display`](fmt::Display) shows this level only; what lies beneath is in
-/// [`source`](StdError::source). Neither ever holds a password, a grant id or a
-/// store URL's options.
+/// [`source`](StdError::source). Neither ever holds a password or a grant id.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
 
@@ -171,12 +170,14 @@ impl Error {
         Some(key::parts(key).map_or(key, |(_, name)| name))
     }
 
-    /// The store as scheme, host and database, without credentials and options.
+    /// The store as scheme, host and database, without credentials. Of the URL's options it has those that belong to the
+    /// table's name: `table` on Cloud Spanner, `sort_key` on DynamoDB.
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }
 
-    /// Who held the lock when it was refused; empty for other kinds.
+    /// Who held the lock when it was refused, or was found to be lost, as far as that is known; empty for other errors.
+    /// Each comes with its [lock id](LockStatus::lock_id), which is not for logs.
     pub fn holders(&self) -> &[LockStatus] {
         &self.0.holders
     }

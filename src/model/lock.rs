@@ -134,7 +134,11 @@ impl fmt::Debug for Lock {
     }
 }
 
-/// One holder of a lock, with nothing secret in it.
+/// One holder of a lock. It comes from reads like [`get`](crate::LockClient::get), and with
+/// [`Error::holders`](crate::Error::holders), [`Waiting`](crate::Waiting) and [`Event::Refused`](crate::Event::Refused).
+///
+/// Whoever knows its [`lock_id`](LockStatus::lock_id) can release the lock, so keep that out of logs: `Debug` shows only the
+/// first characters of it, `Display` none. The rest is no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LockStatus {
     key: String,
@@ -253,7 +257,7 @@ impl KeyStatus {
 pub struct Purged {
     /// The expired holders that were removed.
     pub freed: Vec<LockStatus>,
-    /// How many rows were deleted because nobody had used them for 30 days.
+    /// How many rows were deleted: those of free keys whose last grant was 30 days ago or earlier.
     pub deleted: usize,
 }
 

@@ -828,11 +828,12 @@ class Client(_Owned):
         return election
 
     def purge(self, older_than: float = 0) -> "list[Holder]":
-        """Removes holders whose lease ended more than `older_than` seconds ago, and returns them."""
+        """Removes holders whose lease ended more than `older_than` seconds ago, and returns them. It also deletes the rows
+        of free keys that were last granted 30 days ago."""
         return _holders("client_purge", self._handle, _ms(older_than))
 
     def purge_preview(self, older_than: float = 0) -> "list[Holder]":
-        """What `purge` would remove; writes nothing."""
+        """The holders that `purge` would remove; writes nothing."""
         return _holders("client_purge_preview", self._handle, _ms(older_than))
 
     def close(self) -> None:

@@ -15,8 +15,8 @@ use crate::sys::log;
 const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 
 impl LockClient {
-    /// Frees holders whose lease ended more than `older_than` ago, and deletes rows that nobody
-    /// had a grant of for 30 days, also of leases that nobody holds or pins. Only housekeeping: an
+    /// Frees holders whose lease ended more than `older_than` ago, and deletes the rows of free keys that were last granted
+    /// 30 days ago or earlier, also of leases that nobody holds or pins. Only housekeeping: an
     /// expired lock is granted without it, and tokens go on rising after it. Rows that are damaged or of a newer format
     /// stay, and the log names them; those that are no locks stay as well.
     ///
