@@ -42,7 +42,8 @@
 //! | `memory:NAME` | inside the process; clients with the same name share it; without a name each client has its own | always |
 //!
 //! What each URL may say behind its `?`; an option that is not known is refused. With settings of your own, or a path with
-//! `%` or `?`: the function `builder` of the store's module (`leasehold::dynamodb::builder`).
+//! `%` or `?`: the function `builder` of the store's module (`leasehold::dynamodb::builder`). `mode=`, `unsafe_fs=`, `pooler=`
+//! and `admin_endpoint=` exist in URLs only.
 //!
 //! | store | options |
 //! |---|---|

@@ -54,7 +54,8 @@ impl<'a> LockAllRequest<'a> {
 
     /// Sets what each of the locks is asked for with: owner, comment, lease, [`shared`](LockRequest::shared),
     /// [`cancel`](LockRequest::cancel), [`on_loss`](LockRequest::on_loss) and so on. May be called more than once for each
-    /// key. The wait and the lock id belong to all of them: set those here, and not in the closure. A callback like
+    /// key. The wait and the lock id belong to all of them: set those here, and not in the closure, which may not set
+    /// [`hold_at_least`](LockRequest::hold_at_least) either. A callback like
     /// [`on_loss`](LockRequest::on_loss) is also called for a lock that is lost while others are still waited for, before
     /// this request has given anybody a guard. Defaults to nothing.
     pub fn each(mut self, each: impl Fn(LockRequest) -> LockRequest + Send + Sync + 'a) -> Self {

@@ -64,7 +64,9 @@ macro_rules! setters {
             /// is counted anew after a reboot, from when somebody first looks; and outside Linux by each process from when it
             /// first sees it, so that one that tries once never finds it over.
             ///
-            /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever). Defaults to nothing.
+            /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever), by
+            /// [`acquire`](Self::acquire), which gives no guard, and in [`LockAllRequest::each`](crate::LockAllRequest::each):
+            /// there call it of the guards once all are held. Defaults to nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {
                 self.spec.at_least = Some(least);
                 self
@@ -79,7 +81,8 @@ macro_rules! setters {
             }
 
             /// What happens to a live exclusive holder with the same owner. With `Replace`, a request for several keys
-            /// treats a key that this owner holds like a free one. Defaults to `Respect`.
+            /// treats a key that this owner holds like a free one. `Replace` is refused with [`shared`](Self::shared), and
+            /// without an owner that was set. Defaults to `Respect`.
             pub fn same_owner(mut self, same_owner: SameOwner) -> Self {
                 self.spec.lock.replace_same_owner = same_owner == SameOwner::Replace;
                 self
@@ -129,7 +132,8 @@ macro_rules! setters {
             }
 
             /// Warns once if heartbeats fail and only this much time is left until the loss: in the log, to the observer,
-            /// and by [`on_warning`](Self::on_warning). Defaults to no warning.
+            /// and by [`on_warning`](Self::on_warning). It must be less than a renewal gives: the lease less the margin.
+            /// Defaults to no warning.
             pub fn warn_before(mut self, left: Duration) -> Self {
                 self.spec.callbacks.get_mut().warn_before = Some(left);
                 self

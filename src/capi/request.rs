@@ -192,8 +192,8 @@ pub extern "C" fn leasehold_request_set_lease_forever(request: RequestHandle) ->
 }
 
 /// Takes the lock away from an exclusive holder that has the same owner. That one finds out at its next heartbeat;
-/// until then only the fencing token protects what the lock is for. An owner must have been set. Defaults to waiting
-/// for such a holder like for any other.
+/// until then only the fencing token protects what the lock is for. An owner must have been set, and it is refused for a
+/// shared lock. Defaults to waiting for such a holder like for any other.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandle) -> Code {
     call(|| set(request, |request| request.same_owner(SameOwner::Replace)))
@@ -263,8 +263,9 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
 }
 
 /// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
-/// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. For the function
-/// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
+/// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. It must be less
+/// than the lease less the margin. For the function the same holds as for that of leasehold_request_set_on_loss. Defaults to
+/// no warning.
 /// \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_warn_before(

@@ -12,7 +12,8 @@ use crate::store::sqlite::SqliteOptions;
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this file, whatever characters its path has: in a store URL some of
-/// them mean something else. The file is created if it is missing.
+/// them mean something else. The file is created if it is missing. The options `mode` and `unsafe_fs` exist in URLs only,
+/// where a path has `%25` for `%` and `%3F` for `?`.
 ///
 /// # Example
 /// ```
