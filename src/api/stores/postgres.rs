@@ -167,7 +167,7 @@ use crate::sys::clock::Clock;
 
 /// A client of the locks in this table, `leasehold` or with its schema `app.leasehold`, with the hosts and credentials of
 /// `config`. Its connections are our own. Its `ssl_mode` means what `sslmode` does: `Require` is encrypted, but **looks at no
-/// certificate**; a URL with `sslmode=verify-full` does. Only a URL can say `pooler=transaction`, too.
+/// certificate**; a URL with `sslmode=verify-full` does. Only a URL can say `pooler=transaction`.
 ///
 /// # Example
 /// ```no_run
