@@ -161,7 +161,7 @@
 //! | | `Refresh` | [`Leases::refresh`]; rarely needed, since nothing is kept |
 //! | | `ErrInvalid` | kind [`InvalidLease`](ErrorKind::InvalidLease), which brings the [lease](Error::lease) as it is |
 //! | | `PinLease`, `UnpinLease` | [`Leases::pin`], [`Leases::unpin`], [`Leases::pinned_by`] |
-//! | | assert operations that gate other transactions | [`fence`]: a transaction of your own commits only while the lease, or a lock, is held |
+//! | | assert operations that gate other transactions | [`fence`]: a transaction of your own commits only while the lease, or a lock, stands |
 //! | | one client per namespace and server, global time no faster than wall time | neither is assumed: any number of clients, and the store's clock decides |
 //!
 //! Which store, which lease, pitfalls, recipes, how to run a fleet: [`guide`]. Why it is built as it is: [`design`]. The command of the

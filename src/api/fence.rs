@@ -4,8 +4,8 @@
 //! what is written to can refuse that write. There are two ways.
 //!
 //! # In the database that holds the locks
-//! Your own transaction asserts that the lock is held, and commits only if that is still true at the commit.
-//! The modules of the stores have it:
+//! Your own transaction asserts the lock, and commits only if nobody else was granted it, and nobody released it, by the
+//! commit. The modules of the stores have it, for PostgreSQL and Cloud Spanner as `async`, like their drivers:
 #![cfg_attr(
     feature = "sqlite",
     doc = "- SQLite: [`AssertIn`](crate::api::stores::sqlite::AssertIn) for `rusqlite::Transaction`."

@@ -218,7 +218,7 @@ impl Table {
 
 named_by_text!(Table: &str, String, &String);
 
-/// Lets a user's own transaction be applied only while a lock or lease is held.
+/// Lets a user's own transaction be applied only while a lock or lease [stands](Fenced).
 ///
 /// # Example
 /// ```no_run

@@ -153,7 +153,7 @@ fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
     ClientBuilder::with_opener(options.and_then(MongodbOptions::opener), Clock::system())
 }
 
-/// Lets a user's own transaction be committed only while a lock or lease is held.
+/// Lets a user's own transaction be committed only while a lock or lease [stands](Fenced).
 ///
 /// The assertion writes into the document of the lock, so that a takeover and the transaction meet: whichever comes
 /// second fails. It should be the last thing before the commit, since the guard's own heartbeat waits for the

@@ -184,7 +184,7 @@ pub fn builder(config: Config, table: impl Into<String>) -> ClientBuilder {
     ClientBuilder::with_opener(opener, Clock::system())
 }
 
-/// Lets a user's own transaction in the same database be committed only while a lock or lease is held.
+/// Lets a user's own transaction in the same database be committed only while a lock or lease [stands](Fenced).
 pub trait AssertIn: Fenced {
     /// Asserts in `transaction`. From then on a rival's takeover waits for its end; the guard's own heartbeats go on (those
     /// of a shared lock wait, of every holder of that key, so a transaction under one must be shorter than what is left of the

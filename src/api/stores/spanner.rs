@@ -120,7 +120,7 @@ impl Table {
 
 named_by_text!(Table: &str, String, &String);
 
-/// Lets a user's own read-write transaction be committed only while a lock or lease is held.
+/// Lets a user's own read-write transaction be committed only while a lock or lease [stands](Fenced).
 pub trait AssertIn: Fenced {
     /// Asserts in `transaction`, which must be serializable. A rival's takeover and the transaction exclude each other
     /// from then on.

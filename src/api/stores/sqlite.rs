@@ -29,7 +29,7 @@ pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
     ClientBuilder::with_opener(SqliteOptions::new(path).opener(), Clock::system())
 }
 
-/// Makes a transaction in the lock file commit only while a lock or lease is held.
+/// Makes a transaction in the lock file commit only while a lock or lease [stands](Fenced).
 ///
 /// # Example
 /// ```
@@ -41,7 +41,7 @@ pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
 /// let client = leasehold::sqlite::builder(&file).connect()?;
 /// let guard = client.lock("report")?;
 ///
-/// let mut db = rusqlite::Connection::open(&file)?; // your own tables are in the same file
+/// let mut db = rusqlite::Connection::open(&file)?; // in the same file: the tables that such transactions write
 /// let transaction = db.transaction()?;
 /// transaction.execute_batch("CREATE TABLE report (text TEXT); INSERT INTO report VALUES ('done')")?;
 /// guard.assert_in(&transaction)?; // an error when the lock was lost: the transaction is rolled back
