@@ -102,7 +102,7 @@ impl Table {
     }
 
     /// How long a node of spindle may go without a heartbeat: its rows are respected for that and a second. Defaults to
-    /// 20 s.
+    /// 20 s, but must be set with [`mixed_fleet`](Table::mixed_fleet); the nodes' own default is 10 s.
     pub fn spindle_duration(mut self, duration: Duration) -> Self {
         self.spindle_duration = Some(duration);
         self
