@@ -28,7 +28,7 @@ fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
         election.stop().unwrap();
         assert!(!leadership.is_leader() && !election.is_leader());
         assert!(rival.try_lock("job").unwrap().is_some(), "it resigned");
-        drop(leadership);
+        assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
     });
 }
 
@@ -226,6 +226,7 @@ fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
         assert_eq!(client.election("job").build().unwrap_err().kind(), ErrorKind::Closed);
         let rival = store.client();
         assert!(rival.try_lock("job").unwrap().is_some() && rival.try_lock("other").unwrap().is_some());
+        assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
     });
 }
 

@@ -231,6 +231,13 @@ fn with_lock_gives_the_value_and_tells_a_loss() {
         });
         let error = lost.unwrap_err();
         assert_eq!((error.kind(), error.into_value()), (ErrorKind::Lost, Some(7)));
+        // A close releases it in the middle of the work.
+        let closed = client.with_lock("k", |_| {
+            let _ = client.close();
+            8
+        });
+        let error = closed.unwrap_err();
+        assert_eq!((error.kind(), error.into_value()), (ErrorKind::Lost, Some(8)));
     });
 }
 
