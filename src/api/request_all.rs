@@ -292,7 +292,8 @@ impl LockAllGuard {
         })
     }
 
-    /// Releases all of them, within the client's `drop_timeout` together.
+    /// Releases all of them, within the client's `drop_timeout` together. After a close of the client, which has released
+    /// them, it succeeds, too.
     ///
     /// # Errors
     /// That of the first release that failed; `Lost` when that lock was no longer held. All others are released all the

@@ -280,7 +280,9 @@ impl Shared {
         }
         term.tell_begin();
         // One that was lost before it was found there.
-        term.guard.loss().get().into_iter().for_each(|loss| term.end(TermEnd::Lost(loss)));
+        if let Some(loss) = term.guard.loss().get() {
+            term.end(TermEnd::Lost(loss));
+        }
         let leadership = Leadership::new(term);
         // Else nobody would know of a lock that is renewed.
         keeping_a_lock(
