@@ -242,7 +242,8 @@ fn an_error_names_key_and_store_once_and_no_secret() {
     let text = error.to_string();
     assert!(text.starts_with(&format!("lock \"k\" on {url}: ")), "{text}");
     assert_eq!(text.matches("locks.db").count(), 1, "{text}");
-    let all = format!("{error} {error:?} {held:?} {:?} {:?}", client, client.request("k"));
+    let nobodys = client.renew("canary-of-nobody-with-a-secret", DAY).unwrap_err();
+    let all = format!("{error} {error:?} {held:?} {nobodys} {nobodys:?} {:?} {:?}", client, client.request("k"));
     assert!(!all.contains("with-a-secret"), "{all}");
     // Only the scheme of an unknown URL is told: the rest may hold a password.
     let unknown = LockClient::builder("mango://me:canary@db/locks");
