@@ -9,7 +9,7 @@ use crate::api::update::Snapshot;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
 use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::key::check_text;
+use crate::model::key::{check_text, short};
 use crate::model::lock::LockStatus;
 use crate::store::{Seen, Which};
 
@@ -53,7 +53,7 @@ impl LockClient {
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
         let mut group = self.group(lock_id)?;
         if group.is_empty() {
-            let message = format!("no lock with the lock id {lock_id:?} is held");
+            let message = format!("no lock with the lock id {:?} is held", short(lock_id));
             return Err(Error::new(ErrorKind::Lost, message).with_store(&info.label));
         }
         for found in &mut group {
