@@ -303,6 +303,16 @@ fn trouble_with_the_store_does_not_end_the_standing() {
     });
 }
 
+/// A third of the lease would be twenty minutes.
+#[test]
+fn a_node_with_a_long_lease_campaigns_again_soon_after_an_error() {
+    let store = crate::support::harness::Store::memory();
+    let election = store.builder().connect().unwrap().election("job").lease(60 * MINUTE).build().unwrap();
+    store.plan.next(Call::Acquire, Fault::Refuse);
+    election.run().unwrap();
+    wait_until("it leads", || election.is_leader());
+}
+
 #[test]
 fn all_of_it_works_inside_an_async_task() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).build().unwrap();
