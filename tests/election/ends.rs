@@ -100,6 +100,32 @@ fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
     });
 }
 
+/// Cancels as soon as a lock is granted.
+struct CancelsTheGranted(leasehold::CancelToken);
+
+impl leasehold::Observer for CancelsTheGranted {
+    fn event(&self, event: &leasehold::Event<'_>) {
+        if let leasehold::Event::Granted { .. } = event {
+            self.0.cancel();
+        }
+    }
+}
+
+#[test]
+fn a_campaign_that_is_cancelled_as_it_wins_waits_for_no_release() {
+    let store = crate::support::harness::Store::memory();
+    let cancel = leasehold::CancelToken::new();
+    let builder = store.builder().request_timeout(SECOND).drop_timeout(LONG);
+    let client = builder.observer(Arc::new(CancelsTheGranted(cancel.clone()))).connect().unwrap();
+    let election = client.election("job").cancel(&cancel).build().unwrap();
+    store.plan.always(Call::Release, Fault::HangBefore);
+    let campaign = || election.campaign_for(MINUTE).unwrap_err();
+    let error = crate::support::harness::within("the campaign", LONG / 2, campaign);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    store.plan.heal();
+    wait_until("it is given up behind it", || store.is_vacant("job"));
+}
+
 /// `stop` gives the error back; a token can give it to nobody.
 #[cfg(target_os = "linux")]
 #[test]
