@@ -158,6 +158,12 @@ impl Leadership {
         Leadership { term, drop_bound: DropBound::default() }
     }
 
+    /// Ends the term at once and gives the lock up in the background: no call outlives its end by a release.
+    pub(super) fn abandon(&self) {
+        self.term.end(TermEnd::Resigned);
+        self.term.guard.abandon();
+    }
+
     /// The name of the election.
     pub fn name(&self) -> &str {
         self.term.guard.key()

@@ -218,6 +218,7 @@ impl Shared {
         let leadership = self.win(&stands.standing, until)?;
         // A stop either finds the term, or has cancelled the token by now.
         if stop.is_cancelled() {
+            leadership.abandon();
             return Err(self.cancelled());
         }
         if self.node.health.is_some() {
@@ -226,7 +227,7 @@ impl Shared {
                 begin_to_keep_a_lock();
                 serve::keep_healthy(&shared, &term);
             };
-            Thread::spawn("leasehold-elect", keep)?;
+            Thread::spawn("leasehold-elect", keep).inspect_err(|_| leadership.abandon())?;
         }
         Ok(leadership)
     }
@@ -272,6 +273,8 @@ impl Shared {
             // A stop first cancels the campaign and then finds the term, which has been reported by then.
             let mut place = self.now.term.lock();
             if standing.kind == Kind::Campaign && stop.is_cancelled() {
+                drop(place);
+                term.guard.abandon();
                 return Err(self.cancelled());
             }
             *place = Arc::downgrade(&term);
