@@ -147,6 +147,7 @@ impl LockRequest {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);
             return Err(Error::invalid("key", &spec.key, &right));
         }
+        self.spec.family.check_open()?;
         check_origin(&self.spec.family, &lock)?;
         pause!("adopt.checked");
         let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));
