@@ -42,6 +42,17 @@ fn shared_holders_share_up_to_the_limit_and_exclude_an_exclusive_one() {
     });
 }
 
+#[test]
+fn a_refusal_names_five_of_many_holders_and_carries_all() {
+    let store = Store::memory();
+    let client = store.builder().connect().unwrap();
+    let _held: Vec<LockGuard> = (0..7).map(|_| client.lock_shared("k").unwrap()).collect();
+    let error = client.request("k").wait(Duration::ZERO).lock().unwrap_err();
+    let text = error.to_string();
+    assert_eq!((error.holders().len(), text.matches("(shared, ").count()), (7, 5), "{text}");
+    assert!(text.contains(", and 2 more; a guard of this very client"), "{text}");
+}
+
 /// Nobody but the guard knows of the grant, and this one has no end.
 #[test]
 fn what_max_hold_ended_is_given_up_later_where_no_release_was_answered() {
