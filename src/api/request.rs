@@ -26,6 +26,8 @@ use crate::sys::pause::pause;
 
 /// What a wait that is over says.
 const WAITED: &str = "others held it until the wait was over";
+/// So many holders are named in the message of an error; [`Error::holders`] has all.
+const NAMED: usize = 5;
 /// Why these calls refuse a wait that was set.
 pub(crate) const OWN_WAIT: &str = "try_lock_for and try_lock_until have one of their own";
 pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
@@ -373,19 +375,30 @@ impl RequestSpec {
 
 /// The error that says who holds the lock, as far as that was seen.
 fn refusal(family: &Family, key: &str, seen: &[Seen], kind: ErrorKind, message: &str) -> Error {
-    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
-    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
-    let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
-    family.in_context(of_holders(family, kind, message, holders).with_key(key))
+    of_holders(family, kind, message.to_owned(), seen, LockStatus::to_string).with_key(key)
 }
 
-/// The error that carries the holders, and says so when this client is one of them.
-pub(crate) fn of_holders(family: &Family, kind: ErrorKind, mut message: String, holders: Vec<LockStatus>) -> Error {
+/// The error that carries the holders, names some of them, and says so when this client is one of them.
+pub(crate) fn of_holders(
+    family: &Family,
+    kind: ErrorKind,
+    mut message: String,
+    seen: &[Seen],
+    name: impl Fn(&LockStatus) -> String,
+) -> Error {
+    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
+    let named: Vec<String> = holders.iter().take(NAMED).map(name).collect();
+    if !named.is_empty() {
+        message = format!("{message}: {}", named.join(", "));
+    }
+    if holders.len() > NAMED {
+        message = format!("{message}, and {} more", holders.len() - NAMED);
+    }
     let is_here = holders.iter().any(|holder| family.holds_here(holder));
     if is_here {
         message.push_str("; a guard of this very client is among them, and must be released first");
     }
-    let error = Error::new(kind, message).with_holders(holders);
+    let error = family.in_context(Error::new(kind, message).with_holders(holders));
     if is_here { error.held_here() } else { error }
 }
 
