@@ -31,8 +31,8 @@ const NAMED: usize = 5;
 /// Why these calls refuse a wait that was set.
 pub(crate) const OWN_WAIT: &str = "try_lock_for and try_lock_until have one of their own";
 pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
-/// Why a minimum hold would mean nothing to it.
-pub(crate) const NO_LEAST: &str = "acquire gives a lock without a guard, and a release frees that at once";
+/// Why what a guard does would mean nothing to it.
+pub(crate) const NO_GUARD: &str = "acquire gives a lock without a guard";
 
 /// What happens to a live exclusive holder with the same owner label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -116,13 +116,21 @@ impl LockRequest {
         self
     }
 
+    /// For a call that gives no guard, of a request that is used again and again.
+    #[cfg(feature = "capi")]
+    pub(crate) fn without_guard(mut self) -> Self {
+        self.spec.callbacks = Mutex::default();
+        self.without_wait()
+    }
+
     /// Tries once, and returns the lock as data: there is no guard and no thread, and nothing renews or releases it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
+    /// `Held`, with the holders, when others hold it; `InvalidInput` also when something is set that only a guard does, like
+    /// [`max_hold`](LockRequest::max_hold); else as [`try_lock`](LockRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
-        self.spec.refuses.least = Some(NO_LEAST);
+        self.spec.refuses.guard = Some(NO_GUARD);
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
@@ -229,8 +237,8 @@ pub(crate) struct RequestSpec {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Refuses {
     pub(crate) wait: Option<&'static str>,
-    /// A minimum hold.
-    pub(crate) least: Option<&'static str>,
+    /// What only a guard does.
+    pub(crate) guard: Option<&'static str>,
 }
 
 /// An [`OnWait`] that can go to the thread that waits.
@@ -324,9 +332,6 @@ impl RequestSpec {
             let message = format!("a wait is set, but {why}; only lock waits for as long as that says");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        if let Some(why) = self.refuses.least.filter(|_| self.at_least.is_some()) {
-            return Err(Error::new(ErrorKind::InvalidInput, format!("hold_at_least is set, but {why}")));
-        }
         let callbacks = self.callbacks.get_mut();
         let of_callbacks = [("max_hold", callbacks.max_hold), ("warn_before", callbacks.warn_before)];
         for (field, d) in of_callbacks.into_iter().chain([("on_wait_every", self.on_wait_every)]) {
@@ -337,6 +342,17 @@ impl RequestSpec {
         if callbacks.on_warning.is_some() && callbacks.warn_before.is_none() {
             let message = "on_warning is set, but warn_before is not, which says when it is called";
             return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        let of_guards = [
+            ("hold_at_least", self.at_least.is_some()),
+            ("max_hold", callbacks.max_hold.is_some()),
+            ("warn_before", callbacks.warn_before.is_some()),
+            ("on_loss", callbacks.on_loss.is_some()),
+        ];
+        if let Some(why) = self.refuses.guard
+            && let Some((what, _)) = of_guards.into_iter().find(|(_, is_set)| *is_set)
+        {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("{what} is set, but {why}")));
         }
         let (lease, ends_at) = match self.lease {
             None => (None, None),

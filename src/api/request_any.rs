@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::api::guard::LockGuard;
 #[cfg(feature = "capi")]
 use crate::api::request::LockRequest;
-use crate::api::request::{ACQUIRES_ONCE, AskedWait, NO_LEAST, OWN_WAIT, RequestSpec, SameOwner, of_holders};
+use crate::api::request::{ACQUIRES_ONCE, AskedWait, NO_GUARD, OWN_WAIT, RequestSpec, SameOwner, of_holders};
 use crate::api::setters::setters;
 use crate::engine::acquire_any::{Order, obtain_any};
 use crate::engine::family::Family;
@@ -120,7 +120,7 @@ impl LockAnyRequest {
     /// [`try_lock`](LockAnyRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
-        self.spec.refuses.least = Some(NO_LEAST);
+        self.spec.refuses.guard = Some(NO_GUARD);
         let (family, order) = (self.spec.family.clone(), self.order);
         let _call = family.obtaining()?;
         let (mut specs, ..) = self.checked(None)?;
