@@ -167,6 +167,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::sys::aside::MOST_WAITING;
     use crate::sys::deadline::far_from;
 
     const LONG: Duration = Duration::from_secs(20);
@@ -197,6 +198,28 @@ mod tests {
         assert!(Instant::now() < by, "the flush had to be given up");
         assert_eq!(tells.try_iter().collect::<Vec<_>>(), expected);
     }
+
+    #[test]
+    fn new_leaders_behind_a_callback_that_hangs_cost_only_so_much_memory() {
+        let (told, tells) = channel();
+        let (open, gate) = crossbeam_channel::bounded::<Infallible>(0);
+        let seen = move |_: &Leader| {
+            let _ = gate.recv();
+            told.send(()).unwrap_or_default();
+        };
+        let dispatcher = Dispatcher::new(Callbacks { leader: Some(Box::new(seen)), ..Callbacks::default() });
+        let lock = crate::LockClient::connect("memory:").and_then(|client| client.request("k").acquire()).unwrap();
+        assert!(dispatcher.start().is_ok());
+        for _ in 0..MOST_WAITING + 5 {
+            dispatcher.leader(Leader::by(&lock));
+        }
+        drop(open);
+        dispatcher.flush(far_from(Instant::now(), LONG));
+        // The first of them may have been with the callback already.
+        let count = tells.try_iter().count();
+        assert!((MOST_WAITING..=MOST_WAITING + 1).contains(&count), "{count} were kept");
+    }
+
     #[test]
     fn one_callback_alone_is_told_and_waited_for() {
         for only_lost in [false, true] {
