@@ -185,9 +185,9 @@ impl LockClient {
     /// Runs `work` while the lock is held, releases it and gives the value of `work`.
     ///
     /// # Errors
-    /// As [`lock`](LockClient::lock); and of kind `Lost`, with the value, when the lock went while
-    /// `work` ran: what it did may have overlapped with a rival. An error type that wants `'static` or `Send`, and a
-    /// value that is not: [`map_err(WithLockError::into_error)?`](WithLockError::into_error).
+    /// As [`lock`](LockClient::lock); and of kind `Lost`, with the value, when the lock went while `work` ran, also by a
+    /// [`close`](LockClient::close): what it did may have overlapped with a rival. An error type that wants `'static` or
+    /// `Send`, and a value that is not: [`map_err(WithLockError::into_error)?`](WithLockError::into_error).
     ///
     /// # Example
     /// ```
@@ -202,6 +202,12 @@ impl LockClient {
     pub fn with_lock<T>(&self, key: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T, WithLockError<T>> {
         let guard = self.lock(key).map_err(|error| WithLockError::new(error, None))?;
         let value = work(&guard);
+        // A close has released it, and then a release succeeds, whoever was granted the lock since.
+        if self.family.closing().is_cancelled()
+            && let Err(error) = guard.ensure_held()
+        {
+            return Err(WithLockError::new(error, Some(value)));
+        }
         match guard.release() {
             Ok(()) => Ok(value),
             Err(failed) if failed.error().kind() == ErrorKind::Lost => {

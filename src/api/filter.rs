@@ -4,7 +4,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::model::error::Result;
-use crate::model::key::{check_key, check_text};
+use crate::model::key::{check_key, check_text, short};
 use crate::model::lock::{LockStatus, Mode};
 use crate::store::Which;
 
@@ -151,8 +151,7 @@ impl Filter {
 
 impl fmt::Debug for Filter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // A lock id is a capability: only its beginning is shown.
-        let lock_id = self.lock_id.as_ref().map(|id| id.chars().take(8).collect::<String>());
+        let lock_id = self.lock_id.as_deref().map(short);
         f.debug_struct("Filter")
             .field("created_before", &self.created_before)
             .field("created_after", &self.created_after)

@@ -7,9 +7,9 @@ use crate::api::admin::list::newest_first;
 use crate::api::client::LockClient;
 use crate::api::update::Snapshot;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
-use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime};
+use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::key::check_text;
+use crate::model::key::{check_text, short};
 use crate::model::lock::LockStatus;
 use crate::store::{Seen, Which};
 
@@ -51,23 +51,27 @@ impl LockClient {
         check_text("lock_id", lock_id).map_err(in_context)?;
         let terms = self.family.options.terms(Some(Lease::For(lease)), None, info.min_lease).map_err(in_context)?;
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
+        // By the time of now, not of the read: the leases went on since.
+        let check = |found: &Snapshot| {
+            let times = Times { now: found.now(self.family.clock.now()), ..found.seen.times };
+            decide(&Seen::new(found.seen.record.clone(), times, None)).map(drop)
+        };
         let mut group = self.group(lock_id)?;
         if group.is_empty() {
-            let message = format!("no lock with the lock id {lock_id:?} is held");
+            let message = format!("no lock with the lock id {:?} is held", short(lock_id));
             return Err(Error::new(ErrorKind::Lost, message).with_store(&info.label));
         }
         for found in &mut group {
-            if decide(&found.seen).is_err() {
+            if check(found).is_err() {
                 // Of a page a store may have told the time less well.
                 *found = self.look(&found.seen.record.key, &self.family.request_deadline())?;
-                decide(&found.seen)?;
+                check(found)?;
             }
         }
         let mut renewed = Vec::new();
         for found in group {
             let by = self.family.request_deadline();
             let (holders, found) = self.update(found, &by, |found| decide(&found.seen), group_arrived(lock_id))?;
-            // Not the time of the read: the leases went on since.
             let now = found.now(self.family.clock.now());
             renewed.extend(statuses(&found.seen, &holders, now));
         }

@@ -26,11 +26,13 @@ use crate::sys::pause::pause;
 
 /// What a wait that is over says.
 const WAITED: &str = "others held it until the wait was over";
+/// So many holders are named in the message of an error; [`Error::holders`] has all.
+const NAMED: usize = 5;
 /// Why these calls refuse a wait that was set.
 pub(crate) const OWN_WAIT: &str = "try_lock_for and try_lock_until have one of their own";
 pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
-/// Why a minimum hold would mean nothing to it.
-pub(crate) const NO_LEAST: &str = "acquire gives a lock without a guard, and a release frees that at once";
+/// Why what a guard does would mean nothing to it.
+pub(crate) const NO_GUARD: &str = "acquire gives a lock without a guard";
 
 /// What happens to a live exclusive holder with the same owner label.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -115,13 +117,21 @@ impl LockRequest {
         self
     }
 
+    /// For a call that gives no guard, of a request that is used again and again.
+    #[cfg(feature = "capi")]
+    pub(crate) fn without_guard(mut self) -> Self {
+        self.spec.callbacks = Mutex::default();
+        self.without_wait()
+    }
+
     /// Tries once, and returns the lock as data: there is no guard and no thread, and nothing renews or releases it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; else as [`try_lock`](LockRequest::try_lock).
+    /// `Held`, with the holders, when others hold it; `InvalidInput` also when something is set that only a guard does, like
+    /// [`max_hold`](LockRequest::max_hold); else as [`try_lock`](LockRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
-        self.spec.refuses.least = Some(NO_LEAST);
+        self.spec.refuses.guard = Some(NO_GUARD);
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
@@ -148,6 +158,7 @@ impl LockRequest {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);
             return Err(Error::invalid("key", &spec.key, &right));
         }
+        self.spec.family.check_open()?;
         check_origin(&self.spec.family, &lock)?;
         pause!("adopt.checked");
         let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));
@@ -227,8 +238,8 @@ pub(crate) struct RequestSpec {
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Refuses {
     pub(crate) wait: Option<&'static str>,
-    /// A minimum hold.
-    pub(crate) least: Option<&'static str>,
+    /// What only a guard does.
+    pub(crate) guard: Option<&'static str>,
 }
 
 /// An [`OnWait`] that can go to the thread that waits.
@@ -322,9 +333,6 @@ impl RequestSpec {
             let message = format!("a wait is set, but {why}; only lock waits for as long as that says");
             return Err(Error::new(ErrorKind::InvalidInput, message));
         }
-        if let Some(why) = self.refuses.least.filter(|_| self.at_least.is_some()) {
-            return Err(Error::new(ErrorKind::InvalidInput, format!("hold_at_least is set, but {why}")));
-        }
         let callbacks = self.callbacks.get_mut();
         let of_callbacks = [("max_hold", callbacks.max_hold), ("warn_before", callbacks.warn_before)];
         for (field, d) in of_callbacks.into_iter().chain([("on_wait_every", self.on_wait_every)]) {
@@ -335,6 +343,17 @@ impl RequestSpec {
         if callbacks.on_warning.is_some() && callbacks.warn_before.is_none() {
             let message = "on_warning is set, but warn_before is not, which says when it is called";
             return Err(Error::new(ErrorKind::InvalidInput, message));
+        }
+        let of_guards = [
+            ("hold_at_least", self.at_least.is_some()),
+            ("max_hold", callbacks.max_hold.is_some()),
+            ("warn_before", callbacks.warn_before.is_some()),
+            ("on_loss", callbacks.on_loss.is_some()),
+        ];
+        if let Some(why) = self.refuses.guard
+            && let Some((what, _)) = of_guards.into_iter().find(|(_, is_set)| *is_set)
+        {
+            return Err(Error::new(ErrorKind::InvalidInput, format!("{what} is set, but {why}")));
         }
         let (lease, ends_at) = match self.lease {
             None => (None, None),
@@ -373,19 +392,30 @@ impl RequestSpec {
 
 /// The error that says who holds the lock, as far as that was seen.
 fn refusal(family: &Family, key: &str, seen: &[Seen], kind: ErrorKind, message: &str) -> Error {
-    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
-    let named: Vec<String> = holders.iter().map(ToString::to_string).collect();
-    let message = if named.is_empty() { message.to_owned() } else { format!("{message}: {}", named.join(", ")) };
-    family.in_context(of_holders(family, kind, message, holders).with_key(key))
+    of_holders(family, kind, message.to_owned(), seen, LockStatus::to_string).with_key(key)
 }
 
-/// The error that carries the holders, and says so when this client is one of them.
-pub(crate) fn of_holders(family: &Family, kind: ErrorKind, mut message: String, holders: Vec<LockStatus>) -> Error {
+/// The error that carries the holders, names some of them, and says so when this client is one of them.
+pub(crate) fn of_holders(
+    family: &Family,
+    kind: ErrorKind,
+    mut message: String,
+    seen: &[Seen],
+    name: impl Fn(&LockStatus) -> String,
+) -> Error {
+    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
+    let named: Vec<String> = holders.iter().take(NAMED).map(name).collect();
+    if !named.is_empty() {
+        message = format!("{message}: {}", named.join(", "));
+    }
+    if holders.len() > NAMED {
+        message = format!("{message}, and {} more", holders.len() - NAMED);
+    }
     let is_here = holders.iter().any(|holder| family.holds_here(holder));
     if is_here {
         message.push_str("; a guard of this very client is among them, and must be released first");
     }
-    let error = Error::new(kind, message).with_holders(holders);
+    let error = family.in_context(Error::new(kind, message).with_holders(holders));
     if is_here { error.held_here() } else { error }
 }
 

@@ -293,7 +293,8 @@ impl LockAllGuard {
         })
     }
 
-    /// Releases all of them, within the client's `drop_timeout` together.
+    /// Releases all of them, within the client's `drop_timeout` together. After a close of the client, which has released
+    /// them, it succeeds, too.
     ///
     /// # Errors
     /// That of the first release that failed; `Lost` when that lock was no longer held. All others are released all the
@@ -317,8 +318,9 @@ impl LockAllGuard {
     fn release_each(&self) -> Result<()> {
         let mut outcome = Ok(());
         for (guard, to_come) in self.guards.iter().zip((1..=self.guards.len() as u32).rev()) {
-            // Each has its part of the time, so that one whose release hangs does not keep the others locked.
-            let left = guard.drop_by().remaining() / to_come;
+            // Each has its part of the time, so that one whose release hangs does not keep the others locked; a quarter of
+            // what is left at least, which a slow store needs.
+            let left = guard.drop_by().remaining() / to_come.min(4);
             let released = match left {
                 Duration::ZERO => Err(guard.too_late()),
                 left => guard.release_within(left),

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::api::guard::LockGuard;
 #[cfg(feature = "capi")]
 use crate::api::request::LockRequest;
-use crate::api::request::{ACQUIRES_ONCE, AskedWait, NO_LEAST, OWN_WAIT, RequestSpec, SameOwner, of_holders};
+use crate::api::request::{ACQUIRES_ONCE, AskedWait, NO_GUARD, OWN_WAIT, RequestSpec, SameOwner, of_holders};
 use crate::api::setters::setters;
 use crate::engine::acquire_any::{Order, obtain_any};
 use crate::engine::family::Family;
@@ -20,15 +20,13 @@ use crate::engine::spec::LockSpec;
 use crate::engine::spec::{Callbacks, Obtained, OnWait, Patience, WaitSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::lock::{Lock, LockStatus};
+use crate::model::lock::Lock;
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
 
-/// So many holders are named in the message of an error; [`Error::holders`] has all.
-const NAMED: usize = 5;
 /// What the refusal of one look says.
 const HELD: &str = "others hold each of them";
 /// What a wait that is over says.
@@ -123,7 +121,7 @@ impl LockAnyRequest {
     /// [`try_lock`](LockAnyRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
-        self.spec.refuses.least = Some(NO_LEAST);
+        self.spec.refuses.guard = Some(NO_GUARD);
         let (family, order) = (self.spec.family.clone(), self.order);
         let _call = family.obtaining()?;
         let (mut specs, ..) = self.checked(None)?;
@@ -180,7 +178,7 @@ pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
     for key in keys {
         family.check_key(key)?;
         if !known.insert(key) {
-            return Err(Error::invalid("keys", keys, "without a duplicate").with_key(key));
+            return Err(Error::new(ErrorKind::InvalidInput, "the keys have a duplicate of it").with_key(key));
         }
     }
     Ok(())
@@ -188,16 +186,8 @@ pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
 
 /// The error that says who holds each of the locks.
 fn refusal(family: &Family, seen: &[Seen], kind: ErrorKind, message: &str) -> Error {
-    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
-    let named: Vec<String> = holders.iter().take(NAMED).map(|h| format!("{:?} by {h}", h.key())).collect();
-    let mut message = format!("{} locks, and {message}", seen.len());
-    if !named.is_empty() {
-        message = format!("{message}: {}", named.join(", "));
-    }
-    if holders.len() > NAMED {
-        message = format!("{message}, and {} more", holders.len() - NAMED);
-    }
-    family.in_context(of_holders(family, kind, message, holders))
+    let message = format!("{} locks, and {message}", seen.len());
+    of_holders(family, kind, message, seen, |h| format!("{:?} by {h}", h.key()))
 }
 
 impl fmt::Debug for LockAnyRequest {

@@ -24,8 +24,8 @@ pub enum Slept {
 }
 
 impl LockGuard {
-    /// Waits for `time`, but ends at once when the lock is lost or `cancel` is cancelled. A loss weighs more than a
-    /// cancel, and either more than the time.
+    /// Waits for `time`, but ends at once when the lock is lost or released or `cancel` is cancelled. A loss or a release
+    /// weighs more than a cancel, and each of them more than the time.
     ///
     /// # Example
     /// ```
@@ -51,10 +51,13 @@ impl LockGuard {
         select.recv(&losses);
         select.recv(cancel.cancelled());
         let ended = ready_by(&mut select, until);
+        // Before the look for a loss: what expires in between was held until now.
+        let is_held = self.is_held();
         // After a suspend or a SIGSTOP this may come before the watcher's look.
         self.hold.expire_when_due();
         match watch.get() {
             Some(loss) => Slept::Lost(loss),
+            None if !is_held => Slept::Released,
             None if cancel.is_cancelled() => Slept::Cancelled,
             None if !ended => Slept::TimeOver,
             None => Slept::Released,

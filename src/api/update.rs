@@ -31,7 +31,8 @@ impl LockClient {
     /// answer and the record that it was decided on.
     ///
     /// `arrived` says of a swap that was not answered whether it happened, by the record that it wanted to leave
-    /// behind, the one before, and the one that stands now. It ends by the deadline of the call, that of `found` too.
+    /// behind, the one before, and the one that stands now. `by` is the deadline of the whole call, which may have had to
+    /// read `found`, too.
     pub(crate) fn update<A>(
         &self,
         mut found: Snapshot,

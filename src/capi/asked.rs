@@ -132,7 +132,7 @@ impl Asked {
     }
 
     pub fn acquire(self) -> Result<Lock, Failure> {
-        Ok(match self.with(LockRequest::without_wait).request()? {
+        Ok(match self.with(LockRequest::without_guard).request()? {
             Request::One(request) => request.acquire(),
             Request::Any(request) => request.acquire(),
         }?)

@@ -967,8 +967,9 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_try_lock(leasehold_request request,
                                           leasehold_guard *guard);
 
-// Tries once, and gives the lock as data: nothing renews or releases it by itself. LEASEHOLD_CODE_HELD when others
-// hold it. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
+// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
+// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it. See
+// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

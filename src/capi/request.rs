@@ -354,8 +354,9 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
     })
 }
 
-/// Tries once, and gives the lock as data: nothing renews or releases it by itself. LEASEHOLD_CODE_HELD when others
-/// hold it. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
+/// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
+/// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it. See
+/// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]

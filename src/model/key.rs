@@ -16,9 +16,7 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
 
 /// Checks a text that is stored: 1 to 1,024 bytes without control characters.
 pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
-    // A lock id is a secret: who reads it can release what it names.
-    let most = if field == "lock_id" { 8 } else { 40 };
-    let shown: String = text.chars().take(most).collect();
+    let shown = if field == "lock_id" { short(text) } else { text.chars().take(40).collect() };
     if text.is_empty() || text.len() > MAX_TEXT {
         let right = format!("1 to {MAX_TEXT} bytes long ({} given)", text.len());
         return Err(Error::invalid(field, shown, &right));
@@ -27,6 +25,11 @@ pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
         return Err(Error::invalid(field, shown, "without control characters"));
     }
     Ok(())
+}
+
+/// A lock id as people read it: who knows all of it can renew and release what it names.
+pub(crate) fn short(lock_id: &str) -> String {
+    lock_id.chars().take(8).collect()
 }
 
 /// The key of the row of a lease.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::{Duration, SystemTime};
 
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+use crate::model::key::short;
 
 pub use crate::lease::Mode;
 
@@ -208,12 +209,10 @@ impl fmt::Display for LockStatus {
 
 impl fmt::Debug for LockStatus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // Who knows a lock id can release the lock, so only its first characters are shown.
-        let lock_id: String = self.lock_id.chars().take(8).collect();
         f.debug_struct("LockStatus")
             .field("key", &self.key)
             .field("mode", &self.mode)
-            .field("lock_id", &lock_id)
+            .field("lock_id", &short(&self.lock_id))
             .field("owner", &self.labels.owner)
             .field("fencing_token", &self.token)
             .field("remaining", &self.remaining)

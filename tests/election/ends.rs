@@ -28,7 +28,7 @@ fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
         election.stop().unwrap();
         assert!(!leadership.is_leader() && !election.is_leader());
         assert!(rival.try_lock("job").unwrap().is_some(), "it resigned");
-        drop(leadership);
+        assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
     });
 }
 
@@ -98,6 +98,32 @@ fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
         assert_eq!(lost(&tells), (first, "resigned".to_owned()));
         assert_eq!(won(&tells), second.fencing_token());
     });
+}
+
+/// Cancels as soon as a lock is granted.
+struct CancelsTheGranted(leasehold::CancelToken);
+
+impl leasehold::Observer for CancelsTheGranted {
+    fn event(&self, event: &leasehold::Event<'_>) {
+        if let leasehold::Event::Granted { .. } = event {
+            self.0.cancel();
+        }
+    }
+}
+
+#[test]
+fn a_campaign_that_is_cancelled_as_it_wins_waits_for_no_release() {
+    let store = crate::support::harness::Store::memory();
+    let cancel = leasehold::CancelToken::new();
+    let builder = store.builder().request_timeout(SECOND).drop_timeout(LONG);
+    let client = builder.observer(Arc::new(CancelsTheGranted(cancel.clone()))).connect().unwrap();
+    let election = client.election("job").cancel(&cancel).build().unwrap();
+    store.plan.always(Call::Release, Fault::HangBefore);
+    let campaign = || election.campaign_for(MINUTE).unwrap_err();
+    let error = crate::support::harness::within("the campaign", LONG / 2, campaign);
+    assert_eq!(error.kind(), ErrorKind::Cancelled);
+    store.plan.heal();
+    wait_until("it is given up behind it", || store.is_vacant("job"));
 }
 
 /// `stop` gives the error back; a token can give it to nobody.
@@ -226,6 +252,7 @@ fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
         assert_eq!(client.election("job").build().unwrap_err().kind(), ErrorKind::Closed);
         let rival = store.client();
         assert!(rival.try_lock("job").unwrap().is_some() && rival.try_lock("other").unwrap().is_some());
+        assert_eq!(leadership.resign().unwrap_err().kind(), ErrorKind::Lost);
     });
 }
 
@@ -300,6 +327,16 @@ fn trouble_with_the_store_does_not_end_the_standing() {
         let error = client.connect().unwrap().election("job").build().unwrap().campaign().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Permission);
     });
+}
+
+/// A third of the lease would be twenty minutes.
+#[test]
+fn a_node_with_a_long_lease_campaigns_again_soon_after_an_error() {
+    let store = crate::support::harness::Store::memory();
+    let election = store.builder().connect().unwrap().election("job").lease(60 * MINUTE).build().unwrap();
+    store.plan.next(Call::Acquire, Fault::Refuse);
+    election.run().unwrap();
+    wait_until("it leads", || election.is_leader());
 }
 
 #[test]

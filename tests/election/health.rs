@@ -68,6 +68,7 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
         );
         let rival = store.client();
         wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
+        assert_eq!(leadership.resign().unwrap_err().kind(), leasehold::ErrorKind::Lost);
     });
 }
 

@@ -12,6 +12,7 @@ use super::leader::Leader;
 use super::leadership::TermEnd;
 use crate::model::error::Result;
 use crate::model::loss::Loss;
+use crate::sys::aside::MOST_WAITING;
 use crate::sys::deadline::is_ready_by;
 use crate::sys::observing::contained;
 use crate::sys::thread::Thread;
@@ -81,8 +82,11 @@ impl Dispatcher {
         self.tell(Message::Over(token, end));
     }
 
+    /// Left out while as many messages wait as are kept for a slow observer: a callback hangs.
     pub fn leader(&self, leader: Leader) {
-        self.tell(Message::Leader(leader));
+        if self.messages.len() < MOST_WAITING {
+            self.tell(Message::Leader(leader));
+        }
     }
 
     fn tell(&self, message: Message) {
@@ -197,6 +201,28 @@ mod tests {
         assert!(Instant::now() < by, "the flush had to be given up");
         assert_eq!(tells.try_iter().collect::<Vec<_>>(), expected);
     }
+
+    #[test]
+    fn new_leaders_behind_a_callback_that_hangs_cost_only_so_much_memory() {
+        let (told, tells) = channel();
+        let (open, gate) = crossbeam_channel::bounded::<Infallible>(0);
+        let seen = move |_: &Leader| {
+            let _ = gate.recv();
+            told.send(()).unwrap_or_default();
+        };
+        let dispatcher = Dispatcher::new(Callbacks { leader: Some(Box::new(seen)), ..Callbacks::default() });
+        let lock = crate::LockClient::connect("memory:").and_then(|client| client.request("k").acquire()).unwrap();
+        assert!(dispatcher.start().is_ok());
+        for _ in 0..MOST_WAITING + 5 {
+            dispatcher.leader(Leader::by(&lock));
+        }
+        drop(open);
+        dispatcher.flush(far_from(Instant::now(), LONG));
+        // The first of them may have been with the callback already.
+        let count = tells.try_iter().count();
+        assert!((MOST_WAITING..=MOST_WAITING + 1).contains(&count), "{count} were kept");
+    }
+
     #[test]
     fn one_callback_alone_is_told_and_waited_for() {
         for only_lost in [false, true] {

@@ -115,10 +115,11 @@ impl Term {
         self.guard.is_held() && !self.is_over.load(Ordering::SeqCst)
     }
 
-    /// From now on this node does not lead, though its lock is held until it is released.
-    pub fn end(&self, how: TermEnd) {
+    /// From now on this node does not lead, though its lock is held until it is released. False when the term was over
+    /// already.
+    pub fn end(&self, how: TermEnd) -> bool {
         if self.is_over.swap(true, Ordering::SeqCst) {
-            return;
+            return false;
         }
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
         // Nothing can be lost any more, so whoever waits for the loss is woken.
@@ -136,6 +137,7 @@ impl Term {
             _ => self.won.elapsed(),
         };
         self.tell_end(led_for, end.name());
+        true
     }
 }
 
@@ -154,6 +156,12 @@ pub struct Leadership {
 impl Leadership {
     pub(super) fn new(term: Arc<Term>) -> Self {
         Leadership { term, drop_bound: DropBound::default() }
+    }
+
+    /// Ends the term at once and gives the lock up in the background: no call outlives its end by a release.
+    pub(super) fn abandon(&self) {
+        self.term.end(TermEnd::Resigned);
+        self.term.guard.abandon();
     }
 
     /// The name of the election.
@@ -196,8 +204,13 @@ impl Leadership {
     pub fn resign(mut self) -> Result<()> {
         self.term.shared.check_open_here()?;
         let by = self.term.guard.drop_by();
-        self.term.end(TermEnd::Resigned);
-        let outcome = self.term.guard.release_within(self.term.shared.bound());
+        let is_ended_here = self.term.end(TermEnd::Resigned);
+        let mut outcome = self.term.guard.release_within(self.term.shared.bound());
+        if outcome.is_ok() && !is_ended_here {
+            // Another node may have led since then.
+            let client = &self.term.shared.node.client;
+            outcome = Err(client.error(ErrorKind::Lost, self.name(), "the term was over already"));
+        }
         if outcome.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost) {
             // If no thread can be started, the second try is made here.
             let _ = Thread::spawn("leasehold-release", move || drop(self));

@@ -23,6 +23,8 @@ pub(super) type Work = Box<dyn FnMut(&Leadership) -> Result<(), String> + Send>;
 
 /// How many health checks, and rounds of a leader, there are in a lease.
 const ROUNDS: u32 = 3;
+/// A node that could not campaign tries again by then, however long its lease is.
+const LONGEST_OUT: Duration = Duration::from_secs(10);
 
 /// Why a term must end.
 enum Over {
@@ -59,17 +61,22 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
             Some(Err(error)) => {
                 log::warn!(target: "leasehold::election", name:? = shared.node.name;
                     "this node could not campaign for {:?} and tries again: {error}", shared.node.name);
-                shared.node.lease / ROUNDS
+                out_for(shared)
             }
             None => {
                 log::error!(target: "leasehold::election", name:? = shared.node.name; "a term ended by a panic");
-                shared.node.lease / ROUNDS
+                out_for(shared)
             }
         };
         if !shared.pausing(&standing.stop).wait_for(pause) {
             return;
         }
     }
+}
+
+/// How long a node stays out that could not campaign, or is not healthy.
+fn out_for(shared: &Shared) -> Duration {
+    (shared.node.lease / ROUNDS).min(LONGEST_OUT)
 }
 
 /// Campaigns, and serves a whole term. Returns whether this node resigned although it could have gone on.
@@ -206,7 +213,7 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
         if health.answers().try_recv().inspect(|_| health.answered()) == Ok(true) {
             return true;
         }
-        if !forever.wait_for(shared.node.lease / ROUNDS) {
+        if !forever.wait_for(out_for(shared)) {
             return false;
         }
     }

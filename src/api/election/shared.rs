@@ -218,6 +218,7 @@ impl Shared {
         let leadership = self.win(&stands.standing, until)?;
         // A stop either finds the term, or has cancelled the token by now.
         if stop.is_cancelled() {
+            leadership.abandon();
             return Err(self.cancelled());
         }
         if self.node.health.is_some() {
@@ -226,7 +227,7 @@ impl Shared {
                 begin_to_keep_a_lock();
                 serve::keep_healthy(&shared, &term);
             };
-            Thread::spawn("leasehold-elect", keep)?;
+            Thread::spawn("leasehold-elect", keep).inspect_err(|_| leadership.abandon())?;
         }
         Ok(leadership)
     }
@@ -272,6 +273,8 @@ impl Shared {
             // A stop first cancels the campaign and then finds the term, which has been reported by then.
             let mut place = self.now.term.lock();
             if standing.kind == Kind::Campaign && stop.is_cancelled() {
+                drop(place);
+                term.guard.abandon();
                 return Err(self.cancelled());
             }
             *place = Arc::downgrade(&term);
@@ -280,7 +283,9 @@ impl Shared {
         }
         term.tell_begin();
         // One that was lost before it was found there.
-        term.guard.loss().get().into_iter().for_each(|loss| term.end(TermEnd::Lost(loss)));
+        if let Some(loss) = term.guard.loss().get() {
+            term.end(TermEnd::Lost(loss));
+        }
         let leadership = Leadership::new(term);
         // Else nobody would know of a lock that is renewed.
         keeping_a_lock(

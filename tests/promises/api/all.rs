@@ -285,6 +285,18 @@ fn one_release_that_hangs_does_not_keep_the_others_locked() {
     }
 }
 
+/// Else of many locks none would be released by a store that takes a moment for each.
+#[test]
+fn each_release_of_many_has_time_for_a_slow_store() {
+    let store = Store::memory();
+    let client = store.builder().lease(HOUR).request_timeout(LONG).drop_timeout(WAIT).connect().unwrap();
+    let guard = client.lock_all((0..40).map(|n| format!("key-{n}"))).unwrap();
+    store.plan.next(Call::Release, Fault::HangBefore);
+    let began = Instant::now();
+    guard.release().unwrap_err();
+    assert!(began.elapsed() >= WAIT / 5, "the first was given up after {:?}", began.elapsed());
+}
+
 #[test]
 fn a_cancel_ends_the_pause_before_it_begins_again() {
     let store = Store::memory();

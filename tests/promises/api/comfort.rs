@@ -101,6 +101,11 @@ fn a_sleep_ends_with_the_lock_with_the_token_or_with_the_time() {
         assert!(matches!(&slept, Slept::Lost(loss) if loss.key == "k"), "{slept:?}");
         // A loss weighs most.
         assert!(matches!(guard.sleep(MINUTE, &cancel), Slept::Lost(_)));
+        // So does a release: what goes on would do so without the lock.
+        let other = client.lock("l").unwrap();
+        let _ = client.close();
+        let slept = other.sleep(MINUTE, &cancel);
+        assert!(matches!(slept, Slept::Released), "{slept:?}");
     });
 }
 

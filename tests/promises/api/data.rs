@@ -103,6 +103,9 @@ fn a_lock_of_another_store_is_refused() {
         refused(&elsewhere, &mine);
         store.rival().adopt(mine).unwrap().release().unwrap();
         elsewhere.release(&theirs).unwrap();
+        // A closed client asks nobody which one it is.
+        let _ = client.close();
+        assert_eq!(client.adopt(theirs).unwrap_err().kind(), ErrorKind::Closed);
     });
 }
 

@@ -102,6 +102,21 @@ fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left() {
     });
 }
 
+/// The leases go on while the answer is on its way.
+#[test]
+fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left_once_all_are_known() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        group(&client, [60 * MINUTE, 2 * SECOND]);
+        let until = || store.record("a").exclusive.unwrap().until;
+        let before = until();
+        faults.next(Call::Read, Fault::ApplyThenDelay(SECOND * 3 / 2));
+        let error = client.renew("g", 120 * MINUTE).unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("b")));
+        assert_eq!(until(), before, "a was renewed");
+    });
+}
+
 #[test]
 fn renew_of_a_group_without_locks_is_lost() {
     on_every_store(|store| {

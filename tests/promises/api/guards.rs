@@ -42,6 +42,17 @@ fn shared_holders_share_up_to_the_limit_and_exclude_an_exclusive_one() {
     });
 }
 
+#[test]
+fn a_refusal_names_five_of_many_holders_and_carries_all() {
+    let store = Store::memory();
+    let client = store.builder().connect().unwrap();
+    let _held: Vec<LockGuard> = (0..7).map(|_| client.lock_shared("k").unwrap()).collect();
+    let error = client.request("k").wait(Duration::ZERO).lock().unwrap_err();
+    let text = error.to_string();
+    assert_eq!((error.holders().len(), text.matches("(shared, ").count()), (7, 5), "{text}");
+    assert!(text.contains(", and 2 more; a guard of this very client"), "{text}");
+}
+
 /// Nobody but the guard knows of the grant, and this one has no end.
 #[test]
 fn what_max_hold_ended_is_given_up_later_where_no_release_was_answered() {
@@ -231,6 +242,13 @@ fn with_lock_gives_the_value_and_tells_a_loss() {
         });
         let error = lost.unwrap_err();
         assert_eq!((error.kind(), error.into_value()), (ErrorKind::Lost, Some(7)));
+        // A close releases it in the middle of the work.
+        let closed = client.with_lock("k", |_| {
+            let _ = client.close();
+            8
+        });
+        let error = closed.unwrap_err();
+        assert_eq!((error.kind(), error.into_value()), (ErrorKind::Lost, Some(8)));
     });
 }
 

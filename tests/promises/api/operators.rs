@@ -101,6 +101,21 @@ fn a_forced_release_spares_who_came_after_it() {
     });
 }
 
+/// A release before the least time is over keeps the place by another grant id.
+#[test]
+fn a_forced_release_that_did_not_happen_frees_what_its_holder_kept_meanwhile() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let acts = Between::new(Arc::new(Faulty::new(store.store.clone(), faults.clone())));
+        let client = builder_over(Arc::new(acts.clone()), store.clock.clone()).connect().unwrap();
+        let mut guard = Some(store.rival().request("k").hold_at_least(60 * MINUTE).lock().unwrap());
+        faults.next(Call::Swap, Fault::LostBefore);
+        acts.next(When::AfterSwap, move || drop(guard.take().map(leasehold::LockGuard::release)));
+        assert_eq!(client.force_release("k").unwrap()[0].owner(), "rival");
+        assert!(client.get("k").unwrap().unwrap().holders().is_empty(), "it stands for an hour");
+    });
+}
+
 #[test]
 fn one_key_is_unlocked_by_its_lock_id() {
     on_every_store(|store| {

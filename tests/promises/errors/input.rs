@@ -135,6 +135,23 @@ fn limits_and_owners() {
 }
 
 #[test]
+fn what_only_a_guard_does_is_refused_where_there_is_none() {
+    let client = builder().connect().unwrap();
+    let asked: [(fn(LockRequest) -> LockRequest, &str); 4] = [
+        (|request| request.hold_at_least(DAY), "hold_at_least"),
+        (|request| request.max_hold(DAY), "max_hold"),
+        (|request| request.warn_before(Duration::from_secs(1)).on_warning(|_| ()), "warn_before"),
+        (|request| request.on_loss(|_| ()), "on_loss"),
+    ];
+    for (set, what) in asked {
+        refused(set(client.request("k")).acquire(), ErrorKind::InvalidInput, &[what, "without a guard"]);
+    }
+    let of_any = client.request_any(["k"]).max_hold(DAY).acquire();
+    refused(of_any, ErrorKind::InvalidInput, &["max_hold", "without a guard"]);
+    assert!(client.get("k").unwrap().is_none(), "something was sent");
+}
+
+#[test]
 fn store_urls() {
     let bad: [(&str, &[&str]); 14] = [
         ("", &["no scheme", "sqlite:locks.db"]),
@@ -242,7 +259,8 @@ fn an_error_names_key_and_store_once_and_no_secret() {
     let text = error.to_string();
     assert!(text.starts_with(&format!("lock \"k\" on {url}: ")), "{text}");
     assert_eq!(text.matches("locks.db").count(), 1, "{text}");
-    let all = format!("{error} {error:?} {held:?} {:?} {:?}", client, client.request("k"));
+    let nobodys = client.renew("canary-of-nobody-with-a-secret", DAY).unwrap_err();
+    let all = format!("{error} {error:?} {held:?} {nobodys} {nobodys:?} {:?} {:?}", client, client.request("k"));
     assert!(!all.contains("with-a-secret"), "{all}");
     // Only the scheme of an unknown URL is told: the rest may hold a password.
     let unknown = LockClient::builder("mango://me:canary@db/locks");
