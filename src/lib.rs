@@ -58,7 +58,7 @@
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which runs on one background thread |
-//! | `mongodb` | MongoDB; brings its driver, which runs on one background thread |
+//! | `mongodb` | MongoDB; brings its driver, which runs on one background thread, beside one that sleeps |
 //! | `postgres` | PostgreSQL; brings tokio-postgres, which runs on one background thread |
 //! | `spanner` | Cloud Spanner; brings Google's client, a preview, which runs on one background thread |
 //! | `cli` | the command `leasehold`; of no use to the library |

@@ -136,6 +136,12 @@ impl Opener {
     }
 }
 
+/// What is wrong with a store URL, if anything is. Nothing is opened.
+#[cfg(feature = "_internals")]
+pub fn check_url(url: &str) -> Result<()> {
+    connect::opener(url).map(drop)
+}
+
 /// What is fixed about a store.
 #[derive(Clone, Debug)]
 pub struct StoreInfo {

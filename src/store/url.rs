@@ -64,6 +64,21 @@ impl<'a> StoreUrl<'a> {
     }
 }
 
+/// What stands before the query of a URL that a driver reads, and the query. Refused is what has the driver take a part of a
+/// password for a host or for an option, and show it.
+pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a str, &'a str)> {
+    let scheme = starts[0].trim_end_matches('/');
+    let wrong = |right: &str| Err(config(&format!("the {scheme} URL is wrong: {right}")));
+    if !starts.iter().any(|start| url.starts_with(start)) {
+        return wrong(&format!("it must begin with {}", starts.join(" or ")));
+    }
+    let (rest, query) = url.split_once('?').unwrap_or((url, ""));
+    if rest.matches('@').count() > 1 || query.contains('@') {
+        return wrong("in a user name or password write ? as %3F and @ as %40, elsewhere @ as %40");
+    }
+    Ok((rest, query))
+}
+
 /// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.
 pub(super) fn check_endpoint(what: &str, example: &str, endpoint: &str) -> Result<()> {
     let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");

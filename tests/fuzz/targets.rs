@@ -10,6 +10,17 @@ pub fn urls(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let shown = format!("{:?}", leasehold::LockClient::builder(text));
     assert!(!shown.contains("hunter2"), "a password is shown: {shown}");
+    // What stands before the last @ may be a password, however the URL is wrong.
+    let Some((scheme, rest)) = text.split_once(':') else { return };
+    let (before, behind) = rest.rsplit_once('@').unwrap_or_default();
+    let is_secret = before.contains("hunter2") && !behind.contains("hunter2");
+    if ["mongodb", "mongodb+srv", "postgres", "postgresql"].contains(&scheme)
+        && is_secret
+        && let Err(error) = leasehold::internals::store::check_url(text)
+    {
+        let said = format!("{error} {error:?}");
+        assert!(!said.contains("hunter2"), "a password is told: {said}");
+    }
 }
 
 /// A `Lock` that travels: what is read is written as it was.

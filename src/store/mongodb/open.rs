@@ -38,8 +38,8 @@ const OLDEST_WIRE: i32 = 9;
 const LEAST_CONNECTIONS: u32 = 3;
 /// The collection where none is named.
 pub const COLLECTION: &str = "locks";
-/// What is said of a URL where the driver's words may quote a password.
-const NOT_READ: &str = "the driver cannot read it; in a user name or password write @ : / % as %40 %3A %2F %25";
+/// The options of a URL that are ours.
+const OPTIONS: [&str; 2] = ["collection", "fleet"];
 
 /// What `Mongodb::open` needs to know.
 #[derive(Clone)]
@@ -71,47 +71,39 @@ impl fmt::Debug for MongodbOptions {
 }
 
 impl MongodbOptions {
-    /// From a URL of MongoDB's own form, which the driver reads, but for the option that is ours.
+    /// From a URL of MongoDB's own form, which the driver reads, but for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
-        let (rest, query) = url.split_once('?').unwrap_or((url, ""));
-        let (mut collection, mut fleet, mut theirs) = (None, None, Vec::new());
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            match pair.split_once('=').unwrap_or((pair, "")) {
-                ("collection", _) if collection.is_some() => {
-                    return Err(url::config("the option \"collection\" of mongodb: is given twice"));
-                }
-                ("collection", value) => collection = Some(url::decode(value)?.into_owned()),
-                ("fleet", _) if fleet.is_some() => {
-                    return Err(url::config("the option \"fleet\" of mongodb: is given twice"));
-                }
-                ("fleet", value) => fleet = Some(url::decode(value)?.into_owned()),
-                (name, _) if url::distance(name, "fleet") <= 1 => {
-                    return Err(url::config(&format!("mongodb: has no option {name:?} (did you mean \"fleet\"?)")));
-                }
-                (name, _) if url::distance(name, "collection") <= 2 => {
-                    return Err(url::config(&format!(
-                        "mongodb: has no option {name:?} (did you mean \"collection\"?)"
-                    )));
-                }
-                _ => theirs.push(pair),
-            }
-        }
-        let address = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+        let (rest, query) = url::split_query(url, ["mongodb://", "mongodb+srv://"])?;
         let is_wrong = |said: &str| url::config(&format!("the mongodb: URL is wrong: {said}"));
+        let (mut ours, mut theirs) = ([None, None], Vec::new());
+        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
+            let Some((name, value)) = pair.split_once('=') else {
+                // It may be the end of a value that is secret.
+                return Err(is_wrong("an option has no =; in a value write & as %26"));
+            };
+            if let Some(at) = OPTIONS.iter().position(|known| *known == name) {
+                if ours[at].replace(url::decode(value)?.into_owned()).is_some() {
+                    return Err(url::config(&format!("the option {name:?} of mongodb: is given twice")));
+                }
+                continue;
+            }
+            let hint = url::near(name, &OPTIONS);
+            if !hint.is_empty() {
+                return Err(url::config(&format!("mongodb: has no option {name:?}{hint}")));
+            }
+            theirs.push(pair);
+        }
+        let [collection, fleet] = ours;
+        let address = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
         // The driver panics where a `%` in it stands before what is not ASCII.
-        let user = rest.rsplit_once('@').map_or("", |(user, _)| user);
+        let user = rest.split_once('@').map_or("", |(user, _)| user);
         let is_escape = |part: &str| part.as_bytes().get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
         if !user.split('%').skip(1).all(is_escape) {
-            return Err(is_wrong(NOT_READ));
+            let right = "in a user name or password write @ : / ? # [ ] % as %40 %3A %2F %3F %23 %5B %5D %25";
+            return Err(is_wrong(&format!("the driver cannot read it; {right}")));
         }
-        let parsed = ConnectionString::parse(&address).map_err(|error| {
-            // The driver's words, unless they quote what may be a part of a password.
-            let said = error.kind.to_string();
-            let password = user.split_once("//").and_then(|(_, user)| user.split_once(':'));
-            let mut parts = password.map_or("", |(_, password)| password).split(|c: char| !c.is_alphanumeric());
-            let quotes = parts.any(|part| !part.is_empty() && said.contains(part));
-            is_wrong(if quotes { NOT_READ } else { &said })
-        })?;
+        // It quotes nothing of what stands before the @.
+        let parsed = ConnectionString::parse(&address).map_err(|error| is_wrong(&error.kind.to_string()))?;
         let fleet = Fleet::parse(fleet.as_deref(), mixed::LIBRARY)?;
         Ok(MongodbOptions { fleet, ..MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)? })
     }
@@ -181,7 +173,7 @@ impl MongodbOptions {
 ///
 /// `patience`: how long a request may take, so that the driver says why it failed before the caller's time is over.
 pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, patience: Duration) -> Result<Owned> {
-    let label = options.label();
+    let (label, standing) = (options.label(), standing());
     let mut settings = match options.settings {
         Settings::Given(given) => *given,
         Settings::Url(url) => ClientOptions::parse(*url).await.map_err(|error| MongodbError::classify(&error, 0).1)?,
@@ -206,7 +198,17 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     let turns = turns(settings.max_pool_size);
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
-    Ok(Owned { client, locks, sessions: Sessions::new(register), waking: Waking::default(), turns })
+    let (sessions, waking) = (Sessions::new(register), Waking::default());
+    Ok(Owned { client, locks, sessions, waking, turns, _standing: standing })
+}
+
+/// A thread of the runtime's that sleeps until this is dropped. The driver looks up hosts' names on such threads: without one,
+/// where none can be started, tokio panics in the tasks that make connections, which nobody starts again. Beside one, the
+/// look-up waits until another can be started, and the driver tries again.
+fn standing() -> crossbeam_channel::Sender<()> {
+    let (standing, over) = crossbeam_channel::bounded(0);
+    tokio::task::spawn_blocking(move || over.recv());
+    standing
 }
 
 /// What a lock cannot do without, whatever the user's settings say. Gives what it had to change.

@@ -100,7 +100,9 @@ fn millis(lease: std::time::Duration) -> i64 {
 /// One more than the highest token, or the time in microseconds.
 fn fence() -> Document {
     // Nothing and one more is null, which is no greatest.
-    doc! { "$max": [{ "$add": ["$fence", 1_i64] }, { "$multiply": [{ "$toLong": NOW }, 1_000_i64] }] }
+    let next = doc! { "$max": [{ "$add": ["$fence", 1_i64] }, { "$multiply": [{ "$toLong": NOW }, 1_000_i64] }] };
+    // The greatest number stays: one more is a double.
+    doc! { "$min": [next, i64::MAX] }
 }
 
 /// To be granted a key, also in the place of another grant.
@@ -122,7 +124,8 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     });
     let mut runs_shared = vec![runs("$$l.expiresAt")];
     let mut blocks = vec![doc! { "$eq": ["$exclusive.acquired", true] }, runs("$exclusive.expiresAt")];
-    let mut conditions = vec![is_sane(), doc! { "$gte": [{ "$ifNull": ["$fence", 0] }, 0] }];
+    // What is missing is no least.
+    let mut conditions = vec![is_sane(), doc! { "$gte": [{ "$min": ["$fence", "$version", 0] }, 0] }];
     if let Some((old, token)) = &grant.old {
         conditions.push(stands(old, *token));
         if grant.fleet.is_mixed() {

@@ -32,6 +32,8 @@ pub(super) struct Owned {
     /// Bounds how many connections those who want a lock may use: there may be a thousand of them, and heartbeats,
     /// releases and the change stream must not queue for a connection behind them.
     pub turns: Semaphore,
+    /// Keeps a thread for the runtime.
+    pub _standing: crossbeam_channel::Sender<()>,
 }
 
 /// The driver's default, if the settings do not say it.

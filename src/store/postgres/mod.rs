@@ -9,7 +9,8 @@
 //! was sent, by the server's clock.
 //!
 //! Every write waits until its commit is on the server's disk, whatever the user's default of `synchronous_commit` is,
-//! but the release of a lease with an end: one that is lost in a crash leaves a lease that ends by itself. tokio-postgres lives on one thread.
+//! but the release of a lease of at most a minute: one that is lost in a crash leaves a lease that ends by itself.
+//! tokio-postgres lives on one thread.
 
 use std::fmt;
 use std::time::Duration;

@@ -88,17 +88,7 @@ impl fmt::Debug for PostgresOptions {
 impl PostgresOptions {
     /// From a URL of libpq's form, which the driver reads, but for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
-        // Else the driver reads options out of it, and shows them.
-        if !["postgres://", "postgresql://"].iter().any(|start| url.starts_with(start)) {
-            return Err(config("the postgres: URL is wrong: it must begin with postgres:// or postgresql://"));
-        }
-        let (rest, query) = url.split_once('?').unwrap_or((url, ""));
-        // Else a part of a password is taken for an option, and shown.
-        if query.contains('@') {
-            return Err(config(
-                "the postgres: URL is wrong: in a user name or password write ? as %3F, in an option @ as %40",
-            ));
-        }
+        let (rest, query) = url::split_query(url, ["postgres://", "postgresql://"])?;
         let (mut seen, mut table, mut tls, mut theirs) = (Vec::new(), None, TlsOptions::default(), Vec::new());
         let mut pooled = false;
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {

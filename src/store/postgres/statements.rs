@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use super::row::{COLUMNS, STATEMENT, remembered};
+use crate::lease::MAX_ACQUIRE_LEASE;
 
 /// One text for each statement, with the table's name.
 pub(super) struct Statements {
@@ -36,9 +37,9 @@ pub(super) struct Statements {
     pub by_prefix: Arc<str>,
     /// after, lock id, an array with a shared holder of it, how many
     pub by_lock_id: Arc<str>,
-    /// grant id, key
+    /// key, grant id
     pub assert_exclusive: Arc<str>,
-    /// an array with the shared holder, key
+    /// key, an array with the shared holder
     pub assert_shared: Arc<str>,
 }
 
@@ -203,11 +204,13 @@ impl Statements {
         let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
         let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
                       created = NULL, renewed = NULL";
-        // A release that a crash takes back leaves a lease that ends by itself, unless it never ends. Who gave up must be
-        // remembered. To wait for the disk would also let all commits that tell something wait for each other.
+        // A release that a crash takes back leaves a lease that ends by itself, but one that runs for longer may be all that
+        // keeps the lock. Who gave up must be remembered. To wait for the disk would also let all commits that tell something
+        // wait for each other.
         let ended = format!(
-            "until = CASE WHEN {HEARD}set_config('synchronous_commit', CASE t.until WHEN 'infinity' THEN {LEVEL} \
-             ELSE 'off' END, true) IS NULL THEN t.until END"
+            "until = CASE WHEN {HEARD}set_config('synchronous_commit', CASE WHEN t.until > clock_timestamp() \
+             + interval '{} s' THEN {LEVEL} ELSE 'off' END, true) IS NULL THEN t.until END",
+            MAX_ACQUIRE_LEASE.as_secs()
         );
         let released = answer(
             &format!(

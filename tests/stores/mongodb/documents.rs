@@ -232,6 +232,7 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         doc! { "pins": "all" },
         doc! { "version": 7.5 },
         doc! { "version": "7" },
+        doc! { "version": -7 },
         doc! { "format": 1 },
         doc! { "format": "1.x" },
     ];
@@ -266,6 +267,24 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
     let page = store.read(&Which::LockId("group".to_owned()), None, Consistency::Strong, &soon()).unwrap();
     assert_eq!(page.records.len(), 1);
     lost(&store, &mut exclusive(&store, "good"));
+}
+
+/// One more would be a double, which is no token.
+#[test]
+fn the_greatest_token_stays() {
+    let rows = needs_server!(Rows::fresh());
+    let store = rows.open();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let key = mode.to_string();
+        let row = doc! { "resource": &key, "exclusive": { "acquired": false }, "fence": i64::MAX };
+        rows.raw().insert_one(row).run().unwrap();
+        for _ in 0..2 {
+            let mut a = attempt(&store, &key, mode);
+            assert_eq!(granted(&store, &mut a).token, i64::MAX as u64);
+            release(&store, &mut a);
+        }
+        assert_eq!(rows.row(&key).unwrap().get_i64("fence"), Ok(i64::MAX));
+    }
 }
 
 /// Somebody's document with that field, in a collection for all things.

@@ -40,3 +40,63 @@ fn what_is_given_up_in_another_session_comes_back() {
     at.wait_for_late("negative control");
     assert_eq!(at.holders("negative control").len(), 1);
 }
+
+/// The driver looks up a host's name on a thread of its runtime. Where none can be started, that must end none of the tasks
+/// that make its connections.
+#[cfg(target_os = "linux")]
+#[test]
+fn connections_that_break_while_no_thread_can_be_started_are_made_again() {
+    use std::time::{Duration, Instant};
+
+    use leasehold::internals::store::{Acquired, Consistency};
+    use leasehold::internals::sys::deadline::Deadline;
+    use leasehold::mongodb::driver::event::EventHandler;
+    use leasehold::mongodb::driver::event::sdam::SdamEvent;
+
+    use crate::support::harness::PATIENCE;
+    use crate::support::{alone::alone, threads, wait::wait_until};
+
+    alone("mongodb::faults::connections_that_break_while_no_thread_can_be_started_are_made_again", || {
+        let rows = needs_server!(Rows::fresh());
+        let at = host(&crate::support::servers::mongod().unwrap()).replace("127.0.0.1", "localhost");
+        let port: u16 = at.rsplit_once(':').map_or(27_017, |(_, port)| port.parse().unwrap());
+        let (tell, told) = crossbeam_channel::unbounded();
+        let store = open(rows.options_with(|options| {
+            options.hosts = vec![at.parse().unwrap()];
+            options.direct_connection = Some(true);
+            options.sdam_event_handler = Some(EventHandler::callback(move |event| drop(tell.send(event))));
+        }));
+        // The runtime ends a thread for look-ups that had nothing to do for ten seconds.
+        let opened = Instant::now();
+        wait_until("those are over", || opened.elapsed() > Duration::from_secs(15));
+        threads::no_new_threads();
+        told.try_iter().for_each(drop);
+        cut(port);
+        let comes = |is_it: fn(&SdamEvent) -> bool| {
+            while !is_it(&told.recv_timeout(PATIENCE).unwrap()) {}
+        };
+        comes(|event| matches!(event, SdamEvent::ServerHeartbeatFailed(_)));
+        comes(|event| matches!(event, SdamEvent::ServerHeartbeatStarted(_)));
+        // It passes through the thread on which that goes on at once.
+        let brief = Deadline::after(Duration::from_millis(300));
+        drop(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &brief));
+        threads::threads_again();
+        let mut a = exclusive(&store, "k");
+        wait_until("it locks again", || {
+            a.sends += 1;
+            matches!(store.acquire(&mut a, &soon()), Ok(Acquired::Granted { .. }))
+        });
+    });
+}
+
+/// Ends all connections of this process to that port. A proxy would need a thread for each new one.
+#[cfg(target_os = "linux")]
+fn cut(port: u16) {
+    use nix::sys::socket::{Shutdown, SockaddrIn, getpeername, shutdown};
+
+    for socket in 0..1024 {
+        if getpeername::<SockaddrIn>(socket).is_ok_and(|peer| peer.port() == port) {
+            let _ = shutdown(socket, Shutdown::Both);
+        }
+    }
+}

@@ -47,6 +47,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://me:can?ary=1@localhost/app", "%3F"),
         ("postgres://app:p@ss?canary@localhost/app", "%3F"),
         ("postgres://me@corp:pa?canary&x@localhost/app", "%3F"),
+        ("postgres://me:c@nary@localhost/app", "%40"),
         ("postgers://me:canary@localhost/app", "did you mean"),
     ]);
 }

@@ -125,24 +125,25 @@ fn what_is_prepared_waits_for_the_disk() {
     }
 }
 
-/// That of a lease with an end need not: it ends by itself.
+/// That of a lease of at most a minute need not: it ends by itself.
 #[test]
-fn the_release_of_a_lock_without_end_outlives_a_crash() {
+fn the_release_of_a_long_lease_outlives_a_crash() {
     let Some(mut server) = Server::start() else { return };
     server.sql("ALTER ROLE leasehold SET synchronous_commit = off");
     server.client().create_schema().unwrap();
-    for is_prepared in [false, true] {
+    let hour = Lease::For(Duration::from_secs(3_600));
+    for (is_prepared, lease) in [(false, Lease::Forever), (false, hour), (true, hour)] {
         let store = server.store();
         if is_prepared {
             warm(&store);
         }
-        let mut a = exclusive(&store, "endless");
+        let mut a = exclusive(&store, "long");
         granted(&store, &mut a);
-        renewed(&store, &mut a, renewal(Lease::Forever));
+        renewed(&store, &mut a, renewal(lease));
         release(&store, &mut a);
         server.0.end(Signal::SIGQUIT);
         server.0.start_again();
-        assert_eq!(holders(&server.store(), "endless"), [], "prepared: {is_prepared}");
+        assert_eq!(holders(&server.store(), "long"), [], "{lease:?}, prepared: {is_prepared}");
     }
 }
 
