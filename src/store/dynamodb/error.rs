@@ -110,7 +110,9 @@ impl DynamodbError {
         };
         let code = answer.code().unwrap_or_default();
         let message = answer.message().unwrap_or("without a message");
-        let cause = Cause::from(format!("{code}: {message}"));
+        // A signature that does not match is answered with the request as it should have been signed, below the first
+        // line: with the token of the session.
+        let cause = Cause::from(format!("{code}: {}", message.lines().next().unwrap_or_default()));
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
         let table = target.table.clone();
         match code {
