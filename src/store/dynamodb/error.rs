@@ -57,6 +57,12 @@ pub(super) enum Own {
     Throttled,
 
     #[error(
+        "the answers have no headers Date and x-amzn-RequestId of the service's own, from which its time is known; a proxy \
+         must pass them on (nginx: proxy_pass_header Date and Server) and cache nothing (Age)"
+    )]
+    Untold,
+
+    #[error(
         "the answer's time contradicts those before: the clock of this host or of the service has jumped; repeat the call"
     )]
     Jumped,
@@ -92,7 +98,7 @@ impl failure::Own for Own {
             Own::NoTable { .. } | Own::Invalid { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoCredentials => (ErrorKind::Config, false),
-            Own::NotRefreshed | Own::NotAccepted | Own::Throttled => (ErrorKind::Store, true),
+            Own::NotRefreshed | Own::NotAccepted | Own::Throttled | Own::Untold => (ErrorKind::Store, true),
             Own::Jumped => (ErrorKind::Ambiguous, true),
             Own::TooLarge | Own::LongExpression => (ErrorKind::InvalidInput, false),
         }

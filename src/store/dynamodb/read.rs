@@ -26,7 +26,8 @@ impl Dynamodb {
             let found = DecodedRow::new(key, row)?;
             let moment = match consistency {
                 Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
-                Consistency::Eventual => self.moment()?,
+                // As a waiter does.
+                Consistency::Eventual => self.told(self.moment()?)?,
             };
             self.watch_fleet(&found, moment.now);
             return Ok(Page { records: vec![found.seen(&moment)], next: None });
