@@ -148,6 +148,7 @@ fn unanswered(cause: Cause) -> (Fate, SpannerError) {
 #[cfg(test)]
 mod tests {
     use google_cloud_gax::error::CredentialsError;
+    use google_cloud_gax::error::rpc::{Code, Status};
 
     use super::*;
     use crate::model::error::Error;
@@ -164,5 +165,13 @@ mod tests {
         };
         assert_eq!(kind(true), (ErrorKind::Store, true));
         assert_eq!(kind(false), (ErrorKind::Config, false));
+    }
+
+    /// The SDK gives it back where there is no time for another try.
+    #[test]
+    fn aborted_says_that_nothing_was_written_of_the_first_commit_only() {
+        let error = SdkError::service(Status::default().set_code(Code::Aborted));
+        let fate = |stage| SpannerError::classify(&error, stage, "d", "t").0;
+        assert_eq!([Stage::Committing, Stage::Repeating].map(fate), [Fate::NotDone, Fate::Unknown]);
     }
 }
