@@ -108,9 +108,9 @@ impl SpannerError {
         let (database, table) = (database.to_owned(), table.to_owned());
         let code = error.status().map(|status| status.code.name());
         let own = match code {
-            // Any other answer to a repeat leaves open what became of the commit before it.
-            Some("ABORTED") => Own::Aborted,
+            // An answer to a repeat leaves open what became of the commit before it.
             _ if stage == Stage::Repeating => return unanswered(cause),
+            Some("ABORTED") => Own::Aborted,
             None if stage == Stage::Committing => return unanswered(cause),
             // A token that can't be had now may be had in a moment.
             None if error.is_authentication() && !error.is_transient_and_before_rpc() => Own::NoCredentials,
