@@ -50,6 +50,7 @@
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use google_cloud_spanner;
@@ -151,8 +152,9 @@ impl<T: Fenced> AssertIn for T {
 /// from the start where the service aborts it. So `work` may run several times.
 ///
 /// # Errors
-/// `Lost` when it is not held any more: nothing was committed. Else an error of kind `Store` whose source is what the
-/// SDK or `work` gave; `InvalidInput` for a lock of another store; `Closed` in a forked child.
+/// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
+/// committed. Else an error of kind `Store` whose source is what the SDK or `work` gave; `InvalidInput` for a lock of
+/// another store; `Closed` in a forked child.
 ///
 /// # Example
 /// ```no_run
@@ -171,10 +173,15 @@ where
     let standing = fenced.standing()?;
     assertion(standing)?;
     let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+    // Whether what comes next is the commit. Shared between threads, so that the future can be sent to one.
+    let commits = AtomicBool::new(false);
     let run = runner.run(async |transaction| {
+        commits.store(false, Ordering::Relaxed);
         let done = work(transaction.clone()).await?;
         fenced.assert_in(&transaction).await?;
+        commits.store(true, Ordering::Relaxed);
         Ok(done)
     });
-    run.await.map(|result| result.into_inner()).map_err(|error| in_context(error, standing))
+    let done = run.await.map(|result| result.into_inner());
+    done.map_err(|error| in_context(error, standing, commits.load(Ordering::Relaxed)))
 }

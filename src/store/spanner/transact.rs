@@ -249,9 +249,7 @@ where
                 }
                 handles.one_at_a_time.set(true);
             }
-            Some(Err(error)) => {
-                return Err(SpannerError::classify(&error, flight.stage(), &target.database, &target.table));
-            }
+            Some(Err(error)) => return Err(target.classify_at(&error, flight.stage())),
             None if flight.call_off() == Left::Maybe => {
                 return Err((Fate::Unknown, SpannerError::Unanswered { cause: None }));
             }

@@ -76,8 +76,10 @@ fn a_commit_that_may_have_happened_is_ambiguous() {
     for code in [2, 4, 13] {
         assert_eq!(kind("Commit", Fault::DoneThenRefused(code)), ErrorKind::Ambiguous, "{code}");
     }
-    // What is refused wrote nothing, nor did a transaction that never came to its commit.
-    assert_eq!(kind("Commit", Fault::Refused(7)), ErrorKind::Store);
+    // What is refused wrote nothing, as for a constraint (9), nor did a transaction that never came to its commit.
+    for code in [7, 9] {
+        assert_eq!(kind("Commit", Fault::Refused(code)), ErrorKind::Store, "{code}");
+    }
     assert_eq!(kind("ExecuteStreamingSql", Fault::Refused(2)), ErrorKind::Store);
     // It ends what was left open there, which would hold up the release.
     behind.write(&guard, "a", "text").unwrap();
