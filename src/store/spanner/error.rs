@@ -102,8 +102,8 @@ impl failure::Own for Own {
 }
 
 impl SpannerError {
-    /// What an error of the SDK means.
-    pub fn classify(error: &SdkError, stage: Stage, database: &str, table: &str) -> (Fate, Self) {
+    /// What an error of the SDK means. `has_worked`: this client was answered before.
+    pub fn classify(error: &SdkError, stage: Stage, _has_worked: bool, database: &str, table: &str) -> (Fate, Self) {
         let cause = Cause::of(error);
         let (database, table) = (database.to_owned(), table.to_owned());
         let code = error.status().map(|status| status.code.name());
@@ -156,22 +156,24 @@ mod tests {
     /// As when the metadata service of a host restarts while a token is renewed.
     #[test]
     fn a_token_that_can_not_be_had_for_a_moment_is_no_wrong_configuration() {
-        let kind = |is_transient| {
+        let kind = |is_transient, has_worked| {
             let error = SdkError::authentication(CredentialsError::from_msg(is_transient, "no token"));
-            let (fate, error) = SpannerError::classify(&error, Stage::Reading, "d", "t");
+            let (fate, error) = SpannerError::classify(&error, Stage::Reading, has_worked, "d", "t");
             assert_eq!(fate, Fate::NotDone);
             let error = Error::from(error);
             (error.kind(), error.is_retryable())
         };
-        assert_eq!(kind(true), (ErrorKind::Store, true));
-        assert_eq!(kind(false), (ErrorKind::Config, false));
+        assert_eq!(kind(true, false), (ErrorKind::Store, true));
+        assert_eq!(kind(false, false), (ErrorKind::Config, false));
+        // The SDK calls much of what passes permanent, and asks no more: another client is made.
+        assert_eq!(kind(false, true), (ErrorKind::Store, true));
     }
 
     /// The SDK gives it back where there is no time for another try.
     #[test]
     fn aborted_says_that_nothing_was_written_of_the_first_commit_only() {
         let error = SdkError::service(Status::default().set_code(Code::Aborted));
-        let fate = |stage| SpannerError::classify(&error, stage, "d", "t").0;
+        let fate = |stage| SpannerError::classify(&error, stage, true, "d", "t").0;
         assert_eq!([Stage::Committing, Stage::Repeating].map(fate), [Fate::NotDone, Fate::Unknown]);
     }
 }

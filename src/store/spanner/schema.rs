@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use google_cloud_spanner::result::Row as Answer;
@@ -232,7 +233,8 @@ impl Target {
 
     /// What an error of a transaction that was so far means.
     pub(super) fn classify_at(&self, error: &google_cloud_spanner::Error, stage: Stage) -> (Fate, SpannerError) {
-        SpannerError::classify(error, stage, &self.database, &self.table)
+        let has_worked = self.has_worked.load(Ordering::Relaxed);
+        SpannerError::classify(error, stage, has_worked, &self.database, &self.table)
     }
 
     /// Another change of the schema may be under way, or have been faster.
