@@ -103,7 +103,7 @@ impl failure::Own for Own {
 
 impl SpannerError {
     /// What an error of the SDK means. `has_worked`: this client was answered before.
-    pub fn classify(error: &SdkError, stage: Stage, _has_worked: bool, database: &str, table: &str) -> (Fate, Self) {
+    pub fn classify(error: &SdkError, stage: Stage, has_worked: bool, database: &str, table: &str) -> (Fate, Self) {
         let cause = Cause::of(error);
         let (database, table) = (database.to_owned(), table.to_owned());
         let code = error.status().map(|status| status.code.name());
@@ -112,8 +112,10 @@ impl SpannerError {
             _ if stage == Stage::Repeating => return unanswered(cause),
             Some("ABORTED") => Own::Aborted,
             None if stage == Stage::Committing => return unanswered(cause),
-            // A token that can't be had now may be had in a moment.
-            None if error.is_authentication() && !error.is_transient_and_before_rpc() => Own::NoCredentials,
+            // A token that can't be had now may be had in a moment, or by a new client.
+            None if error.is_authentication() && !has_worked && !error.is_transient_and_before_rpc() => {
+                Own::NoCredentials
+            }
             None => return (Fate::NotDone, SpannerError::Unreachable { cause }),
             Some("PERMISSION_DENIED") => Own::Denied { database },
             Some("UNAUTHENTICATED") => return (Fate::NotDone, SpannerError::Credentials { cause }),
