@@ -70,6 +70,10 @@ use crate::sys::clock::Clock;
 /// A client of the locks in this table of the database `projects/P/instances/I/databases/D`, with the endpoint,
 /// credentials and connections of `settings`. The SDK's client that they make lives on a thread of our own.
 ///
+/// Credentials that you make yourself (`with_credentials`) get their tokens by a task of the runtime on which you made them.
+/// It must go on running while calls of this crate block, as one of several threads does, and for as long as the client is
+/// used. Without them ours are made on that thread, too.
+///
 /// # Example
 /// ```no_run
 /// use leasehold::spanner::google_cloud_spanner::client::Spanner;
