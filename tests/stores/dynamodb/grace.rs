@@ -72,6 +72,20 @@ fn who_was_there_before_the_table_looks_before_its_first_lock() {
     assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
 }
 
+/// As one that CloudFormation made, and that others use.
+#[test]
+fn create_schema_notes_no_smaller_grace_than_a_table_that_is_there_has() {
+    needs_server!();
+    let table = Table(crate::support::stores::unique());
+    let (early, _) = waiting(&table, Duration::from_millis(500));
+    waiting(&table, Dynamodb::GRACE).0.schema(Schema::Create, &soon()).unwrap();
+    let raw = Raw::new(&table);
+    raw.delete("\u{1}time");
+    let error = early.schema(Schema::Create, &soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(raw.get("\u{1}time").is_empty(), "nothing is noted");
+}
+
 #[test]
 fn in_a_table_without_a_note_the_default_counts() {
     let table = needs_server!(Table::fresh());
