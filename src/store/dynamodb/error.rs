@@ -219,3 +219,25 @@ fn of_type<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Op
     }
     None
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::error::Error;
+    use crate::sys::driver::Stopped;
+
+    #[test]
+    fn a_panic_before_anything_was_sent_is_no_lack_of_time() {
+        let told = |stopped| {
+            let (fate, error) = DynamodbError::stopped(stopped, Left::No, Duration::ZERO);
+            assert_eq!(fate, Fate::NotDone);
+            let error = Error::from(error);
+            assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+            error.to_string()
+        };
+        assert!(told(Stopped::Over).contains("in the time that this call had"));
+        assert!(told(Stopped::Panicked).contains("panicked"));
+    }
+}
