@@ -229,6 +229,15 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
     }
 }
 
+/// The SDK signs the second request for the time that the first one's answer says.
+#[test]
+fn a_host_whose_wall_clock_is_minutes_off_connects() {
+    let at = needs_server!(Behind::new());
+    at.proxy.add(Rule::next(1, Network::Say(400, SKEWED)));
+    at.client().lock("k").unwrap().release().unwrap();
+    assert!(at.proxy.clear().is_empty(), "it was not met");
+}
+
 #[test]
 fn where_nobody_may_describe_the_table_that_is_said_once() {
     needs_server!();
