@@ -137,10 +137,7 @@ impl Dynamodb {
             (AcquireAnswer::Granted { holder, .. }, _) => {
                 Decided::Answer(Acquired::Granted { holder, repeated: true, now: moment.upper_bound() })
             }
-            (AcquireAnswer::Refused(_), _) => {
-                found.record.check_format()?;
-                Decided::Answer(Acquired::Refused(found.seen(moment)))
-            }
+            (AcquireAnswer::Refused(_), _) => Decided::Answer(Acquired::Refused(found.seen(moment))),
         })
     }
 

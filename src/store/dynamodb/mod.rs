@@ -61,7 +61,8 @@ const NOBODYS: &str = "\u{1}time";
 const MANY_GIVEN_UP: usize = 8;
 /// A row with more bytes than this is logged as a warning.
 const LARGE: usize = 20 * 1_024;
-/// A time that is the grace and this ahead is later than any client's time: two of them differ by less than the grace.
+/// A time that is the grace and this ahead is later than any client's time: two of them, each off by half of its interval,
+/// differ by at most a second and what an answer took, or the grace where that is more.
 const AHEAD: Duration = Duration::from_secs(2);
 
 /// What this store reads in a row that a test made up, and writes over it.
