@@ -79,6 +79,8 @@ pub(super) enum Failure<S> {
     },
     /// The SDK panicked, or its thread ended, while a write was under way.
     Panicked,
+    /// The SDK panicked before a write left this host.
+    PanickedBefore,
     /// The thread of the SDK is gone.
     Ended,
     /// The server is still making the table.
@@ -104,7 +106,8 @@ impl<S: Own> Failure<S> {
         match (stopped, left) {
             (Stopped::Over, Left::Maybe) => (Fate::Unknown, Self::overdue(took)),
             (Stopped::Panicked | Stopped::Ended, Left::Maybe) => (Fate::Unknown, Failure::Panicked),
-            (Stopped::Over | Stopped::Panicked, Left::No) => (Fate::NotDone, Failure::NotSent),
+            (Stopped::Over, Left::No) => (Fate::NotDone, Failure::NotSent),
+            (Stopped::Panicked, Left::No) => (Fate::NotDone, Failure::PanickedBefore),
             (Stopped::Ended, Left::No) => (Fate::Refused, Failure::Ended),
         }
     }
@@ -120,9 +123,11 @@ impl<S: Own> Failure<S> {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            Failure::NotSent | Failure::Unreachable { .. } | Failure::Unread { .. } | Failure::NotReady => {
-                (ErrorKind::Store, true)
-            }
+            Failure::NotSent
+            | Failure::PanickedBefore
+            | Failure::Unreachable { .. }
+            | Failure::Unread { .. }
+            | Failure::NotReady => (ErrorKind::Store, true),
             Failure::Unanswered { .. } | Failure::Panicked => (ErrorKind::Ambiguous, true),
             Failure::Credentials { .. } => (ErrorKind::Permission, false),
             Failure::Other { .. } | Failure::Ended => (ErrorKind::Store, false),
@@ -156,6 +161,7 @@ impl<S: Own> fmt::Display for Failure<S> {
             Failure::Credentials { .. } => f.write_str(credentials),
             Failure::Other { .. } => write!(f, "the {server} refused the request"),
             Failure::Panicked => write!(f, "{sdk} panicked, or its thread ended, during a request"),
+            Failure::PanickedBefore => write!(f, "{sdk} panicked before a {write} was sent; repeat the call"),
             Failure::Ended => write!(f, "the thread that talks to the {server} has ended; connect again"),
             Failure::NotReady => write!(f, "the {server} has not made the table yet; repeat the call"),
             Failure::Damaged(what) => {

@@ -50,6 +50,7 @@
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use google_cloud_spanner;
@@ -68,6 +69,10 @@ use crate::sys::clock::Clock;
 
 /// A client of the locks in this table of the database `projects/P/instances/I/databases/D`, with the endpoint,
 /// credentials and connections of `settings`. The SDK's client that they make lives on a thread of our own.
+///
+/// Credentials that you make yourself (`with_credentials`) get their tokens by a task of the runtime on which you made them.
+/// It must go on running while calls of this crate block, as one of several threads does, and for as long as the client is
+/// used. Without them ours are made on that thread, too.
 ///
 /// # Example
 /// ```no_run
@@ -151,8 +156,9 @@ impl<T: Fenced> AssertIn for T {
 /// from the start where the service aborts it. So `work` may run several times.
 ///
 /// # Errors
-/// `Lost` when it is not held any more: nothing was committed. Else an error of kind `Store` whose source is what the
-/// SDK or `work` gave; `InvalidInput` for a lock of another store; `Closed` in a forked child.
+/// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
+/// committed. Else an error of kind `Store` whose source is what the SDK or `work` gave; `InvalidInput` for a lock of
+/// another store; `Closed` in a forked child.
 ///
 /// # Example
 /// ```no_run
@@ -171,10 +177,15 @@ where
     let standing = fenced.standing()?;
     assertion(standing)?;
     let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+    // Whether what comes next is the commit. Shared between threads, so that the future can be sent to one.
+    let commits = AtomicBool::new(false);
     let run = runner.run(async |transaction| {
+        commits.store(false, Ordering::Relaxed);
         let done = work(transaction.clone()).await?;
         fenced.assert_in(&transaction).await?;
+        commits.store(true, Ordering::Relaxed);
         Ok(done)
     });
-    run.await.map(|result| result.into_inner()).map_err(|error| in_context(error, standing))
+    let done = run.await.map(|result| result.into_inner());
+    done.map_err(|error| in_context(error, standing, commits.load(Ordering::Relaxed)))
 }

@@ -64,7 +64,7 @@ impl Dynamodb {
         if key::parts(&attempt.key).is_none() {
             self.agree_on_grace(by)?;
         }
-        let mut moment = self.sure_moment(Duration::ZERO, by)?;
+        let mut moment = self.told(self.sure_moment(Duration::ZERO, by)?)?;
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
         let mut next = if blind {
@@ -95,7 +95,7 @@ impl Dynamodb {
                 Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
             };
             let asked = moment;
-            moment = self.sure_moment(Duration::ZERO, by)?;
+            moment = self.told(self.sure_moment(Duration::ZERO, by)?)?;
             next = match self.decide(attempt, found, &moment)? {
                 Decided::Write(next) => next,
                 Decided::Answer(Acquired::Granted { .. }) if Dynamodb::was_early(attempt, &moment) => {
@@ -137,10 +137,7 @@ impl Dynamodb {
             (AcquireAnswer::Granted { holder, .. }, _) => {
                 Decided::Answer(Acquired::Granted { holder, repeated: true, now: moment.upper_bound() })
             }
-            (AcquireAnswer::Refused(_), _) => {
-                found.record.check_format()?;
-                Decided::Answer(Acquired::Refused(found.seen(moment)))
-            }
+            (AcquireAnswer::Refused(_), _) => Decided::Answer(Acquired::Refused(found.seen(moment))),
         })
     }
 

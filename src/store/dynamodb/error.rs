@@ -57,6 +57,12 @@ pub(super) enum Own {
     Throttled,
 
     #[error(
+        "the answers have no headers Date and x-amzn-RequestId of the service's own, from which its time is known; a proxy \
+         must pass them on (nginx: proxy_pass_header Date and Server) and cache nothing (Age)"
+    )]
+    Untold,
+
+    #[error(
         "the answer's time contradicts those before: the clock of this host or of the service has jumped; repeat the call"
     )]
     Jumped,
@@ -92,7 +98,7 @@ impl failure::Own for Own {
             Own::NoTable { .. } | Own::Invalid { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoCredentials => (ErrorKind::Config, false),
-            Own::NotRefreshed | Own::NotAccepted | Own::Throttled => (ErrorKind::Store, true),
+            Own::NotRefreshed | Own::NotAccepted | Own::Throttled | Own::Untold => (ErrorKind::Store, true),
             Own::Jumped => (ErrorKind::Ambiguous, true),
             Own::TooLarge | Own::LongExpression => (ErrorKind::InvalidInput, false),
         }
@@ -110,7 +116,9 @@ impl DynamodbError {
         };
         let code = answer.code().unwrap_or_default();
         let message = answer.message().unwrap_or("without a message");
-        let cause = Cause::from(format!("{code}: {message}"));
+        // A signature that does not match is answered with the request as it should have been signed, below the first
+        // line: with the token of the session.
+        let cause = Cause::from(format!("{code}: {}", message.lines().next().unwrap_or_default()));
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
         let table = target.table.clone();
         match code {
@@ -210,4 +218,26 @@ fn of_type<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Op
         next = error.source();
     }
     None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::model::error::Error;
+    use crate::sys::driver::Stopped;
+
+    #[test]
+    fn a_panic_before_anything_was_sent_is_no_lack_of_time() {
+        let told = |stopped| {
+            let (fate, error) = DynamodbError::stopped(stopped, Left::No, Duration::ZERO);
+            assert_eq!(fate, Fate::NotDone);
+            let error = Error::from(error);
+            assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+            error.to_string()
+        };
+        assert!(told(Stopped::Over).contains("in the time that this call had"));
+        assert!(told(Stopped::Panicked).contains("panicked"));
+    }
 }

@@ -126,6 +126,20 @@ impl Dynamodb {
         }
     }
 
+    /// Whether the grace may be noted of a table that is there; an error where others may wait for longer. `made`: a moment
+    /// ago, by this client or by another, which may be about to note less than the default.
+    pub(super) fn may_note_grace(&self, made: Option<bool>, by: &Deadline) -> Result<bool, DynamodbError> {
+        if made == Some(true) {
+            return Ok(true);
+        }
+        self.read_time(by)?;
+        let is_noted = self.noted.0.lock().is_some_and(|note| note.most.is_some());
+        match self.check_grace() {
+            Err(_) if made == Some(false) && !is_noted => Ok(false),
+            checked => checked.map(|()| true),
+        }
+    }
+
     /// An error where other clients of this table wait for longer than this one does.
     pub(super) fn check_grace(&self) -> Result<(), DynamodbError> {
         let (ours, noted) = (self.info.grace, self.grace_now().own);

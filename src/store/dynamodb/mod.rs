@@ -48,7 +48,7 @@ mod swap;
 mod target;
 mod undo;
 
-use error::DynamodbError;
+use error::{DynamodbError, Own};
 pub use estimate::Estimate;
 use estimate::Moment;
 use expr::Item;
@@ -61,7 +61,8 @@ const NOBODYS: &str = "\u{1}time";
 const MANY_GIVEN_UP: usize = 8;
 /// A row with more bytes than this is logged as a warning.
 const LARGE: usize = 20 * 1_024;
-/// A time that is the grace and this ahead is later than any client's time: two of them differ by less than the grace.
+/// A time that is the grace and this ahead is later than any client's time: two of them, each off by half of its interval,
+/// differ by at most a second and what an answer took, or the grace where that is more.
 const AHEAD: Duration = Duration::from_secs(2);
 
 /// What this store reads in a row that a test made up, and writes over it.
@@ -118,22 +119,36 @@ impl Dynamodb {
 
     /// Now, by the service's clock.
     fn moment(&self) -> Result<Moment, DynamodbError> {
-        let text = "the answers have no headers Date and x-amzn-RequestId of the service's own, from which its time is known; a \
-                    proxy must pass them on (nginx: proxy_pass_header Date and Server) and cache nothing (Age)";
-        let missing = || DynamodbError::Config(text.to_owned());
+        let missing = || DynamodbError::Config(Own::Untold.to_string());
         self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
     }
 
     /// Now, for a write that needs the time to within the grace, or to within `most` where that is more. Asks the service
-    /// first where the last answer is too old for that, or in doubt.
+    /// first where the last answer is too old for that, or in doubt. That this was of no use is logged once.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         let moment = self.moment()?;
-        // Where the grace is for the clocks of another library's hosts, no more of it than elsewhere is for our own.
-        let is_wide = self.fleet.is_mixed() && moment.is_wider(Dynamodb::GRACE, most);
-        if is_wide || moment.is_old(most) {
-            self.read_time(by)?;
+        if !moment.is_old(most) && !self.is_untold(&moment, most) {
+            return Ok(moment);
         }
-        self.moment()
+        self.read_time(by)?;
+        let moment = self.moment()?;
+        if self.is_untold(&moment, most) && !self.target.said_untold.swap(true, Ordering::Relaxed) {
+            log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{}", Own::Untold);
+        }
+        Ok(moment)
+    }
+
+    /// The same moment, after an answer, for who would take somebody over: an error where the answers do not tell the
+    /// time any more, since nobody would ever be taken over.
+    fn told(&self, moment: Moment) -> Result<Moment, DynamodbError> {
+        if self.is_untold(&moment, Duration::ZERO) { Err(DynamodbError::Own(Own::Untold, None)) } else { Ok(moment) }
+    }
+
+    /// Whether it is known too badly, and no answer told it for a while.
+    fn is_untold(&self, moment: &Moment, most: Duration) -> bool {
+        // Where the grace is for the clocks of another library's hosts, no more of it than elsewhere is for our own.
+        let grace = if self.fleet.is_mixed() { Dynamodb::GRACE } else { self.grace_now().own };
+        moment.is_wider(grace, most)
     }
 }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use aws_sdk_dynamodb::types::AttributeValue;
+
 use super::error::DynamodbError;
 use super::expr::{Item, text, tokens};
 use super::row::{self, DecodedRow};
@@ -9,6 +11,9 @@ use super::{Dynamodb, NOBODYS};
 use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
+
+/// What the rows of a page fulfil, and the values in it.
+type Filter = (&'static str, Vec<(&'static str, AttributeValue)>);
 
 /// How many rows a page looks at: a table with little throughput must return them within one request's timeout.
 const PAGE: i32 = 200;
@@ -21,17 +26,26 @@ impl Dynamodb {
         consistency: Consistency,
         by: &Deadline,
     ) -> Result<Page, DynamodbError> {
-        if let Which::Key(key) = which {
-            let row = self.get_item(key, consistency, by)?;
-            let found = DecodedRow::new(key, row)?;
-            let moment = match consistency {
-                Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
-                Consistency::Eventual => self.moment()?,
-            };
-            self.watch_fleet(&found, moment.now);
-            return Ok(Page { records: vec![found.seen(&moment)], next: None });
-        }
-        let (rows, next) = self.scan(which, from, consistency, by)?;
+        let of_keys = match which {
+            Which::Key(key) => {
+                let row = self.get_item(key, consistency, by)?;
+                let found = DecodedRow::new(key, row)?;
+                let moment = match consistency {
+                    Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
+                    // As a waiter does.
+                    Consistency::Eventual => self.told(self.moment()?)?,
+                };
+                self.watch_fleet(&found, moment.now);
+                return Ok(Page { records: vec![found.seen(&moment)], next: None });
+            }
+            Which::Prefix(prefix) if prefix.is_empty() => None,
+            Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
+            Which::LockId(id) => Some((
+                "#leasedUntil > :past AND (#lockId = :lock OR attribute_exists(#shared))",
+                vec![(":past", text(row::PAST)), (":lock", text(id))],
+            )),
+        };
+        let (rows, next) = self.scan(of_keys, from, consistency, by)?;
         let moment = self.moment()?;
         let mut records = Vec::new();
         for row in rows {
@@ -78,20 +92,11 @@ impl Dynamodb {
     /// The rows of one page, in the service's own order, and the last key that it looked at.
     fn scan(
         &self,
-        which: &Which,
+        of_keys: Option<Filter>,
         from: Option<String>,
         consistency: Consistency,
         by: &Deadline,
     ) -> Result<(Vec<Item>, Option<String>), DynamodbError> {
-        let of_keys = match which {
-            Which::Prefix(prefix) if prefix.is_empty() => None,
-            Which::Prefix(prefix) => Some(("begins_with(#key, :prefix)", vec![(":prefix", text(prefix))])),
-            Which::LockId(id) => Some((
-                "#leasedUntil > :past AND (#lockId = :lock OR attribute_exists(#shared))",
-                vec![(":past", text(row::PAST)), (":lock", text(id))],
-            )),
-            Which::Key(key) => Some(("#key = :key", vec![(":key", text(key))])),
-        };
         let of_sort =
             self.target.sort_key.as_ref().map(|ours| ("#sortKey = :sortKey", vec![(":sortKey", text(&ours.value))]));
         let filters: Vec<_> = of_keys.into_iter().chain(of_sort).collect();

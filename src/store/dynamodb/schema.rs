@@ -104,7 +104,7 @@ impl Dynamodb {
     }
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
-        // Where it was missing: whether this client made it, or another was faster.
+        // Where it was missing or being made: whether this client made it, or another was faster.
         let (mut made, mut protects) = (None, false);
         let (started, mut logged) = (Instant::now(), Instant::now());
         loop {
@@ -117,14 +117,18 @@ impl Dynamodb {
                         (_, false) => "is there",
                     };
                     let text = self.check(&table, is)?;
+                    if table.table_status() == Some(&TableStatus::Creating) {
+                        made = made.or(Some(false));
+                    }
                     // An updating table serves.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
-                    if is_there && self.is_protected(&table, each)? {
+                    let is_protected = is_there && self.is_protected(&table, each)?;
+                    if is_protected && self.may_note_grace(made, each)? {
                         self.note_grace(each)?;
                         self.check_grace()?;
                         return Ok(text);
                     }
-                    protects |= is_there;
+                    protects |= is_there && !is_protected;
                 }
                 Table::Hidden => {
                     let text = "dynamodb:DescribeTable is denied, which making the table needs";

@@ -33,6 +33,8 @@ pub(super) struct Target {
     pub ended: Ended,
     /// It was logged that the answers may come by way of a proxy that hides it.
     pub said_hidden: Arc<AtomicBool>,
+    /// It was logged that they do not tell the time any more.
+    pub said_untold: Arc<AtomicBool>,
     has_sent: Arc<AtomicBool>,
     was_accepted: Arc<AtomicBool>,
 }
@@ -40,8 +42,8 @@ pub(super) struct Target {
 impl Target {
     pub fn new(table: &str, partition_key: &str, sort_key: Option<SortKey>) -> Self {
         let (table, partition_key) = (table.to_owned(), partition_key.to_owned());
-        let (ended, said_hidden, has_sent, was_accepted) = Default::default();
-        Target { table, partition_key, sort_key, ended, said_hidden, has_sent, was_accepted }
+        let (ended, said_hidden, said_untold, has_sent, was_accepted) = Default::default();
+        Target { table, partition_key, sort_key, ended, said_hidden, said_untold, has_sent, was_accepted }
     }
 
     /// The attributes of the table's key, each a string.

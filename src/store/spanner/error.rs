@@ -102,18 +102,20 @@ impl failure::Own for Own {
 }
 
 impl SpannerError {
-    /// What an error of the SDK means.
-    pub fn classify(error: &SdkError, stage: Stage, database: &str, table: &str) -> (Fate, Self) {
+    /// What an error of the SDK means. `has_worked`: this client was answered before.
+    pub fn classify(error: &SdkError, stage: Stage, has_worked: bool, database: &str, table: &str) -> (Fate, Self) {
         let cause = Cause::of(error);
         let (database, table) = (database.to_owned(), table.to_owned());
         let code = error.status().map(|status| status.code.name());
         let own = match code {
-            // Any other answer to a repeat leaves open what became of the commit before it.
-            Some("ABORTED") => Own::Aborted,
+            // An answer to a repeat leaves open what became of the commit before it.
             _ if stage == Stage::Repeating => return unanswered(cause),
+            Some("ABORTED") => Own::Aborted,
             None if stage == Stage::Committing => return unanswered(cause),
-            // A token that can't be had now may be had in a moment.
-            None if error.is_authentication() && !error.is_transient_and_before_rpc() => Own::NoCredentials,
+            // A token that can't be had now may be had in a moment, or by a new client.
+            None if error.is_authentication() && !has_worked && !error.is_transient_and_before_rpc() => {
+                Own::NoCredentials
+            }
             None => return (Fate::NotDone, SpannerError::Unreachable { cause }),
             Some("PERMISSION_DENIED") => Own::Denied { database },
             Some("UNAUTHENTICATED") => return (Fate::NotDone, SpannerError::Credentials { cause }),
@@ -148,6 +150,7 @@ fn unanswered(cause: Cause) -> (Fate, SpannerError) {
 #[cfg(test)]
 mod tests {
     use google_cloud_gax::error::CredentialsError;
+    use google_cloud_gax::error::rpc::{Code, Status};
 
     use super::*;
     use crate::model::error::Error;
@@ -155,14 +158,24 @@ mod tests {
     /// As when the metadata service of a host restarts while a token is renewed.
     #[test]
     fn a_token_that_can_not_be_had_for_a_moment_is_no_wrong_configuration() {
-        let kind = |is_transient| {
+        let kind = |is_transient, has_worked| {
             let error = SdkError::authentication(CredentialsError::from_msg(is_transient, "no token"));
-            let (fate, error) = SpannerError::classify(&error, Stage::Reading, "d", "t");
+            let (fate, error) = SpannerError::classify(&error, Stage::Reading, has_worked, "d", "t");
             assert_eq!(fate, Fate::NotDone);
             let error = Error::from(error);
             (error.kind(), error.is_retryable())
         };
-        assert_eq!(kind(true), (ErrorKind::Store, true));
-        assert_eq!(kind(false), (ErrorKind::Config, false));
+        assert_eq!(kind(true, false), (ErrorKind::Store, true));
+        assert_eq!(kind(false, false), (ErrorKind::Config, false));
+        // The SDK calls much of what passes permanent, and asks no more: another client is made.
+        assert_eq!(kind(false, true), (ErrorKind::Store, true));
+    }
+
+    /// The SDK gives it back where there is no time for another try.
+    #[test]
+    fn aborted_says_that_nothing_was_written_of_the_first_commit_only() {
+        let error = SdkError::service(Status::default().set_code(Code::Aborted));
+        let fate = |stage| SpannerError::classify(&error, stage, true, "d", "t").0;
+        assert_eq!([Stage::Committing, Stage::Repeating].map(fate), [Fate::NotDone, Fate::Unknown]);
     }
 }

@@ -1,11 +1,14 @@
 //! Whether a grant holds, asserted inside a user's own transaction.
 
+use google_cloud_gax::error::rpc::Code;
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
 
 use super::Spanner;
+use super::error::Stage;
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::failure::Fate;
 use crate::store::fence::Standing;
 
 /// What the service says when the lock is lost.
@@ -33,11 +36,28 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     Ok(Statement::builder(sql).add_param("name", &lock.key).add_param("grant", lock.grant.as_str()).build())
 }
 
-/// An error of the SDK as ours: the loss, or with the SDK's own as its source.
-pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>) -> Error {
+/// An error of the SDK as ours: the loss, or with the SDK's own as its source. `commits`: the commit was sent.
+pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, commits: bool) -> Error {
     let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
     if is_lost {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");
     }
-    standing.error(ErrorKind::Store, "the transaction failed").caused_by(failed)
+    let (kind, message) = match standing.store::<Spanner>() {
+        Some(store) if commits && may_be_committed(&failed, store) => {
+            (ErrorKind::Ambiguous, "no answer settled whether the transaction was committed")
+        }
+        _ => (ErrorKind::Store, "the transaction failed"),
+    };
+    standing.error(kind, message).caused_by(failed)
+}
+
+/// Whether this answer to a commit leaves open what became of it.
+fn may_be_committed(failed: &SdkError, store: &Spanner) -> bool {
+    // By a constraint of the user's own table, or for a row that is missing there. That the transaction is gone settles
+    // nothing: it may be gone because it was committed.
+    let is_refused = failed.status().is_some_and(|status| {
+        let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
+        is_one && !status.message.contains("ransaction")
+    });
+    !is_refused && store.target.classify_at(failed, Stage::Committing).0 == Fate::Unknown
 }

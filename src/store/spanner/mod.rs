@@ -11,6 +11,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -68,6 +69,8 @@ struct Target {
     foreign_lease: Duration,
     fleet: Fleet,
     watch: mixed::Watch,
+    /// The service has answered this client, which therefore has credentials.
+    has_worked: AtomicBool,
 }
 
 impl fmt::Debug for Spanner {
@@ -99,11 +102,13 @@ impl Spanner {
             foreign_lease: options.spindle_duration.saturating_add(mixed::DRIFT),
             fleet: options.fleet,
             watch: mixed::Watch::default(),
+            has_worked: AtomicBool::new(false),
         });
         let over = |_| SpannerError::Own(Own::NotConnected, None).into();
         let driver = Driver::start(by, move || open::handles(options), over)?;
         let store = Spanner { info, target, driver };
         store.check_dialect(by)?;
+        store.target.has_worked.store(true, Ordering::Relaxed);
         Ok(store)
     }
 }

@@ -232,7 +232,7 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
     });
     let client = made?;
     let session = client.database_client(&options.database).build().await;
-    let failed = |error| SpannerError::classify(&error, Stage::Reading, &options.database, &options.table).1;
+    let failed = |error| SpannerError::classify(&error, Stage::Reading, false, &options.database, &options.table).1;
     let database = session.map_err(failed)?;
     Ok(Live { client, database })
 }

@@ -62,24 +62,25 @@ impl Target {
         Statement::builder(sql).add_param("name", key).build()
     }
 
-    fn query(&self, which: &Which, from: &str) -> Statement {
-        let (hints, condition, most, value) = match which {
-            Which::Key(key) => (String::new(), "t.name = @value".to_owned(), PAGE, key),
-            Which::Prefix(prefix) => (String::new(), "STARTS_WITH(t.name, @value)".to_owned(), LOOKED_AT, prefix),
-            Which::LockId(id) => (
-                // The second one is for the emulator, which can't see that no null is asked for; others ignore it.
-                format!(
-                    "@{{FORCE_INDEX=`{}`, spanner_emulator.disable_query_null_filtered_index_check=true}}",
-                    self.index()
-                ),
-                format!(
-                    "t.lock_id IS NOT NULL AND t.lock_id IN (@value, '{SEE_HOLDERS}') AND (t.lock_id = @value OR EXISTS \
-                     (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(t.holders)) AS h WHERE JSON_VALUE(h, '$.lock_id') = @value))"
-                ),
-                PAGE,
-                id,
-            ),
-        };
+    fn query_prefix(&self, prefix: &str, from: &str) -> Statement {
+        self.query("", "STARTS_WITH(t.name, @value)", LOOKED_AT, prefix, from)
+    }
+
+    fn query_lock_id(&self, id: &str, from: &str) -> Statement {
+        // The second one is for the emulator, which can't see that no null is asked for; others ignore it.
+        let hints = format!(
+            "@{{FORCE_INDEX=`{}`, spanner_emulator.disable_query_null_filtered_index_check=true}}",
+            self.index()
+        );
+        let condition = format!(
+            "t.lock_id IS NOT NULL AND t.lock_id IN (@value, '{SEE_HOLDERS}') AND (t.lock_id = @value OR EXISTS \
+             (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(t.holders)) AS h WHERE JSON_VALUE(h, '$.lock_id') = @value))"
+        );
+        self.query(&hints, &condition, PAGE, id, from)
+    }
+
+    /// `most`: so many rows are looked at.
+    fn query(&self, hints: &str, condition: &str, most: usize, value: &str, from: &str) -> Statement {
         let columns = columns();
         // With the last row that was looked at, whatever it is: the next page begins there.
         let sql = format!(
@@ -126,12 +127,17 @@ impl Spanner {
         self.ask(by, move |handles, limit| async move {
             let read = async {
                 let single = handles.live().database.single_use().build();
-                if let Which::Key(key) = &which {
-                    let rows = single.execute_query(target.query_key(key)).await.map_err(|error| target.classify(&error))?;
-                    let read = of_key(&target, key, rows).await.map_err(|error| target.classify(&error))??;
-                    return Ok(Page { records: vec![read.seen()], next: None });
-                }
-                let statement = target.query(&which, from.as_deref().unwrap_or_default());
+                let from = from.as_deref().unwrap_or_default();
+                let statement = match &which {
+                    Which::Key(key) => {
+                        let rows = single.execute_query(target.query_key(key)).await;
+                        let rows = rows.map_err(|error| target.classify(&error))?;
+                        let read = of_key(&target, key, rows).await.map_err(|error| target.classify(&error))??;
+                        return Ok(Page { records: vec![read.seen()], next: None });
+                    }
+                    Which::Prefix(prefix) => target.query_prefix(prefix, from),
+                    Which::LockId(id) => target.query_lock_id(id, from),
+                };
                 let mut rows = single.execute_query(statement).await.map_err(|error| target.classify(&error))?;
                 let (mut page, mut seen, mut more, mut last) = (Vec::new(), 0, false, None);
                 while let Some(row) = rows.next().await {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::rc::Rc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use google_cloud_spanner::result::Row as Answer;
@@ -13,7 +14,7 @@ use super::row::{COLUMNS, STAMPED};
 use super::transact::heard;
 use super::{Spanner, Target};
 use crate::store::Schema;
-use crate::store::failure::Cause;
+use crate::store::failure::{Cause, Fate};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -227,7 +228,13 @@ async fn make(
 impl Target {
     /// What an error of a request that writes no row means.
     pub(super) fn classify(&self, error: &google_cloud_spanner::Error) -> SpannerError {
-        SpannerError::classify(error, Stage::Reading, &self.database, &self.table).1
+        self.classify_at(error, Stage::Reading).1
+    }
+
+    /// What an error of a transaction that was so far means.
+    pub(super) fn classify_at(&self, error: &google_cloud_spanner::Error, stage: Stage) -> (Fate, SpannerError) {
+        let has_worked = self.has_worked.load(Ordering::Relaxed);
+        SpannerError::classify(error, stage, has_worked, &self.database, &self.table)
     }
 
     /// Another change of the schema may be under way, or have been faster.

@@ -43,24 +43,22 @@ struct Flight(Arc<AtomicU8>);
 
 impl Flight {
     /// Another try begins, unless the caller is gone.
-    fn read(&self, earlier: Earlier) -> std::result::Result<(), SdkError> {
-        self.to(match earlier {
-            Earlier::None => READING,
-            Earlier::Maybe => REPEATING,
-        })
+    fn read(&self) -> std::result::Result<(), SdkError> {
+        self.to(READING)
     }
 
     fn commit(&self) -> std::result::Result<(), SdkError> {
-        self.to(if self.stage() == Stage::Repeating { REPEATING } else { COMMITTING })
+        self.to(COMMITTING)
     }
 
-    /// The commit is sent once more.
+    /// The commit is sent once more. Whatever comes after it, even `ABORTED` and another try, the first one may have
+    /// happened.
     fn repeat(&self) {
         let _ = self.to(REPEATING);
     }
 
     fn to(&self, next: u8) -> std::result::Result<(), SdkError> {
-        let step = |state| (state != CALLED_OFF).then_some(next);
+        let step = |state| (state != CALLED_OFF).then_some(if state == REPEATING { REPEATING } else { next });
         let stepped = self.0.fetch_update(Ordering::SeqCst, Ordering::SeqCst, step);
         stepped.map(drop).map_err(|_| ended("the caller is gone"))
     }
@@ -80,13 +78,6 @@ impl Flight {
             _ => Left::No,
         }
     }
-}
-
-/// Whether an earlier commit of a transaction may have happened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Earlier {
-    None,
-    Maybe,
 }
 
 /// The SDK's own policy of repeats for a commit, which also notes each repeat.
@@ -183,15 +174,15 @@ where
     F: FnMut(&Read) -> std::result::Result<(A, Option<Write>), SpannerError>,
 {
     let started = Instant::now();
-    let (mut earlier, mut may_be_own) = (Earlier::None, false);
+    let mut may_be_own = false;
     let (answer, write, mut read, committed) = loop {
         let left = limit.saturating_sub(started.elapsed());
         // What was decided without a commit.
         let mut kept = None;
         let attempt = async |transaction: ReadWriteTransaction| {
             kept = None;
-            may_be_own |= earlier == Earlier::Maybe || flight.stage() == Stage::Repeating;
-            flight.read(earlier)?;
+            may_be_own = flight.stage() == Stage::Repeating;
+            flight.read()?;
             let rows = transaction.execute_query(target.query_key(&key)).await?;
             let mut read = match of_key(&target, &key, rows).await? {
                 Ok(read) => read,
@@ -254,17 +245,11 @@ where
             Some(Err(error)) if is_superseded(&error) => {
                 // The commit may have happened before, and this be the answer to a repeat of it.
                 if flight.stage() != Stage::Reading {
-                    earlier = Earlier::Maybe;
+                    flight.repeat();
                 }
                 handles.one_at_a_time.set(true);
             }
-            Some(Err(error)) => {
-                if earlier == Earlier::Maybe {
-                    let cause = Some(Cause::of(&error));
-                    return Err((Fate::Unknown, SpannerError::Unanswered { cause }));
-                }
-                return Err(SpannerError::classify(&error, flight.stage(), &target.database, &target.table));
-            }
+            Some(Err(error)) => return Err(target.classify_at(&error, flight.stage())),
             None if flight.call_off() == Left::Maybe => {
                 return Err((Fate::Unknown, SpannerError::Unanswered { cause: None }));
             }

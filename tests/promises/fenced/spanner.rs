@@ -2,11 +2,13 @@
 
 use std::any::Any;
 
-use leasehold::ClientBuilder;
 use leasehold::spanner::AssertIn;
+use leasehold::{ClientBuilder, ErrorKind};
 
+use crate::fenced::data::Data;
 use crate::fenced::data::spanner::{SCHEMA, Table};
 use crate::fenced::{LONG, Open, Store};
+use crate::support::grpc::{Fault, Grpc};
 use crate::support::servers::spanner_emulator;
 use crate::support::spanner::{Database, TABLE, settings};
 
@@ -55,4 +57,30 @@ fn the_assertion_alone_gives_the_services_own_error() {
     let _next = client.adopt(guard.info()).unwrap();
     let error = asserted().unwrap_err();
     assert_eq!(error.status().map(|status| status.code.name()), Some("OUT_OF_RANGE"), "{error}");
+}
+
+/// The service says that it does not know, that it took too long, or that it is broken, and has committed.
+#[test]
+fn a_commit_that_may_have_happened_is_ambiguous() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (path, host) = named(&open.url);
+    let grpc = Grpc::new(host);
+    let behind = Table::new(settings(&grpc.host), path);
+    let guard = open.client(LONG).lock("a").unwrap();
+    let kind = |method, fault| {
+        grpc.fault(method, 0, fault);
+        let error = behind.write(&guard, "a", "text").unwrap_err();
+        assert_eq!(grpc.clear(), 0, "{fault:?} was not met");
+        error.kind()
+    };
+    for code in [2, 4, 13] {
+        assert_eq!(kind("Commit", Fault::DoneThenRefused(code)), ErrorKind::Ambiguous, "{code}");
+    }
+    // What is refused wrote nothing, as for a constraint (9), nor did a transaction that never came to its commit.
+    for code in [7, 9] {
+        assert_eq!(kind("Commit", Fault::Refused(code)), ErrorKind::Store, "{code}");
+    }
+    assert_eq!(kind("ExecuteStreamingSql", Fault::Refused(2)), ErrorKind::Store);
+    // It ends what was left open there, which would hold up the release.
+    behind.write(&guard, "a", "text").unwrap();
 }

@@ -38,7 +38,7 @@ const SKEWED: &str = says!("InvalidSignatureException", "Signature expired: 2026
 const UNKNOWN: &str = says!("UnrecognizedClientException", "The security token included in the request is invalid.");
 
 /// Of a client that was let in before. Status, answer, what it means, and what the message must say: what was going on and what would be right.
-const ANSWERS: [(u16, &str, Means, &str); 25] = [
+const ANSWERS: [(u16, &str, Means, &str); 26] = [
     (400, THROTTLED, Means::Repeat, "limits the rate"),
     (400, says!("ProvisionedThroughputExceededException", "x"), Means::Repeat, "limits the rate"),
     (400, says!("RequestLimitExceeded", "x"), Means::Repeat, "limits the rate"),
@@ -84,6 +84,16 @@ const ANSWERS: [(u16, &str, Means, &str); 25] = [
     (400, says!("RequestExpired", "x"), Means::Repeat, "any more"),
     (400, UNKNOWN, Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
     (400, SKEWED, Means::Repeat, "wall clock"),
+    // The service says how it would have signed the request: with the token of the session.
+    (
+        400,
+        says!(
+            "InvalidSignatureException",
+            "The signatures differ.\\n\\nThe Canonical String is 'POST\\nx-amz-security-token:secret-canary\\n'"
+        ),
+        Means::Repeat,
+        "wall clock",
+    ),
     (400, says!("MissingAuthenticationToken", "x"), Means::Fatal(ErrorKind::Permission), "does not accept the cred"),
     (400, says!("SomethingNew", "x"), Means::Fatal(ErrorKind::Store), "refused the request"),
     (200, "no JSON", Means::Unknown, "no answer settled"),
@@ -217,6 +227,15 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
         let builder = patient(config_at(&at.proxy.url()), &at.table.0);
         assert_eq!(builder.connect().unwrap_err().kind(), kind);
     }
+}
+
+/// The SDK signs the second request for the time that the first one's answer says.
+#[test]
+fn a_host_whose_wall_clock_is_minutes_off_connects() {
+    let at = needs_server!(Behind::new());
+    at.proxy.add(Rule::next(1, Network::Say(400, SKEWED)));
+    at.client().lock("k").unwrap().release().unwrap();
+    assert!(at.proxy.clear().is_empty(), "it was not met");
 }
 
 #[test]

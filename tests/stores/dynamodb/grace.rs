@@ -3,10 +3,12 @@
 use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, Filter, LockClient};
 
+use crate::dynamodb::table::MAKING;
 use crate::dynamodb::time::{blocking, note};
 use crate::dynamodb::*;
 use crate::support::bench::builder_over;
-use crate::support::dynamodb::{Table, options};
+use crate::support::dynamodb::{Table, config_at, options};
+use crate::support::proxy::{Mode as Network, Request, Rule};
 
 fn with_grace(table: &Table, grace: u64) -> leasehold::Result<LockClient> {
     let table = leasehold::dynamodb::Table::new(&table.0).grace(Duration::from_millis(grace));
@@ -70,6 +72,43 @@ fn who_was_there_before_the_table_looks_before_its_first_lock() {
     granted(&early, &mut exclusive("k"));
     clock.advance(LEASE + Duration::from_secs(10));
     assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
+}
+
+/// As one that CloudFormation made, and that others use.
+#[test]
+fn create_schema_notes_no_smaller_grace_than_a_table_that_is_there_has() {
+    needs_server!();
+    let table = Table(crate::support::stores::unique());
+    let (early, _) = waiting(&table, Duration::from_millis(500));
+    waiting(&table, Dynamodb::GRACE).0.schema(Schema::Create, &soon()).unwrap();
+    let raw = Raw::new(&table);
+    raw.delete("\u{1}time");
+    let error = early.schema(Schema::Create, &soon()).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(raw.get("\u{1}time").is_empty(), "nothing is noted");
+}
+
+/// Several processes make the table, and the first one has not come to its note.
+#[test]
+fn create_schema_waits_for_the_note_of_who_is_making_the_table() {
+    needs_server!();
+    let table = Table(crate::support::stores::unique());
+    let (clock, grace) = (Clock::system(), Duration::from_millis(500));
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+    let second = open(DynamodbOptions { settings, grace, ..options(&table.0, &clock) }, &clock);
+    waiting(&table, grace).0.schema(Schema::Create, &soon()).unwrap();
+    let raw = Raw::new(&table);
+    raw.delete("\u{1}time");
+    proxy.add(Rule::next(1, Network::Say(200, MAKING)).on("DescribeTable"));
+    let looks = |all: &[Request]| all.iter().filter(|request| request.target == "GetItem").count();
+    let before = looks(&proxy.requests());
+    std::thread::scope(|scope| {
+        let making = scope.spawn(|| second.schema(Schema::Create, &soon()).unwrap());
+        proxy.wait_until("it looks for the note", |all| looks(all) > before + 1);
+        note(&raw, 500_000);
+        assert!(making.join().unwrap().contains("is there, with the key"));
+    });
 }
 
 #[test]

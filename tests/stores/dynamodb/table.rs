@@ -206,11 +206,12 @@ fn connects_to_the_url_of_the_environment() {
     guard.release().unwrap();
 }
 
-/// DynamoDB Local makes a table at once, so the proxy says in its place that this one is still being made.
+/// What the service says of a table that is still being made. DynamoDB Local makes one at once.
+pub const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
+
 #[test]
 fn a_table_that_takes_longer_than_a_request_is_waited_for() {
     needs_server!();
-    const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
     let is_waited_for = |times: u32| {
         let (table, looks) = (Table(unique()), u64::from(times) * 20);
         let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());

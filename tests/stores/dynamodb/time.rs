@@ -15,6 +15,7 @@ use crate::support::harness::SLACK;
 use crate::support::lateness::{self, Slowness, slack};
 use crate::support::logs;
 use crate::support::proxy::{self, Rule};
+use crate::support::wait::wait_until;
 
 pub(super) fn blocking(table: &Table, options: impl FnOnce(&mut DynamodbOptions)) -> LockClient {
     let clock = Clock::system();
@@ -89,8 +90,8 @@ fn who_knows_the_time_badly_takes_nobody_over_and_holds_for_less() {
     note(&Raw::new(&table), 100_000);
     // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
     let grace = Duration::from_millis(100);
-    let unsure = open(DynamodbOptions { grace, ..knowing(&table, &clock, grace) }, &clock);
     clock.advance(LEASE + Duration::from_secs(10));
+    let unsure = open(DynamodbOptions { grace, ..knowing(&table, &clock, grace) }, &clock);
     assert_eq!(refused(&unsure, &mut exclusive("expired")).live().count(), 1, "nor does a purge free him");
     match unsure.acquire(&mut exclusive("free"), &soon()).unwrap() {
         Acquired::Granted { holder, now, .. } => {
@@ -388,6 +389,43 @@ fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
     at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
     let error = patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("proxy_pass_header"), "{error}");
+}
+
+/// As when nginx is deployed anew without what tells it to pass the time on.
+#[test]
+fn when_no_answer_tells_the_time_any_more_that_is_said() {
+    alone("dynamodb::time::when_no_answer_tells_the_time_any_more_that_is_said", || {
+        logs::keep();
+        let at = needs_server!(Behind::new());
+        let clock = Clock::system();
+        let store = open(by_way_of(&at.proxy, &at.table), &clock);
+        let mut held = exclusive("held");
+        granted(&store, &mut held);
+        granted(&store, &mut exclusive("expired"));
+        at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
+        // By then it may be off by more than a second, however well it was known.
+        let passed = 1_300;
+        clock.advance(Duration::from_secs(passed));
+        let look = |consistency| store.read(&Which::Key("expired".to_owned()), None, consistency, &soon());
+        // Else nobody would ever be taken over. A waiter polls.
+        let acquired = store.acquire(&mut exclusive("expired"), &soon()).map(drop);
+        for error in [acquired, look(Consistency::Eventual).map(drop)].map(Result::unwrap_err) {
+            assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+            assert!(error.to_string().contains("proxy_pass_header"), "{error}");
+        }
+        // What stands goes on.
+        assert_eq!(look(Consistency::Strong).unwrap().records[0].live().count(), 1);
+        let renewed = store.renew(&mut held, renewal(Duration::from_secs(5)), &soon()).unwrap();
+        assert!(matches!(renewed, Renewed::Until { .. }), "{renewed:?}");
+        let warned = logs::take("leasehold::dynamodb");
+        assert_eq!(warned.iter().filter(|said| said.contains("proxy_pass_header")).count(), 1, "{warned:?}");
+        at.proxy.shift_dates(passed as i64);
+        at.proxy.clear();
+        // A slow answer tells little.
+        wait_until("it is taken over", || {
+            matches!(store.acquire(&mut exclusive("expired"), &soon()), Ok(Acquired::Granted { .. }))
+        });
+    });
 }
 
 /// It may pass the date on, or write its own: nothing says which.

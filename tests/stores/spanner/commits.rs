@@ -26,7 +26,7 @@ fn behind() -> Option<(Grpc, Spanner)> {
 }
 
 #[test]
-fn after_a_repeat_of_a_commit_only_aborted_says_that_nothing_was_written() {
+fn after_a_repeat_of_a_commit_no_answer_says_that_nothing_was_written() {
     needs_server!();
     let Some((grpc, store)) = behind() else { return };
     for code in OTHERS {
@@ -53,6 +53,22 @@ fn an_aborted_repeat_of_a_commit_finds_what_was_written() {
     let (holder, repeated) = acquired(&store, &mut exclusive("k"));
     assert_eq!(grpc.clear(), 0, "the faults were not met");
     assert!(repeated && get(&store, "k").record.exclusive == Some(holder));
+}
+
+/// The try after it fails before it has read what the first one wrote.
+#[test]
+fn an_aborted_repeat_of_a_commit_does_not_say_that_nothing_was_written() {
+    needs_server!();
+    let Some((grpc, store)) = behind() else { return };
+    let mut a = exclusive("k");
+    grpc.fault("Commit", 0, Fault::CutAfter);
+    grpc.fault("Commit", 1, Fault::Refused(ABORTED));
+    grpc.fault("ExecuteStreamingSql", 1, Fault::Refused(7));
+    let answer = store.acquire(&mut a, &soon());
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    let Ok(Acquired::Unknown(error)) = answer else { panic!("{answer:?}") };
+    assert!(error.kind() == ErrorKind::Ambiguous && error.is_retryable(), "{error:?}");
+    assert!(acquired(&store, &mut a).1, "it finds itself");
 }
 
 #[test]
