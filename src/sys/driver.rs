@@ -186,6 +186,16 @@ mod tests {
         assert_eq!(name, Ok((7, Some("leasehold-driver".to_owned()))));
     }
 
+    /// Which a program in C would end by: nothing there ignores it.
+    #[cfg(unix)]
+    #[test]
+    fn a_write_to_a_server_that_is_gone_is_no_signal() {
+        use nix::sys::signal::{SigSet, Signal};
+
+        let mask = driver().run(&soon(), |_| async { SigSet::thread_get_mask() }).unwrap().unwrap();
+        assert!(mask.contains(Signal::SIGPIPE));
+    }
+
     #[test]
     fn it_works_and_is_dropped_inside_async_tasks() {
         let in_task = || {
