@@ -58,6 +58,7 @@ impl<C: 'static> Driver<C> {
         let (waiting, gone) = oneshot::channel();
         Thread::spawn_with(STACK, "leasehold-driver", move || {
             thread::begin_to_keep_time();
+            block_sigpipe();
             let runtime = match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {
@@ -112,6 +113,17 @@ impl<C: 'static> Driver<C> {
         let answer = wait(&answer, by);
         drop(waiting);
         answer.and_then(|answer| answer)
+    }
+}
+
+/// A write to a server that is gone is an error, and no signal that ends a program in C: TCP is written to without the flag
+/// that says so. The threads that are started from this one do as it does.
+fn block_sigpipe() {
+    #[cfg(unix)]
+    {
+        use nix::sys::signal::{SigSet, Signal};
+
+        let _ = SigSet::from(Signal::SIGPIPE).thread_block();
     }
 }
 
