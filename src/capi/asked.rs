@@ -280,6 +280,26 @@ mod tests {
         assert_eq!(*told.0.lock(), (2, 0), "refusals and waits");
     }
 
+    #[test]
+    fn a_maximum_hold_of_several_begins_when_all_are_held() {
+        // Below the minute that a first lease lasts at most.
+        let (max_hold, more, lease) = (Duration::from_secs(20), Duration::from_secs(25), Duration::from_secs(60));
+        let store = crate::testing::MemoryStore::new();
+        let (client, rival) = (store.client(), store.client());
+        let asked = handle::insert(Client::new(client.clone(), None)).and_then(Asked::all);
+        let Ok(asked) = asked else { panic!("no request") };
+        let asked = Asked { keys: Keys::AllOf { keys: vec!["a".to_owned(), "b".to_owned()] }, ..asked };
+        let asked = asked.with(|request| request.max_hold(max_hold).lease(lease));
+        let Ok(held) = rival.request("b").lease(lease).lock() else { panic!("no lock") };
+        let locks = std::thread::spawn(move || code(asked.lock_all(false)));
+        while client.held().is_empty() && !locks.is_finished() {
+            std::thread::yield_now();
+        }
+        store.advance(more);
+        assert!(held.release().is_ok());
+        assert_eq!(locks.join().ok(), Some(Code::Ok));
+    }
+
     #[cfg(feature = "_internals")]
     #[test]
     fn a_grant_that_came_too_late_is_not_held_by_others() {
