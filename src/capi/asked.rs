@@ -140,15 +140,19 @@ impl Asked {
 
     /// All of them; with `once` it does not wait for other holders.
     pub fn lock_all(self, once: bool) -> Result<GuardsHandle, Failure> {
-        let Asked { client, keys: Keys::AllOf { keys }, request, callbacks } = self else {
+        let Asked { client, keys: Keys::AllOf { keys }, mut request, callbacks } = self else {
             return Err(Failure::new(Code::InvalidInput, "the request is not one for all of several keys"));
         };
+        // What belongs to all of them is not set for each.
+        let spec = &mut request.spec;
+        let (lock_id, wait) = (spec.lock.lock_id.take(), spec.wait.take());
+        let max_hold = spec.callbacks.get_mut().max_hold.take();
         let watch = callbacks.watch();
         client.watch(&watch);
         // What was lost before all were had was taken anew, or ends the call.
         let granted: Arc<OnceLock<Vec<Lock>>> = Arc::default();
         let each = |one: LockRequest| {
-            let mut like = request.again().without_wait();
+            let mut like = request.again();
             like.spec.lock.key = one.spec.lock.key;
             let (granted, lost) = (granted.clone(), watch.clone());
             callbacks.given(like, &watch).on_loss(move |loss| {
@@ -159,10 +163,13 @@ impl Asked {
             })
         };
         let mut all = client.api.request_all(&keys).each(each);
-        if let Some(lock_id) = &request.spec.lock.lock_id {
+        if let Some(lock_id) = lock_id {
             all = all.lock_id(lock_id);
         }
-        let all = match request.spec.wait {
+        if let Some(max_hold) = max_hold {
+            all = all.max_hold(max_hold);
+        }
+        let all = match wait {
             _ if once => all.wait(Duration::ZERO),
             Some(AskedWait::For(wait)) => all.wait(wait),
             Some(AskedWait::Until(until)) => all.wait_until(until),

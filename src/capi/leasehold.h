@@ -886,7 +886,7 @@ leasehold_code leasehold_request_set_cancel(leasehold_request request,
                                             leasehold_cancel cancel);
 
 // For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
-// that hangs. Defaults to no limit.
+// that hangs. Of several locks, counted from when all of them are held. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_max_hold(leasehold_request request,
                                               uint64_t ms);

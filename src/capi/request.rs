@@ -227,7 +227,7 @@ pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: C
 }
 
 /// For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
-/// that hangs. Defaults to no limit.
+/// that hangs. Of several locks, counted from when all of them are held. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.max_hold(millis(ms))))
