@@ -84,6 +84,12 @@ mod tests {
         assert_eq!(rest, os(&["l", "run", "k", "--", "prog", "--store", "y"]));
         assert_eq!(taken_out(&os(&["l", "run", "--store=a", "k"])).unwrap().1, os(&["l", "run", "k"]));
         assert!(taken_out(&os(&["l", "run", "k", "--", "--store", "y"])).is_none());
+        // A key, which may be anything.
+        for option in ["--key", "--name"] {
+            assert!(taken_out(&os(&["l", "run", option, "--store", "--", "prog"])).is_none());
+            let (url, rest) = taken_out(&os(&["l", "status", option, "--", "--store", "y"])).unwrap();
+            assert_eq!((url, rest), ("y".into(), os(&["l", "status", option, "--"])));
+        }
     }
 
     #[test]
@@ -110,6 +116,16 @@ mod tests {
 
     #[test]
     fn passwords_are_scrubbed() {
+        for (given, shown) in [
+            ("postgres://h/d?password=x&sslmode=require", "postgres://h/d?***"),
+            ("--stor=mongodb://u:p@h/d?tlsCertificateKeyFilePassword=x", "--stor=mongodb://***@h/d?***"),
+            ("dynamodb://table?region=r", "dynamodb://table?region=r"),
+            // Nobody knows where the password ends.
+            ("mongodb://me:p?q@h/d?password=x", "mongodb://***"),
+            ("postgres://h/d?password=x@y", "postgres://***"),
+        ] {
+            assert_eq!(scrubbed(&format!("unknown '{given}'"), &os(&["l", given])), format!("unknown '{shown}'"));
+        }
         let given = os(&["l", "mongodb://me:p@ss@host/db"]);
         assert_eq!(scrubbed("unknown 'mongodb://me:p@ss@host/db'", &given), "unknown 'mongodb://***@host/db'");
         let given = os(&["l", "mongodb://me:\u{1b}[1mp\u{7}@host/db"]);

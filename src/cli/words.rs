@@ -198,6 +198,9 @@ mod tests {
         assert_eq!(ours("no table; create_schema() makes it"), "no table; `leasehold init` makes it");
         assert_eq!(ours("at least 0.1 s, or lease_forever()"), "at least 0.1 s");
         assert_eq!(ours("max_hold is 0ns, but must be more"), "--max-hold is 0ns, but must be more");
+        // What others chose stays as it is.
+        let quoted = r#"lock "owner is \" connect again \\": "#;
+        assert_eq!(ours(&format!("{quoted}owner is \"\"")), format!("{quoted}--owner is \"\""));
     }
 
     /// The texts in the quotes of a source, but for those of attributes and tests.
