@@ -140,15 +140,19 @@ impl Asked {
 
     /// All of them; with `once` it does not wait for other holders.
     pub fn lock_all(self, once: bool) -> Result<GuardsHandle, Failure> {
-        let Asked { client, keys: Keys::AllOf { keys }, request, callbacks } = self else {
+        let Asked { client, keys: Keys::AllOf { keys }, mut request, callbacks } = self else {
             return Err(Failure::new(Code::InvalidInput, "the request is not one for all of several keys"));
         };
+        // What belongs to all of them is not set for each.
+        let spec = &mut request.spec;
+        let (lock_id, wait) = (spec.lock.lock_id.take(), spec.wait.take());
+        let max_hold = spec.callbacks.get_mut().max_hold.take();
         let watch = callbacks.watch();
         client.watch(&watch);
         // What was lost before all were had was taken anew, or ends the call.
         let granted: Arc<OnceLock<Vec<Lock>>> = Arc::default();
         let each = |one: LockRequest| {
-            let mut like = request.again().without_wait();
+            let mut like = request.again();
             like.spec.lock.key = one.spec.lock.key;
             let (granted, lost) = (granted.clone(), watch.clone());
             callbacks.given(like, &watch).on_loss(move |loss| {
@@ -159,10 +163,13 @@ impl Asked {
             })
         };
         let mut all = client.api.request_all(&keys).each(each);
-        if let Some(lock_id) = &request.spec.lock.lock_id {
+        if let Some(lock_id) = lock_id {
             all = all.lock_id(lock_id);
         }
-        let all = match request.spec.wait {
+        if let Some(max_hold) = max_hold {
+            all = all.max_hold(max_hold);
+        }
+        let all = match wait {
             _ if once => all.wait(Duration::ZERO),
             Some(AskedWait::For(wait)) => all.wait(wait),
             Some(AskedWait::Until(until)) => all.wait_until(until),
@@ -278,6 +285,26 @@ mod tests {
         assert_eq!(code(asked.lock_all(true)), Code::Held);
         assert!(client.request_all(["a", "b"]).try_lock().is_ok_and(|all| all.is_none()));
         assert_eq!(*told.0.lock(), (2, 0), "refusals and waits");
+    }
+
+    #[test]
+    fn a_maximum_hold_of_several_begins_when_all_are_held() {
+        // Below the minute that a first lease lasts at most.
+        let (max_hold, more, lease) = (Duration::from_secs(20), Duration::from_secs(25), Duration::from_secs(60));
+        let store = crate::testing::MemoryStore::new();
+        let (client, rival) = (store.client(), store.client());
+        let asked = handle::insert(Client::new(client.clone(), None)).and_then(Asked::all);
+        let Ok(asked) = asked else { panic!("no request") };
+        let asked = Asked { keys: Keys::AllOf { keys: vec!["a".to_owned(), "b".to_owned()] }, ..asked };
+        let asked = asked.with(|request| request.max_hold(max_hold).lease(lease));
+        let Ok(held) = rival.request("b").lease(lease).lock() else { panic!("no lock") };
+        let locks = std::thread::spawn(move || code(asked.lock_all(false)));
+        while client.held().is_empty() && !locks.is_finished() {
+            std::thread::yield_now();
+        }
+        store.advance(more);
+        assert!(held.release().is_ok());
+        assert_eq!(locks.join().ok(), Some(Code::Ok));
     }
 
     #[cfg(feature = "_internals")]

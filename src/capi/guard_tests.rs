@@ -7,8 +7,8 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 
 use super::super::callback::Callback;
-use super::super::guards::{Guards, leasehold_guards_free};
-use super::super::loss::{LossFn, LossInfo};
+use super::super::guards::{Guards, leasehold_guards_free, leasehold_guards_release};
+use super::super::loss::{LossFn, LossInfo, WarnFn};
 use super::*;
 use crate::{LockClient, Loss, LossReason};
 
@@ -234,6 +234,25 @@ fn a_release_between_the_loss_and_its_callback_silences_nothing() {
     loss.iter().for_each(|loss| watch.lost(loss));
     assert!(TOLD.load(Ordering::SeqCst), "nobody heard of the loss");
     assert_eq!(leasehold_guard_free(guard), Code::Ok);
+}
+
+static WARNED: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn warned(_: u64, _: *mut c_void) {
+    WARNED.store(true, Ordering::SeqCst);
+}
+
+/// The warning was due, and its callback is about to begin on a thread of its own.
+#[test]
+fn no_warning_begins_once_all_of_several_are_released() {
+    let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+    let Ok(held) = client.lock_all(["a", "b"]) else { panic!("no locks") };
+    let watch = Watch::of(None, Some(Callback { function: warned as WarnFn, user: std::ptr::null_mut() }));
+    let Ok(guards) = handle::insert(Guards::new(held, watch.clone())) else { panic!("no handle") };
+    assert_eq!(leasehold_guards_release(guards), Code::Ok);
+    watch.warns(LONG);
+    assert!(!WARNED.load(Ordering::SeqCst), "it was called");
+    assert_eq!(leasehold_guards_free(guards), Code::Ok);
 }
 
 /// After a suspend or a SIGSTOP the end of a wait may come before the watcher's look.

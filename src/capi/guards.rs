@@ -183,7 +183,12 @@ pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
         let guards = handle::get::<Guards>(guards)?;
         let mut drop_bound = DropBound::default();
         let held = guards.take(&mut drop_bound).ok_or_else(|| guards.ended())?;
-        Ok(held.release_shared()?)
+        let released = held.release_shared();
+        // A loss that was found before is told by its own callback.
+        if held.lost().is_none() {
+            guards.watch.released();
+        }
+        Ok(released?)
     })
 }
 

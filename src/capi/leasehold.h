@@ -886,7 +886,7 @@ leasehold_code leasehold_request_set_cancel(leasehold_request request,
                                             leasehold_cancel cancel);
 
 // For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
-// that hangs. Defaults to no limit.
+// that hangs. Of several locks, counted from when all of them are held. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_max_hold(leasehold_request request,
                                               uint64_t ms);
@@ -913,8 +913,8 @@ leasehold_code leasehold_request_set_on_loss(leasehold_request request,
 
 // Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
 // event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. It must be less
-// than the lease less the margin. For the function the same holds as for that of leasehold_request_set_on_loss. Defaults to
-// no warning.
+// than the lease less the margin. Of several locks each warns, also while others are still waited for. For the function
+// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
 // \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_warn_before(leasehold_request request,

@@ -498,6 +498,7 @@ class [[nodiscard]] election {
   election &operator=(election &&other) noexcept {
     handle_ = std::move(other.handle_);
     work_ = std::move(other.work_);
+    before_ = std::move(other.before_);
     return *this;
   }
   explicit election(leasehold_election handle) : handle_(handle) {}
@@ -515,7 +516,8 @@ class [[nodiscard]] election {
     auto called = function ? std::make_shared<work>(std::move(function)) : nullptr;
     // Before it is called, and not at all if it is refused: then another is at work.
     check(leasehold_election_lead(get(), called ? works : nullptr, called.get()));
-    work_ = std::move(called);
+    // The term before is over, but its thread may be about to copy its work.
+    before_ = std::exchange(work_, std::move(called));
   }
   /// lead() without a work.
   void run() const { check(leasehold_election_run(get())); }
@@ -539,7 +541,7 @@ class [[nodiscard]] election {
     function(token);
   }
 
-  std::shared_ptr<work> work_;
+  std::shared_ptr<work> work_, before_;
   owned<leasehold_election, leasehold_election_free> handle_;
 };
 

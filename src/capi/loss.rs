@@ -2,7 +2,9 @@
 
 use std::ffi::{c_char, c_void};
 #[cfg(unix)]
-use std::io::{Read, Write};
+use std::io::Read;
+#[cfg(unix)]
+use std::os::fd::AsRawFd;
 #[cfg(unix)]
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -194,6 +196,8 @@ impl Watch {
     pub fn descriptor(&self) -> std::io::Result<std::os::fd::OwnedFd> {
         let (end, descriptor) = UnixStream::pair()?;
         end.set_nonblocking(true)?;
+        #[cfg(target_vendor = "apple")]
+        without_signals(&end)?;
         let mut state = self.state.lock();
         // The caller may ask for one after the other, and close them.
         state.ends.retain(|end| !is_closed(end));
@@ -209,15 +213,40 @@ impl Watch {
 impl State {
     /// Tells the other ends how the hold ended, and that nothing follows.
     fn finish(&mut self) {
-        for mut end in self.ends.drain(..) {
+        for end in self.ends.drain(..) {
             if self.phase == Phase::Lost {
-                // An empty socket takes a byte; one whose other end is closed answers with an error, without a signal.
-                let _ = end.write_all(b"!");
+                write_byte(&end);
             }
             // To close it would not do: a forked child may have a copy.
             let _ = end.shutdown(std::net::Shutdown::Both);
         }
     }
+}
+
+/// An empty socket takes a byte. One whose other end is closed answers with an error, and not with the signal that a plain
+/// write is answered with, since that ends a program.
+#[cfg(unix)]
+fn write_byte(end: &UnixStream) {
+    use nix::sys::socket::{MsgFlags, send};
+
+    #[cfg(not(target_vendor = "apple"))]
+    let flags = MsgFlags::MSG_NOSIGNAL;
+    #[cfg(target_vendor = "apple")]
+    let flags = MsgFlags::empty();
+    let _ = send(end.as_raw_fd(), b"!", flags);
+}
+
+/// There it is an option of the socket.
+#[cfg(target_vendor = "apple")]
+fn without_signals(end: &UnixStream) -> std::io::Result<()> {
+    use nix::libc::{SO_NOSIGPIPE, SOL_SOCKET, c_int, setsockopt, socklen_t};
+
+    let yes: c_int = 1;
+    let (value, size) = ((&raw const yes).cast(), size_of::<c_int>() as socklen_t);
+    // SAFETY: an open socket, and a number of that size.
+    let answer = unsafe { setsockopt(end.as_raw_fd(), SOL_SOCKET, SO_NOSIGPIPE, value, size) };
+    nix::errno::Errno::result(answer)?;
+    Ok(())
 }
 
 /// Whether nobody has the other end any more.

@@ -227,7 +227,7 @@ pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: C
 }
 
 /// For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
-/// that hangs. Defaults to no limit.
+/// that hangs. Of several locks, counted from when all of them are held. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.max_hold(millis(ms))))
@@ -264,8 +264,8 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
 
 /// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
 /// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. It must be less
-/// than the lease less the margin. For the function the same holds as for that of leasehold_request_set_on_loss. Defaults to
-/// no warning.
+/// than the lease less the margin. Of several locks each warns, also while others are still waited for. For the function
+/// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
 /// \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_warn_before(

@@ -101,14 +101,9 @@ fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
         _ => return,
     };
     if error.kind() == UnknownArgument && !has_hyphens && !wrong.starts_with('-') {
-        let tip = "put -- before the command".to_owned();
-        // Where it begins, if that is the only such argument.
-        let mut begins = (0..given.len()).filter(|at| given[*at] == *wrong);
-        let command = begins.next().filter(|_| begins.next().is_none()).map(|at| {
-            let args: Vec<_> = given[at..].iter().map(|arg| arg.to_string_lossy()).collect();
-            format!("{tip}: -- {}", args.join(" "))
-        });
-        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![command.unwrap_or(tip).into()]));
+        // What follows its name may be secret.
+        let tip = format!("put -- before the command: -- {wrong}");
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         return;
     }
     let is_tip = |tips: &ContextValue| tips.to_string().contains("as a value, use '");

@@ -23,9 +23,12 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
 /// hosts, or as an option.
 pub fn has_password(url: &str) -> bool {
     let url = url.to_ascii_lowercase();
-    let may = |word: &str| url.contains(word);
-    ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme))
-        && ["@", "%40", "password", "properties"].into_iter().any(may)
+    ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme)) && may_be_secret(&url)
+}
+
+fn may_be_secret(text: &str) -> bool {
+    let text = text.to_ascii_lowercase();
+    ["@", "%40", "password", "properties"].into_iter().any(|word| text.contains(word))
 }
 
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
@@ -39,7 +42,11 @@ fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
             rest.extend(all.cloned());
             break;
         }
-        if arg == "--store" {
+        if arg == "--key" || arg == "--name" {
+            // What follows is a key, whatever it looks like.
+            rest.push(arg.clone());
+            rest.extend(all.next().cloned());
+        } else if arg == "--store" {
             url = all.next().cloned();
         } else if let Some(value) = arg.as_bytes().strip_prefix(b"--store=") {
             url = Some(OsStr::from_bytes(value).to_owned());
@@ -50,22 +57,29 @@ fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
     Some((url?, rest))
 }
 
-/// A message that quotes arguments, without the user and password of any URL in them.
+/// A message that quotes arguments, without what is secret of any URL in them.
 pub fn scrubbed(message: &str, given: &[OsString]) -> String {
     let mut message = message.to_owned();
-    for arg in given.iter().filter_map(|arg| arg.to_str()) {
-        if let Some((_, rest)) = arg.split_once("://")
-            && let Some((secret, _)) = rest.rsplit_once('@')
-            && !secret.is_empty()
-        {
-            // As it is, and as it is shown where a terminal would obey it.
-            let stripped = anstream::adapter::strip_str(secret).to_string();
-            for shown in [&plain(secret), secret, &plain(&stripped)].into_iter().filter(|s| !s.is_empty()) {
-                message = message.replace(shown, "***");
-            }
+    for secret in given.iter().filter_map(|arg| arg.to_str()).flat_map(secrets).filter(|secret| !secret.is_empty()) {
+        // As it is, and as it is shown where a terminal would obey it.
+        let stripped = anstream::adapter::strip_str(secret).to_string();
+        for shown in [&plain(secret), secret, &plain(&stripped)].into_iter().filter(|s| !s.is_empty()) {
+            message = message.replace(shown, "***");
         }
     }
     message
+}
+
+/// The user and password of a URL, and its options if one may be a password.
+fn secrets(arg: &str) -> [&str; 2] {
+    let rest = arg.split_once("://").map_or("", |(_, rest)| rest);
+    let (user, options) = (rest.rfind('@').unwrap_or(0), rest.find('?').unwrap_or(rest.len()));
+    match &rest[options..] {
+        // Either may have what ends the other.
+        _ if options < user => [rest, ""],
+        asked if may_be_secret(asked) => [&rest[..user], &asked[1..]],
+        _ => [&rest[..user], ""],
+    }
 }
 
 #[cfg(test)]
@@ -84,6 +98,12 @@ mod tests {
         assert_eq!(rest, os(&["l", "run", "k", "--", "prog", "--store", "y"]));
         assert_eq!(taken_out(&os(&["l", "run", "--store=a", "k"])).unwrap().1, os(&["l", "run", "k"]));
         assert!(taken_out(&os(&["l", "run", "k", "--", "--store", "y"])).is_none());
+        // A key, which may be anything.
+        for option in ["--key", "--name"] {
+            assert!(taken_out(&os(&["l", "run", option, "--store", "--", "prog"])).is_none());
+            let (url, rest) = taken_out(&os(&["l", "status", option, "--", "--store", "y"])).unwrap();
+            assert_eq!((url, rest), ("y".into(), os(&["l", "status", option, "--"])));
+        }
     }
 
     #[test]
@@ -110,6 +130,16 @@ mod tests {
 
     #[test]
     fn passwords_are_scrubbed() {
+        for (given, shown) in [
+            ("postgres://h/d?password=x&sslmode=require", "postgres://h/d?***"),
+            ("--stor=mongodb://u:p@h/d?tlsCertificateKeyFilePassword=x", "--stor=mongodb://***@h/d?***"),
+            ("dynamodb://table?region=r", "dynamodb://table?region=r"),
+            // Nobody knows where the password ends.
+            ("mongodb://me:p?q@h/d?password=x", "mongodb://***"),
+            ("postgres://h/d?password=x@y", "postgres://***"),
+        ] {
+            assert_eq!(scrubbed(&format!("unknown '{given}'"), &os(&["l", given])), format!("unknown '{shown}'"));
+        }
         let given = os(&["l", "mongodb://me:p@ss@host/db"]);
         assert_eq!(scrubbed("unknown 'mongodb://me:p@ss@host/db'", &given), "unknown 'mongodb://***@host/db'");
         let given = os(&["l", "mongodb://me:\u{1b}[1mp\u{7}@host/db"]);

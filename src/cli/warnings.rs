@@ -106,7 +106,7 @@ pub fn tell(text: &str) {
 fn messages() -> &'static Sender<Message> {
     MESSAGES.get_or_init(|| {
         let (to, messages) = bounded(MOST);
-        // Without it the lines wait, and then are left out.
+        // Where it can't be started nobody hears of this line, nor of any later one.
         let _ = thread::Builder::new().name("leasehold-log".to_owned()).spawn(move || {
             for message in messages {
                 match message {

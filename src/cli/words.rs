@@ -61,12 +61,26 @@ const OURS: [(&str, &str); 14] = [
     ("duration is ", "--for is "),
 ];
 
-/// A message of the library's, in the words of this command. One that is in them already stays as it is.
+/// A message of the library's, in the words of this command, but for what it quotes. One that is in them already stays as
+/// it is.
 pub fn ours(message: &str) -> String {
+    let mut escaped = false;
+    let is_quote = |c: char| {
+        let is_quote = c == '"' && !escaped;
+        escaped = c == '\\' && !escaped;
+        is_quote
+    };
+    // Every other part is in quotes.
+    let parts = message.split(is_quote).enumerate();
+    let parts = parts.map(|(at, part)| if at % 2 == 0 { reworded(part) } else { part.to_owned() });
+    parts.collect::<Vec<_>>().join("\"")
+}
+
+fn reworded(part: &str) -> String {
     let dashed = |theirs: &str| format!("--{theirs}");
-    OURS.iter().fold(message.to_owned(), |message, (theirs, ours)| match *ours == dashed(theirs) {
-        true => message.replace(ours, theirs).replace(theirs, ours),
-        false => message.replace(theirs, ours),
+    OURS.iter().fold(part.to_owned(), |part, (theirs, ours)| match *ours == dashed(theirs) {
+        true => part.replace(ours, theirs).replace(theirs, ours),
+        false => part.replace(theirs, ours),
     })
 }
 
@@ -198,6 +212,9 @@ mod tests {
         assert_eq!(ours("no table; create_schema() makes it"), "no table; `leasehold init` makes it");
         assert_eq!(ours("at least 0.1 s, or lease_forever()"), "at least 0.1 s");
         assert_eq!(ours("max_hold is 0ns, but must be more"), "--max-hold is 0ns, but must be more");
+        // What others chose stays as it is.
+        let quoted = r#"lock "owner is \" connect again \\": "#;
+        assert_eq!(ours(&format!("{quoted}owner is \"\"")), format!("{quoted}--owner is \"\""));
     }
 
     /// The texts in the quotes of a source, but for those of attributes and tests.

@@ -58,6 +58,7 @@ impl<C: 'static> Driver<C> {
         let (waiting, gone) = oneshot::channel();
         Thread::spawn_with(STACK, "leasehold-driver", move || {
             thread::begin_to_keep_time();
+            block_sigpipe();
             let runtime = match Builder::new_current_thread().enable_all().build() {
                 Ok(runtime) => runtime,
                 Err(error) => {
@@ -112,6 +113,17 @@ impl<C: 'static> Driver<C> {
         let answer = wait(&answer, by);
         drop(waiting);
         answer.and_then(|answer| answer)
+    }
+}
+
+/// A write to a server that is gone is an error, and no signal that ends a program in C: TCP is written to without the flag
+/// that says so. The threads that are started from this one do as it does.
+fn block_sigpipe() {
+    #[cfg(unix)]
+    {
+        use nix::sys::signal::{SigSet, Signal};
+
+        let _ = SigSet::from(Signal::SIGPIPE).thread_block();
     }
 }
 
@@ -184,6 +196,16 @@ mod tests {
             (*owned, std::thread::current().name().map(str::to_owned))
         });
         assert_eq!(name, Ok((7, Some("leasehold-driver".to_owned()))));
+    }
+
+    /// Which a program in C would end by: nothing there ignores it.
+    #[cfg(unix)]
+    #[test]
+    fn a_write_to_a_server_that_is_gone_is_no_signal() {
+        use nix::sys::signal::{SigSet, Signal};
+
+        let mask = driver().run(&soon(), |_| async { SigSet::thread_get_mask() }).unwrap().unwrap();
+        assert!(mask.contains(Signal::SIGPIPE));
     }
 
     #[test]

@@ -29,6 +29,8 @@ int main(int argc, char **argv) {
   CHECK(close(late) == 0); /* whoever does not care any more is told nothing, and nobody is killed for it */
   OK(leasehold_guard_loss_descriptor(guard, &second));
   OK(leasehold_guard_loss_descriptor(guard, &descriptor));
+  OK(leasehold_guard_loss_descriptor(guard, &late));
+  CHECK(close(late) == 0); /* the last one, of which the library has not heard before the loss */
   struct pollfd polled[2] = {{events[0], POLLIN, 0}, {descriptor, POLLIN, 0}};
 
   /* Held: only the program's own event wakes the loop. */

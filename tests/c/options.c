@@ -346,6 +346,22 @@ static void of_minimum_holds(void) {
   stands("both-2");
 }
 
+/* What all of several locks have together. */
+static void of_several(void) {
+  leasehold_request request = {0};
+  leasehold_guards guards = {0};
+  char lock_id[64];
+  OK(leasehold_request_new_all(client, &request));
+  OK(leasehold_request_add_key(request, TEXT("several-1")));
+  OK(leasehold_request_add_key(request, TEXT("several-2")));
+  OK(leasehold_request_set_lock_id(request, TEXT("their group")));
+  OK(leasehold_request_try_lock_all(request, &guards));
+  OK(leasehold_guards_lock_id(guards, lock_id, sizeof lock_id, NULL));
+  CHECK(strcmp(lock_id, "their group") == 0);
+  OK(leasehold_guards_free(guards));
+  OK(leasehold_request_free(request));
+}
+
 static void of_previews(void) {
   leasehold_client other = connected("memory:preview");
   leasehold_request request = {0};
@@ -467,6 +483,7 @@ int main(int argc, char **argv) {
   of_filters();
   of_elections();
   of_minimum_holds();
+  of_several();
   of_previews();
   of_leases();
   of_ends(argv[1]);

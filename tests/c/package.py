@@ -116,29 +116,31 @@ def leases(client):
             assert code_of(keeper.ensure_held) == Code.LOST
         units.claim("short", "unit/0", 0.1)
         # Nothing extends it, though a keeper was made before the call was interrupted.
-        interrupt(lambda: units.keep("short", "unit/0", 0.3))
+        kept = interrupt("leases_keep", lambda: units.keep("short", "unit/0", 0.3))
+        keepers = [one for one in leasehold._Owned._alive if isinstance(one, leasehold.Keeper)]
+        assert all(one._freed.locked() for one in keepers), kept
         while code_of(lambda: units.expire("short")) == Code.INVALID_LEASE:
             threading.Event().wait(0.02)
         assert units.list() == []
 
 
-def interrupt(call):
-    """As a signal handler that raises right after the library's answer."""
+def interrupt(function, call):
+    """As a signal handler that raises right after the library's answer. Who keeps the exception keeps what the call had."""
     answered = leasehold._call
 
-    def raises(*arguments):
-        answered(*arguments)
-        raise KeyboardInterrupt
+    def raises(name, *arguments):
+        answered(name, *arguments)
+        if name == function:
+            raise KeyboardInterrupt
 
     leasehold._call = raises
     try:
         call()
-        raise AssertionError("it was not interrupted")
-    except KeyboardInterrupt:
-        pass
+    except KeyboardInterrupt as error:
+        return error
     finally:
         leasehold._call = answered
-    gc.collect()
+    raise AssertionError("it was not interrupted")
 
 
 def leads(client):
@@ -165,7 +167,8 @@ def leads(client):
         assert guard.token > terms[0][0]
     won.clear()
     with client.election("leader", once=True) as election:
-        interrupt(lambda: election.lead(lambda _: won.set()))
+        interrupt("election_lead", lambda: election.lead(lambda _: won.set()))
+        gc.collect()
         assert won.wait(60)
 
 
@@ -235,6 +238,10 @@ def interrupted(client, rival):
         for key in ("j", "k"):
             rival.lock(key, wait=60).release()
     signal.signal(signal.SIGALRM, before)
+    # Also where nothing waits, and while somebody looks into the exception.
+    kept = interrupt("request_lock", lambda: client.try_lock("k"))
+    rival.lock("k", wait=0).release()
+    assert kept.__traceback__ is not None
 
 
 def left(url, rival):

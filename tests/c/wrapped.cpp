@@ -208,6 +208,15 @@ static void leads(const leasehold::client &client) {
     lock.unlock();
     election.wait(); // for the one term
     CHECK(!election.is_leader());
+    // The next one is accepted while a thread may be about to copy the work of the one before.
+    auto kept = std::make_shared<int>(7);
+    const std::weak_ptr<int> watched = kept;
+    election.lead([kept](uint64_t) { CHECK(*kept == 7); });
+    kept.reset();
+    election.wait();
+    election.lead([](uint64_t) {});
+    CHECK(!watched.expired());
+    election.wait();
     election.run();
     CHECK(thrown([&] { election.lead([](uint64_t) {}); }) == LEASEHOLD_CODE_ALREADY_HELD);
     election.stop();

@@ -171,7 +171,7 @@ fn wrong_usage_is_64() {
         (&[], "Usage: leasehold"),
         (&["fly"], "unrecognized subcommand 'fly'"),
         (&["run", "k", "true"], "put -- before the command: leasehold run KEY -- COMMAND"),
-        (&["elect", "--lease", "1m", "k", "sh", "-c", "true"], "put -- before the command: -- sh -c true"),
+        (&["elect", "--lease", "1m", "k", "sh", "-c", "true"], "put -- before the command: -- sh\n"),
         (&["run", "k"], "<COMMAND>"),
         (&["run", "", "--", "true"], "key is \"\", but must be 1 to 1024 bytes"),
         (

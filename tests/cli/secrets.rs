@@ -27,6 +27,8 @@ fn no_output_shows_it() {
         format!("status --stor {url}"),
         format!("--store {url} status --left-below {url}"),
         format!("--store {url} lease claim a b {url}"),
+        format!("doctor postgres://db/app?password={CANARY}"),
+        format!("elect k prog --token {CANARY}"),
         format!("--store {url} status"),
         format!("--store {url} doctor"),
         format!("--store {url} doctor --json"),

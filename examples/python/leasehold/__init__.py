@@ -594,7 +594,12 @@ class Leases(_Owned):
         """Extends it now, and by a thread until the keeper ends."""
         # It is there before its handle, so that whatever interrupts the call leaves nothing behind.
         keeper = Keeper(_Handle())
-        _call("leases_keep", self._handle, *_text(name), *_text(holder), _ms(seconds), ctypes.byref(keeper._handle))
+        place = ctypes.byref(keeper._handle)
+        try:
+            _call("leases_keep", self._handle, *_text(name), *_text(holder), _ms(seconds), place)
+        except BaseException:
+            keeper.free()
+            raise
         return keeper
 
     def expire(self, name: str) -> None:
@@ -877,6 +882,10 @@ class Client(_Owned):
                 _call("cancel_new", ctypes.byref(cancel))
                 _call("request_set_cancel", request, cancel)
                 _interruptibly(lambda: _call(end, request, place), cancel, guard)
+        except BaseException:
+            # Now, since whoever keeps the exception keeps the guard.
+            guard.free()
+            raise
         finally:
             _library().leasehold_request_free(request)
             _library().leasehold_cancel_free(cancel)
