@@ -12,6 +12,7 @@ use crate::support::seed::{seed, sow};
 use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::internals::sys::pause::Stop;
 use leasehold::{ClientBuilder, ErrorKind, LockClient};
 use parking_lot::Mutex;
 
@@ -377,5 +378,32 @@ fn a_thread_that_can_not_be_started_leaves_no_lock() {
         without_threads(|| client.close()).expect("a close");
         assert!(store.is_vacant("other"));
         assert_ours(&[]);
+    });
+}
+
+/// Tells on which thread it is dropped.
+struct Drops(crossbeam_channel::Sender<std::thread::ThreadId>);
+
+impl Drop for Drops {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::current().id());
+    }
+}
+
+/// It may take long: the closure of a guard can have a guard of another client.
+#[test]
+fn what_a_callback_owns_is_dropped_by_who_drops_the_guard() {
+    alone("bounds::threads::what_a_callback_owns_is_dropped_by_who_drops_the_guard", || {
+        let store = Store::memory();
+        let client = client(&store);
+        let (drops, dropped) = crossbeam_channel::bounded(1);
+        let owned = Drops(drops);
+        let mut stop = Stop::at("watch.looks");
+        let guard = client.request("job").on_loss(move |_| drop(owned)).lock().expect("a lock");
+        // From now on it has the hold, too.
+        wait_until("the watcher looks", || stop.is_reached());
+        drop(guard);
+        assert_eq!(dropped.try_recv(), Ok(std::thread::current().id()));
+        stop.let_go();
     });
 }
