@@ -313,6 +313,7 @@ impl Drop for LockGuard {
         self.drop_bound.begin(self.drop_by());
         pause!("drop.begun");
         self.end_quietly();
+        self.hold.drop_callbacks();
     }
 }
 

@@ -239,6 +239,7 @@ impl Family {
         if let Err(error) = made {
             let _ = hold.release(self.options.drop_timeout);
             hold.abandon();
+            hold.drop_callbacks();
             self.check_open()?;
             return Err(error);
         }

@@ -149,8 +149,8 @@ fn run(
         let next_look = watched.iter().filter_map(|hold| hold.look(now)).min();
         let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
         let next = next_look.into_iter().chain(next_start).min();
-        // This may drop the last handle, and callbacks with it: no mutex may be held.
-        panic_logged("drop of a callback", || drop(watched));
+        // This may drop the last handle, and the user's observer with it: no mutex may be held.
+        panic_logged("drop of an observer", || drop(watched));
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);
