@@ -1,5 +1,6 @@
-//! Gives up acquisitions that were not answered, and grants whose release was not, in the background: one thread for all of a client family, which
-//! ends when nothing is left to give up.
+//! What is done in the background about grants that nobody holds: acquisitions that were not answered, and grants whose
+//! release was not, are given up, and a lock without end whose guard has lost it gets an end. One thread for all of a
+//! client family, which ends when nothing is left to do.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 use super::queue::Queues;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Attempt, Backend, Purpose, Released};
+use crate::store::{Attempt, Backend, Purpose, Released, Renewal, Renewed};
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
@@ -49,6 +50,8 @@ struct State {
 /// What is not given up yet.
 struct Left {
     attempt: Attempt,
+    /// It gets this end in place of being given up.
+    end: Option<Renewal>,
     /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
     /// A minimum hold: nothing may end it earlier.
@@ -72,10 +75,19 @@ impl Undo {
 
     /// The same for a grant that must stand for so long from now on.
     pub fn push_after(self: &Arc<Self>, attempt: Attempt, delay: Duration) {
+        self.add(attempt, None, delay);
+    }
+
+    /// Gives the grant an end, so that it stands no longer than until then also where its guard is never dropped.
+    pub fn push_end(self: &Arc<Self>, attempt: Attempt, end: Renewal) {
+        self.add(attempt, Some(end), Duration::ZERO);
+    }
+
+    fn add(self: &Arc<Self>, attempt: Attempt, end: Option<Renewal>, delay: Duration) {
         let key = attempt.key.clone();
         let stands_until = self.clock.now() + attempt.ask.lease;
         let not_before = far_from(Instant::now(), delay);
-        let left = Left { attempt, stands_until, not_before, due: not_before, failures: 0 };
+        let left = Left { attempt, end, stands_until, not_before, due: not_before, failures: 0 };
         let (surplus, started) = {
             let mut state = self.state.lock();
             state.left.push(left);
@@ -192,14 +204,21 @@ impl Undo {
     fn give_up(&self, mut left: Left, until: &Deadline) {
         pause!("undo.sent");
         let by = until.clone().within(self.request_timeout);
-        let released = ends_hold(|| self.backend.release(&mut left.attempt, Purpose::GiveUp, &by), Released::Unknown);
-        let error: Error = match released {
-            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
-                pause!("undo.answered");
-                // Waiters of this process look at once.
-                return self.queues.nudge(&left.attempt.key);
-            }
-            Ok(Released::Unknown(error)) | Err(error) => error,
+        let (backend, attempt) = (&self.backend, &mut left.attempt);
+        let failed = match left.end {
+            None => match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
+                Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => None,
+                Ok(Released::Unknown(error)) | Err(error) => Some(error),
+            },
+            Some(end) => match ends_hold(|| backend.renew(attempt, end, &by), Renewed::Unknown) {
+                Ok(Renewed::Until { .. } | Renewed::Lost(_)) => None,
+                Ok(Renewed::Unknown(error)) | Err(error) => Some(error),
+            },
+        };
+        let Some(error) = failed else {
+            pause!("undo.answered");
+            // Waiters of this process look at once.
+            return self.queues.nudge(&left.attempt.key);
         };
         if left.failures == 0 {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
@@ -301,7 +320,8 @@ mod tests {
         fn left(&self, due: Instant, failures: u32) -> Left {
             let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
             let _ = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
-            Left { attempt, stands_until: self.undo.clock.now() + LEASE, not_before: Instant::now(), due, failures }
+            let (stands_until, not_before) = (self.undo.clock.now() + LEASE, Instant::now());
+            Left { attempt, end: None, stands_until, not_before, due, failures }
         }
 
         fn stands(&self) -> bool {
