@@ -18,6 +18,8 @@ use parking_lot::Mutex;
 
 const LEASE: Duration = millis(900);
 const DROP: Duration = millis(1500);
+/// No heartbeat is due while a test lasts.
+const HOUR: Duration = Duration::from_secs(3600);
 
 on_each_local! {
     alone:
@@ -405,5 +407,29 @@ fn what_a_callback_owns_is_dropped_by_who_drops_the_guard() {
         drop(guard);
         assert_eq!(dropped.try_recv(), Ok(std::thread::current().id()));
         stop.let_go();
+    });
+}
+
+/// It hangs on the thread that declares losses, were it called there.
+#[test]
+fn a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss() {
+    alone("bounds::threads::a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss", || {
+        let store = Store::memory();
+        let client = store.builder().lease(HOUR).connect().expect("a client");
+        let ((called, calls), (leave, left)) = (crossbeam_channel::bounded(1), crossbeam_channel::bounded::<()>(0));
+        let hangs = client.request("first").max_hold(HOUR / 2).on_loss(move |_| {
+            let _ = (called.send(()), left.recv());
+        });
+        let first = hangs.lock().expect("a lock");
+        let second = client.lock("second").expect("a lock");
+        no_new_threads();
+        store.advance(HOUR / 2);
+        first.loss().wait_timeout(PATIENCE).expect("the first loss");
+        store.advance(HOUR);
+        second.loss().wait_timeout(PATIENCE).expect("the callback of the first holds it up");
+        assert!(calls.is_empty(), "it was called without a thread of its own");
+        threads_again();
+        calls.recv_timeout(PATIENCE).expect("it is called once there is a thread");
+        drop(leave);
     });
 }
