@@ -1,6 +1,7 @@
 //! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
 //! they are due, notices a suspend, and starts the users' callbacks.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -20,6 +21,8 @@ use crate::sys::thread::{self, Thread};
 const LOOK: Duration = Duration::from_secs(1);
 /// If the boot-time clock ran ahead of the monotonic one by more than this, the machine was suspended.
 const JUMP: Duration = Duration::from_millis(200);
+/// The pause after a thread could not be started.
+pub(super) const START_RETRY: Duration = Duration::from_millis(100);
 /// How long the last user of a watcher waits for its thread.
 const STOP_BOUND: Duration = Duration::from_secs(1);
 
@@ -92,7 +95,7 @@ impl Watcher {
     /// Runs a user's callback on its own thread, even if the watcher was just closed.
     pub fn run(&self, what: &'static str, callback: Callback) {
         if let Some(Message::Run(what, callback)) = self.send(Message::Run(what, callback)) {
-            start(what, callback);
+            start_or_run(what, callback);
         }
     }
 
@@ -133,6 +136,8 @@ fn run(
     sleep: &Sleep,
     mut skew: Skew,
 ) {
+    // Callbacks that found no thread. Here they would hold up everybody's losses.
+    let mut waiting: VecDeque<(&'static str, Callback)> = VecDeque::new();
     loop {
         sleep.is_over();
         let now = clock.now();
@@ -151,7 +156,14 @@ fn run(
         let next = next_look.into_iter().chain(next_start).min();
         // This may drop the last handle, and the user's observer with it: no mutex may be held.
         panic_logged("drop of an observer", || drop(watched));
+        while let Some((what, callback)) = waiting.pop_front() {
+            if let Some((_, callback)) = start(what, callback) {
+                waiting.push_front((what, callback));
+                break;
+            }
+        }
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
+        let wait = if waiting.is_empty() { wait } else { wait.min(START_RETRY) };
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);
         select.recv(jumps);
@@ -162,27 +174,41 @@ fn run(
         loop {
             match inbox.try_recv() {
                 Ok(Message::Look) => {}
-                Ok(Message::Run(what, callback)) => start(what, callback),
+                Ok(Message::Run(what, callback)) => {
+                    if let Some((error, callback)) = start(what, callback) {
+                        log::error!(target: "leasehold::watcher", "{error}; the {what} waits for one");
+                        waiting.push_back((what, callback));
+                    }
+                }
                 Err(crossbeam_channel::TryRecvError::Empty) => break,
-                Err(crossbeam_channel::TryRecvError::Disconnected) => return,
+                Err(crossbeam_channel::TryRecvError::Disconnected) => {
+                    waiting.into_iter().for_each(|(what, callback)| start_or_run(what, callback));
+                    return;
+                }
             }
         }
     }
 }
 
-/// A callback for which no thread can be started runs here: late is better than never.
-fn start(what: &'static str, callback: Callback) {
+/// A callback for which no thread can be started any more runs here: late is better than never.
+fn start_or_run(what: &'static str, callback: Callback) {
+    if let Some((error, callback)) = start(what, callback) {
+        log::error!(target: "leasehold::watcher", "{error}; the {what} runs without one of its own");
+        contained(what, callback);
+    }
+}
+
+/// Starts a callback on a thread of its own; one that finds none is given back.
+fn start(what: &'static str, callback: Callback) -> Option<(Error, Callback)> {
     let slot = Arc::new(Mutex::new(Some(callback)));
     let on_thread = slot.clone();
     let body = move || {
         let callback = on_thread.lock().take();
         callback.into_iter().for_each(|callback| contained(what, callback));
     };
-    if let Err(error) = Thread::spawn_for_user("leasehold-call", body) {
-        log::error!(target: "leasehold::watcher", "{error}; the {what} runs without one of its own");
-        let callback = slot.lock().take();
-        callback.into_iter().for_each(|callback| contained(what, callback));
-    }
+    let error = Thread::spawn_for_user("leasehold-call", body).err()?;
+    let callback = slot.lock().take()?;
+    Some((error, callback))
 }
 
 /// Until when the watcher sleeps if nobody wakes it. It is woken only for something that is due earlier.
