@@ -13,7 +13,7 @@ use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, thre
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::pause::Stop;
-use leasehold::{ClientBuilder, ErrorKind, LockClient};
+use leasehold::{ClientBuilder, ErrorKind, Event, LockClient, Observer};
 use parking_lot::Mutex;
 
 const LEASE: Duration = millis(900);
@@ -431,5 +431,48 @@ fn a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss() {
         threads_again();
         calls.recv_timeout(PATIENCE).expect("it is called once there is a thread");
         drop(leave);
+    });
+}
+
+/// Counts the renewals that it is told of, and hangs in them from some time on.
+struct Renewals {
+    told: AtomicUsize,
+    hangs: AtomicBool,
+    until: crossbeam_channel::Receiver<()>,
+}
+
+impl Observer for Renewals {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::Renewed { .. }) {
+            self.told.fetch_add(1, Ordering::SeqCst);
+            if self.hangs.load(Ordering::SeqCst) {
+                let _ = self.until.recv();
+            }
+        }
+    }
+}
+
+/// And what no thread could be had for is told at the latest by a close.
+#[test]
+fn an_observer_that_finds_no_thread_holds_up_no_heartbeat() {
+    alone("bounds::threads::an_observer_that_finds_no_thread_holds_up_no_heartbeat", || {
+        let store = Store::memory();
+        let (leave, until) = crossbeam_channel::bounded(0);
+        let observer = Arc::new(Renewals { told: AtomicUsize::new(0), hangs: AtomicBool::new(false), until });
+        let builder = store.builder().lease(2 * PATIENCE).heartbeat(millis(50)).observer(observer.clone());
+        let client = builder.connect().expect("a client");
+        let guard = client.lock("job").expect("a lock");
+        let told = || observer.told.load(Ordering::SeqCst);
+        wait_until("its heartbeat has a thread", || told() > 0);
+        no_new_threads();
+        // What tells is a thread only for as long as there is something to tell.
+        wait_until("nobody else tells", || ours().iter().all(|name| name != "leasehold-told"));
+        observer.hangs.store(true, Ordering::SeqCst);
+        let (renewed, told_before) = (store.plan.count(Call::Renew), told());
+        wait_until("heartbeats go on", || store.plan.count(Call::Renew) > renewed + 3);
+        assert!(guard.is_held());
+        drop(leave);
+        client.close().expect("a close");
+        assert!(told() >= told_before + 3, "{} of them were told", told() - told_before);
     });
 }
