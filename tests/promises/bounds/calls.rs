@@ -452,3 +452,20 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
         assert!(store.is_vacant("third"), "nobody gave it up");
     });
 }
+
+/// And no further call comes.
+#[test]
+fn what_was_not_released_is_given_up_once_there_is_a_thread() {
+    alone("bounds::calls::what_was_not_released_is_given_up_once_there_is_a_thread", || {
+        let store = Store::memory();
+        let client = store.builder().drop_timeout(millis(200)).connect().expect("a client");
+        let guard = client.request("job").lease_forever().lock().expect("a lock");
+        no_new_threads();
+        store.plan.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        assert!(!store.is_vacant("job"), "its release failed");
+        store.plan.heal();
+        threads_again();
+        wait_until("it is given up", || store.is_vacant("job"));
+    });
+}
