@@ -93,10 +93,11 @@ impl Family {
             closing.token.clone(),
             options.request_timeout,
         );
+        let undo = Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout));
         Arc::new(Family {
             wakeups: Arc::new(wakeups),
-            undo: Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout)),
-            watcher: Arc::new(Watcher::new(clock.clone())),
+            watcher: Arc::new(Watcher::new(clock.clone(), undo.clone())),
+            undo,
             labels: default_labels(std::process::id()),
             backend,
             clock,

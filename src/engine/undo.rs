@@ -35,6 +35,9 @@ pub struct Undo {
     /// One more came.
     more: Sender<()>,
     mores: Receiver<()>,
+    /// What is left found no thread.
+    lack: Sender<()>,
+    lacks: Receiver<()>,
 }
 
 #[derive(Default)]
@@ -62,9 +65,9 @@ struct Left {
 
 impl Undo {
     pub fn new(backend: Arc<dyn Backend>, queues: Arc<Queues>, clock: Arc<Clock>, request_timeout: Duration) -> Self {
-        let (more, mores) = crossbeam_channel::bounded(1);
-        let stop = CancelToken::new();
-        Undo { backend, queues, clock, request_timeout, stop, state: Mutex::default(), more, mores }
+        let ((more, mores), (lack, lacks)) = (crossbeam_channel::bounded(1), crossbeam_channel::bounded(1));
+        let (stop, state) = (CancelToken::new(), Mutex::default());
+        Undo { backend, queues, clock, request_timeout, stop, state, more, mores, lack, lacks }
     }
 
     /// Tries to give up an acquisition for as long as its grant could last: one lease from now on, since the request may
@@ -96,6 +99,9 @@ impl Undo {
         };
         // A full channel holds one already.
         let _ = self.more.try_send(());
+        if started.is_err() {
+            let _ = self.lack.try_send(());
+        }
         // Others may wait for the caller, and the logger may hang.
         keeping_a_lock(|| {
             if let Some(left) = surplus {
@@ -109,10 +115,15 @@ impl Undo {
         });
     }
 
-    /// Tries again to start a thread that could not be started when there was something to give up.
-    pub fn start_again(self: &Arc<Self>) {
-        // It was logged before. The next call tries again, and the end needs none.
-        let _ = self.start(&mut self.state.lock());
+    /// Tries again to start a thread that could not be started when there was something to give up; whether that fails.
+    pub fn start_again(self: &Arc<Self>) -> bool {
+        // It was logged before. The watcher and the next call try again, and the end needs none.
+        self.start(&mut self.state.lock()).is_err()
+    }
+
+    /// Becomes ready when that is to be tried again.
+    pub fn lacks_thread(&self) -> &Receiver<()> {
+        &self.lacks
     }
 
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {

@@ -1,5 +1,5 @@
 //! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
-//! they are due, notices a suspend, and starts the users' callbacks.
+//! they are due, notices a suspend, and starts the users' callbacks, and again what found no thread.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,6 +10,7 @@ use crossbeam_channel::{Receiver, SendError, Sender};
 use parking_lot::Mutex;
 
 use super::hold::Hold;
+use super::undo::Undo;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::far_from;
@@ -41,16 +42,18 @@ pub struct Watcher {
     // `None` once it is closed.
     messages: Mutex<Option<Sender<Message>>>,
     inbox: Receiver<Message>,
+    /// Its thread is started again where it could not be.
+    undo: Arc<Undo>,
     sleep: Arc<Sleep>,
     thread: Mutex<Option<Thread>>,
 }
 
 impl Watcher {
-    pub fn new(clock: Arc<Clock>) -> Self {
+    pub fn new(clock: Arc<Clock>, undo: Arc<Undo>) -> Self {
         let (messages, inbox) = crossbeam_channel::unbounded();
         let (holds, sleep) = (Arc::default(), Arc::new(Sleep::new()));
         let messages = Mutex::new(Some(messages));
-        Watcher { clock, holds, messages, inbox, sleep, thread: Mutex::default() }
+        Watcher { clock, holds, messages, inbox, undo, sleep, thread: Mutex::default() }
     }
 
     /// Watches `hold` until it is gone.
@@ -62,13 +65,13 @@ impl Watcher {
         // A thread that died, for example because memory ran out, is replaced.
         if thread.as_ref().is_none_or(Thread::is_over) {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
-            let sleep = self.sleep.clone();
+            let (undo, sleep) = (self.undo.clone(), self.sleep.clone());
             let jumps = clock.jumps();
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
                 thread::begin_to_keep_time();
-                run(&clock, &holds, &inbox, jumps.receiver(), &sleep, skew);
+                run(&clock, &holds, &inbox, jumps.receiver(), &undo, &sleep, skew);
             })?);
         }
         drop(thread);
@@ -133,6 +136,7 @@ fn run(
     holds: &Mutex<Vec<Weak<Hold>>>,
     inbox: &Receiver<Message>,
     jumps: &Receiver<()>,
+    undo: &Arc<Undo>,
     sleep: &Sleep,
     mut skew: Skew,
 ) {
@@ -162,15 +166,17 @@ fn run(
                 break;
             }
         }
+        let lacks_thread = undo.start_again() || !waiting.is_empty();
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
-        let wait = if waiting.is_empty() { wait } else { wait.min(START_RETRY) };
+        let wait = if lacks_thread { wait.min(START_RETRY) } else { wait };
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);
         select.recv(jumps);
+        select.recv(undo.lacks_thread());
         let until = far_from(Instant::now(), wait);
         sleep.begins(until);
         let _ = select.ready_deadline(until);
-        jumps.try_iter().for_each(drop);
+        jumps.try_iter().chain(undo.lacks_thread().try_iter()).for_each(drop);
         loop {
             match inbox.try_recv() {
                 Ok(Message::Look) => {}
@@ -267,11 +273,15 @@ impl Skew {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::memory::Memory;
 
     /// A loss that is found while the client closes, or the last handle is dropped, is still reported.
     #[test]
     fn a_callback_that_comes_after_the_close_runs() {
-        let watcher = Watcher::new(Clock::system());
+        let clock = Clock::system();
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let undo = Arc::new(Undo::new(store, Arc::default(), clock.clone(), LOOK));
+        let watcher = Watcher::new(clock, undo);
         watcher.close(Instant::now());
         let (ran, runs) = crossbeam_channel::bounded(1);
         watcher.run("loss callback", Box::new(move || ran.send(()).unwrap_or_default()));
