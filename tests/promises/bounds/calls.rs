@@ -469,3 +469,23 @@ fn what_was_not_released_is_given_up_once_there_is_a_thread() {
         wait_until("it is given up", || store.is_vacant("job"));
     });
 }
+
+/// Without a thread nobody would renew it, so there is no guard.
+#[test]
+fn a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call() {
+    alone("bounds::calls::a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call", || {
+        let store = Store::memory();
+        let client = store.builder().drop_timeout(PATIENCE).connect().expect("a client");
+        store.plan.always(Call::Release, Fault::HangBefore);
+        no_new_threads();
+        // On a busy machine the time may be over before it is granted.
+        wait_until("it is granted and finds no thread", || {
+            let (what, wait) = ("try_lock_for", millis(50));
+            let failed = within(what, wait, || client.try_lock_for("job", wait)).expect_err("there is no thread");
+            failed.to_string().contains("leasehold-watch")
+        });
+        store.plan.heal();
+        drop(client);
+        assert!(store.is_vacant("job"), "nobody gave it up");
+    });
+}
