@@ -324,11 +324,7 @@ impl<'a> Wait<'a> {
 
     /// The deadline of the whole call.
     pub(super) fn overall(&self) -> Deadline {
-        let deadline = match self.patience {
-            Patience::Once => Deadline::after(self.family.options.request_timeout),
-            Patience::Until(at) => Deadline::at(at),
-            Patience::Endless => Deadline::after(Duration::MAX),
-        };
+        let deadline = self.patience.deadline(self.family.options.request_timeout);
         // A lease with a fixed end can't be granted after that end.
         let deadline = match self.spec.lock.terms.ends_at {
             Some(end) => deadline.within(end.since(self.family.clock.now())),

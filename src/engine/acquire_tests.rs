@@ -1,5 +1,6 @@
 //! What a wait makes of a lock that is handed over at the last moment or too late, and how it says why it ended.
 
+use super::super::hold::Hold;
 use super::super::queue::Queues;
 use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
@@ -46,6 +47,11 @@ impl Bench {
             panic!("it is free")
         };
         Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: BootTime::PAST } }
+    }
+
+    fn held(&self, granted: Granted) -> Arc<Hold> {
+        let by = Deadline::after(SLACK);
+        self.family.hold(granted, spec().terms, Callbacks::default(), &by).expect("the hold")
     }
 
     fn stands(&self) -> bool {
@@ -134,7 +140,7 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let held = bench.granted(BootTime::NEVER);
     let labels = held.attempt.ask.labels.clone();
     let lock_id = Some(held.attempt.ask.lock_id.clone());
-    let hold = bench.family.hold(held, spec().terms, Callbacks::default()).expect("the hold");
+    let hold = bench.held(held);
     let _first = bench.family.queues.enter(spec(), &Arc::default());
     let obtain = |lock: LockSpec, stands_back, any: bool| {
         let spec = WaitSpec { lock, stands_back, cancel: None, on_wait: None, on_wait_every: None };
@@ -161,7 +167,7 @@ fn what_is_given_up_is_tried_for_as_long_as_it_stands_whatever_the_wall_clock_sa
     let mut granted = bench.granted(BootTime::NEVER);
     // Whoever renewed the group of it.
     granted.holder.until = End::At(granted.now.plus(2 * MAX_ACQUIRE_LEASE));
-    let hold = bench.family.hold(granted, spec().terms, Callbacks::default()).expect("the hold");
+    let hold = bench.held(granted);
     hold.state.lock().lock.leased_until = Some(std::time::SystemTime::UNIX_EPOCH);
     bench.faults.always(Call::Release, Fault::LostBefore);
     hold.abandon();
