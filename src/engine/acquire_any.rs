@@ -196,7 +196,7 @@ impl AnyWait<'_> {
 
     /// Takes what was handed over, or else looks at the keys that were reported or are due, and asks for those that look
     /// free. Each only at the head of its line.
-    fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
+    pub(super) fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
         let now = Instant::now();
         let is_due = |wait: &Wait<'_>| wait.line.look_at.is_some_and(|at| at <= now);
         let is_round = self.waits.iter().any(is_due);

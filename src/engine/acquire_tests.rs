@@ -73,6 +73,30 @@ impl Bench {
         Wait::new(&self.family, spec, patience)
     }
 
+    /// What a waiter does whose turn it is while the one before it hangs, until it has read the lock. Its call is over
+    /// then.
+    fn passed_by<'a, T>(&'a self, does: impl FnOnce(Wait<'a>, &Deadline) -> T) -> T {
+        let (users_code, cancel) = (Arc::<UsersCode>::default(), CancelToken::new());
+        let _first = self.family.queues.enter(spec(), &users_code);
+        users_code.runs(Some(Instant::now() - HANGS));
+        let mut wait = self.wait(Patience::Endless);
+        wait.enter();
+        let reads = self.faults.count(Call::Read);
+        self.faults.next(Call::Read, Fault::ApplyThenDelay(SLACK));
+        let overall = Deadline::after(SLACK).or_cancel(&cancel);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while self.faults.count(Call::Read) == reads {
+                    std::thread::yield_now();
+                }
+                users_code.runs(None);
+                // It has its answer at once.
+                cancel.cancel();
+            });
+            does(wait, &overall)
+        })
+    }
+
     /// What a call gets to which the lock is handed over when its time is over and it has not left the line yet.
     fn at_the_last_moment(&self, held_until: BootTime, cancels: bool) -> Result<Obtained> {
         let (queues, granted) = (self.family.queues.clone(), self.granted(held_until));
@@ -365,4 +389,24 @@ fn a_long_wait_is_logged_after_its_time_and_then_each_minute() {
     wait.tell();
     let next = wait.effort.warn_after;
     assert!(next >= Duration::from_secs(60) && next < Duration::from_secs(90), "{next:?}");
+}
+
+/// It was first only for as long as the one before it hung, which has come back.
+#[test]
+fn who_is_not_first_any_more_once_it_has_looked_does_not_ask() {
+    let mut bench = Bench::new();
+    // Nothing else cuts its read off.
+    Arc::get_mut(&mut bench.family).expect("nobody else has it").options.request_timeout = SLACK;
+    let turn = bench.passed_by(|mut wait, overall| {
+        wait.line.look_first = true;
+        wait.turn(overall)
+    });
+    assert!(matches!(turn, Turn::Over));
+    let (family, patience, order) = (&bench.family, Patience::Endless, Order::AsGiven);
+    let granted = bench.passed_by(|mut wait, overall| {
+        wait.line.look_at = Some(Instant::now());
+        AnyWait { family, waits: vec![wait], patience, order, told: 0 }.look_at_each(overall)
+    });
+    assert!(matches!(granted, Ok(None)), "by one of several keys");
+    assert_eq!(bench.faults.count(Call::Acquire), 0);
 }
