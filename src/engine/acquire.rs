@@ -222,16 +222,24 @@ impl<'a> Wait<'a> {
         pause!("acquire.entered");
     }
 
+    /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first
+    /// again; what was handed over until then stays.
+    pub(super) fn has_turn(&self) -> bool {
+        self.line.ticket.as_ref().is_none_or(|ticket| ticket.is_first() || ticket.is_handed())
+    }
+
     /// Waits for the turn to ask, or for a hand-over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-            // Handed over to it while another one hung before it, which may have come back since.
-            if ticket.is_first() || ticket.is_handed() {
+            if self.has_turn() {
                 if std::mem::take(&mut self.line.look_first) {
                     let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {
                         return Turn::Over;
+                    }
+                    if !self.has_turn() {
+                        continue;
                     }
                 }
                 pause!("acquire.turn");

@@ -209,7 +209,7 @@ impl AnyWait<'_> {
             }
             let Some(ticket) = wait.line.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
             let is_idle = !ticket.is_first() || !looks || ticket.stands_back().is_some() || ticket.is_held();
-            if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
+            if !ticket.is_handed() && (is_idle || !wait.look(overall) || !wait.has_turn()) {
                 continue;
             }
             pause!("any.turn");
