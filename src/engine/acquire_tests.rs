@@ -5,14 +5,14 @@ use super::super::queue::Queues;
 use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
-use crate::engine::orders::spec;
+use crate::engine::orders::{LEASE, spec};
 use crate::engine::spec::Callbacks;
 use crate::lease::{End, MAX_ACQUIRE_LEASE};
 use crate::model::event::Observer;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Backend, Consistency, Which};
+use crate::store::{Backend, Consistency, Purpose, Renewal, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::observing::Observing;
@@ -409,4 +409,34 @@ fn who_is_not_first_any_more_once_it_has_looked_does_not_ask() {
     });
     assert!(matches!(granted, Ok(None)), "by one of several keys");
     assert_eq!(bench.faults.count(Call::Acquire), 0);
+}
+
+/// As by a heartbeat: where the store's time has gone back, an end that was set before is too far in the future.
+#[test]
+fn a_first_renewal_counts_for_no_longer_than_it_asks_for() {
+    let (bench, by) = (Bench::new(), Deadline::after(SLACK));
+    let mut granted = bench.granted(BootTime::NEVER);
+    let longer = Renewal::heartbeat(Lease::For(2 * LEASE));
+    let _ = bench.store.renew(&mut granted.attempt, longer, &by).expect("an answer");
+    let (mut wait, asked) = (bench.wait(Patience::Endless), bench.family.clock.now());
+    let Ok(Round::Granted(granted)) = wait.act(Turn::Given(granted), &by) else { panic!("it stands") };
+    let held_for = granted.held_until.since(asked);
+    assert!(held_for < LEASE, "{held_for:?}");
+}
+
+/// The holder that it replaced is gone: asked again, it would report as lost what it has transferred itself.
+#[test]
+fn a_transfer_whose_lease_is_not_set_is_not_asked_for_again() {
+    let (bench, by) = (Bench::new(), Deadline::after(SLACK));
+    let mut wait = bench.wait(Patience::Endless);
+    wait.spec.lock.instead_of = Some((bench.store.info().grant_form.fresh(), 1));
+    let mut gone = bench.granted(BootTime::NEVER);
+    let _ = bench.store.release(&mut gone.attempt, Purpose::Release, &by).expect("an answer");
+    let lost = wait.act(Turn::Given(gone), &by).err().expect("it is gone");
+    assert_eq!(lost.kind(), ErrorKind::Lost);
+    // More than the lease.
+    wait.spec.lock.terms.margin = 2 * LEASE;
+    let late = wait.act(Turn::Given(bench.granted(BootTime::NEVER)), &by).err().expect("it comes too late");
+    assert_eq!(late.kind(), ErrorKind::TimedOut);
+    assert!(!bench.stands());
 }
