@@ -8,7 +8,7 @@ use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
-use crate::lease::{Lease, backoff};
+use crate::lease::Lease;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::{Lock, LockStatus};
@@ -267,7 +267,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Asks until there is an answer, or the attempt gets too old.
+    /// Asks for it, as one of several keys that are asked for in turn, unless the call has ended.
     pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
         self.family.check_open()?;
         self.check_cancelled()?;
@@ -282,7 +282,7 @@ impl<'a> Wait<'a> {
             return Err(Error::new(ErrorKind::TimedOut, message));
         }
         self.effort.voids += 1;
-        overall.wait_for(backoff::retry_delay(self.effort.voids, overall.remaining(), fastrand::f64()));
+        overall.wait_to_repeat(self.effort.voids);
         Ok(Round::Trouble)
     }
 
@@ -438,8 +438,7 @@ impl<'a> Wait<'a> {
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
             let too_old = others_turn || clock.now() >= first_sent + lease / 2;
-            let delay = backoff::retry_delay(failures, overall.remaining(), fastrand::f64());
-            if too_old || !overall.wait_for(delay) {
+            if too_old || !overall.wait_to_repeat(failures) {
                 if unanswered.is_some() && others_turn {
                     family.abandon(attempt);
                 } else if unanswered.is_some() {

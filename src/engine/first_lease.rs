@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::acquire::{Before, Round, Wait};
 use crate::engine::spec::Granted;
-use crate::lease::{Lease, MAX_ACQUIRE_LEASE, backoff};
+use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::store::{Renewal, Renewed};
@@ -60,8 +60,7 @@ impl Wait<'_> {
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
             failures += 1;
-            let delay = backoff::retry_delay(failures, left, fastrand::f64());
-            if !error.is_retryable() || left.is_zero() || !overall.wait_for(delay) {
+            if !error.is_retryable() || !overall.clone().within(left).wait_to_repeat(failures) {
                 self.undo(granted.attempt, overall);
                 return self.not_had(error);
             }

@@ -8,7 +8,7 @@ use super::heartbeat::NEAREST_END;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
 use super::hold_at_least::Kept;
 use super::undo::ends_hold;
-use crate::lease::{Holder, Lease, Mode, backoff};
+use crate::lease::{Holder, Lease, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
@@ -324,9 +324,7 @@ impl Hold {
                 Err(error) => error,
             };
             failures += 1;
-            let left = by.saturating_duration_since(Instant::now());
-            if tries == Tries::One || !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64()))
-            {
+            if tries == Tries::One || !Deadline::at(by).wait_to_repeat(failures) {
                 return Err(error);
             }
         }

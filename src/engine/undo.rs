@@ -296,7 +296,7 @@ pub fn give_up(
             Err(error) => error,
         };
         failures += 1;
-        if !deadline.wait_for(backoff::retry_delay(failures, deadline.remaining(), fastrand::f64())) {
+        if !deadline.wait_to_repeat(failures) {
             return Err(error);
         }
     }
