@@ -16,6 +16,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::Lock;
 use crate::store::fence::Standing;
 use crate::sys::caught::caught;
+use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
 use crate::sys::pause::pause;
@@ -56,9 +57,15 @@ impl LockGuard {
         LockGuard { hold, family, drop_bound: DropBound::default() }
     }
 
-    /// Makes the guard of a lock that was just granted.
-    pub(crate) fn over(granted: Granted, family: &Arc<Family>, terms: Terms, callbacks: Callbacks) -> Result<Self> {
-        Ok(LockGuard::new(family.hold(granted, terms, callbacks)?, family.clone()))
+    /// Makes the guard of a lock that was just granted to a call with this deadline.
+    pub(crate) fn over(
+        granted: Granted,
+        family: &Arc<Family>,
+        terms: Terms,
+        callbacks: Callbacks,
+        by: &Deadline,
+    ) -> Result<Self> {
+        Ok(LockGuard::new(family.hold(granted, terms, callbacks, by)?, family.clone()))
     }
 
     /// The name of the lock.
@@ -314,6 +321,7 @@ impl Drop for LockGuard {
         self.drop_bound.begin(self.drop_by());
         pause!("drop.begun");
         self.end_quietly();
+        self.hold.drop_callbacks();
     }
 }
 

@@ -202,7 +202,8 @@ impl LockRequest {
         let (spec, callbacks) = self.checked()?;
         let spec = WaitSpec { on_wait: progress.or(spec.on_wait), ..spec };
         let terms = spec.lock.terms;
-        obtain(&family, spec, patience)?.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks))
+        let by = patience.deadline(family.options.request_timeout);
+        obtain(&family, spec, patience)?.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks, &by))
     }
 
     /// Whether every argument is within its bounds.

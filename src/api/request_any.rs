@@ -150,8 +150,9 @@ impl LockAnyRequest {
         let (family, order) = (self.spec.family.clone(), self.order);
         let _call = family.obtaining()?;
         let (specs, terms, callbacks) = self.checked(progress)?;
+        let by = patience.deadline(family.options.request_timeout);
         let obtained = obtain_any(&family, specs, patience, order)?;
-        obtained.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks))
+        obtained.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks, &by))
     }
 
     /// What is asked for of each key.

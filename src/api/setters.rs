@@ -124,7 +124,8 @@ macro_rules! setters {
                 self
             }
 
-            /// Declares the lock lost after this time, in case the worker hangs while its process lives. Defaults to no
+            /// Declares the lock lost after this time, in case the worker hangs while its process lives. It is not
+            /// renewed any more: others get it when its lease ends, and one without end a minute later. Defaults to no
             /// limit.
             pub fn max_hold(mut self, max_hold: Duration) -> Self {
                 self.spec.callbacks.get_mut().max_hold = Some(max_hold);

@@ -8,7 +8,7 @@ use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
-use crate::lease::{Lease, backoff};
+use crate::lease::Lease;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::{Lock, LockStatus};
@@ -222,16 +222,24 @@ impl<'a> Wait<'a> {
         pause!("acquire.entered");
     }
 
+    /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first
+    /// again; what was handed over until then stays.
+    pub(super) fn has_turn(&self) -> bool {
+        self.line.ticket.as_ref().is_none_or(|ticket| ticket.is_first() || ticket.is_handed())
+    }
+
     /// Waits for the turn to ask, or for a hand-over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-            // Handed over to it while another one hung before it, which may have come back since.
-            if ticket.is_first() || ticket.is_handed() {
+            if self.has_turn() {
                 if std::mem::take(&mut self.line.look_first) {
                     let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {
                         return Turn::Over;
+                    }
+                    if !self.has_turn() {
+                        continue;
                     }
                 }
                 pause!("acquire.turn");
@@ -259,7 +267,7 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Asks until there is an answer, or the attempt gets too old.
+    /// Asks for it, as one of several keys that are asked for in turn, unless the call has ended.
     pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
         self.family.check_open()?;
         self.check_cancelled()?;
@@ -274,7 +282,7 @@ impl<'a> Wait<'a> {
             return Err(Error::new(ErrorKind::TimedOut, message));
         }
         self.effort.voids += 1;
-        overall.wait_for(backoff::retry_delay(self.effort.voids, overall.remaining(), fastrand::f64()));
+        overall.wait_to_repeat(self.effort.voids);
         Ok(Round::Trouble)
     }
 
@@ -324,11 +332,7 @@ impl<'a> Wait<'a> {
 
     /// The deadline of the whole call.
     pub(super) fn overall(&self) -> Deadline {
-        let deadline = match self.patience {
-            Patience::Once => Deadline::after(self.family.options.request_timeout),
-            Patience::Until(at) => Deadline::at(at),
-            Patience::Endless => Deadline::after(Duration::MAX),
-        };
+        let deadline = self.patience.deadline(self.family.options.request_timeout);
         // A lease with a fixed end can't be granted after that end.
         let deadline = match self.spec.lock.terms.ends_at {
             Some(end) => deadline.within(end.since(self.family.clock.now())),
@@ -434,8 +438,7 @@ impl<'a> Wait<'a> {
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
             let too_old = others_turn || clock.now() >= first_sent + lease / 2;
-            let delay = backoff::retry_delay(failures, overall.remaining(), fastrand::f64());
-            if too_old || !overall.wait_for(delay) {
+            if too_old || !overall.wait_to_repeat(failures) {
                 if unanswered.is_some() && others_turn {
                     family.abandon(attempt);
                 } else if unanswered.is_some() {

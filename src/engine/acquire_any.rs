@@ -196,7 +196,7 @@ impl AnyWait<'_> {
 
     /// Takes what was handed over, or else looks at the keys that were reported or are due, and asks for those that look
     /// free. Each only at the head of its line.
-    fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
+    pub(super) fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
         let now = Instant::now();
         let is_due = |wait: &Wait<'_>| wait.line.look_at.is_some_and(|at| at <= now);
         let is_round = self.waits.iter().any(is_due);
@@ -209,7 +209,7 @@ impl AnyWait<'_> {
             }
             let Some(ticket) = wait.line.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
             let is_idle = !ticket.is_first() || !looks || ticket.stands_back().is_some() || ticket.is_held();
-            if !ticket.is_handed() && (is_idle || !wait.look(overall)) {
+            if !ticket.is_handed() && (is_idle || !wait.look(overall) || !wait.has_turn()) {
                 continue;
             }
             pause!("any.turn");

@@ -1,17 +1,18 @@
 //! What a wait makes of a lock that is handed over at the last moment or too late, and how it says why it ended.
 
+use super::super::hold::Hold;
 use super::super::queue::Queues;
 use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
-use crate::engine::orders::spec;
+use crate::engine::orders::{LEASE, spec};
 use crate::engine::spec::Callbacks;
 use crate::lease::{End, MAX_ACQUIRE_LEASE};
 use crate::model::event::Observer;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Backend, Consistency, Which};
+use crate::store::{Backend, Consistency, Purpose, Renewal, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::observing::Observing;
@@ -48,6 +49,11 @@ impl Bench {
         Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: BootTime::PAST } }
     }
 
+    fn held(&self, granted: Granted) -> Arc<Hold> {
+        let by = Deadline::after(SLACK);
+        self.family.hold(granted, spec().terms, Callbacks::default(), &by).expect("the hold")
+    }
+
     fn stands(&self) -> bool {
         let page = self
             .store
@@ -65,6 +71,30 @@ impl Bench {
     fn wait(&self, patience: Patience) -> Wait<'_> {
         let spec = WaitSpec { lock: spec(), stands_back: false, cancel: None, on_wait: None, on_wait_every: None };
         Wait::new(&self.family, spec, patience)
+    }
+
+    /// What a waiter does whose turn it is while the one before it hangs, until it has read the lock. Its call is over
+    /// then.
+    fn passed_by<'a, T>(&'a self, does: impl FnOnce(Wait<'a>, &Deadline) -> T) -> T {
+        let (users_code, cancel) = (Arc::<UsersCode>::default(), CancelToken::new());
+        let _first = self.family.queues.enter(spec(), &users_code);
+        users_code.runs(Some(Instant::now() - HANGS));
+        let mut wait = self.wait(Patience::Endless);
+        wait.enter();
+        let reads = self.faults.count(Call::Read);
+        self.faults.next(Call::Read, Fault::ApplyThenDelay(SLACK));
+        let overall = Deadline::after(SLACK).or_cancel(&cancel);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while self.faults.count(Call::Read) == reads {
+                    std::thread::yield_now();
+                }
+                users_code.runs(None);
+                // It has its answer at once.
+                cancel.cancel();
+            });
+            does(wait, &overall)
+        })
     }
 
     /// What a call gets to which the lock is handed over when its time is over and it has not left the line yet.
@@ -134,7 +164,7 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let held = bench.granted(BootTime::NEVER);
     let labels = held.attempt.ask.labels.clone();
     let lock_id = Some(held.attempt.ask.lock_id.clone());
-    let hold = bench.family.hold(held, spec().terms, Callbacks::default()).expect("the hold");
+    let hold = bench.held(held);
     let _first = bench.family.queues.enter(spec(), &Arc::default());
     let obtain = |lock: LockSpec, stands_back, any: bool| {
         let spec = WaitSpec { lock, stands_back, cancel: None, on_wait: None, on_wait_every: None };
@@ -161,7 +191,7 @@ fn what_is_given_up_is_tried_for_as_long_as_it_stands_whatever_the_wall_clock_sa
     let mut granted = bench.granted(BootTime::NEVER);
     // Whoever renewed the group of it.
     granted.holder.until = End::At(granted.now.plus(2 * MAX_ACQUIRE_LEASE));
-    let hold = bench.family.hold(granted, spec().terms, Callbacks::default()).expect("the hold");
+    let hold = bench.held(granted);
     hold.state.lock().lock.leased_until = Some(std::time::SystemTime::UNIX_EPOCH);
     bench.faults.always(Call::Release, Fault::LostBefore);
     hold.abandon();
@@ -359,4 +389,54 @@ fn a_long_wait_is_logged_after_its_time_and_then_each_minute() {
     wait.tell();
     let next = wait.effort.warn_after;
     assert!(next >= Duration::from_secs(60) && next < Duration::from_secs(90), "{next:?}");
+}
+
+/// It was first only for as long as the one before it hung, which has come back.
+#[test]
+fn who_is_not_first_any_more_once_it_has_looked_does_not_ask() {
+    let mut bench = Bench::new();
+    // Nothing else cuts its read off.
+    Arc::get_mut(&mut bench.family).expect("nobody else has it").options.request_timeout = SLACK;
+    let turn = bench.passed_by(|mut wait, overall| {
+        wait.line.look_first = true;
+        wait.turn(overall)
+    });
+    assert!(matches!(turn, Turn::Over));
+    let (family, patience, order) = (&bench.family, Patience::Endless, Order::AsGiven);
+    let granted = bench.passed_by(|mut wait, overall| {
+        wait.line.look_at = Some(Instant::now());
+        AnyWait { family, waits: vec![wait], patience, order, told: 0 }.look_at_each(overall)
+    });
+    assert!(matches!(granted, Ok(None)), "by one of several keys");
+    assert_eq!(bench.faults.count(Call::Acquire), 0);
+}
+
+/// As by a heartbeat: where the store's time has gone back, an end that was set before is too far in the future.
+#[test]
+fn a_first_renewal_counts_for_no_longer_than_it_asks_for() {
+    let (bench, by) = (Bench::new(), Deadline::after(SLACK));
+    let mut granted = bench.granted(BootTime::NEVER);
+    let longer = Renewal::heartbeat(Lease::For(2 * LEASE));
+    let _ = bench.store.renew(&mut granted.attempt, longer, &by).expect("an answer");
+    let (mut wait, asked) = (bench.wait(Patience::Endless), bench.family.clock.now());
+    let Ok(Round::Granted(granted)) = wait.act(Turn::Given(granted), &by) else { panic!("it stands") };
+    let held_for = granted.held_until.since(asked);
+    assert!(held_for < LEASE, "{held_for:?}");
+}
+
+/// The holder that it replaced is gone: asked again, it would report as lost what it has transferred itself.
+#[test]
+fn a_transfer_whose_lease_is_not_set_is_not_asked_for_again() {
+    let (bench, by) = (Bench::new(), Deadline::after(SLACK));
+    let mut wait = bench.wait(Patience::Endless);
+    wait.spec.lock.instead_of = Some((bench.store.info().grant_form.fresh(), 1));
+    let mut gone = bench.granted(BootTime::NEVER);
+    let _ = bench.store.release(&mut gone.attempt, Purpose::Release, &by).expect("an answer");
+    let lost = wait.act(Turn::Given(gone), &by).err().expect("it is gone");
+    assert_eq!(lost.kind(), ErrorKind::Lost);
+    // More than the lease.
+    wait.spec.lock.terms.margin = 2 * LEASE;
+    let late = wait.act(Turn::Given(bench.granted(BootTime::NEVER)), &by).err().expect("it comes too late");
+    assert_eq!(late.kind(), ErrorKind::TimedOut);
+    assert!(!bench.stands());
 }

@@ -29,6 +29,8 @@ use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here};
 
 /// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
+/// The release of a grant that gets no guard has at least this long, however little time its call has left.
+const LEAST_RELEASE: Duration = Duration::from_millis(100);
 
 /// See the module.
 pub struct Family {
@@ -93,10 +95,11 @@ impl Family {
             closing.token.clone(),
             options.request_timeout,
         );
+        let undo = Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout));
         Arc::new(Family {
             wakeups: Arc::new(wakeups),
-            undo: Arc::new(Undo::new(backend.clone(), queues.clone(), clock.clone(), options.request_timeout)),
-            watcher: Arc::new(Watcher::new(clock.clone())),
+            watcher: Arc::new(Watcher::new(clock.clone(), undo.clone())),
+            undo,
             labels: default_labels(std::process::id()),
             backend,
             clock,
@@ -198,16 +201,16 @@ impl Family {
         &self.undo
     }
 
-    /// A lock that was just granted, with heartbeat and watcher at work.
-    pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
-        self.hold_until(granted, terms, callbacks, AtEnd::Release)
+    /// A lock that was just granted to a call with this deadline, with heartbeat and watcher at work.
+    pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks, by: &Deadline) -> Result<Arc<Hold>> {
+        self.hold_until(granted, terms, callbacks, AtEnd::Release, by)
     }
 
     /// The same for a grant that outlives its hold: the lease of a name.
     pub fn keep(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
         let (key, fencing_token) = (shown(&granted.attempt.key).into_owned(), granted.holder.token);
         self.options.observing.tell(&Event::Granted { key: &key, fencing_token, waited: Duration::ZERO });
-        self.hold_until(granted, terms, callbacks, AtEnd::Keep)
+        self.hold_until(granted, terms, callbacks, AtEnd::Keep, &Deadline::after(self.options.drop_timeout))
     }
 
     /// A grant as data, which no guard ends.
@@ -217,7 +220,14 @@ impl Family {
         Lock::granted(attempt, holder, *now, self.backend.info())
     }
 
-    fn hold_until(&self, granted: Granted, terms: Terms, callbacks: Callbacks, at_end: AtEnd) -> Result<Arc<Hold>> {
+    fn hold_until(
+        &self,
+        granted: Granted,
+        terms: Terms,
+        callbacks: Callbacks,
+        at_end: AtEnd,
+        by: &Deadline,
+    ) -> Result<Arc<Hold>> {
         let setup = Setup {
             backend: self.backend.clone(),
             clock: self.clock.clone(),
@@ -237,8 +247,9 @@ impl Family {
         let made = hold.start().and_then(|()| self.check_open()).and_then(|()| hold.stands_at_least(terms.at_least));
         pause!("hold.started");
         if let Err(error) = made {
-            let _ = hold.release(self.options.drop_timeout);
+            let _ = hold.release(by.remaining().max(LEAST_RELEASE).min(self.options.drop_timeout));
             hold.abandon();
+            hold.drop_callbacks();
             self.check_open()?;
             return Err(error);
         }
@@ -411,7 +422,7 @@ mod tests {
         let held_until = spec.terms.held_until(sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         family.close(Duration::from_secs(60)).expect("nothing is held");
-        let error = family.hold(granted, spec.terms, Callbacks::default()).err().expect("it is closed");
+        let error = family.hold(granted, spec.terms, Callbacks::default(), &by).err().expect("it is closed");
         assert_eq!(error.kind(), ErrorKind::Closed);
         let page = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).expect("a page");
         assert!(page.records.iter().all(|seen| seen.record.exclusive.is_none()));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::acquire::{Before, Round, Wait};
 use crate::engine::spec::Granted;
-use crate::lease::{Lease, MAX_ACQUIRE_LEASE, backoff};
+use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::store::{Renewal, Renewed};
@@ -43,7 +43,9 @@ impl Wait<'_> {
                     pause!("lengthen.answered");
                     granted.holder.until = until;
                     granted.now = now;
-                    granted.held_until = self.spec.lock.terms.held_until(sent, until, now);
+                    // As of a heartbeat.
+                    let counts_until = until.min(lease.end(now));
+                    granted.held_until = self.spec.lock.terms.held_until(sent, counts_until, now);
                     if clock.now() >= granted.held_until {
                         self.undo(granted.attempt, overall);
                         let error = Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable();
@@ -58,8 +60,7 @@ impl Wait<'_> {
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
             failures += 1;
-            let delay = backoff::retry_delay(failures, left, fastrand::f64());
-            if !error.is_retryable() || left.is_zero() || !overall.wait_for(delay) {
+            if !error.is_retryable() || !overall.clone().within(left).wait_to_repeat(failures) {
                 self.undo(granted.attempt, overall);
                 return self.not_had(error);
             }
@@ -76,7 +77,8 @@ impl Wait<'_> {
 
     /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.
     fn not_had(&mut self, error: Error) -> Result<Round> {
-        if !error.is_retryable() {
+        // What a transfer replaced is gone: asked again, it would report as lost what it has transferred itself.
+        if !error.is_retryable() || self.spec.lock.instead_of.is_some() {
             return Err(error);
         }
         let before = if error.kind() == ErrorKind::Lost { Before::Counts } else { Before::IsOut };

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::hold::{Beat, Hold, LostBy, Phase};
 use super::undo::ends_hold;
 use crate::engine::options::check_at_least;
-use crate::lease::backoff;
 use crate::lease::transition::{KeepAnswer, keep_standing};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Consistency, Swapped, Which};
@@ -124,8 +123,7 @@ impl Hold {
                 Err(error) => error,
             };
             failures += 1;
-            let left = by.saturating_duration_since(Instant::now());
-            if !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64())) {
+            if !Deadline::at(by).wait_to_repeat(failures) {
                 return Kept::Yes(Err(error));
             }
         }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::heartbeat;
 use super::hold::{Hold, Phase};
+use super::watcher::START_RETRY;
 use crate::engine::spec::OnWarning;
 use crate::model::event::Event;
 use crate::model::key::shown;
@@ -12,9 +13,6 @@ use crate::model::loss::LossReason;
 use crate::sys::clock::BootTime;
 use crate::sys::log;
 use crate::sys::pause::pause;
-
-/// The pause after a heartbeat thread could not be started.
-const START_RETRY: Duration = Duration::from_millis(100);
 
 impl Hold {
     /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is

@@ -95,12 +95,13 @@ impl World {
         };
         let held_until = spec().terms.held_until(sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
+        let undo = Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK));
         let setup = Setup {
             backend: store.clone(),
             clock: clock.clone(),
-            watcher: Arc::new(Watcher::new(clock.clone())),
+            watcher: Arc::new(Watcher::new(clock.clone(), undo.clone())),
             queues: Arc::default(),
-            undo: Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK)),
+            undo,
             observing: Observing::by(told.clone()),
             terms: spec().terms,
             request_timeout: SLACK,

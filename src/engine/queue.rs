@@ -50,8 +50,8 @@ struct Place {
     trouble: Mutex<Option<Error>>,
 }
 
-/// The code of its user's that a call runs. It is one for all lines that the call stands in: whoever hangs in one of them
-/// hangs in each.
+/// Whether a call that waits is inside code of its user's, such as a callback: then it can't take its turn, and is
+/// passed over once that takes long. A call that waits for several keys has one of these for all of its lines.
 #[derive(Default)]
 pub struct UsersCode {
     /// Since when it runs.

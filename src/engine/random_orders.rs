@@ -74,7 +74,8 @@ impl World {
         let process = |(clock, _): &(Arc<Clock>, f64)| {
             let queues = Arc::<Queues>::default();
             let undo = Arc::new(Undo::new(network.clone(), queues.clone(), clock.clone(), LEASE));
-            Process { clock: clock.clone(), queues, undo, watcher: Arc::new(Watcher::new(clock.clone())) }
+            let watcher = Arc::new(Watcher::new(clock.clone(), undo.clone()));
+            Process { clock: clock.clone(), queues, undo, watcher }
         };
         let processes: Vec<_> = network.clocks.processes.iter().map(process).collect();
         let shares = one_in(3);

@@ -4,16 +4,17 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use super::handover::PassedOn;
+use super::heartbeat::NEAREST_END;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
 use super::hold_at_least::Kept;
 use super::undo::ends_hold;
-use crate::lease::{Holder, Mode, backoff};
+use crate::lease::{Holder, Lease, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::{Loss, LossReason};
-use crate::store::{Attempt, Purpose, Released, Seen};
+use crate::store::{Attempt, Purpose, Released, Renewal, Seen};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
@@ -187,12 +188,21 @@ impl Hold {
 
     /// Gives the grant up in the background.
     fn give_up_later(&self) {
-        // Else another release has it locked, which is under way.
-        if let Some(spare) = self.requests.spare.try_lock() {
-            let mut attempt = spare.without_native();
-            attempt.ask.lease = attempt.ask.lease.max(self.stands_for());
-            self.setup.undo.push_after(attempt, self.must_stand_for());
-        }
+        let attempt = self.for_background();
+        attempt.into_iter().for_each(|attempt| self.setup.undo.push_after(attempt, self.must_stand_for()));
+    }
+
+    /// Gives a lock without end an end in the background, until which its holder has time to stop.
+    fn end_later(&self) {
+        let end = Renewal { lease: Lease::For(NEAREST_END), may_end_endless: true };
+        self.for_background().into_iter().for_each(|attempt| self.setup.undo.push_end(attempt, end));
+    }
+
+    /// What the background needs for its requests; `None`: another release has it locked, which is under way.
+    fn for_background(&self) -> Option<Attempt> {
+        let mut attempt = self.requests.spare.try_lock()?.without_native();
+        attempt.ask.lease = attempt.ask.lease.max(self.stands_for());
+        Some(attempt)
     }
 
     /// How long the grant stands in the store, as far as is known. Whoever renewed its group may have made the lease longer
@@ -314,9 +324,7 @@ impl Hold {
                 Err(error) => error,
             };
             failures += 1;
-            let left = by.saturating_duration_since(Instant::now());
-            if tries == Tries::One || !Deadline::at(by).wait_for(backoff::retry_delay(failures, left, fastrand::f64()))
-            {
+            if tries == Tries::One || !Deadline::at(by).wait_to_repeat(failures) {
                 return Err(error);
             }
         }
@@ -362,6 +370,10 @@ impl Hold {
         if let Some(on_loss) = on_loss {
             let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
+        }
+        // Where its user hangs the guard is never dropped.
+        if by == LostBy::Clock && self.setup.terms.lease == Lease::Forever && !self.is_expired() {
+            self.end_later();
         }
         // Before the log, which may hang.
         self.setup.observing.tell(&Event::Lost { loss: &loss });

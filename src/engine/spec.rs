@@ -10,6 +10,7 @@ use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Seen};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::BootTime;
+use crate::sys::deadline::Deadline;
 use crate::sys::random;
 
 /// A lock that was granted and not yet put into a guard.
@@ -123,6 +124,15 @@ impl Patience {
     /// Until then; a time that has passed asks once.
     pub fn until(until: Instant) -> Self {
         if until <= Instant::now() { Patience::Once } else { Patience::Until(until) }
+    }
+
+    /// The deadline of a call that begins now.
+    pub fn deadline(self, request_timeout: Duration) -> Deadline {
+        match self {
+            Patience::Once => Deadline::after(request_timeout),
+            Patience::Until(at) => Deadline::at(at),
+            Patience::Endless => Deadline::after(Duration::MAX),
+        }
     }
 }
 

@@ -1,5 +1,6 @@
-//! Gives up acquisitions that were not answered, and grants whose release was not, in the background: one thread for all of a client family, which
-//! ends when nothing is left to give up.
+//! What is done in the background about grants that nobody holds: acquisitions that were not answered, and grants whose
+//! release was not, are given up, and a lock without end whose guard has lost it gets an end. One thread for all of a
+//! client family, which ends when nothing is left to do.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +11,7 @@ use parking_lot::Mutex;
 use super::queue::Queues;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Attempt, Backend, Purpose, Released};
+use crate::store::{Attempt, Backend, Purpose, Released, Renewal, Renewed};
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::clock::{BootTime, Clock};
@@ -34,6 +35,9 @@ pub struct Undo {
     /// One more came.
     more: Sender<()>,
     mores: Receiver<()>,
+    /// What is left found no thread.
+    lack: Sender<()>,
+    lacks: Receiver<()>,
 }
 
 #[derive(Default)]
@@ -49,6 +53,8 @@ struct State {
 /// What is not given up yet.
 struct Left {
     attempt: Attempt,
+    /// It gets this end in place of being given up.
+    end: Option<Renewal>,
     /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
     /// A minimum hold: nothing may end it earlier.
@@ -59,9 +65,9 @@ struct Left {
 
 impl Undo {
     pub fn new(backend: Arc<dyn Backend>, queues: Arc<Queues>, clock: Arc<Clock>, request_timeout: Duration) -> Self {
-        let (more, mores) = crossbeam_channel::bounded(1);
-        let stop = CancelToken::new();
-        Undo { backend, queues, clock, request_timeout, stop, state: Mutex::default(), more, mores }
+        let ((more, mores), (lack, lacks)) = (crossbeam_channel::bounded(1), crossbeam_channel::bounded(1));
+        let (stop, state) = (CancelToken::new(), Mutex::default());
+        Undo { backend, queues, clock, request_timeout, stop, state, more, mores, lack, lacks }
     }
 
     /// Tries to give up an acquisition for as long as its grant could last: one lease from now on, since the request may
@@ -72,10 +78,19 @@ impl Undo {
 
     /// The same for a grant that must stand for so long from now on.
     pub fn push_after(self: &Arc<Self>, attempt: Attempt, delay: Duration) {
+        self.add(attempt, None, delay);
+    }
+
+    /// Gives the grant an end, so that it stands no longer than until then also where its guard is never dropped.
+    pub fn push_end(self: &Arc<Self>, attempt: Attempt, end: Renewal) {
+        self.add(attempt, Some(end), Duration::ZERO);
+    }
+
+    fn add(self: &Arc<Self>, attempt: Attempt, end: Option<Renewal>, delay: Duration) {
         let key = attempt.key.clone();
         let stands_until = self.clock.now() + attempt.ask.lease;
         let not_before = far_from(Instant::now(), delay);
-        let left = Left { attempt, stands_until, not_before, due: not_before, failures: 0 };
+        let left = Left { attempt, end, stands_until, not_before, due: not_before, failures: 0 };
         let (surplus, started) = {
             let mut state = self.state.lock();
             state.left.push(left);
@@ -84,6 +99,9 @@ impl Undo {
         };
         // A full channel holds one already.
         let _ = self.more.try_send(());
+        if started.is_err() {
+            let _ = self.lack.try_send(());
+        }
         // Others may wait for the caller, and the logger may hang.
         keeping_a_lock(|| {
             if let Some(left) = surplus {
@@ -97,10 +115,15 @@ impl Undo {
         });
     }
 
-    /// Tries again to start a thread that could not be started when there was something to give up.
-    pub fn start_again(self: &Arc<Self>) {
-        // It was logged before. The next call tries again, and the end needs none.
-        let _ = self.start(&mut self.state.lock());
+    /// Tries again to start a thread that could not be started when there was something to give up; whether that fails.
+    pub fn start_again(self: &Arc<Self>) -> bool {
+        // It was logged before. The watcher and the next call try again, and the end needs none.
+        self.start(&mut self.state.lock()).is_err()
+    }
+
+    /// Becomes ready when that is to be tried again.
+    pub fn lacks_thread(&self) -> &Receiver<()> {
+        &self.lacks
     }
 
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
@@ -192,14 +215,21 @@ impl Undo {
     fn give_up(&self, mut left: Left, until: &Deadline) {
         pause!("undo.sent");
         let by = until.clone().within(self.request_timeout);
-        let released = ends_hold(|| self.backend.release(&mut left.attempt, Purpose::GiveUp, &by), Released::Unknown);
-        let error: Error = match released {
-            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => {
-                pause!("undo.answered");
-                // Waiters of this process look at once.
-                return self.queues.nudge(&left.attempt.key);
-            }
-            Ok(Released::Unknown(error)) | Err(error) => error,
+        let (backend, attempt) = (&self.backend, &mut left.attempt);
+        let failed = match left.end {
+            None => match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
+                Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => None,
+                Ok(Released::Unknown(error)) | Err(error) => Some(error),
+            },
+            Some(end) => match ends_hold(|| backend.renew(attempt, end, &by), Renewed::Unknown) {
+                Ok(Renewed::Until { .. } | Renewed::Lost(_)) => None,
+                Ok(Renewed::Unknown(error)) | Err(error) => Some(error),
+            },
+        };
+        let Some(error) = failed else {
+            pause!("undo.answered");
+            // Waiters of this process look at once.
+            return self.queues.nudge(&left.attempt.key);
         };
         if left.failures == 0 {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
@@ -266,7 +296,7 @@ pub fn give_up(
             Err(error) => error,
         };
         failures += 1;
-        if !deadline.wait_for(backoff::retry_delay(failures, deadline.remaining(), fastrand::f64())) {
+        if !deadline.wait_to_repeat(failures) {
             return Err(error);
         }
     }
@@ -301,7 +331,8 @@ mod tests {
         fn left(&self, due: Instant, failures: u32) -> Left {
             let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
             let _ = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
-            Left { attempt, stands_until: self.undo.clock.now() + LEASE, not_before: Instant::now(), due, failures }
+            let (stands_until, not_before) = (self.undo.clock.now() + LEASE, Instant::now());
+            Left { attempt, end: None, stands_until, not_before, due, failures }
         }
 
         fn stands(&self) -> bool {

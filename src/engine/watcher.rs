@@ -1,6 +1,7 @@
 //! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
-//! they are due, notices a suspend, and starts the users' callbacks.
+//! they are due, notices a suspend, and starts the users' callbacks, and again what found no thread.
 
+use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
@@ -9,6 +10,7 @@ use crossbeam_channel::{Receiver, SendError, Sender};
 use parking_lot::Mutex;
 
 use super::hold::Hold;
+use super::undo::Undo;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::far_from;
@@ -20,6 +22,8 @@ use crate::sys::thread::{self, Thread};
 const LOOK: Duration = Duration::from_secs(1);
 /// If the boot-time clock ran ahead of the monotonic one by more than this, the machine was suspended.
 const JUMP: Duration = Duration::from_millis(200);
+/// The pause after a thread could not be started.
+pub(super) const START_RETRY: Duration = Duration::from_millis(100);
 /// How long the last user of a watcher waits for its thread.
 const STOP_BOUND: Duration = Duration::from_secs(1);
 
@@ -38,16 +42,18 @@ pub struct Watcher {
     // `None` once it is closed.
     messages: Mutex<Option<Sender<Message>>>,
     inbox: Receiver<Message>,
+    /// Its thread is started again where it could not be.
+    undo: Arc<Undo>,
     sleep: Arc<Sleep>,
     thread: Mutex<Option<Thread>>,
 }
 
 impl Watcher {
-    pub fn new(clock: Arc<Clock>) -> Self {
+    pub fn new(clock: Arc<Clock>, undo: Arc<Undo>) -> Self {
         let (messages, inbox) = crossbeam_channel::unbounded();
         let (holds, sleep) = (Arc::default(), Arc::new(Sleep::new()));
         let messages = Mutex::new(Some(messages));
-        Watcher { clock, holds, messages, inbox, sleep, thread: Mutex::default() }
+        Watcher { clock, holds, messages, inbox, undo, sleep, thread: Mutex::default() }
     }
 
     /// Watches `hold` until it is gone.
@@ -59,13 +65,13 @@ impl Watcher {
         // A thread that died, for example because memory ran out, is replaced.
         if thread.as_ref().is_none_or(Thread::is_over) {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
-            let sleep = self.sleep.clone();
+            let (undo, sleep) = (self.undo.clone(), self.sleep.clone());
             let jumps = clock.jumps();
             // From now on, not from when the thread gets its turn.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
                 thread::begin_to_keep_time();
-                run(&clock, &holds, &inbox, jumps.receiver(), &sleep, skew);
+                run(&clock, &holds, &inbox, jumps.receiver(), &undo, &sleep, skew);
             })?);
         }
         drop(thread);
@@ -92,7 +98,7 @@ impl Watcher {
     /// Runs a user's callback on its own thread, even if the watcher was just closed.
     pub fn run(&self, what: &'static str, callback: Callback) {
         if let Some(Message::Run(what, callback)) = self.send(Message::Run(what, callback)) {
-            start(what, callback);
+            start_or_run(what, callback);
         }
     }
 
@@ -130,9 +136,12 @@ fn run(
     holds: &Mutex<Vec<Weak<Hold>>>,
     inbox: &Receiver<Message>,
     jumps: &Receiver<()>,
+    undo: &Arc<Undo>,
     sleep: &Sleep,
     mut skew: Skew,
 ) {
+    // Callbacks that found no thread. Here they would hold up everybody's losses.
+    let mut waiting: VecDeque<(&'static str, Callback)> = VecDeque::new();
     loop {
         sleep.is_over();
         let now = clock.now();
@@ -149,40 +158,63 @@ fn run(
         let next_look = watched.iter().filter_map(|hold| hold.look(now)).min();
         let next_start = watched.iter().filter_map(|hold| hold.start_when_due(now)).min();
         let next = next_look.into_iter().chain(next_start).min();
-        // This may drop the last handle, and callbacks with it: no mutex may be held.
-        panic_logged("drop of a callback", || drop(watched));
+        // This may drop the last handle, and the user's observer with it: no mutex may be held.
+        panic_logged("drop of an observer", || drop(watched));
+        while let Some((what, callback)) = waiting.pop_front() {
+            if let Some((_, callback)) = start(what, callback) {
+                waiting.push_front((what, callback));
+                break;
+            }
+        }
+        let lacks_thread = undo.start_again() || !waiting.is_empty();
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
+        let wait = if lacks_thread { wait.min(START_RETRY) } else { wait };
         let mut select = crossbeam_channel::Select::new();
         select.recv(inbox);
         select.recv(jumps);
+        select.recv(undo.lacks_thread());
         let until = far_from(Instant::now(), wait);
         sleep.begins(until);
         let _ = select.ready_deadline(until);
-        jumps.try_iter().for_each(drop);
+        jumps.try_iter().chain(undo.lacks_thread().try_iter()).for_each(drop);
         loop {
             match inbox.try_recv() {
                 Ok(Message::Look) => {}
-                Ok(Message::Run(what, callback)) => start(what, callback),
+                Ok(Message::Run(what, callback)) => {
+                    if let Some((error, callback)) = start(what, callback) {
+                        log::error!(target: "leasehold::watcher", "{error}; the {what} waits for one");
+                        waiting.push_back((what, callback));
+                    }
+                }
                 Err(crossbeam_channel::TryRecvError::Empty) => break,
-                Err(crossbeam_channel::TryRecvError::Disconnected) => return,
+                Err(crossbeam_channel::TryRecvError::Disconnected) => {
+                    waiting.into_iter().for_each(|(what, callback)| start_or_run(what, callback));
+                    return;
+                }
             }
         }
     }
 }
 
-/// A callback for which no thread can be started runs here: late is better than never.
-fn start(what: &'static str, callback: Callback) {
+/// A callback for which no thread can be started any more runs here: late is better than never.
+fn start_or_run(what: &'static str, callback: Callback) {
+    if let Some((error, callback)) = start(what, callback) {
+        log::error!(target: "leasehold::watcher", "{error}; the {what} runs without one of its own");
+        contained(what, callback);
+    }
+}
+
+/// Starts a callback on a thread of its own; one that finds none is given back.
+fn start(what: &'static str, callback: Callback) -> Option<(Error, Callback)> {
     let slot = Arc::new(Mutex::new(Some(callback)));
     let on_thread = slot.clone();
     let body = move || {
         let callback = on_thread.lock().take();
         callback.into_iter().for_each(|callback| contained(what, callback));
     };
-    if let Err(error) = Thread::spawn_for_user("leasehold-call", body) {
-        log::error!(target: "leasehold::watcher", "{error}; the {what} runs without one of its own");
-        let callback = slot.lock().take();
-        callback.into_iter().for_each(|callback| contained(what, callback));
-    }
+    let error = Thread::spawn_for_user("leasehold-call", body).err()?;
+    let callback = slot.lock().take()?;
+    Some((error, callback))
 }
 
 /// Until when the watcher sleeps if nobody wakes it. It is woken only for something that is due earlier.
@@ -241,11 +273,15 @@ impl Skew {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::memory::Memory;
 
     /// A loss that is found while the client closes, or the last handle is dropped, is still reported.
     #[test]
     fn a_callback_that_comes_after_the_close_runs() {
-        let watcher = Watcher::new(Clock::system());
+        let clock = Clock::system();
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let undo = Arc::new(Undo::new(store, Arc::default(), clock.clone(), LOOK));
+        let watcher = Watcher::new(clock, undo);
         watcher.close(Instant::now());
         let (ran, runs) = crossbeam_channel::bounded(1);
         watcher.run("loss callback", Box::new(move || ran.send(()).unwrap_or_default()));

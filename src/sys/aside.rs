@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::model::error::Result;
 use crate::sys::log;
-use crate::sys::thread::{Thread, here, keeping_a_lock};
+use crate::sys::thread::{Thread, here, keeping_a_lock, keeps_a_lock};
 
 /// Who has something to tell about a key waits for so long for what is being told of it already.
 const TURN: Duration = Duration::from_millis(100);
@@ -51,16 +51,26 @@ struct Queue {
 impl Aside {
     /// Has it told soon, by a thread that does nothing else.
     pub fn push(&self, key: Option<&str>, weight: Weight, tell: Told) {
-        if self.add(key, weight, tell) && self.start().is_err() {
+        if self.add(key, weight, tell) {
             // Late is better than never; what takes long is left to the next thread.
-            self.tell_all(Some(Instant::now() + TURN));
+            self.start_or_tell(Instant::now() + TURN);
         }
     }
 
-    /// The same for a caller that must not tell it itself: without a thread it waits until there is one.
+    /// The same for a caller that must not tell it itself.
     pub fn leave(&self, tell: Told) {
-        if self.add(None, Weight::Light, tell) && self.start().is_err() {
+        keeping_a_lock(|| self.push(None, Weight::Light, tell));
+    }
+
+    /// Without a thread it is told here, until `by`; where a lock depends on the caller it waits until there is one.
+    fn start_or_tell(&self, by: Instant) {
+        if self.start().is_ok() {
+            return;
+        }
+        if keeps_a_lock() {
             self.0.queue.lock().has_thread = false;
+        } else {
+            self.tell_all(Some(by));
         }
     }
 
@@ -178,9 +188,15 @@ impl Aside {
         queue.waiting.is_empty() && queue.telling.is_empty()
     }
 
-    /// Waits until all of it was told, at most until `by`.
+    /// Waits until all of it was told, at most until `by`. What found no thread is told by another one, or here.
     pub fn wait_until_told(&self, by: Instant) {
         let mut queue = self.0.queue.lock();
+        if !queue.has_thread && !queue.waiting.is_empty() && !queue.is_telling_here() {
+            queue.has_thread = true;
+            drop(queue);
+            self.start_or_tell(by);
+            queue = self.0.queue.lock();
+        }
         while (!queue.waiting.is_empty() || queue.is_telling_elsewhere(None))
             && !queue.is_telling_here()
             && !self.0.told.wait_until(&mut queue, by).timed_out()

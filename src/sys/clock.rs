@@ -117,7 +117,8 @@ pub struct Jumps {
 }
 
 impl Jumps {
-    /// Ready after a jump. By a call, since a closure that used the field would take that alone and drop the sender.
+    /// Ready after a jump. Not a field for all to use: a `move` closure takes only those fields that it names, so it
+    /// would leave the sender behind, whose end is the end of the reports.
     pub fn receiver(&self) -> &Receiver<()> {
         &self.jumps
     }
@@ -136,8 +137,8 @@ fn boot_nanos() -> u64 {
 
 #[cfg(unix)]
 fn nanos_of(clock: nix::time::ClockId) -> u64 {
-    // These clocks exist wherever this compiles; an answer of zero would be refused as expired.
-    let now = clock.now().map(Duration::from).unwrap_or_default();
+    // These clocks exist wherever this compiles. Without one everything counts as over.
+    let now = clock.now().map_or(Duration::MAX, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
 

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Select};
 
+use crate::lease::backoff;
 use crate::sys::cancel::CancelToken;
 use crate::sys::thread::lives;
 
@@ -91,6 +92,11 @@ impl Deadline {
     /// Waits until it is over, for whatever reason.
     pub fn wait(&self) {
         self.wait_for(Duration::MAX);
+    }
+
+    /// Waits before the next repeat of what has failed this many times in a row; whether time is left.
+    pub fn wait_to_repeat(&self, failures: u32) -> bool {
+        self.wait_for(backoff::retry_delay(failures, self.remaining(), fastrand::f64()))
     }
 
     /// Waits until it is over or `limit` has passed; whether time is left.

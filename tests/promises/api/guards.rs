@@ -383,3 +383,18 @@ fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
         assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::Expired { .. }));
     });
 }
+
+/// Its guard is with a worker that hangs, and is never dropped.
+#[test]
+fn a_lock_without_end_that_max_hold_ended_is_free_a_minute_later() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease_forever().max_hold(millis(10)).lock().unwrap();
+        assert!(matches!(guard.loss().wait_timeout(LONG).unwrap().reason, LossReason::MaxHold));
+        let ends = || client.get("k").unwrap().unwrap().holders()[0].remaining().is_some();
+        wait_until("it is given an end", ends);
+        assert!(store.rival().try_lock("k").unwrap().is_none(), "its holder has some time to stop");
+        store.outlast(2 * MINUTE);
+        assert!(store.rival().try_lock("k").unwrap().is_some());
+    });
+}

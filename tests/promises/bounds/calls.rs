@@ -415,7 +415,6 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         let loss = within("the loss", millis(12_000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
         let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
         assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
-        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(9000));
 
         // The first try for this one failed as well; one of its repeats does not.
         let before = kept.remaining();
@@ -423,6 +422,8 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         assert!(kept.remaining() < before, "it was renewed without a thread");
         threads_again();
         wait_until("the lock is renewed", || kept.remaining() > before);
+        // It has waited for a thread, too.
+        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(9000));
         kept.release().expect("a release");
     });
 }
@@ -449,5 +450,42 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
         abandon("third");
         drop(client);
         assert!(store.is_vacant("third"), "nobody gave it up");
+    });
+}
+
+/// And no further call comes.
+#[test]
+fn what_was_not_released_is_given_up_once_there_is_a_thread() {
+    alone("bounds::calls::what_was_not_released_is_given_up_once_there_is_a_thread", || {
+        let store = Store::memory();
+        let client = store.builder().drop_timeout(millis(200)).connect().expect("a client");
+        let guard = client.request("job").lease_forever().lock().expect("a lock");
+        no_new_threads();
+        store.plan.always(Call::Release, Fault::FailBefore);
+        drop(guard);
+        assert!(!store.is_vacant("job"), "its release failed");
+        store.plan.heal();
+        threads_again();
+        wait_until("it is given up", || store.is_vacant("job"));
+    });
+}
+
+/// Without a thread nobody would renew it, so there is no guard.
+#[test]
+fn a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call() {
+    alone("bounds::calls::a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call", || {
+        let store = Store::memory();
+        let client = store.builder().drop_timeout(PATIENCE).connect().expect("a client");
+        store.plan.always(Call::Release, Fault::HangBefore);
+        no_new_threads();
+        // On a busy machine the time may be over before it is granted.
+        wait_until("it is granted and finds no thread", || {
+            let (what, wait) = ("try_lock_for", millis(50));
+            let failed = within(what, wait, || client.try_lock_for("job", wait)).expect_err("there is no thread");
+            failed.to_string().contains("leasehold-watch")
+        });
+        store.plan.heal();
+        drop(client);
+        assert!(store.is_vacant("job"), "nobody gave it up");
     });
 }

@@ -12,11 +12,14 @@ use crate::support::seed::{seed, sow};
 use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
-use leasehold::{ClientBuilder, ErrorKind, LockClient};
+use leasehold::internals::sys::pause::Stop;
+use leasehold::{ClientBuilder, ErrorKind, Event, LockClient, Observer};
 use parking_lot::Mutex;
 
 const LEASE: Duration = millis(900);
 const DROP: Duration = millis(1500);
+/// No heartbeat is due while a test lasts.
+const HOUR: Duration = Duration::from_secs(3600);
 
 on_each_local! {
     alone:
@@ -377,5 +380,99 @@ fn a_thread_that_can_not_be_started_leaves_no_lock() {
         without_threads(|| client.close()).expect("a close");
         assert!(store.is_vacant("other"));
         assert_ours(&[]);
+    });
+}
+
+/// Tells on which thread it is dropped.
+struct Drops(crossbeam_channel::Sender<std::thread::ThreadId>);
+
+impl Drop for Drops {
+    fn drop(&mut self) {
+        let _ = self.0.send(std::thread::current().id());
+    }
+}
+
+/// It may take long: the closure of a guard can have a guard of another client.
+#[test]
+fn what_a_callback_owns_is_dropped_by_who_drops_the_guard() {
+    alone("bounds::threads::what_a_callback_owns_is_dropped_by_who_drops_the_guard", || {
+        let store = Store::memory();
+        let client = client(&store);
+        let (drops, dropped) = crossbeam_channel::bounded(1);
+        let owned = Drops(drops);
+        let mut stop = Stop::at("watch.looks");
+        let guard = client.request("job").on_loss(move |_| drop(owned)).lock().expect("a lock");
+        // From now on it has the hold, too.
+        wait_until("the watcher looks", || stop.is_reached());
+        drop(guard);
+        assert_eq!(dropped.try_recv(), Ok(std::thread::current().id()));
+        stop.let_go();
+    });
+}
+
+/// It hangs on the thread that declares losses, were it called there.
+#[test]
+fn a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss() {
+    alone("bounds::threads::a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss", || {
+        let store = Store::memory();
+        let client = store.builder().lease(HOUR).connect().expect("a client");
+        let ((called, calls), (leave, left)) = (crossbeam_channel::bounded(1), crossbeam_channel::bounded::<()>(0));
+        let hangs = client.request("first").max_hold(HOUR / 2).on_loss(move |_| {
+            let _ = (called.send(()), left.recv());
+        });
+        let first = hangs.lock().expect("a lock");
+        let second = client.lock("second").expect("a lock");
+        no_new_threads();
+        store.advance(HOUR / 2);
+        first.loss().wait_timeout(PATIENCE).expect("the first loss");
+        store.advance(HOUR);
+        second.loss().wait_timeout(PATIENCE).expect("the callback of the first holds it up");
+        assert!(calls.is_empty(), "it was called without a thread of its own");
+        threads_again();
+        calls.recv_timeout(PATIENCE).expect("it is called once there is a thread");
+        drop(leave);
+    });
+}
+
+/// Counts the renewals that it is told of, and hangs in them from some time on.
+struct Renewals {
+    told: AtomicUsize,
+    hangs: AtomicBool,
+    until: crossbeam_channel::Receiver<()>,
+}
+
+impl Observer for Renewals {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::Renewed { .. }) {
+            self.told.fetch_add(1, Ordering::SeqCst);
+            if self.hangs.load(Ordering::SeqCst) {
+                let _ = self.until.recv();
+            }
+        }
+    }
+}
+
+/// And what no thread could be had for is told at the latest by a close.
+#[test]
+fn an_observer_that_finds_no_thread_holds_up_no_heartbeat() {
+    alone("bounds::threads::an_observer_that_finds_no_thread_holds_up_no_heartbeat", || {
+        let store = Store::memory();
+        let (leave, until) = crossbeam_channel::bounded(0);
+        let observer = Arc::new(Renewals { told: AtomicUsize::new(0), hangs: AtomicBool::new(false), until });
+        let builder = store.builder().lease(2 * PATIENCE).heartbeat(millis(50)).observer(observer.clone());
+        let client = builder.connect().expect("a client");
+        let guard = client.lock("job").expect("a lock");
+        let told = || observer.told.load(Ordering::SeqCst);
+        wait_until("its heartbeat has a thread", || told() > 0);
+        no_new_threads();
+        // What tells is a thread only for as long as there is something to tell.
+        wait_until("nobody else tells", || ours().iter().all(|name| name != "leasehold-told"));
+        observer.hangs.store(true, Ordering::SeqCst);
+        let (renewed, told_before) = (store.plan.count(Call::Renew), told());
+        wait_until("heartbeats go on", || store.plan.count(Call::Renew) > renewed + 3);
+        assert!(guard.is_held());
+        drop(leave);
+        client.close().expect("a close");
+        assert!(told() >= told_before + 3, "{} of them were told", told() - told_before);
     });
 }
