@@ -1796,7 +1796,8 @@ leasehold_code leasehold_election_wait(leasehold_election election);
 
 // Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
 // for the store for at most the drop timeout. The node can campaign again later.
-LEASEHOLD_API leasehold_code leasehold_election_stop(leasehold_election election);
+LEASEHOLD_API
+leasehold_code leasehold_election_stop(leasehold_election election);
 
 // Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads
 // may be inside calls: leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
@@ -1854,7 +1855,9 @@ leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
 // Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
 // LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
 // leadership stays yours to free.
-LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
 
 // Frees the leadership, and resigns if this node still leads, within the client's drop timeout.
 LEASEHOLD_API leasehold_code leasehold_leadership_free(leasehold_leadership leadership);
