@@ -4,8 +4,8 @@ use google_cloud_gax::error::rpc::Code;
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
 
-use super::Spanner;
 use super::error::Stage;
+use super::{Flight, Spanner};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::failure::Fate;
@@ -36,14 +36,16 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     Ok(Statement::builder(sql).add_param("name", &lock.key).add_param("grant", lock.grant.as_str()).build())
 }
 
-/// An error of the SDK as ours: the loss, or with the SDK's own as its source. `commits`: the commit was sent.
-pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, commits: bool) -> Error {
+/// An error of the SDK as ours: the loss, or with the SDK's own as its source.
+pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flight) -> Error {
+    let stage = flight.stage();
     let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
-    if is_lost {
+    // After a repeated commit this is said of a later try.
+    if is_lost && stage != Stage::Repeating {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");
     }
     let (kind, message) = match standing.store::<Spanner>() {
-        Some(store) if commits && may_be_committed(&failed, store) => {
+        Some(store) if may_be_committed(&failed, stage, store) => {
             (ErrorKind::Ambiguous, "no answer settled whether the transaction was committed")
         }
         _ => (ErrorKind::Store, "the transaction failed"),
@@ -51,13 +53,14 @@ pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, commits: bool
     standing.error(kind, message).caused_by(failed)
 }
 
-/// Whether this answer to a commit leaves open what became of it.
-fn may_be_committed(failed: &SdkError, store: &Spanner) -> bool {
+/// Whether an error that came so far leaves open what became of the commit.
+fn may_be_committed(failed: &SdkError, stage: Stage, store: &Spanner) -> bool {
     // By a constraint of the user's own table, or for a row that is missing there. That the transaction is gone settles
     // nothing: it may be gone because it was committed.
     let is_refused = failed.status().is_some_and(|status| {
         let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
         is_one && !status.message.contains("ransaction")
     });
-    !is_refused && store.target.classify_at(failed, Stage::Committing).0 == Fate::Unknown
+    let is_settled = stage == Stage::Committing && is_refused;
+    !is_settled && store.target.classify_at(failed, stage).0 == Fate::Unknown
 }

@@ -40,6 +40,7 @@ mod transact;
 
 use error::{Own, SpannerError};
 pub use open::{Settings, SpannerOptions};
+pub(crate) use transact::Flight;
 
 /// What this store reads in a row that a test made up, by its columns, and writes over it.
 #[cfg(feature = "_internals")]
