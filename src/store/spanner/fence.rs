@@ -1,6 +1,6 @@
 //! Whether a grant holds, asserted inside a user's own transaction.
 
-use google_cloud_gax::error::rpc::Code;
+use google_cloud_gax::error::rpc::{Code, Status};
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
 
@@ -55,12 +55,40 @@ pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flig
 
 /// Whether an error that came so far leaves open what became of the commit.
 fn may_be_committed(failed: &SdkError, stage: Stage, store: &Spanner) -> bool {
-    // By a constraint of the user's own table, or for a row that is missing there. That the transaction is gone settles
-    // nothing: it may be gone because it was committed.
-    let is_refused = failed.status().is_some_and(|status| {
-        let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
-        is_one && !status.message.contains("ransaction")
-    });
-    let is_settled = stage == Stage::Committing && is_refused;
+    let is_settled = stage == Stage::Committing && failed.status().is_some_and(is_refused);
     !is_settled && store.target.classify_at(failed, stage).0 == Fate::Unknown
+}
+
+/// Whether a commit is refused by a constraint of the user's own table, or for a row that is missing there. That the
+/// transaction is gone settles nothing: it may be gone because it was committed.
+fn is_refused(status: &Status) -> bool {
+    let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
+    is_one && !status.message.contains("ransaction")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_commit_is_refused_for_may_be_named_after_transactions() {
+        let of = |code, message: &str| is_refused(&Status::default().set_code(code).set_message(message));
+        for (code, message) in [
+            (Code::FailedPrecondition, "Foreign key constraint `fk` is violated on table `transactions`."),
+            (Code::FailedPrecondition, "Foreign key `transactions_account` constraint violation on table `a`."),
+            (Code::OutOfRange, "Check constraint `transactions`.`positive` is violated for key (1)"),
+            (Code::NotFound, "Row [1] in table transactions is missing. Row cannot be updated."),
+            (Code::FailedPrecondition, "text must not be NULL in table transactions."),
+            (Code::FailedPrecondition, "Cannot specify a null value for column: transactions.text"),
+        ] {
+            assert!(of(code, message), "{message}");
+        }
+        for (code, message) in [
+            (Code::NotFound, "Transaction not found: 1"),
+            (Code::FailedPrecondition, "This transaction has been invalidated by a later transaction in the same session."),
+            (Code::Unavailable, "Row cannot be updated"),
+        ] {
+            assert!(!of(code, message), "{message}");
+        }
+    }
 }
