@@ -63,7 +63,10 @@ fn may_be_committed(failed: &SdkError, stage: Stage, store: &Spanner) -> bool {
 /// transaction is gone settles nothing: it may be gone because it was committed.
 fn is_refused(status: &Status) -> bool {
     let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
-    is_one && !status.message.contains("ransaction")
+    let says = |words: &str| status.message.contains(words);
+    // Names of the user's may stand beside these.
+    let is_of_rows = ["onstraint", "Row cannot be", "must not be NULL", "null value for"].into_iter().any(says);
+    is_one && (is_of_rows || !says("ransaction"))
 }
 
 #[cfg(test)]
@@ -85,7 +88,7 @@ mod tests {
         }
         for (code, message) in [
             (Code::NotFound, "Transaction not found: 1"),
-            (Code::FailedPrecondition, "This transaction has been invalidated by a later transaction in the same session."),
+            (Code::FailedPrecondition, "This transaction has been invalidated by a later transaction in the session."),
             (Code::Unavailable, "Row cannot be updated"),
         ] {
             assert!(!of(code, message), "{message}");
