@@ -121,6 +121,11 @@ impl<S: Own> Failure<S> {
         }
     }
 
+    /// Of a client that could not be made: connecting ended so.
+    pub fn unconnected(_stopped: Stopped) -> Error {
+        Failure::<S>::NotSent.into()
+    }
+
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
             Failure::NotSent
