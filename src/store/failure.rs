@@ -121,6 +121,11 @@ impl<S: Own> Failure<S> {
         }
     }
 
+    /// Of a client that could not be made: connecting ended so.
+    pub fn unconnected(stopped: Stopped) -> Error {
+        Self::stopped(stopped, Left::No, Duration::ZERO).1.into()
+    }
+
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
             Failure::NotSent

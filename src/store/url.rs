@@ -64,9 +64,9 @@ impl<'a> StoreUrl<'a> {
     }
 }
 
-/// What stands before the query of a URL that a driver reads, and the query. Refused is what has the driver take a part of a
-/// password for a host or for an option, and show it.
-pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a str, &'a str)> {
+/// What stands before the query of a URL that a driver reads, and the options in it, not decoded. Refused is what would have
+/// a part of a password taken for a host or for an option, and shown: also an option without `=`.
+pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a str, Vec<(&'a str, &'a str)>)> {
     let scheme = starts[0].trim_end_matches('/');
     let wrong = |right: &str| Err(config(&format!("the {scheme} URL is wrong: {right}")));
     if !starts.iter().any(|start| url.starts_with(start)) {
@@ -76,7 +76,11 @@ pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a st
     if rest.matches('@').count() > 1 || query.contains('@') {
         return wrong("in a user name or password write ? as %3F and @ as %40, elsewhere @ as %40");
     }
-    Ok((rest, query))
+    let options = query.split('&').filter(|pair| !pair.is_empty()).map(|pair| pair.split_once('='));
+    match options.collect() {
+        Some(options) => Ok((rest, options)),
+        None => wrong("an option has no =; in a value write & as %26"),
+    }
 }
 
 /// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.

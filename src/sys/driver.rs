@@ -46,7 +46,7 @@ pub enum Stopped {
 impl<C: 'static> Driver<C> {
     /// Starts the thread and makes what it owns there.
     ///
-    /// `over`: the error to give if that takes longer than the deadline.
+    /// `over`: the error to give if that takes longer than the deadline, or panics.
     pub fn start<F, Fut>(by: &Deadline, init: F, over: impl FnOnce(Stopped) -> Error) -> Result<Driver<C>>
     where
         F: FnOnce() -> Fut + Send + 'static,

@@ -50,7 +50,6 @@
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 pub use google_cloud_spanner;
@@ -64,7 +63,7 @@ use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
 use crate::store::spanner::fence::{assertion, in_context};
-use crate::store::spanner::{Settings, SpannerOptions};
+use crate::store::spanner::{Flight, Settings, SpannerOptions};
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this table of the database `projects/P/instances/I/databases/D`, with the endpoint,
@@ -153,12 +152,13 @@ impl<T: Fenced> AssertIn for T {
 }
 
 /// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits; again
-/// from the start where the service aborts it. So `work` may run several times.
+/// from the start where the service aborts it. So `work` may run several times. The commit is repeated as the SDK does by
+/// default: a retry policy that `database` was given is not used for it, since repeats must be seen.
 ///
 /// # Errors
 /// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
-/// committed. Else an error of kind `Store` whose source is what the SDK or `work` gave; `InvalidInput` for a lock of
-/// another store; `Closed` in a forked child.
+/// committed, as when a repeat of the commit failed. Else an error of kind `Store` whose source is what the SDK or `work`
+/// gave; `InvalidInput` for a lock of another store; `Closed` in a forked child.
 ///
 /// # Example
 /// ```no_run
@@ -176,16 +176,15 @@ where
 {
     let standing = fenced.standing()?;
     assertion(standing)?;
-    let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
-    // Whether what comes next is the commit. Shared between threads, so that the future can be sent to one.
-    let commits = AtomicBool::new(false);
-    let run = runner.run(async |transaction| {
-        commits.store(false, Ordering::Relaxed);
+    let flight = Flight::default();
+    let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable);
+    let run = runner.with_commit_retry_policy(flight.repeats()).build().run(async |transaction| {
+        flight.read()?;
         let done = work(transaction.clone()).await?;
         fenced.assert_in(&transaction).await?;
-        commits.store(true, Ordering::Relaxed);
+        flight.commit()?;
         Ok(done)
     });
     let done = run.await.map(|result| result.into_inner());
-    done.map_err(|error| in_context(error, standing, commits.load(Ordering::Relaxed)))
+    done.map_err(|error| in_context(error, standing, &flight))
 }

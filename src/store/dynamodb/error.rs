@@ -230,14 +230,18 @@ mod tests {
 
     #[test]
     fn a_panic_before_anything_was_sent_is_no_lack_of_time() {
-        let told = |stopped| {
+        let of_request = |stopped| {
             let (fate, error) = DynamodbError::stopped(stopped, Left::No, Duration::ZERO);
             assert_eq!(fate, Fate::NotDone);
-            let error = Error::from(error);
-            assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
-            error.to_string()
+            Error::from(error)
         };
-        assert!(told(Stopped::Over).contains("in the time that this call had"));
-        assert!(told(Stopped::Panicked).contains("panicked"));
+        let each: [fn(Stopped) -> Error; 2] = [of_request, DynamodbError::unconnected];
+        for told in each {
+            for (stopped, says) in [(Stopped::Over, "time that this call had"), (Stopped::Panicked, "panicked")] {
+                let error = told(stopped);
+                assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+                assert!(error.to_string().contains(says), "{error}");
+            }
+        }
     }
 }

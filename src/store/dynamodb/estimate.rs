@@ -186,13 +186,8 @@ impl Moment {
         self.before.is_none() && self.width <= self.grace.own + SLACK
     }
 
-    /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than the
-    /// grace, and than this.
-    pub fn is_old(&self, most: Duration) -> bool {
-        self.before.is_some() || self.is_wider(self.grace.own, most)
-    }
-
-    /// The same of this grace, which may be a part of the own one.
+    /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than `grace`,
+    /// and than `most`.
     pub fn is_wider(&self, grace: Duration, most: Duration) -> bool {
         self.width > (grace + SLACK).max(most) && self.age > FRESH
     }
@@ -267,12 +262,13 @@ mod tests {
         let days = 4 * 86_400_000;
         let idle = estimate.moment(boot(510 + days), GRACE).unwrap();
         assert_eq!(idle.width.as_millis(), 1_020 + u128::from(days) / 1_000);
-        assert!(idle.is_old(Duration::ZERO) && idle.times().expired_before == ONLY_RELEASED);
-        assert!(!estimate.moment(boot(60_000), GRACE).unwrap().is_old(Duration::ZERO));
+        let is_old = |moment: &Moment| moment.is_wider(SECOND, Duration::ZERO);
+        assert!(is_old(&idle) && idle.times().expired_before == ONLY_RELEASED);
+        assert!(!is_old(&estimate.moment(boot(60_000), GRACE).unwrap()));
         // A clock that was 50 ppm fast is no contradiction, and one answer is enough.
         estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
         let known = estimate.moment(boot(510 + days), GRACE).unwrap();
-        assert!(!known.is_old(Duration::ZERO) && known.width.as_millis() == 1_020, "{known:?}");
+        assert!(!known.is_doubted() && !is_old(&known) && known.width.as_millis() == 1_020, "{known:?}");
     }
 
     #[test]
@@ -296,11 +292,11 @@ mod tests {
         let used = estimate.moment(boot(510), GRACE).unwrap();
         estimate.learn(3_700, boot(490), boot(510));
         let doubted = estimate.moment(boot(510), GRACE).unwrap();
-        assert!(doubted.contradicts(&used) && doubted.is_old(Duration::ZERO));
+        assert!(doubted.contradicts(&used) && doubted.is_doubted());
         assert_eq!(doubted.times().expired_before, ONLY_RELEASED);
         estimate.learn(100, boot(490), boot(510));
         let settled = estimate.moment(boot(510), GRACE).unwrap();
-        assert!(!settled.contradicts(&used) && !settled.is_old(Duration::ZERO));
+        assert!(!settled.contradicts(&used) && !settled.is_doubted());
         assert_eq!(moment(&estimate, 510).0, 100_510);
     }
 
@@ -315,7 +311,7 @@ mod tests {
         assert_eq!(doubted.upper_bound().as_nanos(), 100_510_000_000, "a holder trusts neither");
         // The next one agrees.
         estimate.learn(70, boot(490), boot(510));
-        assert!(!estimate.moment(boot(510), GRACE).unwrap().is_old(Duration::ZERO));
+        assert!(!estimate.moment(boot(510), GRACE).unwrap().is_doubted());
     }
 
     #[test]

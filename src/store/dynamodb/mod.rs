@@ -127,7 +127,7 @@ impl Dynamodb {
     /// first where the last answer is too old for that, or in doubt. That this was of no use is logged once.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         let moment = self.moment()?;
-        if !moment.is_old(most) && !self.is_untold(&moment, most) {
+        if !moment.is_doubted() && !self.is_untold(&moment, most) {
             return Ok(moment);
         }
         self.read_time(by)?;

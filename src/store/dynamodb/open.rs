@@ -245,9 +245,8 @@ impl Dynamodb {
         let target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
         let (protection, fleet) = (options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
-        let over = |_| DynamodbError::NotSent.into();
         let (theirs, ended) = (clock.clone(), target.ended.clone());
-        let driver = Driver::start(by, move || client(options, ended, theirs), over)?;
+        let driver = Driver::start(by, move || client(options, ended, theirs), DynamodbError::unconnected)?;
         let (noted, warned, watch) = Default::default();
         let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
         // A second answer where the first took long.

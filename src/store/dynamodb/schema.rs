@@ -23,6 +23,10 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often the log says that a table is still being made.
 const PROGRESS: Duration = Duration::from_secs(10);
 
+/// For how long whoever is making the table may take to note its grace once it is there. Who has not by then is gone, or was
+/// this client, in an earlier call that got no answer: nobody can tell, so the default counts as for any other table.
+const NOTES: Duration = Duration::from_secs(30);
+
 /// What is known of the table.
 enum Table {
     Missing(DynamodbError),
@@ -105,7 +109,7 @@ impl Dynamodb {
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
         // Where it was missing or being made: whether this client made it, or another was faster.
-        let (mut made, mut protects) = (None, false);
+        let (mut made, mut protects, mut ready) = (None, false, None);
         let (started, mut logged) = (Instant::now(), Instant::now());
         loop {
             let each = &by.of_request();
@@ -123,10 +127,13 @@ impl Dynamodb {
                     // An updating table serves.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
                     let is_protected = is_there && self.is_protected(&table, each)?;
-                    if is_protected && self.may_note_grace(made, each)? {
-                        self.note_grace(each)?;
-                        self.check_grace()?;
-                        return Ok(text);
+                    if is_protected {
+                        let waited = self.clock.now().since(*ready.get_or_insert_with(|| self.clock.now()));
+                        if self.may_note_grace(made.filter(|is_ours| *is_ours || waited < NOTES), each)? {
+                            self.note_grace(each)?;
+                            self.check_grace()?;
+                            return Ok(text);
+                        }
                     }
                     protects |= is_there && !is_protected;
                 }

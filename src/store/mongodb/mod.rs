@@ -105,9 +105,9 @@ impl Mongodb {
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();
-        let (theirs, over) = (register.clone(), |_| MongodbError::NotSent.into());
-        let patience = by.remaining();
-        let driver = Driver::start(by, move || open::client(options, theirs, patience), over)?;
+        let (theirs, patience) = (register.clone(), by.remaining());
+        let init = move || open::client(options, theirs, patience);
+        let driver = Driver::start(by, init, MongodbError::unconnected)?;
         let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), None);
         let mut store =
             Mongodb { info, database, collection, topology, is_unique, said_deaf, register, fleet, beside, driver };

@@ -73,14 +73,10 @@ impl fmt::Debug for MongodbOptions {
 impl MongodbOptions {
     /// From a URL of MongoDB's own form, which the driver reads, but for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
-        let (rest, query) = url::split_query(url, ["mongodb://", "mongodb+srv://"])?;
+        let (rest, options) = url::split_query(url, ["mongodb://", "mongodb+srv://"])?;
         let is_wrong = |said: &str| url::config(&format!("the mongodb: URL is wrong: {said}"));
         let (mut ours, mut theirs) = ([None, None], Vec::new());
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let Some((name, value)) = pair.split_once('=') else {
-                // It may be the end of a value that is secret.
-                return Err(is_wrong("an option has no =; in a value write & as %26"));
-            };
+        for (name, value) in options {
             if let Some(at) = OPTIONS.iter().position(|known| *known == name) {
                 if ours[at].replace(url::decode(value)?.into_owned()).is_some() {
                     return Err(url::config(&format!("the option {name:?} of mongodb: is given twice")));
@@ -91,7 +87,7 @@ impl MongodbOptions {
             if !hint.is_empty() {
                 return Err(url::config(&format!("mongodb: has no option {name:?}{hint}")));
             }
-            theirs.push(pair);
+            theirs.push(format!("{name}={value}"));
         }
         let [collection, fleet] = ours;
         let address = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };

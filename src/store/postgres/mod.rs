@@ -90,13 +90,12 @@ impl Postgres {
         let pooled = options.is_pooled();
         let (said, hears) = crossbeam_channel::bounded(1);
         let theirs = table.clone();
-        let over = |_| PostgresError::NotSent.into();
         let init = move || async move {
             let (owned, server) = send::Owned::new(hosts, tls, theirs, pooled).await?;
             let _ = said.send(server);
             Ok(owned)
         };
-        let driver = Driver::start(by, init, over)?;
+        let driver = Driver::start(by, init, PostgresError::unconnected)?;
         let server = hears.try_recv().map_err(|_| PostgresError::NotSent)?;
         let clocked = Mutex::new(Clocked::just(server.now));
         let table = table.within(&server.schema);

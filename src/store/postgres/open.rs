@@ -88,11 +88,10 @@ impl fmt::Debug for PostgresOptions {
 impl PostgresOptions {
     /// From a URL of libpq's form, which the driver reads, but for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
-        let (rest, query) = url::split_query(url, ["postgres://", "postgresql://"])?;
+        let (rest, options) = url::split_query(url, ["postgres://", "postgresql://"])?;
         let (mut seen, mut table, mut tls, mut theirs) = (Vec::new(), None, TlsOptions::default(), Vec::new());
         let mut pooled = false;
-        for pair in query.split('&').filter(|pair| !pair.is_empty()) {
-            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+        for (name, value) in options {
             if !OPTIONS.contains(&name) {
                 let (hint, known) = (url::near(name, &OPTIONS), OPTIONS.join(", "));
                 return Err(config(&format!("postgres: has no option {name:?}{hint}; its options: {known}")));
@@ -122,7 +121,7 @@ impl PostgresOptions {
                     return Err(config("target_session_attrs must be read-write: a standby grants no lock"));
                 }
                 _ => {
-                    theirs.push(pair);
+                    theirs.push(format!("{name}={value}"));
                     continue;
                 }
             };

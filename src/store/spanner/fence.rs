@@ -1,11 +1,11 @@
 //! Whether a grant holds, asserted inside a user's own transaction.
 
-use google_cloud_gax::error::rpc::Code;
+use google_cloud_gax::error::rpc::{Code, Status};
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
 
-use super::Spanner;
 use super::error::Stage;
+use super::{Flight, Spanner};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::failure::Fate;
@@ -36,14 +36,16 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     Ok(Statement::builder(sql).add_param("name", &lock.key).add_param("grant", lock.grant.as_str()).build())
 }
 
-/// An error of the SDK as ours: the loss, or with the SDK's own as its source. `commits`: the commit was sent.
-pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, commits: bool) -> Error {
+/// An error of the SDK as ours: the loss, or with the SDK's own as its source.
+pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flight) -> Error {
+    let stage = flight.stage();
     let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
-    if is_lost {
+    // After a repeated commit this is said of a later try.
+    if is_lost && stage != Stage::Repeating {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");
     }
     let (kind, message) = match standing.store::<Spanner>() {
-        Some(store) if commits && may_be_committed(&failed, store) => {
+        Some(store) if may_be_committed(&failed, stage, store) => {
             (ErrorKind::Ambiguous, "no answer settled whether the transaction was committed")
         }
         _ => (ErrorKind::Store, "the transaction failed"),
@@ -51,13 +53,45 @@ pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, commits: bool
     standing.error(kind, message).caused_by(failed)
 }
 
-/// Whether this answer to a commit leaves open what became of it.
-fn may_be_committed(failed: &SdkError, store: &Spanner) -> bool {
-    // By a constraint of the user's own table, or for a row that is missing there. That the transaction is gone settles
-    // nothing: it may be gone because it was committed.
-    let is_refused = failed.status().is_some_and(|status| {
-        let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
-        is_one && !status.message.contains("ransaction")
-    });
-    !is_refused && store.target.classify_at(failed, Stage::Committing).0 == Fate::Unknown
+/// Whether an error that came so far leaves open what became of the commit.
+fn may_be_committed(failed: &SdkError, stage: Stage, store: &Spanner) -> bool {
+    let is_settled = stage == Stage::Committing && failed.status().is_some_and(is_refused);
+    !is_settled && store.target.classify_at(failed, stage).0 == Fate::Unknown
+}
+
+/// Whether a commit is refused by a constraint of the user's own table, or for a row that is missing there. That the
+/// transaction is gone settles nothing: it may be gone because it was committed.
+fn is_refused(status: &Status) -> bool {
+    let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
+    let says = |words: &str| status.message.contains(words);
+    // Names of the user's may stand beside these.
+    let is_of_rows = ["onstraint", "Row cannot be", "must not be NULL", "null value for"].into_iter().any(says);
+    is_one && (is_of_rows || !says("ransaction"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_commit_is_refused_for_may_be_named_after_transactions() {
+        let of = |code, message: &str| is_refused(&Status::default().set_code(code).set_message(message));
+        for (code, message) in [
+            (Code::FailedPrecondition, "Foreign key constraint `fk` is violated on table `transactions`."),
+            (Code::FailedPrecondition, "Foreign key `transactions_account` constraint violation on table `a`."),
+            (Code::OutOfRange, "Check constraint `transactions`.`positive` is violated for key (1)"),
+            (Code::NotFound, "Row [1] in table transactions is missing. Row cannot be updated."),
+            (Code::FailedPrecondition, "text must not be NULL in table transactions."),
+            (Code::FailedPrecondition, "Cannot specify a null value for column: transactions.text"),
+        ] {
+            assert!(of(code, message), "{message}");
+        }
+        for (code, message) in [
+            (Code::NotFound, "Transaction not found: 1"),
+            (Code::FailedPrecondition, "This transaction has been invalidated by a later transaction in the session."),
+            (Code::Unavailable, "Row cannot be updated"),
+        ] {
+            assert!(!of(code, message), "{message}");
+        }
+    }
 }

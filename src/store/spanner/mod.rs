@@ -26,7 +26,7 @@ use crate::model::error::Result;
 use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
-use crate::sys::driver::Driver;
+use crate::sys::driver::{Driver, Stopped};
 
 mod error;
 pub mod fence;
@@ -40,6 +40,7 @@ mod transact;
 
 use error::{Own, SpannerError};
 pub use open::{Settings, SpannerOptions};
+pub(crate) use transact::Flight;
 
 /// What this store reads in a row that a test made up, by its columns, and writes over it.
 #[cfg(feature = "_internals")]
@@ -104,7 +105,10 @@ impl Spanner {
             watch: mixed::Watch::default(),
             has_worked: AtomicBool::new(false),
         });
-        let over = |_| SpannerError::Own(Own::NotConnected, None).into();
+        let over = |stopped| match stopped {
+            Stopped::Over => SpannerError::Own(Own::NotConnected, None).into(),
+            stopped => SpannerError::unconnected(stopped),
+        };
         let driver = Driver::start(by, move || open::handles(options), over)?;
         let store = Spanner { info, target, driver };
         store.check_dialect(by)?;

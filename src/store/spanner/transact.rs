@@ -39,16 +39,22 @@ const REPEATING: u8 = 3;
 
 /// Follows a transaction: whether its commit may have left, and more than once.
 #[derive(Clone, Debug, Default)]
-struct Flight(Arc<AtomicU8>);
+pub(crate) struct Flight(Arc<AtomicU8>);
 
 impl Flight {
     /// Another try begins, unless the caller is gone.
-    fn read(&self) -> std::result::Result<(), SdkError> {
+    pub(crate) fn read(&self) -> std::result::Result<(), SdkError> {
         self.to(READING)
     }
 
-    fn commit(&self) -> std::result::Result<(), SdkError> {
+    /// What comes next is the commit.
+    pub(crate) fn commit(&self) -> std::result::Result<(), SdkError> {
         self.to(COMMITTING)
+    }
+
+    /// The policy for its commit.
+    pub(crate) fn repeats(&self) -> Repeats {
+        Repeats { own: SpannerRetryPolicy::new(), flight: self.clone() }
     }
 
     /// The commit is sent once more. Whatever comes after it, even `ABORTED` and another try, the first one may have
@@ -63,7 +69,7 @@ impl Flight {
         stepped.map(drop).map_err(|_| ended("the caller is gone"))
     }
 
-    fn stage(&self) -> Stage {
+    pub(super) fn stage(&self) -> Stage {
         match self.0.load(Ordering::SeqCst) {
             COMMITTING => Stage::Committing,
             REPEATING => Stage::Repeating,
@@ -82,7 +88,7 @@ impl Flight {
 
 /// The SDK's own policy of repeats for a commit, which also notes each repeat.
 #[derive(Debug)]
-struct Repeats {
+pub(crate) struct Repeats {
     own: SpannerRetryPolicy,
     flight: Flight,
 }
@@ -275,7 +281,7 @@ impl Handles {
             .set_isolation_level(IsolationLevel::Serializable)
             .with_transaction_timeout(limit)
             .with_retry_policy(UntilTheDeadline)
-            .with_commit_retry_policy(Repeats { own: SpannerRetryPolicy::new(), flight: flight.clone() })
+            .with_commit_retry_policy(flight.repeats())
             .build()
     }
 

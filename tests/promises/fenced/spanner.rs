@@ -9,6 +9,7 @@ use crate::fenced::data::Data;
 use crate::fenced::data::spanner::{SCHEMA, Table};
 use crate::fenced::{LONG, Open, Store};
 use crate::support::grpc::{Fault, Grpc};
+use crate::support::servers::spanner::aborts_at_random;
 use crate::support::servers::spanner_emulator;
 use crate::support::spanner::{Database, TABLE, settings};
 
@@ -83,4 +84,42 @@ fn a_commit_that_may_have_happened_is_ambiguous() {
     assert_eq!(kind("ExecuteStreamingSql", Fault::Refused(2)), ErrorKind::Store);
     // It ends what was left open there, which would hold up the release.
     behind.write(&guard, "a", "text").unwrap();
+}
+
+/// The SDK sends a commit again whose answer is lost, and begins again where that is aborted: but the first was done.
+#[test]
+fn after_a_repeat_of_a_commit_no_error_says_that_nothing_was_committed() {
+    const ABORTED: u8 = 10;
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (path, host) = named(&open.url);
+    let grpc = Grpc::new(host);
+    let behind = Table::new(settings(&grpc.host), path);
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    // `begun_again`: what happens then, before the assertion.
+    let is_ambiguous = |text: &str, repeat, begun_again: &mut dyn FnMut()| {
+        grpc.restart();
+        grpc.fault("Commit", 0, Fault::CutAfter);
+        grpc.fault("Commit", 1, Fault::Refused(repeat));
+        let mut meanwhile = || {
+            if grpc.methods().iter().filter(|method| *method == "Commit").count() == 2 {
+                begun_again();
+            }
+        };
+        let error = behind.transact(Some(&guard), "a", text, &mut meanwhile).unwrap_err();
+        assert_eq!(grpc.clear(), 0, "{text}: the faults were not met");
+        assert_eq!(error.kind(), ErrorKind::Ambiguous, "{text}: {error}");
+        assert!(aborts_at_random() || open.data.text("a").as_deref() == Some(text), "{text}: it was committed");
+    };
+    for code in [5, 7, 16] {
+        is_ambiguous(&format!("the repeat was refused: {code}"), code, &mut || {});
+    }
+    is_ambiguous("then the assertion was refused", ABORTED, &mut || {
+        grpc.fault("ExecuteStreamingSql", 0, Fault::Refused(7));
+    });
+    let mut next = None;
+    is_ambiguous("then the lock was lost", ABORTED, &mut || {
+        next.get_or_insert_with(|| client.adopt(guard.info()).unwrap());
+    });
+    assert!(next.is_some());
 }

@@ -88,27 +88,58 @@ fn create_schema_notes_no_smaller_grace_than_a_table_that_is_there_has() {
     assert!(raw.get("\u{1}time").is_empty(), "nothing is noted");
 }
 
+/// A table without a note, of which the service says the next time that it is being made.
+struct Making {
+    table: Table,
+    proxy: Proxy,
+    store: Dynamodb,
+    clock: Arc<Clock>,
+}
+
+impl Making {
+    fn new() -> Making {
+        let table = Table(crate::support::stores::unique());
+        let (clock, grace) = (Clock::system(), Duration::from_millis(500));
+        let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+        let settings = Settings::Given(Box::new(config_at(&proxy.url())));
+        let store = open(DynamodbOptions { settings, grace, ..options(&table.0, &clock) }, &clock);
+        waiting(&table, grace).0.schema(Schema::Create, &soon()).unwrap();
+        Raw::new(&table).delete("\u{1}time");
+        proxy.add(Rule::next(1, Network::Say(200, MAKING)).on("DescribeTable"));
+        Making { table, proxy, store, clock }
+    }
+
+    /// Makes the table; does `meanwhile` once that has looked for the note.
+    fn create(&self, meanwhile: impl FnOnce()) -> leasehold::Result<String> {
+        let looks = |all: &[Request]| all.iter().filter(|request| request.target == "GetItem").count();
+        let before = looks(&self.proxy.requests());
+        std::thread::scope(|scope| {
+            let making = scope.spawn(|| self.store.schema(Schema::Create, &soon()));
+            self.proxy.wait_until("it looks for the note", |all| looks(all) > before + 1);
+            meanwhile();
+            making.join().unwrap()
+        })
+    }
+}
+
 /// Several processes make the table, and the first one has not come to its note.
 #[test]
 fn create_schema_waits_for_the_note_of_who_is_making_the_table() {
     needs_server!();
-    let table = Table(crate::support::stores::unique());
-    let (clock, grace) = (Clock::system(), Duration::from_millis(500));
-    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
-    let settings = Settings::Given(Box::new(config_at(&proxy.url())));
-    let second = open(DynamodbOptions { settings, grace, ..options(&table.0, &clock) }, &clock);
-    waiting(&table, grace).0.schema(Schema::Create, &soon()).unwrap();
-    let raw = Raw::new(&table);
-    raw.delete("\u{1}time");
-    proxy.add(Rule::next(1, Network::Say(200, MAKING)).on("DescribeTable"));
-    let looks = |all: &[Request]| all.iter().filter(|request| request.target == "GetItem").count();
-    let before = looks(&proxy.requests());
-    std::thread::scope(|scope| {
-        let making = scope.spawn(|| second.schema(Schema::Create, &soon()).unwrap());
-        proxy.wait_until("it looks for the note", |all| looks(all) > before + 1);
-        note(&raw, 500_000);
-        assert!(making.join().unwrap().contains("is there, with the key"));
-    });
+    let at = Making::new();
+    let said = at.create(|| note(&Raw::new(&at.table), 500_000)).unwrap();
+    assert!(said.contains("is there, with the key"), "{said}");
+}
+
+/// The first one is gone. Or it was this one, whose request was not answered: it can't know.
+#[test]
+fn create_schema_does_not_wait_for_long_for_a_note_that_nobody_writes() {
+    needs_server!();
+    let at = Making::new();
+    let error = at.create(|| at.clock.advance(Duration::from_secs(31))).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("write 500000 as the number graceMicros"), "{error}");
+    assert!(Raw::new(&at.table).get("\u{1}time").is_empty(), "nothing is noted");
 }
 
 #[test]

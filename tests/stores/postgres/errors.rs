@@ -48,6 +48,8 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://app:p@ss?canary@localhost/app", "%3F"),
         ("postgres://me@corp:pa?canary&x@localhost/app", "%3F"),
         ("postgres://me:c@nary@localhost/app", "%40"),
+        ("postgres://localhost/app?password=ca&nary", "& as %26"),
+        ("postgres://localhost/app?password=ca&nary&table=locks", "& as %26"),
         ("postgers://me:canary@localhost/app", "did you mean"),
     ]);
 }
