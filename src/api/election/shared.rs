@@ -317,9 +317,10 @@ impl Shared {
     }
 
     fn sees(&self, leader: Leader) {
-        let token = leader.fencing_token();
-        if self.news.seen.fetch_max(token, Ordering::SeqCst) < token {
-            self.news.dispatcher.leader(leader);
+        let (token, seen) = (leader.fencing_token(), &self.news.seen);
+        // One that is left out is told when it is seen again.
+        if seen.load(Ordering::SeqCst) < token && self.news.dispatcher.leader(leader) {
+            seen.fetch_max(token, Ordering::SeqCst);
         }
     }
 
