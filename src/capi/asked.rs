@@ -257,6 +257,29 @@ mod tests {
         assert!(!CALLED.load(Ordering::SeqCst), "it was called");
     }
 
+    /// A process at its limit has no thread for the callback.
+    #[cfg(unix)]
+    #[test]
+    fn a_descriptor_says_so_as_soon_as_the_loss_is_found() {
+        use std::io::Read;
+        use std::os::unix::net::UnixStream;
+
+        let Ok(client) = crate::LockClient::connect("memory:") else { panic!("no client") };
+        // The first callback's thread may be fast.
+        for _ in 0..100 {
+            let (callbacks, request) = (Callbacks::default(), client.request("k").lease(Duration::from_secs(60)));
+            let watch = callbacks.watch();
+            let Ok(guard) = callbacks.given(request, &watch).lock() else { panic!("no lock") };
+            let Ok(mut descriptor) = watch.descriptor().map(UnixStream::from) else { panic!("no descriptor") };
+            assert!(client.force_release("k").is_ok() && descriptor.set_nonblocking(true).is_ok());
+            // It asks the store.
+            let lost = guard.ensure_held_for(Duration::MAX);
+            assert!(lost.is_err_and(|error| error.kind() == ErrorKind::Lost));
+            let mut said = String::new();
+            assert!(descriptor.read_to_string(&mut said).is_ok() && said == "!", "it says {said:?}");
+        }
+    }
+
     #[test]
     fn a_try_for_all_of_several_keys_waits_for_none() {
         use crate::{Event, Observer};
