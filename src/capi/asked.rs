@@ -43,8 +43,7 @@ impl Callbacks {
 
     /// A request that calls them.
     fn given(&self, request: LockRequest, watch: &Arc<Watch>) -> LockRequest {
-        let (lost, warned) = (watch.clone(), watch.clone());
-        let mut request = request.on_loss(move |loss: Loss| lost.lost(&loss));
+        let (mut request, warned) = (telling(request, watch, |_| true), watch.clone());
         if self.on_warning.is_some() {
             request = request.on_warning(move |left| warned.warns(left));
         }
@@ -53,6 +52,26 @@ impl Callbacks {
         }
         request
     }
+}
+
+/// A request that tells `watch` of a loss that counts: as soon as it is found, and from a thread that may hang.
+fn telling(
+    request: LockRequest,
+    watch: &Arc<Watch>,
+    counts: impl Fn(&Loss) -> bool + Clone + Send + 'static,
+) -> LockRequest {
+    let (found, lost, also_counts) = (watch.clone(), watch.clone(), counts.clone());
+    let mut request = request.on_loss(move |loss| {
+        if counts(&loss) {
+            lost.lost(&loss);
+        }
+    });
+    request.spec.callbacks.get_mut().at_loss = Some(Box::new(move |loss| {
+        if also_counts(loss) {
+            found.found();
+        }
+    }));
+    request
 }
 
 /// Which locks.
@@ -154,12 +173,10 @@ impl Asked {
         let each = |one: LockRequest| {
             let mut like = request.again();
             like.spec.lock.key = one.spec.lock.key;
-            let (granted, lost) = (granted.clone(), watch.clone());
-            callbacks.given(like, &watch).on_loss(move |loss| {
+            let granted = granted.clone();
+            telling(callbacks.given(like, &watch), &watch, move |loss| {
                 let is = |lock: &Lock| lock.key() == loss.key && lock.fencing_token() == loss.fencing_token;
-                if granted.get().is_some_and(|granted| granted.iter().any(is)) {
-                    lost.lost(&loss);
-                }
+                granted.get().is_some_and(|granted| granted.iter().any(is))
             })
         };
         let mut all = client.api.request_all(&keys).each(each);
@@ -265,7 +282,7 @@ mod tests {
         use std::os::unix::net::UnixStream;
 
         let Ok(client) = crate::LockClient::connect("memory:") else { panic!("no client") };
-        // The first callback's thread may be fast.
+        // The thread of a callback may be fast.
         for _ in 0..100 {
             let (callbacks, request) = (Callbacks::default(), client.request("k").lease(Duration::from_secs(60)));
             let watch = callbacks.watch();
