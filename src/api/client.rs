@@ -13,7 +13,7 @@ use crate::api::request_all::{LockAllGuard, LockAllRequest};
 use crate::api::request_any::LockAnyRequest;
 use crate::engine::family::Family;
 use crate::engine::heartbeat::NEAREST_END;
-use crate::lease::{Ask, Lease, backoff};
+use crate::lease::{Ask, Lease};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::check_key;
@@ -448,7 +448,7 @@ impl LockClient {
                 answer => return answer,
             };
             failures += 1;
-            if !by.wait_for(backoff::retry_delay(failures, by.remaining(), fastrand::f64())) {
+            if !by.wait_to_repeat(failures) {
                 self.family.check_open()?;
                 return Err(error);
             }

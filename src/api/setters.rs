@@ -140,15 +140,16 @@ macro_rules! setters {
                 self
             }
 
-            /// Called once, on its own thread, with the time left when [`warn_before`](Self::warn_before) is due; refused
-            /// without that. Defaults to nothing.
+            /// Called once, on its own thread, with the time left by then, when [`warn_before`](Self::warn_before) is due;
+            /// refused without that. It may wait for a thread, as [`on_loss`](Self::on_loss) does. Defaults to nothing.
             pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
                 self.spec.callbacks.get_mut().on_warning = Some(Box::new(on_warning));
                 self
             }
 
             /// Called once, on its own thread, when the lock is lost; never after a release. It may drop or release the
-            /// guard, and a panic in it is caught. Defaults to nothing.
+            /// guard, and a panic in it is caught. Where no thread can be started it waits for one, unlike
+            /// [`is_held`](crate::LockGuard::is_held) and [`loss`](crate::LockGuard::loss). Defaults to nothing.
             pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
                 self.spec.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
                 self

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::api::client::LockClient;
-use crate::lease::{LockRecord, Step, StoreTime, backoff};
+use crate::lease::{LockRecord, Step, StoreTime};
 use crate::model::error::{ErrorKind, Result};
 use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::clock::BootTime;
@@ -63,7 +63,7 @@ impl LockClient {
                 Err(error) => return Err(error),
             };
             failures += 1;
-            if !by.wait_for(backoff::retry_delay(failures, by.remaining(), fastrand::f64())) {
+            if !by.wait_to_repeat(failures) {
                 self.family.check_open()?;
                 return Err(error);
             }

@@ -43,8 +43,7 @@ impl Callbacks {
 
     /// A request that calls them.
     fn given(&self, request: LockRequest, watch: &Arc<Watch>) -> LockRequest {
-        let (lost, warned) = (watch.clone(), watch.clone());
-        let mut request = request.on_loss(move |loss: Loss| lost.lost(&loss));
+        let (mut request, warned) = (telling(request, watch, |_| true), watch.clone());
         if self.on_warning.is_some() {
             request = request.on_warning(move |left| warned.warns(left));
         }
@@ -53,6 +52,26 @@ impl Callbacks {
         }
         request
     }
+}
+
+/// A request that tells `watch` of a loss that counts: as soon as it is found, and from a thread that may hang.
+fn telling(
+    request: LockRequest,
+    watch: &Arc<Watch>,
+    counts: impl Fn(&Loss) -> bool + Clone + Send + 'static,
+) -> LockRequest {
+    let (found, lost, also_counts) = (watch.clone(), watch.clone(), counts.clone());
+    let mut request = request.on_loss(move |loss| {
+        if counts(&loss) {
+            lost.lost(&loss);
+        }
+    });
+    request.spec.callbacks.get_mut().at_loss = Some(Box::new(move |loss| {
+        if also_counts(loss) {
+            found.found();
+        }
+    }));
+    request
 }
 
 /// Which locks.
@@ -154,12 +173,10 @@ impl Asked {
         let each = |one: LockRequest| {
             let mut like = request.again();
             like.spec.lock.key = one.spec.lock.key;
-            let (granted, lost) = (granted.clone(), watch.clone());
-            callbacks.given(like, &watch).on_loss(move |loss| {
+            let granted = granted.clone();
+            telling(callbacks.given(like, &watch), &watch, move |loss| {
                 let is = |lock: &Lock| lock.key() == loss.key && lock.fencing_token() == loss.fencing_token;
-                if granted.get().is_some_and(|granted| granted.iter().any(is)) {
-                    lost.lost(&loss);
-                }
+                granted.get().is_some_and(|granted| granted.iter().any(is))
             })
         };
         let mut all = client.api.request_all(&keys).each(each);
@@ -255,6 +272,29 @@ mod tests {
         assert_eq!(code(answer), Code::Held);
         watch.lost(&Loss { reason: LossReason::Gone, key: "k".to_owned(), fencing_token: 1, held_for: Duration::ZERO });
         assert!(!CALLED.load(Ordering::SeqCst), "it was called");
+    }
+
+    /// A process at its limit has no thread for the callback.
+    #[cfg(unix)]
+    #[test]
+    fn a_descriptor_says_so_as_soon_as_the_loss_is_found() {
+        use std::io::Read;
+        use std::os::unix::net::UnixStream;
+
+        let Ok(client) = crate::LockClient::connect("memory:") else { panic!("no client") };
+        // The thread of a callback may be fast.
+        for _ in 0..100 {
+            let (callbacks, request) = (Callbacks::default(), client.request("k").lease(Duration::from_secs(60)));
+            let watch = callbacks.watch();
+            let Ok(guard) = callbacks.given(request, &watch).lock() else { panic!("no lock") };
+            let Ok(mut descriptor) = watch.descriptor().map(UnixStream::from) else { panic!("no descriptor") };
+            assert!(client.force_release("k").is_ok() && descriptor.set_nonblocking(true).is_ok());
+            // It asks the store.
+            let lost = guard.ensure_held_for(Duration::MAX);
+            assert!(lost.is_err_and(|error| error.kind() == ErrorKind::Lost));
+            let mut said = String::new();
+            assert!(descriptor.read_to_string(&mut said).is_ok() && said == "!", "it says {said:?}");
+        }
     }
 
     #[test]

@@ -110,7 +110,6 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
 
 /// What of a guard hears of its loss.
 pub struct Watch {
-    callback: Option<Callback<LossFn>>,
     warning: Option<Callback<WarnFn>>,
     gate: Gate,
     state: Mutex<State>,
@@ -118,6 +117,8 @@ pub struct Watch {
 
 struct State {
     phase: Phase,
+    /// Until it is called: of several locks the first one that is lost does that.
+    callback: Option<Callback<LossFn>>,
     /// The other ends of the descriptors that were given out.
     #[cfg(unix)]
     ends: Vec<UnixStream>,
@@ -142,17 +143,26 @@ impl Watch {
     pub fn of(callback: Option<Callback<LossFn>>, warning: Option<Callback<WarnFn>>) -> Arc<Self> {
         let state = State {
             phase: Phase::Held,
+            callback,
             #[cfg(unix)]
             ends: Vec::new(),
         };
-        Arc::new(Watch { callback, warning, gate: Gate::default(), state: Mutex::new(state) })
+        Arc::new(Watch { warning, gate: Gate::default(), state: Mutex::new(state) })
+    }
+
+    /// Has the descriptors tell the loss. It waits for nothing.
+    pub fn found(&self) {
+        self.settle(Phase::Lost);
     }
 
     /// Tells the loss. Runs on a thread of its own.
     pub fn lost(&self, loss: &Loss) {
-        if self.settle(Phase::Lost)
-            && let Some(callback) = self.callback
-        {
+        self.found();
+        let callback = {
+            let mut state = self.state.lock();
+            if state.phase == Phase::Lost { state.callback.take() } else { None }
+        };
+        if let Some(callback) = callback {
             // SAFETY: whoever set it promised that it may be called until the guard is freed; freeing closes the gate.
             self.gate.pass(|| unsafe { tell(callback, loss) });
         }
@@ -179,16 +189,14 @@ impl Watch {
         self.gate.close();
     }
 
-    /// Whether this was the first to say how the hold ended.
-    fn settle(&self, phase: Phase) -> bool {
+    /// Says how the hold ended, unless that was said before.
+    fn settle(&self, phase: Phase) {
         let mut state = self.state.lock();
-        let is_first = state.phase == Phase::Held;
-        if is_first {
+        if state.phase == Phase::Held {
             state.phase = phase;
         }
         #[cfg(unix)]
         state.finish();
-        is_first
     }
 
     /// A file descriptor of the caller's own.

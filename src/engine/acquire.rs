@@ -323,7 +323,7 @@ impl<'a> Wait<'a> {
         self.known.last_error = Some(error);
     }
 
-    fn check_cancelled(&self) -> Result<()> {
+    pub(super) fn check_cancelled(&self) -> Result<()> {
         match &self.spec.cancel {
             Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
             _ => Ok(()),

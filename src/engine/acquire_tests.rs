@@ -433,10 +433,18 @@ fn a_transfer_whose_lease_is_not_set_is_not_asked_for_again() {
     let mut gone = bench.granted(BootTime::NEVER);
     let _ = bench.store.release(&mut gone.attempt, Purpose::Release, &by).expect("an answer");
     let lost = wait.act(Turn::Given(gone), &by).err().expect("it is gone");
-    assert_eq!(lost.kind(), ErrorKind::Lost);
+    assert_eq!((lost.kind(), lost.is_retryable()), (ErrorKind::Lost, false), "a second one would be lost, too");
     // More than the lease.
     wait.spec.lock.terms.margin = 2 * LEASE;
-    let late = wait.act(Turn::Given(bench.granted(BootTime::NEVER)), &by).err().expect("it comes too late");
-    assert_eq!(late.kind(), ErrorKind::TimedOut);
-    assert!(!bench.stands());
+    let late = |wait: &mut Wait<'_>| {
+        let late = wait.act(Turn::Given(bench.granted(BootTime::NEVER)), &by).err().expect("it comes too late");
+        assert!(!bench.stands() && !late.is_retryable());
+        late.kind()
+    };
+    assert_eq!(late(&mut wait), ErrorKind::TimedOut);
+    wait.spec.cancel = Some(CancelToken::new());
+    wait.spec.cancel.iter().for_each(CancelToken::cancel);
+    assert_eq!(late(&mut wait), ErrorKind::Cancelled);
+    bench.family.close(SLACK).expect("there are no guards");
+    assert_eq!(late(&mut wait), ErrorKind::Closed);
 }

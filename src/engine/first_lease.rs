@@ -78,7 +78,12 @@ impl Wait<'_> {
     /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.
     fn not_had(&mut self, error: Error) -> Result<Round> {
         // What a transfer replaced is gone: asked again, it would report as lost what it has transferred itself.
-        if !error.is_retryable() || self.spec.lock.instead_of.is_some() {
+        if self.spec.lock.instead_of.is_some() {
+            self.family.check_open()?;
+            self.check_cancelled()?;
+            return Err(error.final_now());
+        }
+        if !error.is_retryable() {
             return Err(error);
         }
         let before = if error.kind() == ErrorKind::Lost { Before::Counts } else { Before::IsOut };

@@ -91,17 +91,20 @@ impl Hold {
                 state.callbacks.warn_before = None;
                 let on_warning = state.callbacks.on_warning.take();
                 drop(state);
-                self.warn(held_until.since(now), on_warning);
+                self.warn(held_until, now, on_warning);
             }
             return Some(max_hold.map_or(held_until, |end| end.min(held_until)));
         }
         [Some(held_until), max_hold, warning].into_iter().flatten().min()
     }
 
-    fn warn(&self, left: Duration, on_warning: Option<OnWarning>) {
+    fn warn(&self, until: BootTime, now: BootTime, on_warning: Option<OnWarning>) {
         let key = &*shown(&self.grant.lock.key);
+        let left = until.since(now);
         if let Some(on_warning) = on_warning {
-            self.setup.watcher.run("warning callback", Box::new(move || on_warning(left)));
+            // It may wait for a thread.
+            let clock = self.setup.clock.clone();
+            self.setup.watcher.run("warning callback", Box::new(move || on_warning(until.since(clock.now()))));
         }
         log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
             "heartbeats of lock {key:?} fail; it will be lost in {:.1} s", left.as_secs_f64());

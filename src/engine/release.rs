@@ -354,7 +354,7 @@ impl Hold {
         };
         let loss = self.loss_by(reason);
         pause!("loss.found");
-        let on_loss = {
+        let (at_loss, on_loss) = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
                 return;
@@ -363,10 +363,11 @@ impl Hold {
             self.hold_no_longer();
             // Before any later release, which must not end the watch without a loss.
             self.loss.end(Some(loss.clone()));
-            state.callbacks.on_loss.take()
+            (state.callbacks.at_loss.take(), state.callbacks.on_loss.take())
         };
         pause!("loss.declared");
         self.beats.stop.cancel();
+        at_loss.into_iter().for_each(|at_loss| at_loss(&loss));
         if let Some(on_loss) = on_loss {
             let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));

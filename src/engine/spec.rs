@@ -39,15 +39,18 @@ pub type OnWait<'a> = Box<dyn FnMut(&Waiting) + 'a>;
 
 /// Runs when the lock is lost.
 pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
+/// Runs on the thread that finds the loss, also where no other can be started. The library's own: it waits for nothing.
+pub type AtLoss = Box<dyn FnOnce(&Loss) + Send>;
 /// Runs when heartbeats fail and the deadline is near; gets the time left.
 pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
 
-/// The user's callbacks for one hold, and how long it may last.
+/// The callbacks for one hold, and how long it may last.
 #[derive(Default)]
 pub struct Callbacks {
     pub max_hold: Option<Duration>,
     pub warn_before: Option<Duration>,
     pub on_warning: Option<OnWarning>,
+    pub at_loss: Option<AtLoss>,
     pub on_loss: Option<OnLoss>,
 }
 

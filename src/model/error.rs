@@ -155,6 +155,12 @@ impl Error {
         self
     }
 
+    /// The same call can't succeed any more.
+    pub(crate) fn final_now(mut self) -> Self {
+        self.inner().retryable = false;
+        self
+    }
+
     fn inner(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.0)
     }

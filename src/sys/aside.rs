@@ -62,18 +62,6 @@ impl Aside {
         keeping_a_lock(|| self.push(None, Weight::Light, tell));
     }
 
-    /// Without a thread it is told here, until `by`; where a lock depends on the caller it waits until there is one.
-    fn start_or_tell(&self, by: Instant) {
-        if self.start().is_ok() {
-            return;
-        }
-        if keeps_a_lock() {
-            self.0.queue.lock().has_thread = false;
-        } else {
-            self.tell_all(Some(by));
-        }
-    }
-
     /// The same of what nobody needs to know, for a caller that must not tell it itself: without a thread it is left out.
     // Only events of MongoDB's driver are of that kind.
     #[cfg_attr(not(feature = "mongodb"), allow(dead_code))]
@@ -113,6 +101,18 @@ impl Aside {
             );
         }
         needs_thread
+    }
+
+    /// Without a thread it is told here, until `by`; where a lock depends on the caller it waits until there is one.
+    fn start_or_tell(&self, by: Instant) {
+        if self.start().is_ok() {
+            return;
+        }
+        if keeps_a_lock() {
+            self.0.queue.lock().has_thread = false;
+        } else {
+            self.tell_all(Some(by));
+        }
     }
 
     fn start(&self) -> Result<Thread> {

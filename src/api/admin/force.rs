@@ -4,7 +4,7 @@ use crate::api::client::LockClient;
 use crate::api::groups::{Holders, group_arrived, statuses};
 use crate::api::update::Snapshot;
 use crate::lease::group::{release_all, release_group};
-use crate::lease::{LockRecord, Step};
+use crate::lease::{Holder, LockRecord, Step};
 use crate::model::error::{ErrorKind, Result};
 use crate::model::key::{check_key, check_text};
 use crate::model::lock::LockStatus;
@@ -33,9 +33,8 @@ impl LockClient {
     /// ```
     pub fn force_release(&self, key: &str) -> Result<Vec<LockStatus>> {
         let (found, by) = self.found(key)?;
-        // By their tokens: a release meanwhile may keep the place of a minimum hold by another grant id.
         self.freed(found, &by, release_all, |_, before, now| {
-            before.holders().all(|(_, gone)| now.holders().all(|(_, stands)| stands.token != gone.token))
+            before.holders().all(|(_, gone)| now.holders().all(|(_, stands)| !is_same(gone, stands)))
         })
     }
 
@@ -86,4 +85,11 @@ impl LockClient {
         let (holders, found) = self.update(found, by, |found| Ok(rule(&found.seen.record)), arrived)?;
         Ok(statuses(&found.seen, &holders, found.seen.times.now))
     }
+}
+
+/// Whether it is the same grant. A release meanwhile may keep the place of a minimum hold by another grant id; of holders
+/// that the Go libraries wrote some have no token, and some of those not even a grant id.
+fn is_same(gone: &Holder, stands: &Holder) -> bool {
+    let by_name = || (&stands.grant, &stands.labels.owner) == (&gone.grant, &gone.labels.owner);
+    stands.token == gone.token && (gone.token > 0 || by_name())
 }

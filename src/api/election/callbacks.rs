@@ -82,11 +82,13 @@ impl Dispatcher {
         self.tell(Message::Over(token, end));
     }
 
-    /// Left out while as many messages wait as are kept for a slow observer: a callback hangs.
-    pub fn leader(&self, leader: Leader) {
-        if self.messages.len() < MOST_WAITING {
+    /// False where it is left out, while as many messages wait as are kept for a slow observer: a callback hangs.
+    pub fn leader(&self, leader: Leader) -> bool {
+        let has_room = self.messages.len() < MOST_WAITING;
+        if has_room {
             self.tell(Message::Leader(leader));
         }
+        has_room
     }
 
     fn tell(&self, message: Message) {

@@ -317,9 +317,10 @@ impl Shared {
     }
 
     fn sees(&self, leader: Leader) {
-        let token = leader.fencing_token();
-        if self.news.seen.fetch_max(token, Ordering::SeqCst) < token {
-            self.news.dispatcher.leader(leader);
+        let (token, seen) = (leader.fencing_token(), &self.news.seen);
+        // One that is left out is told when it is seen again.
+        if seen.load(Ordering::SeqCst) < token && self.news.dispatcher.leader(leader) {
+            seen.fetch_max(token, Ordering::SeqCst);
         }
     }
 
@@ -381,5 +382,38 @@ impl EndsFirst for Shared {
         {
             term.guard.leave(Duration::ZERO);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use super::*;
+    use crate::sys::aside::MOST_WAITING;
+
+    #[test]
+    fn a_new_leader_that_was_left_out_is_told_when_it_is_seen_again() {
+        let (told, tells) = channel();
+        let (open, gate) = crossbeam_channel::bounded::<Infallible>(0);
+        let client = LockClient::connect("memory:").unwrap();
+        let election = client.election("job").on_leader(move |leader| {
+            let _ = gate.recv();
+            told.send(leader.fencing_token()).unwrap_or_default();
+        });
+        let election = election.build().unwrap();
+        let (shared, by) = (&election.shared, far_from(Instant::now(), Duration::from_secs(60)));
+        shared.news.dispatcher.start().unwrap();
+        let mut lock = client.request("other").acquire().unwrap();
+        let last = MOST_WAITING as u64 + 5;
+        for token in 1..=last {
+            lock.token = token;
+            shared.sees(Leader::by(&lock));
+        }
+        drop(open);
+        shared.news.dispatcher.flush(by);
+        shared.sees(Leader::by(&lock));
+        shared.news.dispatcher.flush(by);
+        assert_eq!(tells.try_iter().last(), Some(last));
     }
 }

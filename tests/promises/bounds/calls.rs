@@ -422,8 +422,8 @@ fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
         assert!(kept.remaining() < before, "it was renewed without a thread");
         threads_again();
         wait_until("the lock is renewed", || kept.remaining() > before);
-        // It has waited for a thread, too.
-        assert!(warned.recv_timeout(PATIENCE).expect("a warning") <= millis(9000));
+        // It has waited for a thread, too, and by now nothing is left.
+        assert_eq!(warned.recv_timeout(PATIENCE), Ok(Duration::ZERO));
         kept.release().expect("a release");
     });
 }

@@ -256,6 +256,16 @@ fn the_tables_time_to_live_deletes_what_nobody_holds() {
     world.ours.heartbeat(&mine, LEASE).unwrap();
 }
 
+/// Theirs have neither tokens nor grant ids.
+#[test]
+fn a_forced_release_spares_who_of_theirs_came_after_it() {
+    let world = needs_server!(World::new());
+    let store = open(options(&world.table.0, &world.clock).of(Fleet::Mixed), &world.clock);
+    let go = Go::new(&world.table, &world.clock);
+    let acquire = move |owner: &str| drop(go.acquire("k", owner, LEASE).unwrap());
+    mixed::a_forced_release_spares_who_of_theirs_came_after_it(Arc::new(store), &world.clock, acquire);
+}
+
 /// Theirs: a release goes by the condition of an acquire.
 #[test]
 fn their_release_deletes_an_expired_row_whoever_wrote_it() {

@@ -181,3 +181,27 @@ pub fn clients_of_both_kinds_of_ours_exclude_each_other<W: World>() {
         assert!(tries.iter().any(|key| is_taken_over(holds, asks, key)), "late each time");
     }
 }
+
+/// A forced release that is done and not answered, and after it one of theirs gets the key `k`.
+#[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+pub fn a_forced_release_spares_who_of_theirs_came_after_it(
+    store: std::sync::Arc<dyn leasehold::internals::store::Backend>,
+    clock: &std::sync::Arc<leasehold::internals::sys::clock::Clock>,
+    acquire: impl Fn(&str) + Send + 'static,
+) {
+    use std::sync::Arc;
+
+    use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+
+    use crate::support::bench::builder_over;
+    use crate::support::between::{Between, When};
+
+    let (acts, faults) = (Between::new(store), FaultPlan::default());
+    let faulty = Arc::new(Faulty::new(Arc::new(acts.clone()), faults.clone()));
+    let client = builder_over(faulty, clock.clone()).lease(60 * S).connect().unwrap();
+    acquire("first");
+    acts.next(When::AfterSwap, move || acquire("second"));
+    faults.next(Call::Swap, Fault::ApplyThenFail);
+    assert_eq!(client.force_release("k").unwrap()[0].owner(), "first");
+    assert_eq!(client.get("k").unwrap().unwrap().holders()[0].owner(), "second");
+}

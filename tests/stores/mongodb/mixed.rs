@@ -222,6 +222,16 @@ fn their_purger_frees_what_shares_a_lock_id() {
     other.ensure_held_for(LEASE / 2).unwrap();
 }
 
+/// Theirs have no tokens.
+#[test]
+fn a_forced_release_spares_who_of_theirs_came_after_it() {
+    let world = needs_server!(World::new());
+    let store = open(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
+    let go = Go::new(&world.rows);
+    let acquire = move |owner: &str| go.xlock("k", owner, owner, TTL).unwrap();
+    mixed::a_forced_release_spares_who_of_theirs_came_after_it(Arc::new(store), &Clock::system(), acquire);
+}
+
 /// An expired entry blocks them until somebody frees it.
 #[test]
 fn what_is_over_is_freed_now_and_then() {
