@@ -12,9 +12,9 @@
 //! offset is either of that kernel, and its clock is ours, or of an earlier boot; and nobody has written yet at a time
 //! that is still to come.
 //!
-//! Outside Linux there is no identity to be had without unsafe code: each process draws one. That is
-//! safe by the same rule, only slower: another process takes over a lease's length after it first saw
-//! the holder, not at the lease's end.
+//! Outside Linux there is no identity to be had without unsafe code, and on Linux none where `/proc` is hidden: each
+//! process draws one. That is safe by the same rule, only slower: another process takes over a lease's length after it
+//! first saw the holder, not at the lease's end.
 
 use std::io;
 use std::time::Duration;
@@ -50,9 +50,9 @@ fn of_this_boot() -> io::Result<Option<String>> {
         Ok(own) if fs::read_link("/proc/self/ns/time_for_children")? == own => {
             offset(&fs::read_to_string("/proc/self/timens_offsets")?)
         }
-        // A kernel before 5.6 has no time namespaces, only the other ones.
+        // A kernel before 5.6 has no time namespaces; it may be built without any of the others.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::symlink_metadata("/proc/self/ns/uts")?;
+            fs::symlink_metadata("/proc/self/ns")?;
             Some(UNMOVED.to_owned())
         }
         _ => None,
@@ -82,12 +82,20 @@ fn of_this_boot() -> io::Result<Option<String>> {
     Ok(None)
 }
 
+/// What an identity of a process's own begins with.
+const DRAWN: &str = "process:";
+
+/// Whether only one process has this identity.
+pub(super) fn is_drawn(identity: &str) -> bool {
+    identity.starts_with(DRAWN)
+}
+
 /// An identity of this process's own.
 fn drawn() -> String {
-    static DRAWN: Mutex<Option<(ProcessId, String)>> = Mutex::new(None);
-    let new = || format!("process:{}", random::uuid());
+    static OURS: Mutex<Option<(ProcessId, String)>> = Mutex::new(None);
+    let new = || format!("{DRAWN}{}", random::uuid());
     // In a forked child the mutex may be held for ever. Two identities for one clock are safe, only slower.
-    let Some(mut drawn) = DRAWN.try_lock() else { return new() };
+    let Some(mut drawn) = OURS.try_lock() else { return new() };
     match &*drawn {
         Some((process, identity)) if process.is_current() => identity.clone(),
         _ => drawn.insert((ProcessId::current(), new())).1.clone(),
