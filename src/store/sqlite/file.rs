@@ -217,8 +217,8 @@ fn empty(path: &Path, _mode: u32) -> io::Result<()> {
 /// What the system denies, for an error of SQLite that does not say it.
 #[cfg(unix)]
 pub(super) fn denied(path: &Path) -> Option<SqliteError> {
-    use nix::unistd::{AccessFlags, access};
-    let refused = |at: &Path| access(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
+    use nix::unistd::AccessFlags;
+    let refused = |at: &Path| may(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
     let denied = |doing, source: nix::errno::Errno| {
         let source = io::Error::from(source);
         let is_denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
@@ -235,7 +235,25 @@ pub(super) fn denied(path: &Path) -> Option<SqliteError> {
 /// Whether the system lets this process write to the file.
 #[cfg(unix)]
 pub(super) fn is_writable(path: &Path) -> bool {
-    nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok()
+    may(path, nix::unistd::AccessFlags::W_OK).is_ok()
+}
+
+/// By the user for whom the process acts: another one than who started it, where the program is setuid.
+#[cfg(unix)]
+fn may(at: &Path, how: nix::unistd::AccessFlags) -> nix::Result<()> {
+    use nix::errno::Errno;
+    use nix::fcntl::{AT_FDCWD, AtFlags};
+    use nix::unistd::{access, faccessat};
+    // Android has neither the flag nor such programs.
+    #[cfg(not(target_os = "android"))]
+    let by = AtFlags::AT_EACCESS;
+    #[cfg(target_os = "android")]
+    let by = AtFlags::empty();
+    match faccessat(AT_FDCWD, at, how, by) {
+        // Old container runtimes refuse so what they do not know (`faccessat2`).
+        Err(Errno::EPERM) => access(at, how),
+        answer => answer,
+    }
 }
 
 #[cfg(not(unix))]
