@@ -9,7 +9,7 @@ use super::error::SqliteError;
 
 /// Which file it is, whatever its path: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileId(u64, u64);
+pub(super) struct FileId(pub(super) u64, pub(super) u64);
 
 #[cfg(unix)]
 impl FileId {
@@ -17,23 +17,6 @@ impl FileId {
         use std::os::unix::fs::MetadataExt;
         FileId(meta.dev(), meta.ino())
     }
-
-    #[cfg(target_os = "linux")]
-    pub(super) fn device(self) -> u64 {
-        self.0
-    }
-}
-
-/// Where a file is, whatever path leads there: a number for its folder and its name in that, not 0.
-#[cfg(target_os = "linux")]
-pub(super) fn place(path: &Path) -> io::Result<u32> {
-    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
-    let name = real.file_name().unwrap_or_default().as_encoded_bytes();
-    // FNV, the same in every process and version. Two places with the same number would only not be noticed.
-    let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
-    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    Ok(hash.max(1))
 }
 
 /// The path of a file that SQLite keeps beside the one at `path`.
