@@ -344,6 +344,9 @@ mod tests {
         assert_eq!(named(magic::FUSE_SUPER_MAGIC), Some("FUSE or virtiofs"));
         assert_eq!(forbidden(0xFF53_4D42), Some("CIFS"));
         assert_eq!(forbidden(0xFE53_4D42), Some("SMB2"));
+        assert_eq!(named(magic::CODA_SUPER_MAGIC), Some("Coda"));
+        assert_eq!(forbidden(u32::from_be_bytes(*b"GPFS")), Some("GPFS"));
+        assert_eq!(forbidden(0x1983_0326), Some("BeeGFS"));
         for local in [magic::EXT4_SUPER_MAGIC, magic::XFS_SUPER_MAGIC, magic::BTRFS_SUPER_MAGIC, magic::TMPFS_MAGIC] {
             assert_eq!(named(local), None);
         }
