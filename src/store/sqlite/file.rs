@@ -284,7 +284,15 @@ fn forbidden(magic: u32) -> Option<&'static str> {
         0x0BD0_0BD0 => "Lustre",
         0x0116_1970 => "GFS2",
         0x7461_636F => "OCFS2",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0xAAD7_AAEA => "PanFS",
+        0xBEEF_DEAD => "StorNext",
+        0x2003_0528 => "OrangeFS",
+        0x7375_7245 => "Coda",
         0x786F_4256 => "a VirtualBox shared folder",
+        0xBACB_ACBC => "a VMware shared folder",
+        0x7C7C_6673 => "a Parallels shared folder",
         _ => return None,
     })
 }

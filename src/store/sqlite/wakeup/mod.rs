@@ -6,6 +6,7 @@
 //! and the keys are reported that may be free now or sooner than before. The thread ends when nothing is watched.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,7 +135,11 @@ impl Sqlite {
                 *thread = Some(Thread::spawn("leasehold-file", run)?);
                 *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
-            (None, None) => return Err(SqliteError::Moved { path: self.target.path.clone() }.into()),
+            (None, None) => {
+                // If that is because the file is gone, the next call says so.
+                let (path, source) = (self.target.path.clone(), io::Error::other("the watching has just ended"));
+                return Err(SqliteError::File { path, doing: LOOK, source }.into());
+            }
         }
         Ok(true)
     }
