@@ -6,18 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::SqliteError;
-
-/// Which file it is, whatever its path: device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileId(pub(super) u64, pub(super) u64);
-
 #[cfg(unix)]
-impl FileId {
-    pub(super) fn of(meta: &fs::Metadata) -> FileId {
-        use std::os::unix::fs::MetadataExt;
-        FileId(meta.dev(), meta.ino())
-    }
-}
+pub(super) use crate::sys::file::FileId;
+
+/// Only that there is a file: an open one can't be replaced on Windows.
+#[cfg(not(unix))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId;
 
 /// The path of a file that SQLite keeps beside the one at `path`.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
@@ -61,17 +56,16 @@ impl Log {
 /// The file at `path`; `None` when there is none.
 #[cfg(unix)]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
-    match fs::metadata(path) {
-        Ok(meta) => Ok(Some(FileId::of(&meta))),
+    match crate::sys::file::identity(path) {
+        Ok(file) => Ok(Some(file)),
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Only whether there is a file: an open one can't be replaced on Windows.
 #[cfg(not(unix))]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
-    Ok(path.exists().then_some(FileId(0, 0)))
+    Ok(path.exists().then_some(FileId))
 }
 
 pub(super) fn is_missing(error: &io::Error) -> bool {
