@@ -155,9 +155,9 @@ impl Sqlite {
         if cfg!(target_os = "linux") && boot::is_drawn(&clock_identity) {
             log::warn!(
                 target: "leasehold::sqlite",
-                "{}: the system does not tell which boot this is (/proc/sys/kernel/random/boot_id, /proc/self/ns), so this \
-                 process takes over what another one left only a whole lease after it first saw it, and never does where \
-                 it tries once and ends",
+                "{}: the system does not tell which boot this is (/proc/sys/kernel/random/boot_id, /proc/self/ns), so \
+                 this process takes over what another one left only a whole lease after it first saw it, and never \
+                 does where it tries once and ends",
                 label(&path)
             );
         }
