@@ -6,14 +6,15 @@
 //! was first *sighted* on our clock and has not renewed since. That is never earlier than its real end, since the
 //! sighting comes after its last renewal.
 //!
-//! A minute is enough where an earlier boot is proven and the wall clock says that the lease is over, too. Another boot
-//! id proves nothing: a container can have its own. But all processes run on one kernel, so with the same offset
-//! another boot id is either of that kernel, and its clock is ours, or of an earlier boot; and nobody has written yet
-//! at a time that is still to come.
+//! A minute is enough where an earlier boot is proven and the wall clock says that the lease is over, too. A boot id
+//! proves nothing: a container can have its own, and two boots can have the same where there is nothing to draw it from
+//! so early, or a virtual machine begins from a snapshot. But all processes run on one kernel, so what has the same
+//! offset is either of that kernel, and its clock is ours, or of an earlier boot; and nobody has written yet at a time
+//! that is still to come.
 //!
-//! Outside Linux there is no identity to be had without unsafe code: each process draws one. That is
-//! safe by the same rule, only slower: another process takes over a lease's length after it first saw
-//! the holder, not at the lease's end.
+//! Outside Linux there is no identity to be had without unsafe code, and on Linux none where `/proc` is hidden: each
+//! process draws one. That is safe by the same rule, only slower: another process takes over a lease's length after it
+//! first saw the holder, not at the lease's end.
 
 use std::io;
 use std::time::Duration;
@@ -49,9 +50,9 @@ fn of_this_boot() -> io::Result<Option<String>> {
         Ok(own) if fs::read_link("/proc/self/ns/time_for_children")? == own => {
             offset(&fs::read_to_string("/proc/self/timens_offsets")?)
         }
-        // A kernel before 5.6 has no time namespaces, only the other ones.
+        // A kernel before 5.6 has no time namespaces; it may be built without any of the others.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            fs::symlink_metadata("/proc/self/ns/uts")?;
+            fs::symlink_metadata("/proc/self/ns")?;
             Some(UNMOVED.to_owned())
         }
         _ => None,
@@ -81,12 +82,20 @@ fn of_this_boot() -> io::Result<Option<String>> {
     Ok(None)
 }
 
+/// What an identity of a process's own begins with.
+const DRAWN: &str = "process:";
+
+/// Whether only one process has this identity.
+pub(super) fn is_drawn(identity: &str) -> bool {
+    identity.starts_with(DRAWN)
+}
+
 /// An identity of this process's own.
 fn drawn() -> String {
-    static DRAWN: Mutex<Option<(ProcessId, String)>> = Mutex::new(None);
-    let new = || format!("process:{}", random::uuid());
+    static OURS: Mutex<Option<(ProcessId, String)>> = Mutex::new(None);
+    let new = || format!("{DRAWN}{}", random::uuid());
     // In a forked child the mutex may be held for ever. Two identities for one clock are safe, only slower.
-    let Some(mut drawn) = DRAWN.try_lock() else { return new() };
+    let Some(mut drawn) = OURS.try_lock() else { return new() };
     match &*drawn {
         Some((process, identity)) if process.is_current() => identity.clone(),
         _ => drawn.insert((ProcessId::current(), new())).1.clone(),
@@ -138,10 +147,10 @@ pub(super) fn written(holder: &Holder) -> StoreTime {
 
 /// Whether a boot that is over is proven; see the module.
 fn is_of_an_earlier_boot(clock: &str, written: StoreTime, sighted: StoreTime, ours: &str) -> bool {
-    let (Some((boot, offset)), Some((our_boot, our_offset))) = (clock.split_once(':'), ours.split_once(':')) else {
+    let (Some((_, offset)), Some((_, our_offset))) = (clock.split_once(':'), ours.split_once(':')) else {
         return false;
     };
-    offset == our_offset && boot != our_boot && written > sighted
+    offset == our_offset && written > sighted
 }
 
 fn micros(d: Duration) -> u64 {
@@ -198,10 +207,12 @@ mod tests {
     #[test]
     fn only_what_was_written_at_a_time_to_come_is_of_an_earlier_boot() {
         let proven = |clock, written, ours| is_of_an_earlier_boot(clock, at(written), at(10), ours);
-        assert!(proven("a:0.0", 11, "b:0.0") && proven("a:7.5", 11, "b:7.5"));
+        for (clock, ours) in [("a:0.0", "b:0.0"), ("a:7.5", "b:7.5"), ("a:0.0", "a:0.0")] {
+            assert!(proven(clock, 11, ours), "{clock} {ours}");
+        }
         assert!(!proven("a:0.0", 10, "b:0.0"), "it may be of this kernel");
         assert!(!proven("a:1.0", 11, "b:0.0"), "its clock may be ahead");
-        for (clock, ours) in [("a:0.0", "a:0.0"), ("a", "b"), ("process:a", "process:b"), ("a:0.0", "process:b")] {
+        for (clock, ours) in [("a", "b"), ("process:a", "process:b"), ("a:0.0", "process:b")] {
             assert!(!proven(clock, 11, ours), "{clock} {ours}");
         }
         // It began while ours was behind, and ours is not any more: what was proven stays so.

@@ -110,6 +110,8 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
     // The first statement reads the file.
     promise(&conn, durability, path, doing, by).map_err(|error| explained(error, path))?;
+    // SQLite begins the log anew after 1,000 pages, but not while somebody reads: then it is cut to about that length.
+    conn.execute_batch("PRAGMA journal_size_limit = 4194304").map_err(failed)?;
     Ok(conn)
 }
 

@@ -6,35 +6,13 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::error::SqliteError;
-
-/// Which file it is, whatever its path: device and inode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct FileId(u64, u64);
-
 #[cfg(unix)]
-impl FileId {
-    pub(super) fn of(meta: &fs::Metadata) -> FileId {
-        use std::os::unix::fs::MetadataExt;
-        FileId(meta.dev(), meta.ino())
-    }
+pub(super) use crate::sys::file::FileId;
 
-    #[cfg(target_os = "linux")]
-    pub(super) fn device(self) -> u64 {
-        self.0
-    }
-}
-
-/// Where a file is, whatever path leads there: a number for its folder and its name in that, not 0.
-#[cfg(target_os = "linux")]
-pub(super) fn place(path: &Path) -> io::Result<u32> {
-    let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
-    let name = real.file_name().unwrap_or_default().as_encoded_bytes();
-    // FNV, the same in every process and version. Two places with the same number would only not be noticed.
-    let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
-    let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    Ok(hash.max(1))
-}
+/// Only that there is a file: an open one can't be replaced on Windows.
+#[cfg(not(unix))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct FileId;
 
 /// The path of a file that SQLite keeps beside the one at `path`.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
@@ -78,17 +56,16 @@ impl Log {
 /// The file at `path`; `None` when there is none.
 #[cfg(unix)]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
-    match fs::metadata(path) {
-        Ok(meta) => Ok(Some(FileId::of(&meta))),
+    match crate::sys::file::identity(path) {
+        Ok(file) => Ok(Some(file)),
         Err(error) if is_missing(&error) => Ok(None),
         Err(error) => Err(error),
     }
 }
 
-/// Only whether there is a file: an open one can't be replaced on Windows.
 #[cfg(not(unix))]
 pub(super) fn identity(path: &Path) -> io::Result<Option<FileId>> {
-    Ok(path.exists().then_some(FileId(0, 0)))
+    Ok(path.exists().then_some(FileId))
 }
 
 pub(super) fn is_missing(error: &io::Error) -> bool {
@@ -217,8 +194,8 @@ fn empty(path: &Path, _mode: u32) -> io::Result<()> {
 /// What the system denies, for an error of SQLite that does not say it.
 #[cfg(unix)]
 pub(super) fn denied(path: &Path) -> Option<SqliteError> {
-    use nix::unistd::{AccessFlags, access};
-    let refused = |at: &Path| access(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
+    use nix::unistd::AccessFlags;
+    let refused = |at: &Path| may(at, AccessFlags::R_OK | AccessFlags::W_OK).err();
     let denied = |doing, source: nix::errno::Errno| {
         let source = io::Error::from(source);
         let is_denied = matches!(source.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem);
@@ -235,7 +212,25 @@ pub(super) fn denied(path: &Path) -> Option<SqliteError> {
 /// Whether the system lets this process write to the file.
 #[cfg(unix)]
 pub(super) fn is_writable(path: &Path) -> bool {
-    nix::unistd::access(path, nix::unistd::AccessFlags::W_OK).is_ok()
+    may(path, nix::unistd::AccessFlags::W_OK).is_ok()
+}
+
+/// By the user for whom the process acts: another one than who started it, where the program is setuid.
+#[cfg(unix)]
+fn may(at: &Path, how: nix::unistd::AccessFlags) -> nix::Result<()> {
+    use nix::errno::Errno;
+    use nix::fcntl::{AT_FDCWD, AtFlags};
+    use nix::unistd::{access, faccessat};
+    // Android has neither the flag nor such programs.
+    #[cfg(not(target_os = "android"))]
+    let by = AtFlags::AT_EACCESS;
+    #[cfg(target_os = "android")]
+    let by = AtFlags::empty();
+    match faccessat(AT_FDCWD, at, how, by) {
+        // Old container runtimes refuse so what they do not know (`faccessat2`).
+        Err(Errno::EPERM) => access(at, how),
+        answer => answer,
+    }
 }
 
 #[cfg(not(unix))]
@@ -283,7 +278,15 @@ fn forbidden(magic: u32) -> Option<&'static str> {
         0x0BD0_0BD0 => "Lustre",
         0x0116_1970 => "GFS2",
         0x7461_636F => "OCFS2",
+        0x4750_4653 => "GPFS",
+        0x1983_0326 => "BeeGFS",
+        0xAAD7_AAEA => "PanFS",
+        0xBEEF_DEAD => "StorNext",
+        0x2003_0528 => "OrangeFS",
+        0x7375_7245 => "Coda",
         0x786F_4256 => "a VirtualBox shared folder",
+        0xBACB_ACBC => "a VMware shared folder",
+        0x7C7C_6673 => "a Parallels shared folder",
         _ => return None,
     })
 }
@@ -343,6 +346,9 @@ mod tests {
         assert_eq!(named(magic::FUSE_SUPER_MAGIC), Some("FUSE or virtiofs"));
         assert_eq!(forbidden(0xFF53_4D42), Some("CIFS"));
         assert_eq!(forbidden(0xFE53_4D42), Some("SMB2"));
+        assert_eq!(named(magic::CODA_SUPER_MAGIC), Some("Coda"));
+        assert_eq!(forbidden(u32::from_be_bytes(*b"GPFS")), Some("GPFS"));
+        assert_eq!(forbidden(0x1983_0326), Some("BeeGFS"));
         for local in [magic::EXT4_SUPER_MAGIC, magic::XFS_SUPER_MAGIC, magic::BTRFS_SUPER_MAGIC, magic::TMPFS_MAGIC] {
             assert_eq!(named(local), None);
         }

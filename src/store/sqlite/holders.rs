@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::{Map, Value};
 
-use super::boot::Here;
+use super::boot::{Here, written};
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
 /// How many clocks may have sighted one holder. A further one gets the place of a clock that nobody uses any more, or
@@ -22,6 +22,14 @@ pub(super) struct Entry {
     pub(super) clock: String,
     /// What a later minor version added; it stays.
     pub(super) unknown: Map<String, Value>,
+}
+
+impl Entry {
+    /// Whether its times are of our clock: not where it was written at a time that is still to come, by an earlier boot
+    /// that had the same id.
+    pub(super) fn is_of(&self, here: Here<'_>) -> bool {
+        self.clock == here.clock && written(&self.holder) <= here.now
+    }
 }
 
 /// The shared holders as text; none is null.
@@ -144,16 +152,18 @@ impl Sighting {
 }
 
 impl Sightings {
-    /// When `clock` saw this grant.
-    pub(super) fn of(&self, grant: &GrantId, clock: &str) -> Option<StoreTime> {
+    /// When our clock saw this grant. At a time that is still to come, an earlier boot with the same id saw it.
+    pub(super) fn of(&self, grant: &GrantId, here: Here<'_>) -> Option<StoreTime> {
         let seen = self.0.get(grant.as_str())?;
-        seen.iter().find(|seen| seen.clock == clock).map(|seen| StoreTime::from_nanos(seen.at))
+        let at = seen.iter().find(|seen| seen.clock == here.clock).map(|seen| StoreTime::from_nanos(seen.at));
+        at.filter(|at| *at <= here.now)
     }
 
     /// The same with a note that our clock sees this grant, which has such a lease; `None` where there is no place.
     pub(super) fn with(&self, grant: &GrantId, lease: Duration, here: Here<'_>) -> Option<Sightings> {
         let mut sightings = self.clone();
         let seen = sightings.0.entry(grant.as_str().to_owned()).or_default();
+        seen.retain(|seen| seen.clock != here.clock);
         if seen.len() >= CLOCKS {
             let idle = seen.iter().position(|seen| seen.is_idle(lease, here.wall))?;
             seen.remove(idle);
@@ -251,14 +261,19 @@ mod tests {
         let due = 100 + 50_000_001;
         assert_eq!(seen.with(&grant, lease, here("late", due - 1)), None);
         let made_room = seen.with(&grant, lease, here("late", due)).unwrap();
-        assert_eq!(made_room.of(&grant, "late"), Some(StoreTime::from_nanos(7)));
-        assert_eq!((made_room.of(&grant, "c0"), made_room.of(&grant, "c1").is_some()), (None, true));
+        let of = |seen: &Sightings, clock| seen.of(&grant, here(clock, due));
+        assert_eq!(of(&made_room, "late"), Some(StoreTime::from_nanos(7)));
+        assert_eq!((of(&made_room, "c0"), of(&made_room, "c1").is_some()), (None, true));
         assert!(seen.with(&grant, lease, here("set back", 99)).is_some());
         assert!(seen.with(&GrantId::from_text("h"), lease, here("c1", 100)).is_some());
-        assert_eq!(seen.of(&GrantId::from_text("h"), "c1"), None);
+        assert_eq!(seen.of(&GrantId::from_text("h"), here("c1", 100)), None);
+        let again = seen.with(&grant, lease, here("c1", 100)).unwrap();
+        assert_eq!(again.0["g"].len(), CLOCKS, "a clock has one place");
         assert!(Sightings::from_text("{\"g\":[[1]]}").is_err());
         let earlier_form = Sightings::from_text("{\"g\":[[\"c\",1]]}").unwrap();
-        assert_eq!(earlier_form.of(&grant, "c"), Some(StoreTime::from_nanos(1)));
+        assert_eq!(of(&earlier_form, "c"), Some(StoreTime::from_nanos(1)));
+        let of_an_earlier_boot = Sightings::from_text("{\"g\":[[\"c\",8,0]]}").unwrap();
+        assert_eq!(of(&of_an_earlier_boot, "c"), None);
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::store::url::{StoreUrl, config};
 use crate::store::{Missing, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
+use crate::sys::log;
 
 /// What [`Sqlite::open`] needs to know.
 #[derive(Clone, Debug)]
@@ -151,6 +152,15 @@ impl Sqlite {
         let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
         let doing = "ask for the identity of this boot";
         let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;
+        if cfg!(target_os = "linux") && boot::is_drawn(&clock_identity) {
+            log::warn!(
+                target: "leasehold::sqlite",
+                "{}: the system does not tell which boot this is (/proc/sys/kernel/random/boot_id, /proc/self/ns), so \
+                 this process takes over what another one left only a whole lease after it first saw it, and never \
+                 does where it tries once and ends",
+                label(&path)
+            );
+        }
         let target = Target { path, file: before, log, clock, clock_identity };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, target, writer, reader, watch: Watch::default(), made: AtomicBool::new(made) })

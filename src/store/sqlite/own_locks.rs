@@ -16,9 +16,9 @@
 //! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
 //! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 pub(super) use linux::{Idle, OwnLocks};
-#[cfg(not(target_os = "linux"))]
+#[cfg(not(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl"))))]
 pub(super) use other::{Idle, OwnLocks};
 
 /// What became of an attempt to take the locks.
@@ -34,9 +34,9 @@ pub(super) enum Taken {
 /// As SQLite has it at the beginning of `-shm`: versions, counters, sizes and checksums of the log.
 pub(super) type Header = [u8; 48];
 
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 mod linux {
-    use std::fs::File;
+    use std::fs::{self, File};
     use std::io;
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{FileExt, MetadataExt};
@@ -76,7 +76,7 @@ mod linux {
             if idle.are_refused_beside(database) {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            let (shm, place) = (file::beside(path, "-shm"), PLACES + off_t::from(file::place(path)?));
+            let (shm, place) = (file::beside(path, "-shm"), PLACES + place(path)?);
             let database = idle.open(path, Some(database))?;
             let shm = match idle.open(&shm, None) {
                 Ok(shm) => shm,
@@ -165,7 +165,7 @@ mod linux {
                 return false;
             }
             let Ok(database) = self.open(path, Some(file)) else { return false };
-            let found = file::place(path).map(|place| is_elsewhere(&database, PLACES + off_t::from(place)));
+            let found = place(path).map(|place| is_elsewhere(&database, PLACES + place));
             self.0.push(database);
             found.unwrap_or(false)
         }
@@ -173,7 +173,7 @@ mod linux {
         /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
         /// that no other file system gets its number; and no further one is opened there, which could not be either.
         fn are_refused_beside(&self, file: FileId) -> bool {
-            let on_it = |idle: &&File| idle.metadata().is_ok_and(|meta| FileId::of(&meta).device() == file.device());
+            let on_it = |idle: &&File| idle.metadata().is_ok_and(|meta| FileId::of(&meta).0 == file.0);
             self.0.iter().filter(on_it).any(|idle| is_locked(idle, ALL).is_err_and(is_refusal))
         }
 
@@ -245,6 +245,17 @@ mod linux {
         Ok(Some(found).filter(|found| found.l_type != libc::F_UNLCK as c_short))
     }
 
+    /// Where a file is, whatever path leads there: a number for its folder and its name in that, not 0.
+    fn place(path: &Path) -> io::Result<off_t> {
+        let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
+        let name = real.file_name().unwrap_or_default().as_encoded_bytes();
+        // FNV, the same in every process and version. Two places with the same number would only not be noticed.
+        let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
+        let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+        Ok(off_t::from(hash.max(1)))
+    }
+
     /// Whether somebody is seen to have the lock of another place. A lock on all of the file, as a copy takes it, is none.
     fn is_elsewhere(database: &File, place: off_t) -> bool {
         let is_place = |found: libc::flock| found.l_start >= PLACES && found.l_len == 1;
@@ -258,8 +269,8 @@ mod linux {
     }
 }
 
-/// There are no such locks: only a log that is gone is noticed.
-#[cfg(not(target_os = "linux"))]
+/// There are no such locks, or, by glibc on 32 bits, none at such offsets: only a log that is gone is noticed.
+#[cfg(not(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl"))))]
 mod other {
     use std::io;
     use std::path::Path;

@@ -97,10 +97,10 @@ impl Row {
     pub(super) fn view(&self, format: Format, here: Here<'_>) -> View {
         let mut sightings = None;
         let mut holder = |entry: &Entry| {
-            if entry.clock == here.clock {
+            if entry.is_of(here) {
                 return entry.holder.clone();
             }
-            let sighted = self.sightings.of(&entry.holder.grant, here.clock).unwrap_or_else(|| {
+            let sighted = self.sightings.of(&entry.holder.grant, here).unwrap_or_else(|| {
                 // Time never ends a lease without end.
                 if let End::At(end) = entry.holder.until {
                     let so_far = sightings.as_ref().unwrap_or(&self.sightings);
@@ -127,8 +127,8 @@ impl Row {
     }
 
     /// Whether the row has this grant with times of another clock.
-    pub(super) fn is_foreign(&self, grant: &GrantId, clock: &str) -> bool {
-        self.entry(grant).is_some_and(|entry| entry.clock != clock)
+    pub(super) fn is_foreign(&self, grant: &GrantId, here: Here<'_>) -> bool {
+        self.entry(grant).is_some_and(|entry| !entry.is_of(here))
     }
 
     pub(super) fn key(&self) -> &str {

@@ -79,7 +79,7 @@ impl Sqlite {
             let here = self.target.here(&times);
             let view = row.view(format, here);
             let step = transition(&view.record, &times);
-            let claimed = claim.filter(|grant| row.is_foreign(grant, here.clock));
+            let claimed = claim.filter(|grant| row.is_foreign(grant, here));
             let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));
             let record = match (next, &view.sightings) {
                 (Some(next), _) if durability < Durability::of(&view.record, &next, times.now) => {

@@ -148,7 +148,7 @@ fn readers_wait_for_no_writer_in_this_process_or_another() {
     let cancel = CancelToken::new();
     let by = Deadline::after(seconds(60)).or_cancel(&cancel);
     std::thread::scope(|scope| {
-        // Both write connections are taken.
+        // The connection that writes is taken, and waited for.
         scope.spawn(|| is_busy(store.acquire(&mut attempt("k", "a"), &by)));
         scope.spawn(|| is_busy(store.release(&mut attempt("k", "a"), Purpose::Release, &by)));
         // Far less than the writes' time for all of them.

@@ -14,6 +14,8 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
 use crate::sqlite::support::*;
+#[cfg(target_os = "linux")]
+use crate::support::logs;
 
 /// Runs `body` in a forked child; it must neither fail there nor hang.
 #[track_caller]
@@ -179,13 +181,17 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
     });
 }
 
-/// Neither what the parent drew nor its own offset says whose clock a child has.
+/// Neither what the parent drew nor its own offset says whose clock a child has. As a process that tries once can then
+/// take nothing over, it is told.
 #[cfg(target_os = "linux")]
 #[test]
 fn where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each() {
     if !is_alone("sqlite::forks::where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each") {
         return;
     }
+    logs::keep();
+    granted(&open(&Folder::new().file()), &mut attempt("k", "a"));
+    assert_eq!(logs::kept("leasehold::sqlite"), [""; 0]);
     refuse_links(nix::libc::EACCES);
     let drawn = || {
         let folder = Folder::new();
@@ -193,6 +199,8 @@ fn where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_eac
         clock_of_the_row(&folder.file())
     };
     let ours = drawn();
+    let warned = logs::kept("leasehold::sqlite");
+    assert!(warned.len() == 1 && warned[0].contains("does not tell which boot this is"), "{warned:?}");
     assert_eq!(ours.strip_prefix("process:").map(str::len), Some(36), "{ours}");
     assert_eq!(drawn(), ours);
     in_a_child(|| assert!(drawn().starts_with("process:") && drawn() != ours));

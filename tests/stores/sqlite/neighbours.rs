@@ -266,3 +266,27 @@ fn a_lock_on_all_of_the_file_is_not_taken_for_another_name() {
     granted(&store, &mut attempt("k", "a"));
     drop((store, copied));
 }
+
+/// While somebody reads, nobody can begin the log anew.
+#[test]
+fn a_log_that_a_long_reader_made_large_is_cut_when_it_is_begun_anew() {
+    const MOST: u64 = 4 << 20;
+    let folder = Folder::new();
+    let (store, reader) = (open(&folder.file()), raw(&folder.file()));
+    let size = || fs::metadata(beside(&folder, "-wal")).unwrap().len();
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    reader.execute_batch("BEGIN; SELECT * FROM locks").unwrap();
+    let mut renew = |times| {
+        for _ in 0..times {
+            renewed(&store, &mut mine, heartbeat(seconds(20)));
+        }
+    };
+    // Each is a page of it.
+    renew(1500);
+    assert!(size() > MOST + (1 << 20), "{}", size());
+    reader.execute_batch("COMMIT").unwrap();
+    renew(10);
+    assert!(size() <= MOST, "{}", size());
+    assert_sound(&folder);
+}

@@ -295,6 +295,21 @@ fn a_read_only_folder_is_told() {
     });
 }
 
+/// A setuid program acts for another user than the one who started it.
+#[cfg(target_os = "linux")]
+#[test]
+fn what_the_effective_user_may_do_counts() {
+    let folder = Folder::new();
+    if !nix_is_root(&folder) {
+        return crate::support::servers::skip("only root can act for another user");
+    }
+    if is_alone("sqlite::opening::what_the_effective_user_may_do_counts") {
+        let [nobody, root] = [65534, 0].map(nix::unistd::Uid::from_raw);
+        nix::unistd::setresuid(nobody, root, root).unwrap();
+        granted(&open(&folder.file()), &mut attempt("k", "a"));
+    }
+}
+
 /// A log that a reader made would have the reader's name and the mode of the file, and nobody else could write to it.
 #[test]
 fn who_may_only_read_leaves_no_log_behind() {

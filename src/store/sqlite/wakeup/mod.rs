@@ -6,6 +6,7 @@
 //! and the keys are reported that may be free now or sooner than before. The thread ends when nothing is watched.
 
 use std::collections::{HashMap, HashSet};
+use std::io;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -134,7 +135,11 @@ impl Sqlite {
                 *thread = Some(Thread::spawn("leasehold-file", run)?);
                 *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
-            (None, None) => return Err(SqliteError::Moved { path: self.target.path.clone() }.into()),
+            (None, None) => {
+                // If that is because the file is gone, the next call says so.
+                let (path, source) = (self.target.path.clone(), io::Error::other("the watching has just ended"));
+                return Err(SqliteError::File { path, doing: LOOK, source }.into());
+            }
         }
         Ok(true)
     }
@@ -306,6 +311,35 @@ mod tests {
         assert!(!has_come_and_gone(&at(5, None), &at(6, Some(6))), "it is still there");
         assert!(has_come_and_gone(&at(5, None), &at(6, None)));
         assert!(has_come_and_gone(&at(5, None), &at(7, Some(6))), "a shared one has come and gone");
+    }
+
+    #[test]
+    fn a_watching_that_ends_while_more_is_asked_for_says_nothing_of_the_file() {
+        let (folder, store) = store();
+        let wake = |keys: &[&str]| {
+            let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
+            store.wake_keys(&keys, crossbeam_channel::unbounded().0, &soon())
+        };
+        let try_once = || {
+            wake(&["k"]).unwrap();
+            std::thread::scope(|scope| {
+                let reader = store.reader.lock();
+                let more = scope.spawn(|| wake(&["k", "l"]));
+                while !store.watch.thread.is_locked() && !more.is_finished() {
+                    std::thread::yield_now();
+                }
+                // Between its two looks; or before both, and then it begins anew.
+                if let Some(watched) = store.watch.shared.lock().take() {
+                    watched.bell.ring();
+                }
+                drop(reader);
+                more.join().unwrap().err()
+            })
+        };
+        let error = (0..1000).find_map(|_| try_once()).expect("it never ended between the two");
+        assert!(error.is_retryable() && !error.to_string().contains("removed"), "{error}");
+        drop(store);
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     /// As when `end` did not wait for it any longer.
