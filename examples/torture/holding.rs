@@ -117,7 +117,7 @@ fn end(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: LockGuar
         }),
         900..970 => hand_over(worker, held, guard),
         970..988 => show_to_others(worker, random, held, guard),
-        _ if worker.options.kills() => {
+        _ if worker.leaves(random) => {
             worker.write(&Line::Ending { at: now(), id: held.id, how: End::Leave });
             mem::forget(guard);
             std::process::exit(ABANDONED);

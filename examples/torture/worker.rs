@@ -111,6 +111,12 @@ impl Worker {
         self.options.lease
     }
 
+    /// Whether this hold is one of the few with which the whole process ends: as often where many threads hold something
+    /// as where one does, or what others wait for would mostly be what the dead have left.
+    pub fn leaves(&self, random: &mut fastrand::Rng) -> bool {
+        self.options.kills() && random.usize(..self.options.threads) == 0
+    }
+
     pub fn id(&self) -> u64 {
         self.next_id.fetch_add(1, Ordering::SeqCst)
     }
