@@ -1,8 +1,6 @@
 //! The checker on trial: forged histories, at least one for each rule, that it must catch, and innocent ones beside
 //! them that it must let pass.
 
-use std::collections::BTreeMap;
-
 use crate::checker::history::{Asked, End, Form, Line, lines};
 use crate::checker::{RULES, Run, check, clean};
 use crate::forge::{Forged, GRACE, LEASE, MS, SLACK, TIMEOUT, alone, instead_of, shared, waits};
@@ -440,31 +438,6 @@ fn a_release_may_be_lost_with_the_server_that_answered_it() {
     // The release was on its disk.
     killed_at(2_001 + SLACK, settled + 2).is_caught("refusal");
     killed_at(1_900, last + 1).is_caught("refusal");
-}
-
-#[test]
-fn who_was_late_itself_is_no_excuse_for_others() {
-    let late_is = |process: &str| {
-        let mut forged = Forged::new();
-        forged.put(process, Line::Late { from: 900 * MS, to: 1_100 * MS });
-        let asked = forged.ask("a", 1_000, alone());
-        forged.fail(asked, 1_010, "store");
-        forged
-    };
-    late_is("a").passes();
-    late_is("parent").passes();
-    late_is("b").is_caught("loss");
-}
-
-#[test]
-fn what_a_fault_excuses_is_not_judged() {
-    let mut forged = Forged::new();
-    let asked = forged.ask("a", 1_000, alone());
-    forged.fail(asked, 1_010, "store");
-    forged.told(Line::Late { from: 900 * MS, to: 1_100 * MS });
-    let verdict = forged.judged();
-    let of = |counts: &BTreeMap<&str, usize>| counts.get("loss").copied().unwrap_or_default();
-    assert_eq!((of(&verdict.judged), of(&verdict.excused)), (0, 1));
 }
 
 #[test]

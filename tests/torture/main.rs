@@ -8,6 +8,7 @@ mod checker;
 #[path = "../support/cluster.rs"]
 mod cluster;
 mod enough;
+mod faults;
 mod forge;
 mod forged;
 #[allow(dead_code)] // A build without stores runs nothing.

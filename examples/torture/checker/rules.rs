@@ -36,8 +36,10 @@ pub struct Verdict {
     pub violations: Vec<Violation>,
     /// How many there are of each rule, also of those that are not listed.
     pub counts: BTreeMap<&'static str, usize>,
-    /// Grants, refusals, failures, looks at the resource: what each rule has judged, without what a fault excused.
+    /// Grants, refusals, failures, looks at the resource: what each rule has judged, and would have accused if it was wrong.
     pub judged: BTreeMap<&'static str, usize>,
+    /// What was right, but would have been excused by the fault that was there.
+    pub blind: BTreeMap<&'static str, usize>,
     /// What would be a violation without the fault that was there.
     pub excused: BTreeMap<&'static str, usize>,
 }
@@ -48,13 +50,14 @@ impl Verdict {
     }
 
     /// Judges one more by this rule. Whether it is to be accused: what is wrong, and is not explained by a fault.
-    fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: impl FnOnce() -> bool) -> bool {
-        if is_wrong && is_troubled() {
-            *self.excused.entry(rule).or_default() += 1;
-            return false;
-        }
-        self.judged(rule);
-        is_wrong
+    fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: bool) -> bool {
+        let counts = match (is_troubled, is_wrong) {
+            (true, true) => &mut self.excused,
+            (true, false) => &mut self.blind,
+            (false, _) => &mut self.judged,
+        };
+        *counts.entry(rule).or_default() += 1;
+        is_wrong && !is_troubled
     }
 
     fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
@@ -241,7 +244,7 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
         };
         let is_free = |key: &usize| !met(key) && !in_line(key);
         let mut judge = |key: Option<usize>, is_wrong: bool| {
-            if verdict.finds("refusal", is_wrong, || run.is_troubled(ask.process, call, ret)) {
+            if verdict.finds("refusal", is_wrong, run.is_troubled(ask.process, call, ret)) {
                 let text = format!("{name} was refused, but nobody can have held it");
                 verdict.accuse("refusal", key, ret, text);
             }
@@ -278,7 +281,11 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
             }
         }
         let is_excused = |(start, end): &(u64, u64)| run.is_troubled(ask.process, *start, *end);
-        if verdict.finds("blocked", !in_vain.is_empty(), || in_vain.iter().all(is_excused)) {
+        let is_troubled = match in_vain.is_empty() {
+            true => is_excused(&(ask.call, ret)),
+            false => in_vain.iter().all(is_excused),
+        };
+        if verdict.finds("blocked", !in_vain.is_empty(), is_troubled) {
             for (start, end) in in_vain.iter().filter(|span| !is_excused(span)) {
                 let name = &run.processes[ask.process].name;
                 let text = format!("{name} waited for {:.3} s while nobody can have held it", seconds(end - start));
@@ -324,9 +331,10 @@ fn losses(run: &Run, verdict: &mut Verdict) {
         }
         let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
         let lost = hold.lost.clone().or(answer);
-        let (at, reason) = lost.clone().unwrap_or((run.end, String::new()));
         let is_wrong = lost.is_some() && hold.replaced.is_none();
-        if verdict.finds("loss", is_wrong, || troubled(hold.process, at)) {
+        let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
+        let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
+        if verdict.finds("loss", is_wrong, troubled(hold.process, at)) {
             let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
@@ -348,10 +356,8 @@ fn losses(run: &Run, verdict: &mut Verdict) {
         };
         // Also what happened to the one who has left it.
         let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
-        let is_troubled = || {
-            run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
-                || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at))
-        };
+        let is_troubled = run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
+            || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at));
         if verdict.finds("loss", !is_fine, is_troubled) {
             let (name, why) = (&run.processes[ask.process].name, &ask.why);
             let why = if why.is_empty() { String::new() } else { format!(": {why}") };
@@ -387,7 +393,8 @@ fn late(run: &Run, verdict: &mut Verdict) {
         // Who died in it has waited until then.
         let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
         let took = ret.saturating_sub(call);
-        if verdict.finds("late", took > bound.saturating_add(terms.slack), || run.is_troubled(process, call, ret)) {
+        let is_late = took > bound.saturating_add(terms.slack);
+        if verdict.finds("late", is_late, run.is_troubled(process, call, ret)) {
             let name = &run.processes[process].name;
             let text = format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));
             verdict.accuse("late", key, ret, text);
@@ -417,13 +424,13 @@ fn late(run: &Run, verdict: &mut Verdict) {
 
 fn forks(run: &Run, verdict: &mut Verdict) {
     for (at, process, held) in &run.forks {
-        if verdict.finds("fork", *held, || false) {
+        if verdict.finds("fork", *held, false) {
             let text = format!("a forked child of {} holds the lock of its parent", run.processes[*process].name);
             verdict.accuse("fork", None, *at, text);
         }
     }
     for (from, to, process) in &run.hung {
-        if verdict.finds("fork", true, || run.is_troubled(*process, *from, *to)) {
+        if verdict.finds("fork", true, run.is_troubled(*process, *from, *to)) {
             let name = &run.processes[*process].name;
             let text = format!("a forked child of {name} hung in a look at the lock of its parent");
             verdict.accuse("fork", None, *to, text);
