@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use crate::checker::history::Line;
-use crate::forge::{Forged, MS, alone};
+use crate::forge::{Forged, MS, alone, instead_of};
 
 #[test]
 fn who_was_late_itself_is_no_excuse_for_others() {
@@ -38,4 +38,50 @@ fn what_a_fault_excuses_is_not_judged() {
     forged.release(held, 9_100);
     let verdict = forged.judged();
     assert_eq!((of(&verdict.judged), of(&verdict.blind), of(&verdict.excused)), (1, 1, 1));
+}
+
+#[test]
+fn a_loss_that_no_fault_can_explain_is_caught() {
+    for reason in ["taken_over", "released_by_other", "gone", "heartbeat_died", "unknown"] {
+        let lost = |at: u64| {
+            let mut forged = Forged::new();
+            let held = forged.grant("a", 1_000, 1, alone());
+            let (process, kind) = ("a".to_owned(), "black-hole".to_owned());
+            forged.told(Line::Net { from: 1_500 * MS, to: (at - 100) * MS, process, kind });
+            forged.look(held, at, 0);
+            forged.put("a", Line::Lost { at: (at + 1) * MS, id: held.1, reason: reason.to_owned() });
+            forged
+        };
+        let stopped = |to: u64| Line::Stopped { from: 1_500 * MS, to: to * MS, process: "a".to_owned() };
+        let mut forged = lost(2_000);
+        forged.is_caught("loss");
+        // Who did not run may not have heard of it, but its lease was not over.
+        forged.told(stopped(1_900));
+        match reason {
+            "unknown" => forged.passes(),
+            _ => forged.is_caught("loss"),
+        }
+        // Others may have had it by then, or have removed what was over.
+        let mut forged = lost(5_000);
+        forged.is_caught("loss");
+        forged.told(stopped(4_900));
+        match reason {
+            "heartbeat_died" => forged.is_caught("loss"),
+            _ => forged.passes(),
+        }
+    }
+}
+
+#[test]
+fn who_adopts_it_later_does_not_explain_a_loss() {
+    let adopted_at = |at: u64| {
+        let mut forged = Forged::new();
+        let held = forged.grant("a", 1_000, 1, alone());
+        forged.look(held, 2_000, 0);
+        forged.put("a", Line::Lost { at: 2_001 * MS, id: held.1, reason: "taken_over".to_owned() });
+        forged.grant("b", at, 2, instead_of(1));
+        forged
+    };
+    adopted_at(1_900).passes();
+    adopted_at(2_100).is_caught("loss");
 }

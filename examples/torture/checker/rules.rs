@@ -20,6 +20,8 @@ pub const RULES: [(&str, &str); 9] = [
 ];
 /// More of one rule say nothing new.
 const MOST: usize = 100;
+/// So long a worker waits to hear why its guard says that it is not held any more.
+const HEARD: u64 = 1_000_000_000;
 
 /// Something that no lock may do.
 #[derive(Clone, Debug)]
@@ -324,17 +326,35 @@ fn resource(run: &Run, verdict: &mut Verdict) {
 fn losses(run: &Run, verdict: &mut Verdict) {
     let before = run.terms.lease + run.terms.slack;
     let troubled = |process, at: u64| run.is_troubled(process, at.saturating_sub(before), at);
-    for hold in run.holds.iter().filter(|hold| hold.form == Form::Guard) {
+    // When each was first to be adopted.
+    let mut heirs: BTreeMap<usize, u64> = BTreeMap::new();
+    for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
+        heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
+    }
+    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form == Form::Guard) {
         if let Some(at) = hold.revived {
             let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
         let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
         let lost = hold.lost.clone().or(answer);
-        let is_wrong = lost.is_some() && hold.replaced.is_none();
         let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
+        let is_lost = lost.is_some();
         let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
-        if verdict.finds("loss", is_wrong, troubled(hold.process, at)) {
+        let is_wrong = is_lost && hold.replaced.is_none_or(|(from, _)| at < from);
+        // One that failed may have done it all the same.
+        let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
+        let is_excused = match reason.as_str() {
+            "heartbeat_died" => false,
+            // Nobody else can do that to it before its lease is over, and then its own process says so, if it runs.
+            "taken_over" | "released_by_other" | "gone" if !has_heir => {
+                let was_over = hold.gone.unwrap_or(at) >= hold.granted_until;
+                was_over && run.is_held_up(hold.process, at.saturating_sub(before), at)
+            }
+            "unknown" => run.is_held_up(hold.process, at.saturating_sub(HEARD + run.terms.slack), at),
+            _ => troubled(hold.process, at),
+        };
+        if verdict.finds("loss", is_wrong, is_excused) {
             let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
