@@ -306,8 +306,10 @@ fn a_call_that_outlives_its_deadline_is_caught() {
     forged.refuse("b", 1_100, 9_000, waits(Some(500)));
     forged.is_caught("late");
     let stopped = |process: &str| Line::Stopped { from: 2_000 * MS, to: 8_000 * MS, process: process.to_owned() };
-    // The stop of another explains nothing.
+    // The stop of another explains nothing, nor does what its deadline is there for.
     forged.told(stopped("a"));
+    forged.told(Line::Net { from: 2_000 * MS, to: 2_100 * MS, process: "b".to_owned(), kind: "cut".to_owned() });
+    forged.told(Line::Server { from: 1_000 * MS, to: 9_000 * MS, kind: "restart".to_owned() });
     forged.is_caught("late");
     forged.told(stopped("b"));
     forged.passes();
@@ -328,8 +330,13 @@ fn a_call_that_is_never_answered_is_late() {
     forged.grant("a", 1_000, 1, alone());
     forged.ask("b", 1_100, alone());
     forged.passes();
-    forged.dies("b", 9_000);
+    forged.dies("b", 40_000);
     forged.is_caught("late");
+    // It was late before.
+    forged.told(Line::Stopped { from: 30_000 * MS, to: 31_000 * MS, process: "b".to_owned() });
+    forged.is_caught("late");
+    forged.told(Line::Stopped { from: 1_200 * MS, to: 1_300 * MS, process: "b".to_owned() });
+    forged.passes();
 }
 
 #[test]
