@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use crate::checker::history::Line;
-use crate::forge::{Forged, MS, alone, instead_of};
+use crate::checker::history::{Asked, Line};
+use crate::forge::{Forged, MS, TIMEOUT, alone, instead_of, waits};
 
 #[test]
 fn who_was_late_itself_is_no_excuse_for_others() {
@@ -84,4 +84,32 @@ fn who_adopts_it_later_does_not_explain_a_loss() {
     };
     adopted_at(1_900).passes();
     adopted_at(2_100).is_caught("loss");
+}
+
+#[test]
+fn a_wait_that_fails_long_before_its_end_is_caught() {
+    let failed_after = |took: u64, error: &str, asked: Asked| {
+        let mut forged = Forged::new();
+        let asked = forged.ask("a", 1_000, asked);
+        forged.fail(asked, 1_000 + took, error);
+        forged
+    };
+    for error in ["store", "ambiguous", "timed_out"] {
+        // Also a short one.
+        for wait in [50, 1_400] {
+            failed_after(wait / 10 * 9 - 1, error, waits(Some(wait))).is_caught("loss");
+            failed_after(wait / 10 * 9, error, waits(Some(wait))).passes();
+        }
+    }
+    // One that does not wait has the time of a request.
+    failed_after(TIMEOUT / 10 * 9 - 1, "timed_out", alone()).is_caught("loss");
+    failed_after(TIMEOUT / 10 * 9, "timed_out", alone()).passes();
+    failed_after(10, "timed_out", waits(None)).is_caught("loss");
+    // Nobody cancels anything before it is over.
+    let mut forged = failed_after(10, "cancelled", waits(Some(1_400)));
+    forged.told(Line::Over { at: 1_011 * MS });
+    forged.is_caught("loss");
+    let mut forged = failed_after(10, "cancelled", waits(Some(1_400)));
+    forged.told(Line::Over { at: 1_005 * MS });
+    forged.passes();
 }

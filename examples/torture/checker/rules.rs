@@ -362,16 +362,12 @@ fn losses(run: &Run, verdict: &mut Verdict) {
     for ask in &run.asks {
         let Outcome::Failed(error) = &ask.outcome else { continue };
         let at = ask.ret.unwrap_or(run.end);
-        // Who was told to stop, and a wait that was over before the store had answered.
         let is_fine = match error.as_str() {
-            "cancelled" | "timed_out" => true,
+            // Who was told to stop.
+            "cancelled" => at >= run.over,
+            "timed_out" => ran_out(run, ask, at, true),
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
-            // A short wait ends with the trouble that stands, or while its request is under way, also where a longer one
-            // would have seen its end.
-            "store" | "ambiguous" => {
-                let is_short = |wait| wait > 0 && wait < run.terms.slack;
-                ask.asked.wait.is_some_and(is_short) || ran_out(run, ask, at)
-            }
+            "store" | "ambiguous" => ran_out(run, ask, at, run.terms.fate == Fate::Crowded),
             _ => false,
         };
         // Also what happened to the one who has left it.
@@ -388,10 +384,11 @@ fn losses(run: &Run, verdict: &mut Verdict) {
 }
 
 /// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
-/// is under way, or one request that found no gap in a crowd. What fails before that was not for want of time.
-fn ran_out(run: &Run, ask: &Ask, at: u64) -> bool {
+/// is under way, or one request, where that `may_run_out`, too: it found no gap in a crowd. What fails before that was not
+/// for want of time.
+fn ran_out(run: &Run, ask: &Ask, at: u64, may_run_out: bool) -> bool {
     let time = match ask.asked.wait {
-        Some(0) if run.terms.fate == Fate::Crowded => run.terms.timeout,
+        Some(0) if may_run_out => run.terms.timeout,
         Some(wait @ 1..) => wait,
         _ => return false,
     };
