@@ -27,16 +27,6 @@ fn one_after_the_other_is_fine() {
 }
 
 #[test]
-fn a_shared_holder_beside_an_exclusive_one_is_caught() {
-    let mut forged = Forged::new();
-    forged.grant("a", 1_000, 1, shared(0));
-    forged.grant("b", 1_100, 2, shared(0));
-    forged.passes();
-    forged.grant("c", LEASE + 1_050, 3, alone());
-    forged.is_caught("overlap");
-}
-
-#[test]
 fn a_guard_that_does_not_hear_of_its_adoption_for_a_lease_is_caught() {
     let mut forged = Forged::new();
     let old = forged.grant("a", 1_000, 1, alone());
@@ -79,27 +69,6 @@ fn tokens_rise_also_over_a_death_and_a_long_pause() {
 }
 
 #[test]
-fn one_shared_holder_too_many_is_caught() {
-    let mut forged = Forged::new();
-    forged.grant("a", 1_000, 1, shared(2));
-    forged.grant("b", 1_100, 2, shared(2));
-    forged.passes();
-    forged.grant("c", 1_200, 3, shared(2));
-    forged.is_caught("limit");
-}
-
-#[test]
-fn a_limit_counts_only_who_surely_is_there() {
-    let mut forged = Forged::new();
-    let first = forged.grant("a", 1_000, 1, shared(2));
-    forged.grant("b", 1_100, 2, shared(2));
-    // Released while the third asks.
-    forged.release(first, 1_205);
-    forged.grant("c", 1_200, 3, shared(2));
-    forged.passes();
-}
-
-#[test]
 fn a_refusal_without_a_holder_is_caught() {
     let mut forged = Forged::new();
     let first = forged.grant("a", 1_000, 1, alone());
@@ -109,17 +78,6 @@ fn a_refusal_without_a_holder_is_caught() {
     forged.refuse("b", 1_205, 1_215, alone());
     forged.passes();
     forged.refuse("b", 1_211, 1_220, alone());
-    forged.is_caught("refusal");
-}
-
-#[test]
-fn a_refusal_of_a_reader_by_readers_is_caught() {
-    let mut forged = Forged::new();
-    forged.grant("a", 1_000, 1, shared(0));
-    forged.refuse("b", 1_100, 1_110, alone());
-    forged.refuse("b", 1_100, 1_110, shared(1));
-    forged.passes();
-    forged.refuse("b", 1_100, 1_110, shared(0));
     forged.is_caught("refusal");
 }
 

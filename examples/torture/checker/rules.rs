@@ -163,32 +163,30 @@ fn tokens(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
+/// Whoever has a lower token and is believed after a grant stood when it was granted.
 fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
-    let shared = || holds.iter().filter(|hold| hold.mode == Mode::Shared);
-    let mut spans: Vec<(u64, u64, &Hold)> = Vec::new();
-    for hold in shared() {
-        spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, *hold)));
-    }
-    spans.sort_by_key(|(start, _, _)| *start);
-    let mut spans = spans.into_iter().peekable();
-    let mut held: Vec<(u64, &Hold)> = Vec::new();
-    for hold in shared() {
-        while let Some((_, end, other)) = spans.next_if(|(start, _, _)| *start <= hold.call) {
-            held.push((end, other));
+    let mut shared: Vec<&Hold> = holds.iter().copied().filter(|hold| hold.mode == Mode::Shared).collect();
+    shared.sort_by_key(|hold| hold.token);
+    // When the first of those with this token or a higher one was answered.
+    let mut first = u64::MAX;
+    let answers = shared.iter().rev().map(|hold| {
+        first = first.min(hold.ret);
+        first
+    });
+    let answers: Vec<u64> = answers.collect();
+    let mut stood: Vec<(u64, u64)> = Vec::new();
+    for (hold, first) in shared.into_iter().zip(answers.into_iter().rev()) {
+        stood.retain(|(until, _)| *until >= first);
+        if hold.limit > 0 {
+            verdict.judged("limit");
+            let is_other = |(until, token): &&(u64, u64)| *until >= hold.ret && *token < hold.token;
+            let others = stood.iter().filter(is_other).count();
+            if others >= hold.limit as usize {
+                let text = format!("{} met {others} others, but allows {}", named(run, hold), hold.limit - 1);
+                verdict.accuse("limit", Some(hold.key), hold.ret, text);
+            }
         }
-        held.retain(|(end, _)| *end > hold.call);
-        if hold.limit == 0 {
-            continue;
-        }
-        verdict.judged("limit");
-        // Those who surely held it all the time until the answer.
-        let mut others: Vec<u64> = held.iter().filter(|(end, _)| *end >= hold.ret).map(|(_, o)| o.token).collect();
-        others.sort_unstable();
-        others.dedup();
-        if others.len() >= hold.limit as usize {
-            let text = format!("{} met {} others, but allows {}", named(run, hold), others.len(), hold.limit - 1);
-            verdict.accuse("limit", Some(hold.key), hold.ret, text);
-        }
+        stood.extend(beliefs(run, hold).map(|(_, end)| end).max().map(|until| (until, hold.token)));
     }
 }
 
