@@ -27,6 +27,23 @@ fn one_after_the_other_is_fine() {
 }
 
 #[test]
+fn who_renews_what_another_has_had_since_is_caught() {
+    for (next, at, is_over) in [(alone(), 4_600, true), (shared(0), 4_600, true), (alone(), 5_500, false)] {
+        let mut forged = Forged::new();
+        let old = forged.grant("a", 1_000, 1, Asked { form: Form::Data, ..alone() });
+        let new = forged.grant("b", at, 2, next);
+        forged.release(new, at + 100);
+        forged.passes();
+        // Nobody holds it any more, but the token has gone on.
+        forged.look(old, 5_000, 400);
+        match is_over {
+            true => forged.is_caught("overlap"),
+            false => forged.passes(),
+        }
+    }
+}
+
+#[test]
 fn a_guard_that_does_not_hear_of_its_adoption_for_a_lease_is_caught() {
     let mut forged = Forged::new();
     let old = forged.grant("a", 1_000, 1, alone());

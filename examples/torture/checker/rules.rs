@@ -1,5 +1,6 @@
 //! The rules. Each accuses by a sentence with the time, so that a picture can be drawn around it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::history::{End, Fate, Form, Mode};
@@ -119,22 +120,41 @@ fn beliefs<'a>(run: &Run, hold: &'a Hold) -> impl Iterator<Item = (u64, u64)> + 
 }
 
 fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
-    let mut spans: Vec<(u64, u64, &Hold)> = Vec::new();
-    for hold in holds {
-        spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, *hold)));
+    let mut by_token: Vec<&Hold> = holds.to_vec();
+    by_token.sort_by_key(|hold| Reverse(hold.token));
+    // Each with the first answer of a higher token that can't stand beside it.
+    let mut spans: Vec<(u64, u64, u64, &Hold)> = Vec::new();
+    let (mut exclusive, mut shared) = (u64::MAX, u64::MAX);
+    for same in by_token.chunk_by(|one, other| one.token == other.token) {
+        for hold in same {
+            let next = if hold.mode == Mode::Shared { exclusive } else { exclusive.min(shared) };
+            spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, next, *hold)));
+        }
+        for hold in same {
+            let first = if hold.mode == Mode::Shared { &mut shared } else { &mut exclusive };
+            *first = hold.ret.min(*first);
+        }
     }
-    spans.sort_by_key(|(start, _, _)| *start);
+    spans.sort_by_key(|(start, ..)| *start);
     let mut held: Vec<(u64, &Hold)> = Vec::new();
-    for (start, end, hold) in spans {
+    for (start, end, next, hold) in spans {
         verdict.judged("overlap");
         held.retain(|(end, _)| *end > start);
+        let mut is_alone = true;
         for (until, other) in &held {
             let together = hold.mode == Mode::Shared && other.mode == Mode::Shared;
             if !together && other.token != hold.token {
+                is_alone = false;
                 let both = seconds(end.min(*until) - start);
                 let text = format!("{} and {} held it together for {both:.3} s", named(run, other), named(run, hold));
                 verdict.accuse("overlap", Some(hold.key), start, text);
             }
+        }
+        // Who asked after that has a wrong token.
+        if is_alone && next < start && next >= hold.call {
+            let after = seconds(start - next);
+            let text = format!("{} held it {after:.3} s after another had it with a higher token", named(run, hold));
+            verdict.accuse("overlap", Some(hold.key), start, text);
         }
         held.push((end, hold));
     }
