@@ -204,6 +204,9 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
     let held = worker.granted(id, Mode::Exclusive, key, lock.fencing_token());
     let mut until = believe(worker, id, sent);
     for _ in 0..random.u32(..4) {
+        if worker.is_over() {
+            break;
+        }
         // At times for longer than its lease: then only the store knows whether it is still there.
         let nap = if random.u32(..6) == 0 { 1.0 + random.f64() * 0.5 } else { 0.02 * random.f64() };
         std::thread::sleep(worker.lease().mul_f64(nap));
@@ -217,7 +220,7 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
             Err(_) => {}
         }
     }
-    if random.u32(..20) == 0 {
+    if random.u32(..20) == 0 && !worker.is_over() {
         std::thread::sleep(worker.lease().mul_f64(1.0 + random.f64() * 0.5));
     }
     worker.end(id, End::Release, || worker.client.release(&lock));
