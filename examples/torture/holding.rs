@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, ErrorKind, Lock, LockGuard};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::checker::history::{End, Form, Line, Mode};
@@ -295,16 +295,17 @@ pub fn fork_with(worker: &Worker, id: u64, is_held: impl Fn() -> bool) {
         Ok(ForkResult::Parent { child }) => {
             let (started, from) = (Instant::now(), now());
             loop {
-                match waitpid(child, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
-                    Ok(nix::sys::wait::WaitStatus::StillAlive) if started.elapsed() < Duration::from_secs(5) => {
+                match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+                    Ok(WaitStatus::StillAlive) if started.elapsed() < Duration::from_secs(5) => {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    Ok(nix::sys::wait::WaitStatus::StillAlive) => {
+                    Ok(WaitStatus::StillAlive) => {
                         let _ = kill(child, Signal::SIGKILL);
                         let _ = waitpid(child, None);
                         return worker.write(&Line::Hung { from, to: now(), id });
                     }
-                    _ => return,
+                    Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _)) | Err(_) => return,
+                    Ok(_) => return worker.write(&Line::Crashed { at: now(), id }),
                 }
             }
         }

@@ -363,6 +363,16 @@ fn a_forked_child_that_hangs_is_caught() {
 }
 
 #[test]
+fn a_forked_child_that_crashes_is_caught() {
+    let mut forged = Forged::new();
+    let held = forged.grant("a", 1_000, 1, alone());
+    forged.told(Line::Late { from: 900 * MS, to: 6_000 * MS });
+    forged.passes();
+    forged.put("a", Line::Crashed { at: 1_100 * MS, id: held.1 });
+    forged.is_caught("fork");
+}
+
+#[test]
 fn a_fault_of_the_server_explains_what_failed_meanwhile_for_everybody_and_no_overlap() {
     let mut forged = Forged::new();
     for process in ["a", "b"] {

@@ -134,6 +134,7 @@ pub struct Run {
     pub forks: Vec<(u64, usize, bool)>,
     /// Forked children that gave no answer in this time.
     pub hung: Vec<(u64, u64, usize)>,
+    pub crashed: Vec<(u64, usize)>,
     pub over: u64,
     /// Faults of the server or of the disk.
     pub servers: Vec<(u64, u64, String)>,
@@ -421,6 +422,7 @@ impl Reader {
             }
             Line::Forked { at, held, .. } => run.forks.push((at, self.process, held)),
             Line::Hung { from, to, .. } => run.hung.push((from, to, self.process)),
+            Line::Crashed { at, .. } => run.crashed.push((at, self.process)),
             line => return Err(format!("no worker writes this: {line}")),
         }
         Ok(())

@@ -464,6 +464,12 @@ fn forks(run: &Run, verdict: &mut Verdict) {
             verdict.accuse("fork", None, *at, text);
         }
     }
+    for (at, process) in &run.crashed {
+        verdict.judged("fork");
+        let name = &run.processes[*process].name;
+        let text = format!("a forked child of {name} crashed in a look at the lock of its parent");
+        verdict.accuse("fork", None, *at, text);
+    }
     for (from, to, process) in &run.hung {
         if verdict.finds("fork", true, run.is_troubled(*process, *from, *to)) {
             let name = &run.processes[*process].name;
