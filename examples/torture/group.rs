@@ -106,7 +106,7 @@ fn end(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: LockA
             ended(worker, parts, "ok");
         }
         780..980 => show_one_to_others(worker, random, parts, guard),
-        _ if worker.options.kills() => {
+        _ if worker.leaves(random) => {
             ending(worker, parts, End::Leave);
             mem::forget(guard);
             std::process::exit(ABANDONED);

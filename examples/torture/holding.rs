@@ -7,12 +7,15 @@ use std::time::{Duration, Instant};
 use leasehold::{Error, ErrorKind, Lock, LockGuard};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::{Signal, kill};
-use nix::sys::wait::waitpid;
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 
 use crate::checker::history::{End, Form, Line, Mode};
 use crate::clock::{nanos, now};
 use crate::worker::{ABANDONED, Held, Worker, asked};
+
+/// The least margin that DynamoDB's time leaves to anybody; milliseconds do for the others.
+const MARGIN: Duration = Duration::from_millis(100);
 
 /// Goes on with the answer of a call that gives a guard.
 pub fn answered(
@@ -117,7 +120,7 @@ fn end(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: LockGuar
         }),
         900..970 => hand_over(worker, held, guard),
         970..988 => show_to_others(worker, random, held, guard),
-        _ if worker.options.kills() => {
+        _ if worker.leaves(random) => {
             worker.write(&Line::Ending { at: now(), id: held.id, how: End::Leave });
             mem::forget(guard);
             std::process::exit(ABANDONED);
@@ -201,6 +204,9 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
     let held = worker.granted(id, Mode::Exclusive, key, lock.fencing_token());
     let mut until = believe(worker, id, sent);
     for _ in 0..random.u32(..4) {
+        if worker.is_over() {
+            break;
+        }
         // At times for longer than its lease: then only the store knows whether it is still there.
         let nap = if random.u32(..6) == 0 { 1.0 + random.f64() * 0.5 } else { 0.02 * random.f64() };
         std::thread::sleep(worker.lease().mul_f64(nap));
@@ -214,7 +220,7 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
             Err(_) => {}
         }
     }
-    if random.u32(..20) == 0 {
+    if random.u32(..20) == 0 && !worker.is_over() {
         std::thread::sleep(worker.lease().mul_f64(1.0 + random.f64() * 0.5));
     }
     worker.end(id, End::Release, || worker.client.release(&lock));
@@ -234,9 +240,10 @@ fn insist(worker: &Worker, random: &mut fastrand::Rng, id: u64, lock: &Lock) {
     worker.end(id, End::Release, || worker.client.release(lock));
 }
 
-/// Whoever renews a lock as data counts its lease from before the request was sent, less a margin as the guard's.
+/// Whoever renews a lock as data counts its lease from before the request was sent, to its end but for what two clocks may
+/// differ: a margin as the guard's would hide who takes it over too early by less.
 fn believe(worker: &Worker, id: u64, sent: u64) -> u64 {
-    let until = sent + nanos(worker.lease().mul_f64(0.9));
+    let until = sent + nanos(worker.lease() - MARGIN.min(worker.lease() / 10));
     let from = now();
     worker.looked(from, id, Duration::from_nanos(until.saturating_sub(from)));
     until
@@ -288,16 +295,17 @@ pub fn fork_with(worker: &Worker, id: u64, is_held: impl Fn() -> bool) {
         Ok(ForkResult::Parent { child }) => {
             let (started, from) = (Instant::now(), now());
             loop {
-                match waitpid(child, Some(nix::sys::wait::WaitPidFlag::WNOHANG)) {
-                    Ok(nix::sys::wait::WaitStatus::StillAlive) if started.elapsed() < Duration::from_secs(5) => {
+                match waitpid(child, Some(WaitPidFlag::WNOHANG)) {
+                    Ok(WaitStatus::StillAlive) if started.elapsed() < Duration::from_secs(5) => {
                         std::thread::sleep(Duration::from_millis(1));
                     }
-                    Ok(nix::sys::wait::WaitStatus::StillAlive) => {
+                    Ok(WaitStatus::StillAlive) => {
                         let _ = kill(child, Signal::SIGKILL);
                         let _ = waitpid(child, None);
                         return worker.write(&Line::Hung { from, to: now(), id });
                     }
-                    _ => return,
+                    Ok(WaitStatus::Signaled(_, Signal::SIGKILL, _)) | Err(_) => return,
+                    Ok(_) => return worker.write(&Line::Crashed { at: now(), id }),
                 }
             }
         }

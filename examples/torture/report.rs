@@ -60,7 +60,8 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
     let json = json!({
         "seed": options.map(|options| options.seed),
         "operations": operations, "total": total, "losses": losses, "faults_that_hit": faults,
-        "judged": verdict.judged, "explained_by_faults": verdict.excused, "violations": verdict.counts, "void": void, "broken": broken,
+        "judged": verdict.judged, "not_to_be_judged": verdict.blind, "explained_by_faults": verdict.excused,
+        "violations": verdict.counts, "void": void, "broken": broken,
         "listed": verdict.violations.iter().enumerate().map(list).collect::<Vec<_>>(),
     });
     let write = |name: &str, text: String| {
@@ -201,10 +202,11 @@ fn text(
     }
     for (rule, demand) in RULES {
         let of = |counts: &BTreeMap<&str, usize>| counts.get(rule).copied().unwrap_or_default();
-        let (judged, excused) = (of(&verdict.judged), of(&verdict.excused));
+        let (judged, blind, excused) = (of(&verdict.judged), of(&verdict.blind), of(&verdict.excused));
         let count = Some(of(&verdict.counts)).filter(|count| *count > 0);
         let count = count.map_or("ok".to_owned(), |count| count.to_string());
-        text += &format!("{count:>5} {rule}: {demand} ({judged} judged, {excused} explained by faults)\n");
+        let rest = format!("in faults: {blind} could not be, {excused} are explained by them");
+        text += &format!("{count:>5} {rule}: {demand} ({judged} judged; {rest})\n");
     }
     for violation in verdict.violations.iter().take(LISTED) {
         let key = violation.key.map_or("", |key| &run.keys[key]);

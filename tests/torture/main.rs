@@ -8,6 +8,7 @@ mod checker;
 #[path = "../support/cluster.rs"]
 mod cluster;
 mod enough;
+mod faults;
 mod forge;
 mod forged;
 #[allow(dead_code)] // A build without stores runs nothing.
@@ -18,6 +19,7 @@ mod own;
 #[allow(dead_code)] // How slow a store may be.
 #[path = "../../examples/torture/probe.rs"]
 mod probe;
+mod readers;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod restarts;
 #[allow(dead_code)] // A build without stores runs nothing.

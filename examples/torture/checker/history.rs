@@ -145,6 +145,11 @@ pub enum Line {
         to: u64,
         id: u64,
     },
+    /// A forked child that ended before it had answered and killed itself.
+    Crashed {
+        at: u64,
+        id: u64,
+    },
     // By the parent.
     Terms {
         lease: u64,
@@ -243,6 +248,7 @@ impl fmt::Display for Line {
             }
             Line::Forked { at, id, held } => write!(f, "forked {at} {id} {}", u8::from(*held)),
             Line::Hung { from, to, id } => write!(f, "hung {from} {to} {id}"),
+            Line::Crashed { at, id } => write!(f, "crashed {at} {id}"),
             Line::Terms { lease, timeout, grace, slack, settle, fate } => {
                 write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", *fate as u8)
             }
@@ -327,6 +333,7 @@ impl Line {
             },
             "forked" => Line::Forked { at: words.number()?, id: words.number()?, held: words.flag()? },
             "hung" => Line::Hung { from: words.number()?, to: words.number()?, id: words.number()? },
+            "crashed" => Line::Crashed { at: words.number()?, id: words.number()? },
             "terms" => Line::Terms {
                 lease: words.number()?,
                 timeout: words.number()?,

@@ -95,6 +95,8 @@ pub struct Process {
     pub late: Vec<(u64, u64)>,
     pub nets: Vec<(u64, u64, String)>,
     pub wall: Option<i64>,
+    /// Stops and lateness alone.
+    held_up: Windows,
     /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
     pub troubles: Windows,
     /// It held or asked for something.
@@ -132,6 +134,7 @@ pub struct Run {
     pub forks: Vec<(u64, usize, bool)>,
     /// Forked children that gave no answer in this time.
     pub hung: Vec<(u64, u64, usize)>,
+    pub crashed: Vec<(u64, usize)>,
     pub over: u64,
     /// Faults of the server or of the disk.
     pub servers: Vec<(u64, u64, String)>,
@@ -218,8 +221,9 @@ impl Run {
             if terms.fate != Fate::Own {
                 troubles.extend(stops.clone());
             }
-            let late = process.late.iter().map(|(from, to)| (*from, to + terms.slack));
-            process.troubles = Windows::new(stops.chain(late).chain(nets).collect());
+            let own = stops.chain(process.late.iter().map(|(from, to)| (*from, to + terms.slack)));
+            process.held_up = Windows::new(own.clone().collect());
+            process.troubles = Windows::new(own.chain(nets).collect());
         }
         self.troubles = Windows::new(troubles);
         let mut busy = vec![Vec::new(); self.processes.len()];
@@ -254,6 +258,11 @@ impl Run {
     /// Whether anything happened that can slow down a process, from `from` to `to`.
     pub fn is_troubled(&self, process: usize, from: u64, to: u64) -> bool {
         self.processes[process].troubles.meets(from, to) || self.troubles.meets(from, to)
+    }
+
+    /// Whether it did not get to run, or the machine did not: no fault of the network or the server does that.
+    pub fn is_held_up(&self, process: usize, from: u64, to: u64) -> bool {
+        self.processes[process].held_up.meets(from, to) || self.troubles.meets(from, to)
     }
 
     /// Whether a fault of the server met a request: one failed or was late, of a process that had no fault of its own.
@@ -413,6 +422,7 @@ impl Reader {
             }
             Line::Forked { at, held, .. } => run.forks.push((at, self.process, held)),
             Line::Hung { from, to, .. } => run.hung.push((from, to, self.process)),
+            Line::Crashed { at, .. } => run.crashed.push((at, self.process)),
             line => return Err(format!("no worker writes this: {line}")),
         }
         Ok(())

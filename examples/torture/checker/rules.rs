@@ -1,5 +1,6 @@
 //! The rules. Each accuses by a sentence with the time, so that a picture can be drawn around it.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use super::history::{End, Fate, Form, Mode};
@@ -20,6 +21,8 @@ pub const RULES: [(&str, &str); 9] = [
 ];
 /// More of one rule say nothing new.
 const MOST: usize = 100;
+/// So long a worker waits to hear why its guard says that it is not held any more.
+const HEARD: u64 = 1_000_000_000;
 
 /// Something that no lock may do.
 #[derive(Clone, Debug)]
@@ -36,8 +39,10 @@ pub struct Verdict {
     pub violations: Vec<Violation>,
     /// How many there are of each rule, also of those that are not listed.
     pub counts: BTreeMap<&'static str, usize>,
-    /// Grants, refusals, failures, looks at the resource: what each rule has judged, without what a fault excused.
+    /// Grants, refusals, failures, looks at the resource: what each rule has judged, and would have accused if it was wrong.
     pub judged: BTreeMap<&'static str, usize>,
+    /// What was right, but would have been excused by the fault that was there.
+    pub blind: BTreeMap<&'static str, usize>,
     /// What would be a violation without the fault that was there.
     pub excused: BTreeMap<&'static str, usize>,
 }
@@ -48,13 +53,14 @@ impl Verdict {
     }
 
     /// Judges one more by this rule. Whether it is to be accused: what is wrong, and is not explained by a fault.
-    fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: impl FnOnce() -> bool) -> bool {
-        if is_wrong && is_troubled() {
-            *self.excused.entry(rule).or_default() += 1;
-            return false;
-        }
-        self.judged(rule);
-        is_wrong
+    fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: bool) -> bool {
+        let counts = match (is_troubled, is_wrong) {
+            (true, true) => &mut self.excused,
+            (true, false) => &mut self.blind,
+            (false, _) => &mut self.judged,
+        };
+        *counts.entry(rule).or_default() += 1;
+        is_wrong && !is_troubled
     }
 
     fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
@@ -114,22 +120,41 @@ fn beliefs<'a>(run: &Run, hold: &'a Hold) -> impl Iterator<Item = (u64, u64)> + 
 }
 
 fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
-    let mut spans: Vec<(u64, u64, &Hold)> = Vec::new();
-    for hold in holds {
-        spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, *hold)));
+    let mut by_token: Vec<&Hold> = holds.to_vec();
+    by_token.sort_by_key(|hold| Reverse(hold.token));
+    // Each with the first answer of a higher token that can't stand beside it.
+    let mut spans: Vec<(u64, u64, u64, &Hold)> = Vec::new();
+    let (mut exclusive, mut shared) = (u64::MAX, u64::MAX);
+    for same in by_token.chunk_by(|one, other| one.token == other.token) {
+        for hold in same {
+            let next = if hold.mode == Mode::Shared { exclusive } else { exclusive.min(shared) };
+            spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, next, *hold)));
+        }
+        for hold in same {
+            let first = if hold.mode == Mode::Shared { &mut shared } else { &mut exclusive };
+            *first = hold.ret.min(*first);
+        }
     }
-    spans.sort_by_key(|(start, _, _)| *start);
+    spans.sort_by_key(|(start, ..)| *start);
     let mut held: Vec<(u64, &Hold)> = Vec::new();
-    for (start, end, hold) in spans {
+    for (start, end, next, hold) in spans {
         verdict.judged("overlap");
         held.retain(|(end, _)| *end > start);
+        let mut is_alone = true;
         for (until, other) in &held {
             let together = hold.mode == Mode::Shared && other.mode == Mode::Shared;
             if !together && other.token != hold.token {
+                is_alone = false;
                 let both = seconds(end.min(*until) - start);
                 let text = format!("{} and {} held it together for {both:.3} s", named(run, other), named(run, hold));
                 verdict.accuse("overlap", Some(hold.key), start, text);
             }
+        }
+        // Who asked after that has a wrong token.
+        if is_alone && next < start && next >= hold.call {
+            let after = seconds(start - next);
+            let text = format!("{} held it {after:.3} s after another had it with a higher token", named(run, hold));
+            verdict.accuse("overlap", Some(hold.key), start, text);
         }
         held.push((end, hold));
     }
@@ -158,32 +183,30 @@ fn tokens(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
+/// Whoever has a lower token and is believed after a grant stood when it was granted.
 fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
-    let shared = || holds.iter().filter(|hold| hold.mode == Mode::Shared);
-    let mut spans: Vec<(u64, u64, &Hold)> = Vec::new();
-    for hold in shared() {
-        spans.extend(beliefs(run, hold).map(|(start, end)| (start, end, *hold)));
-    }
-    spans.sort_by_key(|(start, _, _)| *start);
-    let mut spans = spans.into_iter().peekable();
-    let mut held: Vec<(u64, &Hold)> = Vec::new();
-    for hold in shared() {
-        while let Some((_, end, other)) = spans.next_if(|(start, _, _)| *start <= hold.call) {
-            held.push((end, other));
+    let mut shared: Vec<&Hold> = holds.iter().copied().filter(|hold| hold.mode == Mode::Shared).collect();
+    shared.sort_by_key(|hold| hold.token);
+    // When the first of those with this token or a higher one was answered.
+    let mut first = u64::MAX;
+    let answers = shared.iter().rev().map(|hold| {
+        first = first.min(hold.ret);
+        first
+    });
+    let answers: Vec<u64> = answers.collect();
+    let mut stood: Vec<(u64, u64)> = Vec::new();
+    for (hold, first) in shared.into_iter().zip(answers.into_iter().rev()) {
+        stood.retain(|(until, _)| *until >= first);
+        if hold.limit > 0 {
+            verdict.judged("limit");
+            let is_other = |(until, token): &&(u64, u64)| *until >= hold.ret && *token < hold.token;
+            let others = stood.iter().filter(is_other).count();
+            if others >= hold.limit as usize {
+                let text = format!("{} met {others} others, but allows {}", named(run, hold), hold.limit - 1);
+                verdict.accuse("limit", Some(hold.key), hold.ret, text);
+            }
         }
-        held.retain(|(end, _)| *end > hold.call);
-        if hold.limit == 0 {
-            continue;
-        }
-        verdict.judged("limit");
-        // Those who surely held it all the time until the answer.
-        let mut others: Vec<u64> = held.iter().filter(|(end, _)| *end >= hold.ret).map(|(_, o)| o.token).collect();
-        others.sort_unstable();
-        others.dedup();
-        if others.len() >= hold.limit as usize {
-            let text = format!("{} met {} others, but allows {}", named(run, hold), others.len(), hold.limit - 1);
-            verdict.accuse("limit", Some(hold.key), hold.ret, text);
-        }
+        stood.extend(beliefs(run, hold).map(|(_, end)| end).max().map(|until| (until, hold.token)));
     }
 }
 
@@ -241,7 +264,7 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
         };
         let is_free = |key: &usize| !met(key) && !in_line(key);
         let mut judge = |key: Option<usize>, is_wrong: bool| {
-            if verdict.finds("refusal", is_wrong, || run.is_troubled(ask.process, call, ret)) {
+            if verdict.finds("refusal", is_wrong, run.is_troubled(ask.process, call, ret)) {
                 let text = format!("{name} was refused, but nobody can have held it");
                 verdict.accuse("refusal", key, ret, text);
             }
@@ -278,7 +301,11 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
             }
         }
         let is_excused = |(start, end): &(u64, u64)| run.is_troubled(ask.process, *start, *end);
-        if verdict.finds("blocked", !in_vain.is_empty(), || in_vain.iter().all(is_excused)) {
+        let is_troubled = match in_vain.is_empty() {
+            true => is_excused(&(ask.call, ret)),
+            false => in_vain.iter().all(is_excused),
+        };
+        if verdict.finds("blocked", !in_vain.is_empty(), is_troubled) {
             for (start, end) in in_vain.iter().filter(|span| !is_excused(span)) {
                 let name = &run.processes[ask.process].name;
                 let text = format!("{name} waited for {:.3} s while nobody can have held it", seconds(end - start));
@@ -317,16 +344,35 @@ fn resource(run: &Run, verdict: &mut Verdict) {
 fn losses(run: &Run, verdict: &mut Verdict) {
     let before = run.terms.lease + run.terms.slack;
     let troubled = |process, at: u64| run.is_troubled(process, at.saturating_sub(before), at);
-    for hold in run.holds.iter().filter(|hold| hold.form == Form::Guard) {
+    // When each was first to be adopted.
+    let mut heirs: BTreeMap<usize, u64> = BTreeMap::new();
+    for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
+        heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
+    }
+    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form == Form::Guard) {
         if let Some(at) = hold.revived {
             let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
         let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
         let lost = hold.lost.clone().or(answer);
-        let (at, reason) = lost.clone().unwrap_or((run.end, String::new()));
-        let is_wrong = lost.is_some() && hold.replaced.is_none();
-        if verdict.finds("loss", is_wrong, || troubled(hold.process, at)) {
+        let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
+        let is_lost = lost.is_some();
+        let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
+        let is_wrong = is_lost && hold.replaced.is_none_or(|(from, _)| at < from);
+        // One that failed may have done it all the same.
+        let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
+        let is_excused = match reason.as_str() {
+            "heartbeat_died" => false,
+            // Nobody else can do that to it before its lease is over, and then its own process says so, if it runs.
+            "taken_over" | "released_by_other" | "gone" if !has_heir => {
+                let was_over = hold.gone.unwrap_or(at) >= hold.granted_until;
+                was_over && run.is_held_up(hold.process, at.saturating_sub(before), at)
+            }
+            "unknown" => run.is_held_up(hold.process, at.saturating_sub(HEARD + run.terms.slack), at),
+            _ => troubled(hold.process, at),
+        };
+        if verdict.finds("loss", is_wrong, is_excused) {
             let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
@@ -334,24 +380,18 @@ fn losses(run: &Run, verdict: &mut Verdict) {
     for ask in &run.asks {
         let Outcome::Failed(error) = &ask.outcome else { continue };
         let at = ask.ret.unwrap_or(run.end);
-        // Who was told to stop, and a wait that was over before the store had answered.
         let is_fine = match error.as_str() {
-            "cancelled" | "timed_out" => true,
+            // Who was told to stop.
+            "cancelled" => at >= run.over,
+            "timed_out" => ran_out(run, ask, at, true),
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
-            // A short wait ends with the trouble that stands, or while its request is under way, also where a longer one
-            // would have seen its end.
-            "store" | "ambiguous" => {
-                let is_short = |wait| wait > 0 && wait < run.terms.slack;
-                ask.asked.wait.is_some_and(is_short) || ran_out(run, ask, at)
-            }
+            "store" | "ambiguous" => ran_out(run, ask, at, run.terms.fate == Fate::Crowded),
             _ => false,
         };
         // Also what happened to the one who has left it.
         let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
-        let is_troubled = || {
-            run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
-                || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at))
-        };
+        let is_troubled = run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
+            || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at));
         if verdict.finds("loss", !is_fine, is_troubled) {
             let (name, why) = (&run.processes[ask.process].name, &ask.why);
             let why = if why.is_empty() { String::new() } else { format!(": {why}") };
@@ -362,10 +402,11 @@ fn losses(run: &Run, verdict: &mut Verdict) {
 }
 
 /// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
-/// is under way, or one request that found no gap in a crowd. What fails before that was not for want of time.
-fn ran_out(run: &Run, ask: &Ask, at: u64) -> bool {
+/// is under way, or one request, where that `may_run_out`, too: it found no gap in a crowd. What fails before that was not
+/// for want of time.
+fn ran_out(run: &Run, ask: &Ask, at: u64, may_run_out: bool) -> bool {
     let time = match ask.asked.wait {
-        Some(0) if run.terms.fate == Fate::Crowded => run.terms.timeout,
+        Some(0) if may_run_out => run.terms.timeout,
         Some(wait @ 1..) => wait,
         _ => return false,
     };
@@ -380,15 +421,16 @@ fn stood_for_its_heir(run: &Run, ask: &Ask, at: u64) -> bool {
     was_left && old.ended.as_ref().is_some_and(|(_, answer)| answer == "ok") && at < old.granted_until && heirs() == 1
 }
 
-/// A call that does not wait has one timeout, one that waits as much more. What ends a hold has its lease for it, too.
+/// A call that does not wait has one timeout, one that waits as much more. What ends a hold has its lease for it, too. That
+/// is promised for whatever the network and the server do, so only who does not run until then has an excuse.
 fn late(run: &Run, verdict: &mut Verdict) {
     let terms = run.terms;
     let mut judge = |process: usize, key: Option<usize>, what: &str, call: u64, ret: Option<u64>, bound: u64| {
         // Who died in it has waited until then.
         let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
-        let took = ret.saturating_sub(call);
-        if verdict.finds("late", took > bound.saturating_add(terms.slack), || run.is_troubled(process, call, ret)) {
-            let name = &run.processes[process].name;
+        let due = call.saturating_add(bound).saturating_add(terms.slack);
+        if verdict.finds("late", ret > due, run.is_held_up(process, call, ret.min(due))) {
+            let (name, took) = (&run.processes[process].name, ret - call);
             let text = format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));
             verdict.accuse("late", key, ret, text);
         }
@@ -417,13 +459,19 @@ fn late(run: &Run, verdict: &mut Verdict) {
 
 fn forks(run: &Run, verdict: &mut Verdict) {
     for (at, process, held) in &run.forks {
-        if verdict.finds("fork", *held, || false) {
+        if verdict.finds("fork", *held, false) {
             let text = format!("a forked child of {} holds the lock of its parent", run.processes[*process].name);
             verdict.accuse("fork", None, *at, text);
         }
     }
+    for (at, process) in &run.crashed {
+        verdict.judged("fork");
+        let name = &run.processes[*process].name;
+        let text = format!("a forked child of {name} crashed in a look at the lock of its parent");
+        verdict.accuse("fork", None, *at, text);
+    }
     for (from, to, process) in &run.hung {
-        if verdict.finds("fork", true, || run.is_troubled(*process, *from, *to)) {
+        if verdict.finds("fork", true, run.is_troubled(*process, *from, *to)) {
             let name = &run.processes[*process].name;
             let text = format!("a forked child of {name} hung in a look at the lock of its parent");
             verdict.accuse("fork", None, *to, text);
