@@ -385,6 +385,7 @@ fn losses(run: &Run, verdict: &mut Verdict) {
             "cancelled" => at >= run.over,
             "timed_out" => ran_out(run, ask, at, true),
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
+            // One request may find no gap in a crowd.
             "store" | "ambiguous" => ran_out(run, ask, at, run.terms.fate == Fate::Crowded),
             _ => false,
         };
@@ -402,11 +403,10 @@ fn losses(run: &Run, verdict: &mut Verdict) {
 }
 
 /// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
-/// is under way, or one request, where that `may_run_out`, too: it found no gap in a crowd. What fails before that was not
-/// for want of time.
-fn ran_out(run: &Run, ask: &Ask, at: u64, may_run_out: bool) -> bool {
+/// is under way, or one request, where a `single` one may run out, too. What fails before that was not for want of time.
+fn ran_out(run: &Run, ask: &Ask, at: u64, single: bool) -> bool {
     let time = match ask.asked.wait {
-        Some(0) if may_run_out => run.terms.timeout,
+        Some(0) if single => run.terms.timeout,
         Some(wait @ 1..) => wait,
         _ => return false,
     };
