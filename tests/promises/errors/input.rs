@@ -136,8 +136,9 @@ fn limits_and_owners() {
 
 #[test]
 fn what_only_a_guard_does_is_refused_where_there_is_none() {
+    type Set = fn(LockRequest) -> LockRequest;
     let client = builder().connect().unwrap();
-    let asked: [(fn(LockRequest) -> LockRequest, &str); 4] = [
+    let asked: [(Set, &str); 4] = [
         (|request| request.hold_at_least(DAY), "hold_at_least"),
         (|request| request.max_hold(DAY), "max_hold"),
         (|request| request.warn_before(Duration::from_secs(1)).on_warning(|_| ()), "warn_before"),
