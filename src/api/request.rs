@@ -150,7 +150,8 @@ impl LockRequest {
     /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it
     /// is a lock of another key, or of another store; `Ambiguous` when no answer came in time: then it was given up, and a
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
-    /// it came too late to be held; else as [`try_lock`](LockRequest::try_lock).
+    /// it came too late to be held; after `Cancelled` and `Closed`, too, the lock may be gone; else as
+    /// [`try_lock`](LockRequest::try_lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
         self.spec.refuses.wait = Some("adopt asks once");
         let spec = &mut self.spec.lock;

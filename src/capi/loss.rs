@@ -178,9 +178,10 @@ impl Watch {
         }
     }
 
-    /// No loss is reported any more.
+    /// No loss is reported any more, nor one that was found and whose callback still waits for a thread.
     pub fn released(&self) {
         self.settle(Phase::Released);
+        self.state.lock().callback = None;
     }
 
     /// No loss is reported any more, and the callback does not run on another thread.
@@ -322,6 +323,12 @@ mod tests {
             let ended = Watch::new(Some(Callback { function: talk as LossFn, user }));
             end(&ended);
             ended.lost(&loss());
+            assert!(enters.is_empty());
+            // Found before, and told too late.
+            let found = Watch::new(Some(Callback { function: talk as LossFn, user }));
+            found.found();
+            end(&found);
+            found.lost(&loss());
             assert!(enters.is_empty());
         }
     }

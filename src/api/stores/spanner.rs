@@ -153,7 +153,8 @@ impl<T: Fenced> AssertIn for T {
 
 /// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits; again
 /// from the start where the service aborts it. So `work` may run several times. The commit is repeated as the SDK does by
-/// default: a retry policy that `database` was given is not used for it, since repeats must be seen.
+/// default, without a limit: a retry policy that `database` was given is not used for it, since repeats must be seen.
+/// Whoever must not wait so long drops the future; then it is not known whether it was committed.
 ///
 /// # Errors
 /// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was

@@ -144,7 +144,8 @@ impl Dynamodb {
                 Table::Missing(_) if made.is_some() => {}
                 Table::Missing(_) => made = Some(self.make(each)?),
             }
-            if logged.elapsed() >= PROGRESS {
+            // Once it is there, only the note of who made it is waited for, and not for long.
+            if ready.is_none() && logged.elapsed() >= PROGRESS {
                 logged = Instant::now();
                 log::info!(target: "leasehold::dynamodb", table:? = self.target.table;
                     "the service is still making the table, after {} s", started.elapsed().as_secs());

@@ -94,6 +94,12 @@ impl PostgresOptions {
         for (name, value) in options {
             if !OPTIONS.contains(&name) {
                 let (hint, known) = (url::near(name, &OPTIONS), OPTIONS.join(", "));
+                // It may be the end of the password.
+                if seen.contains(&"password") {
+                    return Err(config(&format!(
+                        "postgres: does not know what comes after the password; in a value write & as %26; its options: {known}"
+                    )));
+                }
                 return Err(config(&format!("postgres: has no option {name:?}{hint}; its options: {known}")));
             }
             if seen.contains(&name) {

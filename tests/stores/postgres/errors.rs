@@ -50,6 +50,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://me:c@nary@localhost/app", "%40"),
         ("postgres://localhost/app?password=ca&nary", "& as %26"),
         ("postgres://localhost/app?password=ca&nary&table=locks", "& as %26"),
+        ("postgres://localhost/app?password=ab&canary=x", "& as %26"),
         ("postgers://me:canary@localhost/app", "did you mean"),
     ]);
 }
