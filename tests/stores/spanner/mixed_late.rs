@@ -57,7 +57,10 @@ fn a_renewal_whose_commit_comes_too_late_is_lost() {
         let renewed = store.renew(&mut attempt, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
         match renewed {
             Renewed::Lost(seen) => {
-                assert!(is_lost && seen.record.holders().next().is_none(), "{mode} {slow:?}: {seen:?}");
+                // Where the emulator aborted the late commit what was over stands as it was.
+                let is_empty =
+                    if aborts_at_random() { seen.live().count() } else { seen.record.holders().count() } == 0;
+                assert!(is_lost && is_empty, "{mode} {slow:?}: {seen:?}");
                 assert_believed_by_nobody(&world, &store, &mut attempt);
             }
             other => assert!(!is_lost && matches!(other, Renewed::Until { .. }), "{mode} {slow:?}: {other:?}"),
@@ -127,7 +130,8 @@ fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
         let slow = if is_late { LATE } else { SOON };
         grpc.fault("Commit", 0, Fault::Slow(slow));
         match store.acquire(&mut second, &soon()).unwrap() {
-            Acquired::Granted { holder, .. } => assert!(!is_late, "{key}: {holder:?}"),
+            // Where the emulator aborted the late commit the key is free by the next try.
+            Acquired::Granted { holder, .. } => assert!(!is_late || aborts_at_random(), "{key}: {holder:?}"),
             Acquired::Refused(seen) => {
                 let by: Vec<_> = seen.live().map(|(_, holder)| holder.labels.owner.clone()).collect();
                 assert!(is_late && by.len() == 1 && by[0].contains("spindle"), "{key}: {seen:?}");
