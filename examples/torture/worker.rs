@@ -298,9 +298,9 @@ fn one(worker: &Worker, random: &mut fastrand::Rng) {
         }
         66..71 => ask_any(worker, random),
         71..79 => group::ask(worker, random),
-        79..86 => holding::data(worker, random, &name),
-        86..91 => holding::lease_of_a_name(worker, random, number),
-        91..98 => holding::adopt(worker, random),
+        79..85 => holding::data(worker, random, &name),
+        85..90 => holding::lease_of_a_name(worker, random, number),
+        90..98 => holding::adopt(worker, random),
         // Frees what has expired, of all who use the store.
         _ => drop(worker.client.purge(Duration::ZERO)),
     }

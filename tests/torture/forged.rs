@@ -57,6 +57,21 @@ fn a_guard_that_does_not_hear_of_its_adoption_for_a_lease_is_caught() {
 }
 
 #[test]
+fn a_lock_that_is_adopted_twice_is_caught() {
+    let mut forged = Forged::new();
+    let old = forged.grant("a", 1_000, 1, alone());
+    forged.end(old, 1_200, End::Leave, "ok");
+    let heir = forged.grant("b", 1_300, 2, instead_of(1));
+    forged.release(heir, 1_400);
+    let late = forged.ask("c", 1_500, instead_of(1));
+    forged.fail(late, 1_510, "lost");
+    forged.passes();
+    // Nobody holds it, and the tokens rise; but what it was to adopt is over.
+    forged.grant("c", 1_600, 3, instead_of(1));
+    forged.is_caught("overlap");
+}
+
+#[test]
 fn tokens_that_fall_or_stay_are_caught() {
     for token in [7, 6] {
         let mut forged = Forged::new();

@@ -9,7 +9,7 @@ use super::windows::Windows;
 
 /// What each rule demands.
 pub const RULES: [(&str, &str); 9] = [
-    ("overlap", "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time"),
+    ("overlap", "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each"),
     ("tokens", "the tokens of a key rise in the order of its grants, strictly"),
     ("limit", "never more shared holders than a request allowed"),
     ("refusal", "whoever was refused met a hold that stood or could stand, or waited to its end"),
@@ -90,6 +90,7 @@ pub fn check(run: &Run) -> Verdict {
         ways.push(in_the_way(run, &holds, asks));
         blocked(run, key, &holds, asks, &mut verdict);
     }
+    adoptions(run, &mut verdict);
     refusals(run, &ways, &asks, &mut verdict);
     resource(run, &mut verdict);
     late(run, &mut verdict);
@@ -157,6 +158,19 @@ fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
             verdict.accuse("overlap", Some(hold.key), start, text);
         }
         held.push((end, hold));
+    }
+}
+
+/// Whoever adopts a lock ends the grant that it had: the next one has nothing to adopt, however long afterwards.
+fn adoptions(run: &Run, verdict: &mut Verdict) {
+    let mut heirs: BTreeMap<usize, &Ask> = BTreeMap::new();
+    for ask in run.asks.iter().filter(|ask| ask.outcome == Outcome::Granted) {
+        let Some(old) = ask.old else { continue };
+        if let Some(first) = heirs.insert(old, ask) {
+            let [first, second] = [first, ask].map(|ask| &run.processes[ask.process].name);
+            let text = format!("{first} and {second} both adopted {}", named(run, &run.holds[old]));
+            verdict.accuse("overlap", ask.keys.first().copied(), ask.ret.unwrap_or(run.end), text);
+        }
     }
 }
 
