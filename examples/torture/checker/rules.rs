@@ -9,7 +9,10 @@ use super::windows::Windows;
 
 /// What each rule demands.
 pub const RULES: [(&str, &str); 9] = [
-    ("overlap", "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each"),
+    (
+        "overlap",
+        "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each",
+    ),
     ("tokens", "the tokens of a key rise in the order of its grants, strictly"),
     ("limit", "never more shared holders than a request allowed"),
     ("refusal", "whoever was refused met a hold that stood or could stand, or waited to its end"),
