@@ -82,6 +82,12 @@ impl ElectionData {
         options.client.api.error(kind, &options.name, message)
     }
 
+    /// Whether no callback begins any more.
+    #[cfg(all(test, feature = "_internals"))]
+    pub fn is_closed(&self) -> bool {
+        self.gate.pass(|| ()).is_none()
+    }
+
     /// What was built, now at the latest.
     fn election(&self) -> Result<Arc<Election>, Failure> {
         let mut built = self.built.lock();

@@ -13,7 +13,7 @@ use super::client::{Client, ClientHandle, leasehold_client_close, leasehold_clie
 use super::client_lock::leasehold_client_try_lock;
 use super::code::Code;
 use super::election::{
-    ElectionHandle, leasehold_election_free, leasehold_election_new, leasehold_election_run,
+    ElectionData, ElectionHandle, leasehold_election_free, leasehold_election_new, leasehold_election_run,
     leasehold_election_set_on_lost, leasehold_election_set_on_won,
 };
 use super::error::{leasehold_error_held_by_this_client, leasehold_error_is_retryable};
@@ -188,10 +188,17 @@ fn no_callback_of_an_election_begins_once_it_is_freed() {
     };
     assert_eq!((set, leasehold_election_run(election)), ([Code::Ok; 3], Code::Ok));
     assert_eq!(enters.recv(), Ok(()));
+    let Ok(inside) = handle::get::<ElectionData>(election) else { panic!("no election") };
     let (freed, frees) = bounded(1);
     std::thread::spawn(move || freed.send(leasehold_election_free(election)));
     assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
-    drop(leaves);
+    // Where its end is slow, the next one would be called in time, before it.
+    let by = std::time::Instant::now() + Duration::from_secs(20);
+    while !inside.is_closed() {
+        assert!(std::time::Instant::now() < by, "it goes on calling");
+        std::thread::yield_now();
+    }
+    drop((leaves, inside));
     assert_eq!(frees.recv(), Ok(Code::Ok));
     // Its thread would call it at once.
     let late = std::time::Instant::now() + Duration::from_millis(300);
