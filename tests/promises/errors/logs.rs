@@ -288,7 +288,8 @@ fn a_logger_that_hangs_where_a_heartbeat_does_keeps_no_lock_that_is_given_up() {
             wait_until("the lock is free", || rival.try_lock("k").unwrap().is_some());
             drop(go);
         }
-        assert!(STOOD.load(Ordering::SeqCst), "nothing was said");
+        // By a thread that may be late.
+        wait_until("it is said", || STOOD.load(Ordering::SeqCst));
         go_on();
     });
 }
