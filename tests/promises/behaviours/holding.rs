@@ -200,7 +200,9 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
 pub fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails(store: &Store) {
     for fault in [Fault::FailBefore, Fault::HangBefore, Fault::ApplyThenFail, Fault::Panic] {
         let bench = Bench::on(store);
-        let client = connected(|| bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()));
+        // A machine that stands still leaves a drop time for another try.
+        let builder = || bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()).drop_timeout(LONG);
+        let client = connected(builder);
         let guard = client.request("k").max_hold(Duration::from_millis(10)).lock().unwrap();
         loss_of(&guard);
         bench.faults.next(Call::Release, fault.clone());
