@@ -112,12 +112,12 @@ pub fn b03_an_unanswered_acquire_that_arrives_behind_a_rival_is_given_up(store: 
 
 pub fn b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not_before(store: &Store) {
     let bench = Bench::on(store);
-    let client = bench.builder().request_timeout(bench.brief()).connect().unwrap();
+    let client = connected(|| bench.builder().lease(MINUTE).request_timeout(bench.brief()));
     bench.faults.always(Call::Acquire, Fault::HangBefore);
     let waiter = std::thread::spawn(move || client.lock("k").map(drop));
     bench.wait_for_call(Call::Acquire, 3);
     assert_eq!(bench.faults.count(Call::Release), 0, "it was given up too early");
-    bench.advance(Duration::from_secs(11));
+    bench.advance(MINUTE / 2 + Duration::from_secs(1));
     bench.wait_for_call(Call::Release, 0);
     // Then it is asked for anew.
     bench.faults.heal();

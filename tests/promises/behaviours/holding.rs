@@ -143,11 +143,12 @@ pub fn b09_what_is_lost_by_its_deadline_stays_lost(store: &Store) {
 
 pub fn b09_an_answer_that_comes_after_the_deadline_does_not_revive(store: &Store) {
     let bench = Bench::on(store);
-    let lease = Duration::from_secs(6);
-    let client = bench.builder().lease(lease).request_timeout(LONG).connect().unwrap();
-    let guard = client.lock("k").unwrap();
+    // The heartbeat begins at once, and so before the end also where the machine stands still.
+    let lease = 3 * LONG;
+    let client = bench.builder().lease(lease).heartbeat(BEAT).request_timeout(LONG).connect().unwrap();
     let (stuck, until) = crossbeam_channel::bounded::<()>(0);
     bench.faults.next(Call::Renew, Fault::Stuck(until));
+    let guard = client.lock("k").unwrap();
     bench.wait_for_call(Call::Renew, 0);
     bench.advance(lease);
     drop(stuck);
@@ -199,7 +200,9 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
 pub fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails(store: &Store) {
     for fault in [Fault::FailBefore, Fault::HangBefore, Fault::ApplyThenFail, Fault::Panic] {
         let bench = Bench::on(store);
-        let client = connected(|| bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()));
+        // A machine that stands still leaves a drop time for another try.
+        let builder = || bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()).drop_timeout(LONG);
+        let client = connected(builder);
         let guard = client.request("k").max_hold(Duration::from_millis(10)).lock().unwrap();
         loss_of(&guard);
         bench.faults.next(Call::Release, fault.clone());

@@ -96,6 +96,8 @@ fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
         });
         logged("an election", || {
             let (won, wins) = mpsc::channel();
+            // A machine that stands still leaves it time to resign.
+            let client = bench.builder().drop_timeout(LONG).connect().unwrap();
             let election = client.election("leads").on_won(move |_| won.send(()).unwrap()).build().unwrap();
             election.run().unwrap();
             wins.recv_timeout(LONG).expect("the callback does not run");

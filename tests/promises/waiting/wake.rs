@@ -203,7 +203,10 @@ fn a_store_that_can_not_tell_is_asked_once_and_polled(store: Store) {
     let client = store.builder().lease(LEASE).connect().expect("a client");
     let held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
-    wait_until("it polls", || store.plan.count(Call::Read) > 10);
+    // On a thread of its own, which may be late.
+    wait_until("it is asked", || store.plan.count(Call::Wake) > 0);
+    let looks = store.plan.count(Call::Read);
+    wait_until("it polls", || store.plan.count(Call::Read) > looks + 10);
     assert_eq!(store.plan.count(Call::Wake), 1);
     let none = || !ours().iter().any(|thread| TELLING.contains(&thread.as_str()));
     wait_until("no thread is left for it", none);
