@@ -102,12 +102,13 @@ fn each_event_has_the_level_and_the_fields_of_the_docs() {
             "DEBUG wait_ended db.system.name=memory leasehold.key=a leasehold.end=timed_out",
             "INFO released db.system.name=memory leasehold.key=a",
         ] {
-            assert!(has(line), "{line}: {:#?}", book.lines.lock());
+            // What a heartbeat had to tell of the key comes first, by another thread.
+            soon(line);
         }
 
         store.plan.next(Call::Acquire, Fault::FailBefore);
         let guard = client.request("b").warn_before(LONG * 17 / 20).lock().unwrap();
-        assert!(has("DEBUG request db.system.name=memory leasehold.key=b db.operation.name=acquire error.type=store"));
+        soon("DEBUG request db.system.name=memory leasehold.key=b db.operation.name=acquire error.type=store");
         store.plan.always(Call::Renew, Fault::LostBefore);
         soon("DEBUG unanswered db.system.name=memory leasehold.key=b db.operation.name=renew error.type=ambiguous");
         soon("WARN renewal_late db.system.name=memory leasehold.key=b");
@@ -120,7 +121,7 @@ fn each_event_has_the_level_and_the_fields_of_the_docs() {
         election.campaign().unwrap().resign().unwrap();
         soon("INFO term_began db.system.name=memory leasehold.key=e");
         soon("INFO term_ended db.system.name=memory leasehold.key=e leasehold.end=resigned");
-        assert!(has("INFO handed_over db.system.name=memory leasehold.key=b"));
+        soon("INFO handed_over db.system.name=memory leasehold.key=b");
         client.close().unwrap();
     });
 }

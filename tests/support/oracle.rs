@@ -90,7 +90,7 @@ impl Claims {
         let holds = holds();
         let after = now();
         if holds {
-            // One write: a killed process leaves no half line.
+            // One write, which is seen in two parts at the end of a page, and is left so by a process that is killed there.
             self.0.write_all(format!("{mode} {token} {before} {after}\n").as_bytes()).expect("a line of claims");
         }
         holds
@@ -122,7 +122,8 @@ pub fn terms(folder: &Path) -> BTreeMap<u64, Term> {
         if process.extension().is_none_or(|end| end != "claims") {
             continue;
         }
-        for line in std::fs::read_to_string(&process).expect("claims").lines() {
+        let claims = std::fs::read_to_string(&process).expect("claims");
+        for line in claims.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n')) {
             let words: Vec<&str> = line.split(' ').collect();
             let [mode, token, before, after] = words[..] else { panic!("{line}") };
             let mode = [Mode::Exclusive, Mode::Shared].into_iter().find(|one| one.to_string() == mode).expect("a mode");

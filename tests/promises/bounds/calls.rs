@@ -11,7 +11,7 @@ use crate::support::harness::{
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
 use crate::support::stores::unique;
-use crate::support::threads::{no_new_threads, threads_again};
+use crate::support::threads::{no_new_threads, ours, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
@@ -445,6 +445,8 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
         let held = client.request("second").acquire().expect("a lock");
         wait_until("it is given up", || store.is_vacant("first"));
         client.release(&held).expect("a release");
+        // Else it may give up the next one as well.
+        wait_until("its thread ends", || ours().iter().all(|name| name != "leasehold-undo"));
 
         no_new_threads();
         abandon("third");

@@ -307,8 +307,8 @@ fn a_release_during_a_heartbeat_ends_it_first(store: Store) {
             .enumerate()
     {
         store.plan.next(Call::Renew, fault);
-        let guard = client.lock("job").expect("a lock");
         let before = store.plan.count(Call::Renew);
+        let guard = client.lock("job").expect("a lock");
         wait_until("a heartbeat is under way", || store.plan.count(Call::Renew) > before);
         let release = || if n % 2 == 0 { drop(guard) } else { guard.release().expect("a release") };
         within("the release", 3 * DROP, release);

@@ -4,7 +4,7 @@
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use crate::support::harness::{Folder, millis};
+use crate::support::harness::{Folder, connected, millis};
 use crate::support::oracle::{Oracle, assert_rising};
 use crate::support::own::Own;
 use crate::support::servers;
@@ -29,9 +29,8 @@ struct At {
 impl At {
     /// With this lease, which is renewed often.
     fn client(&self, lease: Duration) -> LockClient {
-        let builder =
-            (self.builder)().lease(lease).heartbeat(BEAT.min(lease / 3)).drop_timeout(LEASE).request_timeout(LEASE / 4);
-        builder.connect().expect("a client")
+        let builder = || (self.builder)().lease(lease).heartbeat(BEAT.min(lease / 3));
+        connected(|| builder().drop_timeout(LEASE).request_timeout(LEASE / 4))
     }
 }
 

@@ -14,11 +14,13 @@ use leasehold::Mode;
 
 const LEASE: Duration = millis(3000);
 const POLL: Duration = millis(60);
+/// That of who keeps what it is granted, also where the machine stands still.
+const LONG: Duration = Duration::from_secs(600);
 /// What the answer that tells what is left may be too high by, where the clients' estimates of the store's time agree.
 const EARLY: Duration = millis(100);
 
-fn roamer(store: &Shared, mode: Mode, key: &str, folder: &Path) -> Worker {
-    let mut worker = Worker::polling(&store.url, LEASE, POLL, store.env.as_ref());
+fn roamer(store: &Shared, lease: Duration, mode: Mode, key: &str, folder: &Path) -> Worker {
+    let mut worker = Worker::polling(&store.url, lease, POLL, store.env.as_ref());
     assert_eq!(worker.ask(&format!("roam {mode} {key} {}", folder.display())), "roams");
     worker
 }
@@ -42,7 +44,7 @@ fn replaced(folder: &Path, mode: Mode, old: u64) -> u128 {
 fn readers_and_writers_exclude_each_other(store: &Shared) {
     let folder = Folder::new();
     let [mut writers, mut readers] =
-        [Mode::Exclusive, Mode::Shared].map(|mode| [(); 3].map(|()| roamer(store, mode, "job", folder.path())));
+        [Mode::Exclusive, Mode::Shared].map(|mode| [(); 3].map(|()| roamer(store, LEASE, mode, "job", folder.path())));
     for (mode, roamers) in [(Mode::Exclusive, &mut writers), (Mode::Shared, &mut readers)] {
         let [stays, killed, stopped] = roamers;
         // Readers stand side by side, so that there is one for the writers to respect when another is gone.
@@ -106,7 +108,7 @@ fn readers_and_writers_without_the_lock_do_meet() {
     {
         let folder = folder.path().join(format!("{first} {second}").replace(' ', "-"));
         std::fs::create_dir(&folder).expect("a folder");
-        let mut both = [(first, "a"), (second, "b")].map(|(mode, key)| roamer(&store, mode, key, &folder));
+        let mut both = [(first, "a"), (second, "b")].map(|(mode, key)| roamer(&store, LONG, mode, key, &folder));
         // Each holds its own to the end of the other's.
         let tokens = both.each_mut().map(|worker| worker.token("pin"));
         wait_until("both claim it after the other", || {
