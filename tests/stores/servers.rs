@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::nobody;
 use crate::support::servers::dynamodb::SERVER;
 use crate::support::servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
 use crate::support::wait::wait_until;
@@ -219,9 +220,8 @@ fn the_named_server_is_used_as_it_is() {
 
 #[test]
 fn a_named_server_that_is_not_there_fails() {
-    // Nobody listens there: it was bound, and is free again.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let url = format!("http://127.0.0.1:{port}");
+    let closed = nobody::Closed::new();
+    let url = format!("http://{}", closed.address());
     let (passed, said) = without_java(|command| {
         command.env(SERVER.env, &url);
     });

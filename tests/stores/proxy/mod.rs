@@ -4,10 +4,10 @@
 mod raw;
 mod upstream;
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use crate::support::lateness::{measure, slack};
+use crate::support::nobody;
 use crate::support::proxy::{Answer, Mode, Proxy, Rule};
 use upstream::{Client, DATE, Got, Upstream, answer, request};
 
@@ -257,8 +257,8 @@ fn a_server_that_is_gone_ends_the_connection() {
     };
     assert!([1, 4, 16, 64].into_iter().any(gets_a_new_one));
     // All of it.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let proxy = Proxy::http(&nobody.to_string());
+    let closed = nobody::Closed::new();
+    let proxy = Proxy::http(&closed.address());
     assert_eq!(Client::connect(proxy.addr()).ask("Op", "a"), Got::End);
 }
 
