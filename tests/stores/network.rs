@@ -119,11 +119,16 @@ pub fn by() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// Until when a call may take whose request suffers this: as long as it likes where the caller hears what came of it. Else a
-/// machine that stands still before the request has left this host ends the call, and the fault meets the next one.
+/// Until when a call may take whose request suffers this. Were the time over before the request has left this host, which
+/// may stand still for seconds, the fault would meet the next one.
 fn by_in(network: Network) -> Deadline {
-    let is_silent = matches!(network, Network::HoleToServer | Network::DropAnswer | Network::Late(_));
-    if is_silent { by() } else { soon() }
+    match network {
+        // It comes soon after.
+        Network::Late(_) => by(),
+        Network::HoleToServer | Network::DropAnswer => Deadline::after(2 * LATE),
+        // The caller hears what came of it.
+        _ => soon(),
+    }
 }
 
 impl<Room> Behind<Room> {
