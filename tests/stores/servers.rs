@@ -212,10 +212,14 @@ fn a_missing_server_fails_where_it_is_required() {
 #[test]
 fn the_named_server_is_used_as_it_is() {
     let Some(url) = dynamodb_local() else { return };
-    let (passed, said) = without_java(|command| {
-        command.env(SERVER.env, &url).arg("--nocapture");
+    // It is asked once and has five seconds, and a busy server may stand still.
+    wait_until("it is used", || {
+        let (passed, said) = without_java(|command| {
+            command.env(SERVER.env, &url).arg("--nocapture");
+        });
+        println!("{said}");
+        passed && said.contains(&format!("@@ {url}"))
     });
-    assert!(passed && said.contains(&format!("@@ {url}")), "{said}");
 }
 
 #[test]
@@ -254,7 +258,7 @@ fn a_fetch_runs_once_and_only_its_success_stays() {
 #[test]
 fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
     let Some(shared) = mongod() else { return };
-    assert!((mongod::SERVER.ready)(&shared));
+    wait_until("it serves", || (mongod::SERVER.ready)(&shared));
     if std::env::var_os(mongod::SERVER.env).is_some() {
         return;
     }
