@@ -9,6 +9,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::support::nobody;
 use crate::support::servers::dynamodb::SERVER;
 use crate::support::servers::{LINGER, Server, dynamodb_local, home, mongod, spanner, spanner_emulator};
 use crate::support::wait::wait_until;
@@ -211,17 +212,20 @@ fn a_missing_server_fails_where_it_is_required() {
 #[test]
 fn the_named_server_is_used_as_it_is() {
     let Some(url) = dynamodb_local() else { return };
-    let (passed, said) = without_java(|command| {
-        command.env(SERVER.env, &url).arg("--nocapture");
+    // It is asked once and has five seconds, and a busy server may stand still.
+    wait_until("it is used", || {
+        let (passed, said) = without_java(|command| {
+            command.env(SERVER.env, &url).arg("--nocapture");
+        });
+        println!("{said}");
+        passed && said.contains(&format!("@@ {url}"))
     });
-    assert!(passed && said.contains(&format!("@@ {url}")), "{said}");
 }
 
 #[test]
 fn a_named_server_that_is_not_there_fails() {
-    // Nobody listens there: it was bound, and is free again.
-    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let url = format!("http://127.0.0.1:{port}");
+    let closed = nobody::Closed::new();
+    let url = format!("http://{}", closed.address());
     let (passed, said) = without_java(|command| {
         command.env(SERVER.env, &url);
     });
@@ -254,7 +258,7 @@ fn a_fetch_runs_once_and_only_its_success_stays() {
 #[test]
 fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
     let Some(shared) = mongod() else { return };
-    assert!((mongod::SERVER.ready)(&shared));
+    wait_until("it serves", || (mongod::SERVER.ready)(&shared));
     if std::env::var_os(mongod::SERVER.env).is_some() {
         return;
     }

@@ -41,7 +41,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
 #[test]
 fn no_region_is_said() {
     let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build();
-    let error = leasehold::dynamodb::builder(config, "locks").connect().unwrap_err();
+    let error = patient(config, "locks").connect().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config);
     assert!(error.to_string().contains("region"), "{error}");
 }
@@ -185,7 +185,7 @@ fn a_refresh_that_fails_for_a_moment_ends_no_wait() {
     let error = client.request("k").wait(Duration::from_secs(2)).lock().unwrap_err();
     assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
     // Nobody knows whether the first ones failed for a moment.
-    let error = leasehold::dynamodb::builder(refreshed(&failures), &table.0).connect().unwrap_err();
+    let error = patient(refreshed(&failures), &table.0).connect().unwrap_err();
     assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
     assert!(error.to_string().contains("credentials could not be loaded"), "{}", text(&error));
 }
@@ -194,7 +194,7 @@ fn a_refresh_that_fails_for_a_moment_ends_no_wait() {
 fn settings_without_credentials_are_said() {
     let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12());
     let config = config.region(aws_config::Region::new("us-east-1")).endpoint_url("http://127.0.0.1:1").build();
-    let error = leasehold::dynamodb::builder(config, "locks").connect().unwrap_err();
+    let error = patient(config, "locks").connect().unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Config, "{}", text(&error));
     assert!(error.to_string().contains("credentials"), "{error}");
 }

@@ -102,9 +102,12 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
     // At once: none takes the pages of another.
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            let all = client.list(&Filter::new()).unwrap();
-            let right: BTreeSet<String> = (3..ROWS).map(|i| format!("row {i}")).chain(["row".to_owned()]).collect();
-            assert_eq!((keys(&all), all.len()), (right, ROWS - 2));
+            let mut all = client.list(&Filter::new()).unwrap();
+            // Those below may be unlocked before its last pages come.
+            all.retain(|one| one.lock_id() != "group 8");
+            let others = (3..ROWS).filter(|i| i / 4 != 8).map(|i| format!("row {i}"));
+            let right: BTreeSet<String> = others.chain(["row".to_owned()]).collect();
+            assert_eq!((keys(&all), all.len()), (right, ROWS - 6));
             assert!(all.is_sorted_by(|a, b| a.fencing_token() >= b.fencing_token()));
         });
         scope.spawn(|| {

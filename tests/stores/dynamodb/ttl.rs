@@ -62,9 +62,9 @@ fn a_holder_whose_row_is_deleted_hears_of_it_and_tokens_still_rise() {
 fn a_rival_that_comes_first_is_left_alone_by_the_old_holder() {
     needs_server!();
     let (table, is_taken) = (Table::fresh(), |reason: &LossReason| matches!(reason, LossReason::TakenOver { .. }));
-    let (raw, rival) = (Raw::new(&table), connect(&table));
-    // Its next heartbeat is the one that is asked for below.
-    let client = patient(config(), &table.0).lease(LEASE).connect().unwrap();
+    // No heartbeat comes of itself: that of the old holder is asked for below, and one of the next would change its row.
+    let quiet = || patient(config(), &table.0).lease(LEASE).connect().unwrap();
+    let (raw, client, rival) = (Raw::new(&table), quiet(), quiet());
     for mode in [Mode::Exclusive, Mode::Shared] {
         let key = mode.to_string();
         let guard = match mode {

@@ -4,11 +4,12 @@
 mod raw;
 mod upstream;
 
-use std::net::TcpListener;
 use std::time::{Duration, Instant};
 
 use crate::support::lateness::{measure, slack};
+use crate::support::nobody;
 use crate::support::proxy::{Answer, Mode, Proxy, Rule};
+use crate::support::wait::wait_until;
 use upstream::{Client, DATE, Got, Upstream, answer, request};
 
 /// The client's connection is watched so long for what shall not come.
@@ -257,8 +258,8 @@ fn a_server_that_is_gone_ends_the_connection() {
     };
     assert!([1, 4, 16, 64].into_iter().any(gets_a_new_one));
     // All of it.
-    let nobody = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
-    let proxy = Proxy::http(&nobody.to_string());
+    let closed = nobody::Closed::new();
+    let proxy = Proxy::http(&closed.address());
     assert_eq!(Client::connect(proxy.addr()).ask("Op", "a"), Got::End);
 }
 
@@ -308,10 +309,12 @@ fn it_stands_before_the_real_server() {
     let Some(url) = crate::support::servers::dynamodb_local() else { return };
     let ready = crate::support::servers::dynamodb::SERVER.ready;
     let proxy = Proxy::http(&url);
-    assert!(ready(&proxy.url()));
+    // It has five seconds, and a busy server may stand still.
+    wait_until("it answers", || ready(&proxy.url()));
     assert_eq!(proxy.requests()[0].target, "ListTables");
     proxy.add(Rule::next(1, Mode::CutAfter).on("ListTables"));
-    assert!(!ready(&proxy.url()) && ready(&proxy.url()));
+    assert!(!ready(&proxy.url()));
+    wait_until("it answers again", || ready(&proxy.url()));
     let mut client = Client::connect(proxy.addr());
     proxy.shift_dates(-1_000_000_000);
     // Its answer to what it does not know.
