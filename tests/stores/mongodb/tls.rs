@@ -7,7 +7,7 @@ use leasehold::{ErrorKind, LockClient};
 use crate::errors::text;
 use crate::support::authority::Authority;
 use crate::support::cluster::Cluster;
-use crate::support::harness::{PATIENCE, within};
+use crate::support::harness::{connected, patient, within};
 
 /// What connecting to this URL says, within its deadline.
 fn refused(url: &str) -> leasehold::Error {
@@ -33,7 +33,7 @@ fn a_private_authority_is_trusted_where_it_is_named() {
 
     let ca = format!("&tlsCAFile={ca}");
     let both = format!("{ca}&tlsCertificateKeyFile={}", ours.both("client"));
-    let connect = |url: String| LockClient::builder(url).request_timeout(PATIENCE).connect().unwrap();
+    let connect = |url: String| connected(|| patient(LockClient::builder(&url)));
     let client = connect(url(&both));
     client.create_schema().unwrap();
     let guard = client.lock("k").unwrap();
