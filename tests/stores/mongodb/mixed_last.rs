@@ -16,15 +16,17 @@ use super::mixed::{LEASE, World, client};
 use crate::mixed::cells::S;
 use crate::mongodb::*;
 use crate::support::bench::builder_over;
-use crate::support::mongodb::server;
+use crate::support::mongodb::{Rows, server};
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
 
 /// Their purger reads what is over, and frees it later by its id: what was renewed meanwhile would be freed, too.
 #[test]
 fn nothing_of_the_last_second_is_renewed() {
-    let world = needs_server!(World::new());
+    needs_server!();
     for (key, is_shared) in [("x", false), ("s", true)] {
+        let world = World::new();
+        world.has_freed();
         let ask = || if is_shared { world.ours.request(key).shared() } else { world.ours.request(key) };
         let mine = ask().lock_id("job").acquire().unwrap();
         world.pass(LEASE - Duration::from_millis(800));
@@ -54,10 +56,11 @@ fn nothing_of_the_last_second_is_handed_over() {
         assert!(error.kind() == ErrorKind::Lost && error.holders().is_empty(), "{error}");
         world.pass(S);
         assert_eq!(adopt(&late).unwrap_err().kind(), ErrorKind::Lost);
-        // Without the option they have until they are taken over.
-        let own = client(&world.rows, Fleet::Own);
+        // Without the option they have until they are taken over, or one with it frees what is over.
+        let rows = Rows::fresh();
+        let own = client(&rows, Fleet::Own);
         let over = own.request(key).acquire().unwrap();
-        world.pass(LEASE + S);
+        rows.age(LEASE + S);
         own.request(key).adopt(over).unwrap().release().unwrap();
     }
 }
