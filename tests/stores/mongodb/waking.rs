@@ -162,7 +162,7 @@ fn lost_beside_a_waiter() -> Option<leasehold::Loss> {
     let client = connected(|| builder().lease(Duration::from_secs(9)));
     let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| client.try_lock_for("contended", LONG).unwrap().is_some());
+        let waiting = scope.spawn(|| client.try_lock_for("contended", 3 * LONG).unwrap().is_some());
         wait_until("it asks to be told", || names(&commands).contains(&"aggregate".to_owned()));
         let loss = held.loss().wait_timeout(Duration::from_secs(11));
         contended.release().unwrap();
