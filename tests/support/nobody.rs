@@ -17,7 +17,7 @@ pub struct Closed(TcpStream, TcpListener);
 /// Who connects there gets no answer: nobody takes the connections, and no more fit.
 pub struct Mute(TcpListener, Vec<TcpStream>);
 
-/// The same at this port, unless somebody has it.
+/// Who connects to this port is refused while this lives. None if somebody has it already.
 pub fn closed(port: u16) -> Option<OwnedFd> {
     let own = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).expect("a socket");
     bind(own.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, port)).is_ok().then_some(own)
