@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 
-use crate::support::harness::{PATIENCE, within};
+use crate::support::harness::{PATIENCE, connected, within};
 use crate::support::nobody;
 
 /// The error with all its causes, which have no secret of a test in them.
@@ -56,7 +56,7 @@ pub fn with_port(host: &str, port: u16) -> String {
 
 pub fn works_inside_async_tasks(builder: impl Fn() -> ClientBuilder) {
     let work = || {
-        let client = builder().request_timeout(PATIENCE).connect().unwrap();
+        let client = connected(|| builder().request_timeout(PATIENCE));
         let guard = client.lock("k").unwrap();
         assert!(guard.is_held());
         drop((guard, client));

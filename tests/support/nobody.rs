@@ -3,9 +3,10 @@
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::net::{TcpListener, TcpStream};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::Duration;
 
-use nix::sys::socket::{Backlog, listen};
+use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, socket};
 
 /// A name that the resolver refuses by itself: its only label is longer than one can be.
 pub const NO_NAME: &str = "a-name-that-is-longer-than-the-63-letters-that-a-label-can-have-at-most";
@@ -15,6 +16,12 @@ pub struct Closed(TcpStream, TcpListener);
 
 /// Who connects there gets no answer: nobody takes the connections, and no more fit.
 pub struct Mute(TcpListener, Vec<TcpStream>);
+
+/// Who connects to this port is refused while this lives. None if somebody has it already.
+pub fn closed(port: u16) -> Option<OwnedFd> {
+    let own = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).expect("a socket");
+    bind(own.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, port)).is_ok().then_some(own)
+}
 
 impl Closed {
     pub fn new() -> Closed {

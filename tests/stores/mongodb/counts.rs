@@ -25,15 +25,19 @@ impl Counted {
     fn new() -> Counted {
         let rows = Rows::fresh();
         let commands = Arc::<Mutex<Vec<Document>>>::default();
-        let sent = commands.clone();
+        let heard = commands.clone();
         let options = rows.options_with(|settings| {
             settings.command_event_handler = Some(EventHandler::callback(move |event| {
                 if let CommandEvent::Started(started) = event {
-                    sent.lock().push(started.command);
+                    heard.lock().push(started.command);
                 }
             }));
         });
-        let store = open(options);
+        let store = sent(|| {
+            // Each try sends them.
+            commands.lock().clear();
+            Mongodb::open(options.clone(), &soon())
+        });
         let counted = Counted { rows, store, commands };
         // The first write looks for the unique index, where connecting did not.
         counted.store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap();

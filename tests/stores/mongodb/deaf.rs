@@ -68,7 +68,7 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
 
     let mut settings = settings(&at.uri("deaf"));
     let commands = listen(&mut settings);
-    let waiter = patient(leasehold::mongodb::builder_with(settings, DATABASE, &at.rows.0)).connect().unwrap();
+    let waiter = connected(|| patient(leasehold::mongodb::builder_with(settings.clone(), DATABASE, &at.rows.0)));
     for _ in 0..2 {
         let held = ["a", "b"].map(|key| holder.lock(key).unwrap());
         commands.lock().clear();

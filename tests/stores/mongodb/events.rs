@@ -8,7 +8,6 @@ use leasehold::mongodb::driver::event::sdam::SdamEvent;
 use leasehold::mongodb::driver::options::{ClientOptions, ServerMonitoringMode};
 
 use crate::mongodb::*;
-use crate::support::harness::PATIENCE;
 use crate::support::mongodb::{DATABASE, Rows, settings};
 use crate::support::wait::wait_until;
 
@@ -25,6 +24,10 @@ fn hanging<T: Send + Sync + 'static>() -> (Option<EventHandler<T>>, Ends) {
         let _ = left.recv();
     });
     (Some(handler), (leave, entered))
+}
+
+fn connect_with(options: &ClientOptions, rows: &Rows) -> LockClient {
+    connected(|| patient(leasehold::mongodb::builder_with(options.clone(), DATABASE, &rows.0)))
 }
 
 #[test]
@@ -51,8 +54,7 @@ fn a_handler_that_hangs_holds_up_no_request() {
         let rows = Rows::fresh();
         let mut options = settings(&crate::support::servers::mongod().unwrap());
         let (leave, entered) = hang(&mut options);
-        let client =
-            leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
+        let client = connect_with(&options, &rows);
         entered.recv_timeout(LONG).unwrap();
         for _ in 0..10 {
             client.try_lock("k").unwrap().unwrap().release().unwrap();
@@ -77,8 +79,7 @@ fn without_a_thread_for_handlers_events_are_left_out() {
         options.command_event_handler = Some(EventHandler::callback(move |_| {
             let _ = told.send(std::thread::current().name().map(str::to_owned));
         }));
-        let client =
-            leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
+        let client = connect_with(&options, &rows);
         client.get("k").unwrap();
         let has_ended = || !threads::ours().iter().any(|name| name == "leasehold-told");
         wait_until("all is told", || !tells.is_empty() && has_ended());
@@ -100,8 +101,7 @@ fn a_channel_that_nobody_reads_keeps_no_more_than_it_holds() {
     let mut options = settings(&crate::support::servers::mongod().unwrap());
     let (events, mut read) = tokio::sync::mpsc::channel(1);
     options.command_event_handler = Some(EventHandler::TokioMpsc(events));
-    let client =
-        leasehold::mongodb::builder_with(options, DATABASE, &rows.0).request_timeout(PATIENCE).connect().unwrap();
+    let client = connect_with(&options, &rows);
     for _ in 0..10 {
         client.try_lock("k").unwrap().unwrap().release().unwrap();
     }

@@ -27,7 +27,7 @@ use leasehold::internals::store::{Attempt, Backend, Which};
 
 use crate::network::sent;
 use crate::support::direct::{attempt, exclusive, get, holders, instead_of, shared};
-use crate::support::harness::patient;
+use crate::support::harness::{connected, patient};
 use crate::support::stores::soon;
 
 /// A store. The driver has two seconds for a connection, however long the call has: a busy machine may need more tries.
@@ -37,7 +37,7 @@ fn open(options: MongodbOptions) -> Mongodb {
 
 /// A client by this URL, for which a server on a busy machine has time to answer.
 fn connect(url: &str) -> LockClient {
-    sent(|| patient(LockClient::builder(url)).connect())
+    connected(|| patient(LockClient::builder(url)))
 }
 
 /// What a test makes on the server, where there is one.

@@ -157,12 +157,12 @@ fn lost_beside_a_waiter() -> Option<leasehold::Loss> {
     let mut settings = settings(&crate::support::servers::mongod().unwrap());
     settings.max_pool_size = Some(1);
     let commands = listen(&mut settings);
-    let builder = leasehold::mongodb::builder_with(settings, "leasehold", &rows.0);
+    let builder = || leasehold::mongodb::builder_with(settings.clone(), "leasehold", &rows.0);
     // Lost before those ten seconds are over, but seconds after a heartbeat is due.
-    let client = builder.lease(Duration::from_secs(9)).connect().unwrap();
+    let client = connected(|| builder().lease(Duration::from_secs(9)));
     let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
     std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| client.try_lock_for("contended", LONG).unwrap().is_some());
+        let waiting = scope.spawn(|| client.try_lock_for("contended", 3 * LONG).unwrap().is_some());
         wait_until("it asks to be told", || names(&commands).contains(&"aggregate".to_owned()));
         let loss = held.loss().wait_timeout(Duration::from_secs(11));
         contended.release().unwrap();
@@ -192,7 +192,7 @@ fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
     let holder = connect(&rows.url());
     let mut settings = settings(&crate::support::servers::mongod().unwrap());
     let commands = listen(&mut settings);
-    let waiter = patient(leasehold::mongodb::builder_with(settings, "leasehold", &rows.0)).connect().unwrap();
+    let waiter = connected(|| patient(leasehold::mongodb::builder_with(settings.clone(), "leasehold", &rows.0)));
     let guard = holder.lock("k").unwrap();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| {

@@ -6,7 +6,9 @@ use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::{are_refused, no_server_is_told, text, with_port, works_inside_async_tasks};
 use crate::spanner::*;
+use crate::support::grpc::Grpc;
 use crate::support::harness::within;
+use crate::support::nobody;
 use crate::support::spanner::{Database, settings};
 use crate::support::wait::wait_until;
 
@@ -102,10 +104,11 @@ fn makes_the_table() {
 fn where_the_table_is_made_can_be_said() {
     needs_server!();
     let database = Database::empty();
-    // Ten above its port nobody serves REST.
-    let grpc = crate::support::grpc::Grpc::new(&database.host);
-    let (_, port) = grpc.host.rsplit_once(':').unwrap();
-    let guessed = format!("http://127.0.0.1:{}", port.parse::<u16>().unwrap() + 10);
+    // Ten above its port nobody serves REST, nor anything else.
+    let port = |grpc: &Grpc| grpc.host.rsplit_once(':').unwrap().1.parse::<u16>().unwrap() + 10;
+    let tries = std::iter::repeat_with(|| Grpc::new(&database.host));
+    let (grpc, _closed) = tries.take(20).find_map(|grpc| nobody::closed(port(&grpc)).map(|own| (grpc, own))).unwrap();
+    let guessed = format!("http://127.0.0.1:{}", port(&grpc));
     let right = database.options().admin_endpoint.unwrap();
     let url = format!("spanner:{}?table=locks", database.path);
 

@@ -17,13 +17,14 @@ use crate::support::grpc::{Call, Fault, Grpc};
 use crate::support::servers::spanner::aborts_at_random;
 
 /// So late is a commit that comes too late for what was `nearly_over` when it was read, also on a busy machine.
-const LATE: Duration = Duration::from_secs(6);
+const LATE: Duration = Duration::from_secs(8);
 /// And so late is one that comes in time.
 const SOON: Duration = Duration::from_millis(10);
 
 impl World {
+    /// It lives for a request yet, also where the emulator stands still for some seconds.
     fn nearly_over(&self, is_shared: bool) {
-        let passed = DURATION - 4 * S;
+        let passed = DURATION - 6 * S;
         if is_shared {
             self.raw.age(passed);
         }
@@ -209,7 +210,7 @@ mod what_came_too_late_without_an_answer_is_believed_by_no_repeat {
 
     fn unanswered(grpc: &Grpc) -> Deadline {
         grpc.restart();
-        grpc.fault("Commit", 0, Fault::Late(LATE + 3 * S));
+        grpc.fault("Commit", 0, Fault::Late(LATE + S));
         Deadline::after(LATE)
     }
 

@@ -1,5 +1,7 @@
 //! The rows on which takeovers contend in a table that nodes of spindle use, too: who looks at them, and who deletes them.
 
+use std::time::Instant;
+
 use leasehold::internals::lease::End;
 use leasehold::internals::store::Swapped;
 use leasehold::internals::store::fleet::Fleet;
@@ -52,6 +54,11 @@ fn what_is_over_is_renewed_by_nobody() {
 #[test]
 fn the_rows_of_takeovers_do_not_pile_up() {
     needs_server!();
+    assert!((0..5).any(|_| the_rows_of_takeovers_are_few()), "the emulator was too slow each time");
+}
+
+/// Whether those that must stay were young all the time.
+fn the_rows_of_takeovers_are_few() -> bool {
     let world = World::new();
     let other = world.ours.request("k_1").acquire().unwrap();
     let grants = |n: usize| (0..n).for_each(|_| world.ours.lock("k").unwrap().release().unwrap());
@@ -59,8 +66,12 @@ fn the_rows_of_takeovers_do_not_pile_up() {
         let is_one = |name: &String| name.starts_with("k_") && name != "k_1";
         world.names().into_iter().filter(is_one).collect()
     };
+    let began = Instant::now();
     grants(61);
     let young = rows();
+    if began.elapsed() >= 2 * DURATION {
+        return false;
+    }
     assert_eq!(young.len(), 60, "one for each takeover, for two leases: a slow node would insert it again");
     let from = &young[25];
     let age = format!(
@@ -70,6 +81,9 @@ fn the_rows_of_takeovers_do_not_pile_up() {
     world.raw.update(Statement::builder(age).add_param("from", from).build());
     grants(2);
     let left = rows();
+    if began.elapsed() >= 2 * DURATION {
+        return false;
+    }
     assert!(left.iter().filter(|name| young.contains(name)).eq(&young[..25]), "{left:?}");
 
     // A node that died left one without a time: it has one from the next takeover on.
@@ -81,6 +95,7 @@ fn the_rows_of_takeovers_do_not_pile_up() {
     assert_eq!(rows().len(), 3);
     assert!(world.names().contains(&"k_1".to_owned()), "a lock whose name looks alike stays");
     world.ours.release(&other).unwrap();
+    true
 }
 
 #[test]

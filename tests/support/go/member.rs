@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::{LockClient, LockGuard, Mode};
 
-use crate::support::harness::millis;
+use crate::support::harness::{connected, millis};
 use crate::support::oracle::Claims;
 use crate::support::process::WORKER;
 use crate::support::worker::say;
@@ -121,14 +121,14 @@ impl Member for Ours {
 }
 
 fn connect(place: &[&str], lease: Duration) -> Box<dyn Member> {
-    let ours = |builder: leasehold::ClientBuilder| -> Box<dyn Member> {
-        Box::new(Ours { client: builder.connect().expect("a client"), guard: None })
+    let ours = |builder: &dyn Fn() -> leasehold::ClientBuilder| -> Box<dyn Member> {
+        Box::new(Ours { client: connected(builder), guard: None })
     };
     match *place {
         #[cfg(feature = "dynamodb")]
         ["ours", "dynamodb", table] => {
-            let table = leasehold::dynamodb::Table::new(table).mixed_fleet();
-            ours(leasehold::dynamodb::builder(crate::support::dynamodb::config(), table).lease(lease))
+            let table = || leasehold::dynamodb::Table::new(table).mixed_fleet();
+            ours(&|| leasehold::dynamodb::builder(crate::support::dynamodb::config(), table()).lease(lease))
         }
         #[cfg(feature = "dynamodb")]
         ["go", "dynamodb", table] => {
@@ -141,15 +141,16 @@ fn connect(place: &[&str], lease: Duration) -> Box<dyn Member> {
         ["ours", "mongodb", name] => {
             let uri = crate::support::servers::mongod().expect("the server");
             let options = format!("collection={name}&fleet=mixed");
-            ours(LockClient::builder(crate::support::mongodb::with_database(&uri, &options)).lease(lease))
+            let url = crate::support::mongodb::with_database(&uri, &options);
+            ours(&|| LockClient::builder(&url).lease(lease))
         }
         #[cfg(feature = "mongodb")]
         ["go", "mongodb", name] => Box::new(super::mongodb::Worker::new(name, lease)),
         #[cfg(feature = "spanner")]
         ["ours", "spanner", host, path] => {
-            let table = leasehold::spanner::Table::new(crate::support::spanner::TABLE);
-            let settings = crate::support::spanner::settings(host);
-            ours(leasehold::spanner::builder(settings, path, table.spindle_duration(lease).mixed_fleet()))
+            use crate::support::spanner::{TABLE, settings};
+            let table = || leasehold::spanner::Table::new(TABLE).spindle_duration(lease).mixed_fleet();
+            ours(&|| leasehold::spanner::builder(settings(host), path, table()))
         }
         #[cfg(feature = "spanner")]
         ["go", "spanner", host, path] => Box::new(super::spanner::Worker::new(host, path, lease)),

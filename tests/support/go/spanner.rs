@@ -109,7 +109,9 @@ impl Node {
             half.0
         );
         let update = Statement::builder(sql).add_param("name", &self.name).add_param("writer", &self.id).build();
-        self.run(&[update]).unwrap();
+        let committed = self.run(&[update]).unwrap();
+        let [begun, done] = [&half.0, &committed].map(|at| at.parse::<jiff::Timestamp>().unwrap());
+        self.misread |= done.duration_since(begun).as_millis() > i128::from(2 * self.duration_ms);
         self.token = Some(half.0);
     }
 
@@ -132,8 +134,8 @@ impl Node {
         self.leads
     }
 
-    /// Whether its last tick took a live lock for a free one: a heartbeat of this very millisecond for none, or one that
-    /// somebody took over between its two looks.
+    /// Whether its last tick took a live lock for a free one: a heartbeat of this very millisecond for none, one that
+    /// somebody took over between its two looks, or so late after its first transaction that it counts as dead.
     pub fn misread(&self) -> bool {
         self.misread
     }
