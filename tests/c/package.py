@@ -155,8 +155,11 @@ def leads(client):
         assert won.wait(60)
         election.wait()
         assert len(terms) == 1 and terms[0][0] > 0 and terms[0][1] and not election.is_leader(), terms
-        election.lead(lambda _: won.wait(60))
+        # Its work lasts until that is seen.
+        seen = threading.Event()
+        election.lead(lambda _: seen.wait(60))
         assert code_of(lambda: election.lead(work)) == Code.ALREADY_HELD
+        seen.set()
         election.stop()
         # What led before is not kept for ever.
         for _ in range(5):
