@@ -35,7 +35,7 @@ def main(url):
             assert guard.is_held() and 0 < guard.remaining <= 60 and not guard.wait_loss(0)
             assert rival.try_lock("k") is None
             try:
-                rival.lock("k", wait=0.02)
+                rival.lock("k", wait=1)  # the store must be asked in it
                 raise AssertionError("two hold it")
             except Error as error:
                 assert (error.code, error.key, error.holder) == (Code.TIMED_OUT, "k", "me"), error
