@@ -396,7 +396,7 @@ static void of_keepers(leasehold_leases leases) {
   char text[256];
   EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), HOUR, &keeper));
   OK(leasehold_leases_claim(leases, TEXT("kept"), TEXT("unit/0"), 1000, &claimed));
-  OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), 3000, &keeper));
+  OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), 9000, &keeper));
   OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), HOUR, &other));
   OK(leasehold_keeper_is_held(keeper, &held));
   OK(leasehold_keeper_ensure_held(keeper));
