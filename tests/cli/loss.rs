@@ -68,7 +68,7 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
     let ends = [("read go", Some(0)), ("exec sleep 1000", Some(76))].map(|(script, code)| {
         std::thread::spawn(move || {
             let store = Store::new();
-            let mut running = Running::start(&mut store.reading(&["--lease", "6s"], &format!("echo ready; {script}")));
+            let mut running = Running::start(&mut store.reading(&["--lease", "9s"], &format!("echo ready; {script}")));
             running.expect("ready");
             let (_db, end) = store.stuck_lease();
             running.tell("go");
