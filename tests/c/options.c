@@ -101,14 +101,14 @@ static void of_requests(void) {
   is_text(guard, LEASEHOLD_TEXT_LOCK_ID, "a group");
   is_text(guard, LEASEHOLD_TEXT_HOST, NULL);
 
-  /* It waits for itself, for as long as it is allowed to. */
+  /* It waits for itself, for as long as it is allowed to; the store must be asked in that time. */
   OK(leasehold_request_new(client, TEXT("of a request"), &other));
-  OK(leasehold_request_set_wait(other, 300));
+  OK(leasehold_request_set_wait(other, 1000));
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_request_lock(other, &none));
   CHECK(leasehold_error_held_by_this_client());
   OK(leasehold_request_free(other));
   OK(leasehold_request_new(client, TEXT("of a request"), &other));
-  OK(leasehold_request_set_deadline_in(other, 300));
+  OK(leasehold_request_set_deadline_in(other, 1000));
   EXPECT(LEASEHOLD_CODE_TIMED_OUT, leasehold_request_lock(other, &none));
   OK(leasehold_request_set_owner(other, TEXT("bob")));
   OK(leasehold_request_set_replace_same_owner(other));
@@ -396,7 +396,7 @@ static void of_keepers(leasehold_leases leases) {
   char text[256];
   EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), HOUR, &keeper));
   OK(leasehold_leases_claim(leases, TEXT("kept"), TEXT("unit/0"), 1000, &claimed));
-  OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), 3000, &keeper));
+  OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), 9000, &keeper));
   OK(leasehold_leases_keep(leases, TEXT("kept"), TEXT("unit/0"), HOUR, &other));
   OK(leasehold_keeper_is_held(keeper, &held));
   OK(leasehold_keeper_ensure_held(keeper));

@@ -35,7 +35,7 @@ def main(url):
             assert guard.is_held() and 0 < guard.remaining <= 60 and not guard.wait_loss(0)
             assert rival.try_lock("k") is None
             try:
-                rival.lock("k", wait=0.02)
+                rival.lock("k", wait=1)  # the store must be asked in it
                 raise AssertionError("two hold it")
             except Error as error:
                 assert (error.code, error.key, error.holder) == (Code.TIMED_OUT, "k", "me"), error
@@ -155,8 +155,11 @@ def leads(client):
         assert won.wait(60)
         election.wait()
         assert len(terms) == 1 and terms[0][0] > 0 and terms[0][1] and not election.is_leader(), terms
-        election.lead(lambda _: won.wait(60))
+        # Its work lasts until that is seen.
+        seen = threading.Event()
+        election.lead(lambda _: seen.wait(60))
         assert code_of(lambda: election.lead(work)) == Code.ALREADY_HELD
+        seen.set()
         election.stop()
         # What led before is not kept for ever.
         for _ in range(5):

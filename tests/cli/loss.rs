@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use leasehold::LockClient;
 
 use crate::lateness::{measure, slack};
-use crate::support::{Running, Store, ended_before, full_pipe, lines_after, lines_of, run};
+use crate::support::{Running, Store, ended_before, full_pipe, lines_after, lines_of, run, state};
 use crate::wait::wait_until;
 
 /// Takes the lock away, as an operator does.
@@ -68,7 +68,7 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
     let ends = [("read go", Some(0)), ("exec sleep 1000", Some(76))].map(|(script, code)| {
         std::thread::spawn(move || {
             let store = Store::new();
-            let mut running = Running::start(&mut store.reading(&["--lease", "6s"], &format!("echo ready; {script}")));
+            let mut running = Running::start(&mut store.reading(&["--lease", "9s"], &format!("echo ready; {script}")));
             running.expect("ready");
             let (_db, end) = store.stuck_lease();
             running.tell("go");
@@ -193,14 +193,16 @@ fn said_of_a_loss_before_the_start() -> String {
 fn signals_are_passed_on_after_a_loss_though_nobody_reads_standard_error() {
     let store = Store::new();
     let (reader, full, _) = full_pipe();
-    let script = "trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
+    let script = "trap 'echo usr1' USR1; trap 'echo term; exit 3' TERM; echo $$; while :; do read never; done";
     let mut command = store.reading(&["--lease", "6s", "--on-loss", "signal:USR1"], script);
     let mut child = command.stdout(std::process::Stdio::piped()).stderr(full).spawn().unwrap();
     drop(command);
     let output = lines_of(child.stdout.take().unwrap());
-    output.expect("ready");
+    let shell = output.line();
     take_away(&store.client());
     output.expect("usr1");
+    // One that comes right before its read is looked at after the next line only.
+    wait_until("it reads again", || state(&shell) == "S");
     nix::sys::signal::kill(crate::support::pid(&child), nix::sys::signal::Signal::SIGTERM).unwrap();
     output.expect("term");
     assert_eq!(child.wait().unwrap().code(), Some(76));

@@ -57,7 +57,7 @@ fn what_an_inner_one_runs_is_ended_with_the_outer_one() {
     let deep =
         "exec >$FIFO; trap '' TERM; sh -c 'while :; do sleep 0.05; done' & echo ready; while :; do sleep 0.05; done";
     let options =
-        ["run", "k", "--lease", "6s", "--kill-after", "1s", "--", OWN, "run", "inner", "--", "sh", "-c", deep];
+        ["run", "k", "--lease", "12s", "--kill-after", "1s", "--", OWN, "run", "inner", "--", "sh", "-c", deep];
     let running = Running::start(store.leasehold(&options).env("FIFO", &fifo));
     let output = lines_after("ready", &fifo);
     store.client().force_release("k").unwrap();

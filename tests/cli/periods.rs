@@ -90,7 +90,7 @@ fn where_others_would_not_respect_it_nothing_is_run() {
     shared.init();
     shared.url += "&fleet=mixed&spindle_duration=30s";
     for option in ["--every", "--hold-at-least"] {
-        let ran = run(&mut job(&shared, "k", &[option, "1h"], "echo never"));
+        let ran = run_until_answered(&mut job(&shared, "k", &[option, "1h"], "echo never"));
         ends(&ran, 64, "");
         let said = ["--hold-at-least is ", "has no place for a lease of "].map(|text| ran.stderr.contains(text));
         assert_eq!(said, [true, true], "{}", ran.stderr);

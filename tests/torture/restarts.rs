@@ -66,7 +66,8 @@ fn mongodb_under_step_downs() {
     let store = format!("mongodb://{host}/torture?directConnection=true&collection={}", unique());
     let run = Run { store, minutes: 0.6, faults: "stop", ..Run::default() };
     is_clean_under(run, &["step-down"], |_| {
-        servers::mongod::ask(&host, &servers::mongod::step_down()).expect("an answer");
+        // One that stands still does it later than it is waited for, or not at all: only what is felt counts.
+        let _ = servers::mongod::ask(&host, &servers::mongod::step_down());
         crate::wait::wait_until("a primary", || (server.ready)(&url));
     });
 }
