@@ -173,7 +173,7 @@ fn a_backend_that_is_ended_under_a_statement_settles_nothing_and_costs_no_lock()
             end_it();
             let answer = renews.join().unwrap();
             assert!(matches!(answer, Ok(Renewed::Unknown(_))), "{answer:?}");
-            let wants = scope.spawn(|| store.acquire(&mut next, &soon()));
+            let wants = scope.spawn(|| unless_late(|| store.acquire(&mut next, &soon())));
             end_it();
             let answer = wants.join().unwrap();
             assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{answer:?}");
@@ -185,7 +185,7 @@ fn a_backend_that_is_ended_under_a_statement_settles_nothing_and_costs_no_lock()
             assert!(waits.join().unwrap() > 0);
         });
     });
-    renewed(&store, &mut held, renewal(Lease::For(LEASE)));
+    renewed_anew(&store, &mut held, LEASE);
     next.sends += 1;
     granted(&store, &mut next);
 }
