@@ -12,6 +12,7 @@ use leasehold::{ErrorKind, LockClient};
 use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{granted, lost, refused, release, renewal, renewed};
+use crate::support::harness::PATIENCE;
 use crate::support::own::{Own, room};
 use crate::support::postgres::{block_on, comes_soon, connect, connected, opened, sql_at, unless_late};
 use crate::support::servers::{Server, postgres};
@@ -34,7 +35,8 @@ fn sql(server: &Own, sql: &str) -> Vec<Vec<Option<String>>> {
 }
 
 fn client(url: &str) -> LockClient {
-    connected(|| LockClient::builder(url).lease(LEASE))
+    // What a drop does not get released while the server stands still, nobody gets in the time of a test.
+    connected(|| LockClient::builder(url).lease(LEASE).drop_timeout(PATIENCE))
 }
 
 fn store(url: &str) -> Postgres {
