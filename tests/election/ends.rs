@@ -1,12 +1,12 @@
 //! How standing ends: by stop, close, fork, inside callbacks and inside async tasks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use leasehold::ErrorKind;
 use leasehold::internals::store::fault::{Call, Fault};
 
-use crate::support::bench::is_released;
 use crate::*;
 
 #[test]
@@ -258,27 +258,35 @@ fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
 
 #[test]
 fn a_close_does_not_wait_for_ever_for_a_closure() {
-    on_every_store(|store| {
-        let client = store.builder().drop_timeout(SECOND).connect().unwrap();
-        let election = client.election("job").build().unwrap();
-        let ((begun, begins), (release, let_go)) = (bounded(1), bounded::<()>(0));
-        election
-            .lead(move |_| {
-                begun.send(()).unwrap();
-                let _ = let_go.recv();
-            })
-            .unwrap();
-        begins.recv_timeout(LONG).unwrap();
-        let other = client.lock("other").unwrap();
-        let _ = crate::support::harness::within("the close", SECOND, || client.close());
-        let rival = store.client();
-        assert!(!other.is_held());
-        // Its release may have been waited for in vain.
-        is_released(|| rival.try_lock("other").unwrap().is_some());
-        assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
-        drop(release);
-        crate::support::harness::within("the drop", SECOND, || drop(election));
+    on_every_store(|store| assert!((0..5).any(|_| a_close_releases_the_rest(store)), "a close releases nothing else"));
+}
+
+/// False where this machine stood still until no time was left to send the release.
+fn a_close_releases_the_rest(store: &Opened) -> bool {
+    let client = store.builder().drop_timeout(SECOND).connect().unwrap();
+    let election = client.election("job").build().unwrap();
+    let ((begun, begins), (release, let_go)) = (bounded(1), bounded::<()>(0));
+    election
+        .lead(move |_| {
+            begun.send(()).unwrap();
+            let _ = let_go.recv();
+        })
+        .unwrap();
+    begins.recv_timeout(LONG).unwrap();
+    let other = client.lock("other").unwrap();
+    let _ = crate::support::harness::within("the close", SECOND, || client.close());
+    let (rival, closed, mut is_free) = (store.client(), Instant::now(), false);
+    assert!(!other.is_held());
+    // It may have been waited for in vain. A lease that ends by itself would look the same, but lasts for longer.
+    wait_until("it is released, or left to its lease", || {
+        is_free = rival.try_lock("other").unwrap().is_some();
+        is_free || closed.elapsed() > LONG / 2
     });
+    assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
+    drop(release);
+    crate::support::harness::within("the drop", SECOND, || drop(election));
+    store.outlast(MINUTE);
+    is_free
 }
 
 #[test]
@@ -408,8 +416,9 @@ fn nothing_is_left_when_it_is_over() {
         election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
         won(&tells);
         election.stop().unwrap();
-        let names = crate::support::threads::ours();
-        assert!(!names.iter().any(|name| name.starts_with("leasehold-lead")), "{names:?}");
+        // The closure's thread has said that it is over, and may still be about to end.
+        let leads = || crate::support::threads::ours().iter().any(|name| name.starts_with("leasehold-lead"));
+        wait_until("the closure's thread has ended", || !leads());
         drop(election);
         let leadership = client.election("job").health_check(|| true).build().unwrap().campaign().unwrap();
         drop(leadership);

@@ -66,8 +66,11 @@ fn a_closure_that_returns_resigns_and_the_node_stands_again() {
         let tokens = Arc::new(Mutex::new(Vec::new()));
         let seen = tokens.clone();
         a.lead(move |leadership| {
-            assert!(leadership.is_leader() && leadership.guard().is_held() && leadership.name() == "job");
-            seen.lock().unwrap().push(leadership.fencing_token());
+            let mut seen = seen.lock().unwrap();
+            // One more may be stopped as it begins.
+            assert!(leadership.is_leader() && leadership.guard().is_held() || seen.len() >= 5);
+            assert_eq!(leadership.name(), "job");
+            seen.push(leadership.fencing_token());
         })
         .unwrap();
         let terms: Vec<u64> = (0..5)

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::internals::store::{Purpose, Released};
 
-use crate::network::{Behind, Kind, LATE, MODES, Meanwhile};
+use crate::network::{Behind, Kind, LATE, MODES, Meanwhile, sent};
 use crate::postgres::*;
 use crate::support::contract::granted;
 use crate::support::postgres::{Rows, opened};
@@ -56,7 +56,7 @@ fn comes_back(at: &Behind<Rows>, late: Duration) -> bool {
     at.fault(Network::Late(late));
     let began = Instant::now();
     at.unanswered(&mut a);
-    let released = at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap();
+    let released = sent(|| at.store.release(&mut a, Purpose::GiveUp, &soon()));
     at.room.sql("UPDATE {T} SET given_up = NULL");
     if began.elapsed() >= late {
         return false;

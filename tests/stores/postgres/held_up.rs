@@ -141,6 +141,9 @@ fn no_call_outlives_its_deadline_and_what_it_leaves_does_nothing() {
                 });
             }
         });
+        // One whose session stood still waits for its row no sooner than now, and is ended by the server.
+        let sessions = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND pid <> pg_backend_pid()";
+        wait_until("their sessions have ended", || rows.sql(sessions).is_empty());
         theirs.batch_execute("COMMIT").await.unwrap();
     });
     assert_eq!(rows.sql(all), before, "what was left behind wrote something");

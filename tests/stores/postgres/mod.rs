@@ -26,11 +26,12 @@ use std::time::Duration;
 
 use leasehold::internals::lease::{Lease, Mode};
 use leasehold::internals::store::postgres::Postgres;
-use leasehold::internals::store::{Backend, Consistency, Which};
+use leasehold::internals::store::{Acquired, Attempt, Backend, Consistency, Renewed, Which};
 
 use crate::support::calls::renewal;
 use crate::support::contract::{granted, release, renewed};
 use crate::support::direct::{attempt, exclusive, get, holders, instead_of, shared};
+use crate::support::postgres::unless_late;
 use crate::support::stores::soon;
 
 /// From then on the session keeps what an exclusive holder asks for. It leaves a free row.
@@ -42,6 +43,18 @@ pub(crate) fn warm(store: &Postgres) {
         renewed(store, &mut a, renewal(Lease::For(Duration::from_secs(600))));
         let _ = release(store, &mut a);
     }
+}
+
+/// It must be granted, though a connection has to be made for it, and a server may stand still for longer than that has.
+fn granted_anew(store: &Postgres, attempt: &mut Attempt) {
+    let answer = unless_late(|| store.acquire(attempt, &soon()));
+    assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+}
+
+/// The same for a renewal.
+fn renewed_anew(store: &Postgres, attempt: &mut Attempt, lease: Duration) {
+    let answer = unless_late(|| store.renew(attempt, renewal(Lease::For(lease)), &soon()));
+    assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
 }
 
 /// A test that needs the server.
