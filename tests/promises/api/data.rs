@@ -5,6 +5,7 @@ use std::time::Duration;
 use leasehold::{ErrorKind, Lock, LockClient};
 
 use crate::api::{LONG, MINUTE, on_every_store};
+use crate::support::stores::unique;
 
 #[test]
 fn acquire_gives_data_that_nothing_renews() {
@@ -85,10 +86,12 @@ fn get_tells_token_and_holders_and_nothing_for_a_new_key() {
 #[test]
 fn a_lock_of_another_store_is_refused() {
     on_every_store(|store| {
-        let (client, elsewhere) = (store.client(), LockClient::connect("memory:elsewhere").unwrap());
+        // Its own: the lock there would be waited for, and lost, by the other stores' cases.
+        let other = format!("memory:{}", unique());
+        let (client, elsewhere) = (store.client(), LockClient::connect(&other).unwrap());
         let label = store.store.info().label.clone();
         let (mine, theirs) = (client.request("k").acquire().unwrap(), elsewhere.lock("k").unwrap().into_lock());
-        assert_eq!((mine.store(), theirs.store()), (Some(label.as_str()), Some("memory:elsewhere")));
+        assert_eq!((mine.store(), theirs.store()), (Some(label.as_str()), Some(other.as_str())));
         let refused = |client: &LockClient, lock: &Lock| {
             let refused =
                 [client.adopt(lock.clone()).map(drop), client.heartbeat(lock, MINUTE).map(drop), client.release(lock)];
