@@ -39,7 +39,8 @@ impl Observer for Losses {
 #[test]
 fn all_are_held_or_none_is() {
     on_every_store(|store| {
-        let (client, rival) = (store.client(), store.rival());
+        // The first of three releases has a third of it.
+        let (client, rival) = (store.builder().drop_timeout(LONG).connect().unwrap(), store.rival());
         let guard = client.lock_all(["c", "a", "b"]).unwrap();
         let keys: Vec<&str> = guard.guards().iter().map(|guard| guard.key()).collect();
         assert_eq!(keys, ["a", "b", "c"]);
@@ -98,7 +99,7 @@ fn crossed_orders_do_not_wait_for_each_other() {
 #[test]
 fn they_are_one_group_and_held_only_while_all_are() {
     on_every_store(|store| {
-        let client = store.builder().heartbeat(SHORT).connect().unwrap();
+        let client = store.builder().heartbeat(SHORT).drop_timeout(LONG).connect().unwrap();
         let guard = client.request_all(["a", "b"]).lock_id("pair").each(|one| one.comment("both")).lock().unwrap();
         assert_eq!((guard.lock_id(), guard.guards()[1].info().comment()), ("pair", Some("both")));
         assert_eq!(client.renew("pair", MINUTE).unwrap().len(), 2);

@@ -151,7 +151,7 @@ fn a_shared_holder_and_one_of_several_keys_have_it_too() {
 #[test]
 fn a_guard_can_ask_for_it_when_the_work_is_done() {
     on_every_store(|store| {
-        let (client, rival) = (store.client(), store.rival());
+        let (client, rival) = (store.builder().drop_timeout(LONG).connect().unwrap(), store.rival());
         let guard = client.lock("k").unwrap();
         guard.hold_at_least(Duration::from_nanos(1)).expect("it was held for longer already");
         drop(guard);
