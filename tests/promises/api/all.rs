@@ -257,12 +257,12 @@ fn a_wait_begins_with_the_call_and_its_end_is_that_of_every_request() {
     let asked = AtomicUsize::new(0);
     let slow = |one: LockRequest| {
         let is_last = asked.fetch_add(1, Ordering::SeqCst) == 3;
-        std::thread::sleep(if is_last { SHORT } else { Duration::ZERO });
+        std::thread::sleep(if is_last { WAIT } else { Duration::ZERO });
         one
     };
     store.plan.always(Call::Acquire, Fault::HangBefore);
     let began = Instant::now();
-    client.request_all(["b"]).each(slow).wait(SHORT).lock().unwrap_err();
+    client.request_all(["b"]).each(slow).wait(WAIT).lock().unwrap_err();
     assert_eq!(asked.load(Ordering::SeqCst), 4, "it is another call that is the last");
     assert!(began.elapsed() < LONG, "it asked as if there was no end");
 }
