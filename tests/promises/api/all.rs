@@ -39,7 +39,8 @@ impl Observer for Losses {
 #[test]
 fn all_are_held_or_none_is() {
     on_every_store(|store| {
-        let (client, rival) = (store.client(), store.rival());
+        // The first of three releases has a third of it.
+        let (client, rival) = (store.builder().drop_timeout(LONG).connect().unwrap(), store.rival());
         let guard = client.lock_all(["c", "a", "b"]).unwrap();
         let keys: Vec<&str> = guard.guards().iter().map(|guard| guard.key()).collect();
         assert_eq!(keys, ["a", "b", "c"]);
@@ -98,7 +99,7 @@ fn crossed_orders_do_not_wait_for_each_other() {
 #[test]
 fn they_are_one_group_and_held_only_while_all_are() {
     on_every_store(|store| {
-        let client = store.builder().heartbeat(SHORT).connect().unwrap();
+        let client = store.builder().heartbeat(SHORT).drop_timeout(LONG).connect().unwrap();
         let guard = client.request_all(["a", "b"]).lock_id("pair").each(|one| one.comment("both")).lock().unwrap();
         assert_eq!((guard.lock_id(), guard.guards()[1].info().comment()), ("pair", Some("both")));
         assert_eq!(client.renew("pair", MINUTE).unwrap().len(), 2);
@@ -256,12 +257,12 @@ fn a_wait_begins_with_the_call_and_its_end_is_that_of_every_request() {
     let asked = AtomicUsize::new(0);
     let slow = |one: LockRequest| {
         let is_last = asked.fetch_add(1, Ordering::SeqCst) == 3;
-        std::thread::sleep(if is_last { SHORT } else { Duration::ZERO });
+        std::thread::sleep(if is_last { WAIT } else { Duration::ZERO });
         one
     };
     store.plan.always(Call::Acquire, Fault::HangBefore);
     let began = Instant::now();
-    client.request_all(["b"]).each(slow).wait(SHORT).lock().unwrap_err();
+    client.request_all(["b"]).each(slow).wait(WAIT).lock().unwrap_err();
     assert_eq!(asked.load(Ordering::SeqCst), 4, "it is another call that is the last");
     assert!(began.elapsed() < LONG, "it asked as if there was no end");
 }
@@ -345,10 +346,15 @@ fn a_max_hold_that_ends_before_all_are_had_ends_the_call() {
     on_every_store(|store| {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
-        // Also a busy machine has noticed by then that the first one was held for too long.
-        faults.always(Call::Acquire, Fault::Delay(WAIT));
-        let request = client.request_all(["a", "b"]).each(|one| one.max_hold(SHORT / 10));
+        let losses = Arc::new(Losses::default());
+        let client = builder_over(faulty, store.clock.clone()).observer(losses.clone()).connect().unwrap();
+        let request = client.request_all(["a", "b"]).each(|one| {
+            // The second one is asked for once it was noticed that the first was held for too long.
+            if faults.count(Call::Acquire) > 0 {
+                wait_until("the first is lost", || !losses.0.lock().is_empty());
+            }
+            one.max_hold(SHORT / 10)
+        });
         assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::Lost);
         assert_eq!(faults.count(Call::Acquire), 2, "it begins again and again");
     });

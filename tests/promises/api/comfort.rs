@@ -146,8 +146,9 @@ fn a_renewal_that_takes_long_is_no_wrong_argument() {
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
     let client = leasehold::internals::builder_over(Arc::new(store), clock.clone()).connect().unwrap();
     let guard = client.lock("k").unwrap();
-    clock.advance(Duration::from_secs(5));
+    // Before the time passes, for then a heartbeat is sent.
     faults.always(Call::Renew, Fault::ApplyThenDelay(Duration::from_secs(1)));
+    clock.advance(Duration::from_secs(5));
     // Of the eighteen seconds that a renewal gives one has passed when it is answered.
     let error = guard.ensure_held_for(Duration::from_millis(17_500)).unwrap_err();
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");

@@ -318,7 +318,8 @@ fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
 #[test]
 fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
     on_every_store(|store| {
-        let (client, rival) = (store.client(), store.rival());
+        // No heartbeat is due between two steps of the rival.
+        let (client, rival) = (store.builder().lease(MINUTE).connect().unwrap(), store.rival());
         let reason = |guard: &LockGuard| {
             store.advance(Duration::from_secs(1));
             guard.loss().wait_timeout(LONG).unwrap().reason

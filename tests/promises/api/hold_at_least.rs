@@ -10,7 +10,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockClient, LockGuard, LockStatus, LossReason, Observer};
 
 use crate::api::{LONG, MINUTE, on_every_store};
-use crate::support::bench::builder_over;
+use crate::support::bench::{builder_over, renews};
 use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
@@ -47,7 +47,7 @@ fn a_lock_stands_for_its_least_time_however_its_hold_ends() {
         |client, _guard| client.close().unwrap(),
         // Renewed meanwhile.
         |_, guard| {
-            guard.ensure_held_for(LONG * 2 - LONG / 4).unwrap();
+            renews(&guard);
             drop(guard);
         },
     ];
@@ -151,7 +151,7 @@ fn a_shared_holder_and_one_of_several_keys_have_it_too() {
 #[test]
 fn a_guard_can_ask_for_it_when_the_work_is_done() {
     on_every_store(|store| {
-        let (client, rival) = (store.client(), store.rival());
+        let (client, rival) = (store.builder().drop_timeout(LONG).connect().unwrap(), store.rival());
         let guard = client.lock("k").unwrap();
         guard.hold_at_least(Duration::from_nanos(1)).expect("it was held for longer already");
         drop(guard);

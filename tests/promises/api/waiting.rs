@@ -7,6 +7,7 @@ use leasehold::{CancelToken, ErrorKind};
 
 use crate::api::{LONG, MINUTE, answered, on_every_store};
 use crate::support::bench::Bench;
+use crate::support::lateness;
 
 /// More than the error of a clock that a store may have.
 const NOTICED: Duration = Duration::from_secs(2);
@@ -54,13 +55,17 @@ fn an_error_after_a_wait_says_since_when_and_until_when_others_hold_it() {
     on_every_store(|store| {
         let held = store.rival().lock("k").unwrap();
         let client = store.client();
+        lateness::measure();
+        let began = Instant::now();
         let seen = client.get("k").unwrap().unwrap();
         let error = answered(|| client.request("k").wait(2 * NOTICED).lock()).unwrap_err();
         let (told, seen) = (&error.holders()[0], &seen.holders()[0]);
+        // The wall clock is read after the answer.
+        let noticed = NOTICED + lateness::slack(began);
         let apart = |a: SystemTime, b: SystemTime| a.duration_since(b).unwrap_or_else(|e| e.duration());
-        assert!(apart(told.created(), seen.created()) < NOTICED, "{told:?} {seen:?}");
+        assert!(apart(told.created(), seen.created()) < noticed, "{told:?} {seen:?}");
         if told.renewed() == seen.renewed() {
-            assert!(apart(told.leased_until().unwrap(), seen.leased_until().unwrap()) < NOTICED, "{told:?} {seen:?}");
+            assert!(apart(told.leased_until().unwrap(), seen.leased_until().unwrap()) < noticed, "{told:?} {seen:?}");
         }
         drop(held);
     });
@@ -343,7 +348,8 @@ fn another_process_gets_its_turn_between_the_waiters_of_one() {
                 });
             }
             std::thread::sleep(Duration::from_millis(20));
-            let got = rival.try_lock_for("k", LONG).unwrap().is_some();
+            // Also of a slow server, where eight hand-overs take seconds.
+            let got = rival.try_lock_for("k", 6 * LONG).unwrap().is_some();
             over.store(true, std::sync::atomic::Ordering::SeqCst);
             assert!(got, "the waiters of one process starve all others");
         });
