@@ -145,8 +145,8 @@ fn one_that_hangs_at_the_end_of_a_term_keeps_no_lock() {
 /// How long a callback of a wait may take.
 const HANGS: Duration = Duration::from_secs(3);
 
-/// Calls `on_wait` of the first in line, and returns once it has hung for so long that its turn is over.
-fn hang() -> (impl FnMut(&Waiting) + Send + 'static, impl FnOnce(), Sender<()>) {
+/// Calls `on_wait` of the first in line, and returns once it is in there, or has hung for so long that its turn is over.
+fn hang(for_long: bool) -> (impl FnMut(&Waiting) + Send + 'static, impl FnOnce(), Sender<()>) {
     let ((enter, entered), (leaves, leave)) = (bounded(1), bounded::<()>(0));
     let on_wait = move |_: &Waiting| {
         let _ = enter.try_send(());
@@ -155,7 +155,7 @@ fn hang() -> (impl FnMut(&Waiting) + Send + 'static, impl FnOnce(), Sender<()>) 
     let hangs = move || {
         entered.recv_timeout(PATIENCE).unwrap();
         let since = Instant::now();
-        wait_until("it hangs for long", || since.elapsed() > HANGS);
+        wait_until("it hangs for long", || !for_long || since.elapsed() > HANGS);
     };
     (on_wait, hangs, leaves)
 }
@@ -163,7 +163,7 @@ fn hang() -> (impl FnMut(&Waiting) + Send + 'static, impl FnOnce(), Sender<()>) 
 #[test]
 fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
     std::thread::scope(|scope| {
-        for of_any in [false, true] {
+        for (of_any, for_long) in [(false, false), (false, true), (true, false), (true, true)] {
             scope.spawn(move || {
                 let store = Store::memory();
                 let connect = || store.builder().connect().unwrap();
@@ -171,7 +171,7 @@ fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
                 let held = client.lock("k").unwrap();
                 // Else it takes that one.
                 let _other = of_any.then(|| rival.lock("a").unwrap());
-                let (on_wait, hangs, leaves) = hang();
+                let (on_wait, hangs, leaves) = hang(for_long);
                 std::thread::scope(|scope| {
                     let waits = scope.spawn(|| match of_any {
                         // The callback is called for the first key, too.
@@ -191,6 +191,28 @@ fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
             });
         }
     });
+}
+
+#[test]
+fn a_close_in_a_callback_of_a_wait_leaves_no_lock_to_that_wait() {
+    for (of_any, is_freed_first) in [(false, false), (false, true), (true, false), (true, true)] {
+        let store = Store::memory();
+        let connect = || store.builder().connect().unwrap();
+        let (client, rival) = (connect(), connect());
+        let mut held = Some(client.lock("k").unwrap());
+        let _other = of_any.then(|| rival.lock("a").unwrap());
+        let closes = client.clone();
+        let on_wait = move |_: &Waiting| {
+            held.take_if(|_| is_freed_first).into_iter().for_each(|held| held.release().unwrap());
+            closes.close().unwrap();
+        };
+        let error = match of_any {
+            true => client.request_any(["a", "k"]).in_order().on_wait(on_wait).lock(),
+            false => client.request("k").on_wait(on_wait).lock(),
+        };
+        assert_eq!(error.unwrap_err().kind(), ErrorKind::Closed);
+        assert!(rival.try_lock("k").unwrap().is_some(), "the close has left it to nobody: {of_any}, {is_freed_first}");
+    }
 }
 
 /// Nobody tells who waits behind one that hangs that it is first now: the release came from elsewhere, and early.
