@@ -276,9 +276,13 @@ impl AnyWait<'_> {
         let begun = Instant::now();
         for _ in 0..self.waits.len() {
             let at = self.told % self.waits.len();
-            let wait = &mut self.waits[at];
-            wait.tells_since(begun);
-            wait.say();
+            if self.waits[at].has_to_say() {
+                self.waits[at].tells_since(begun);
+                if self.waits[at].users_code.is_handed() {
+                    break;
+                }
+                self.waits[at].say();
+            }
             self.told = self.told.wrapping_add(1);
             if self.is_nudged() || overall.is_over() {
                 break;

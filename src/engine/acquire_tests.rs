@@ -101,11 +101,13 @@ impl Bench {
     fn at_the_last_moment(&self, held_until: BootTime, cancels: bool) -> Result<Obtained> {
         let (queues, granted) = (self.family.queues.clone(), self.granted(held_until));
         let mut handed = Some((queues.enter(spec(), &Arc::default()), granted));
-        let cancel = CancelToken::new();
-        let also_cancel = cancel.clone();
+        let (cancel, users_code) = (CancelToken::new(), Arc::<UsersCode>::default());
+        let (also_cancel, its_code) = (cancel.clone(), users_code.clone());
         let on_wait = move |_: &Waiting| {
             if let Some((first, granted)) = handed.take() {
                 drop(first);
+                // As if this had returned: nothing is handed over to one in code of its user's.
+                its_code.runs(None);
                 assert!(queues.reserve("k", |_| true).expect("it waits").give(granted).is_ok());
                 if cancels {
                     also_cancel.cancel();
@@ -119,7 +121,9 @@ impl Bench {
             on_wait: Some(Box::new(on_wait)),
             on_wait_every: None,
         };
-        let outcome = obtain(&self.family, spec, Patience::Until(Instant::now()));
+        let mut wait = Wait::new(&self.family, spec, Patience::Until(Instant::now()));
+        wait.users_code = users_code;
+        let outcome = wait.run();
         assert_eq!(self.family.queues.len("k"), 0);
         outcome
     }

@@ -15,6 +15,7 @@ use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained};
 use crate::sys::pause::pause;
+use crate::sys::thread::keeping_a_lock;
 
 /// A wait that is longer is logged, and again after each minute.
 pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
@@ -108,6 +109,10 @@ impl Wait<'_> {
     /// When the wait is reported next, however seldom it looks: to a callback at each longest poll, to the log when a
     /// warning is due.
     pub(super) fn tell_after(&self) -> Duration {
+        // Nothing is said while a lock is handed over to it, and the end of that is told.
+        if self.users_code.is_handed() {
+            return HANGS;
+        }
         let warning = self.effort.warn_after.saturating_sub(self.effort.started.elapsed());
         match (&self.spec.on_wait, self.spec.on_wait_every) {
             (None, _) => warning,
@@ -212,9 +217,25 @@ impl Wait<'_> {
 
     /// Reports to observer, log and callback that the wait goes on. Whoever hangs there is passed over in the line.
     pub(super) fn tell(&mut self) {
+        if !self.has_to_say() {
+            return;
+        }
         self.tells(Some(Instant::now()));
-        self.say();
+        if !self.users_code.is_handed() {
+            self.say();
+        }
         self.tells(None);
+    }
+
+    /// Whether there is anybody to be told now.
+    pub(super) fn has_to_say(&self) -> bool {
+        self.family.options.observing.is_on()
+            || self.effort.started.elapsed() >= self.effort.warn_after
+            || self.is_due()
+    }
+
+    fn is_due(&self) -> bool {
+        self.spec.on_wait.is_some() && self.not_told_before(self.spec.on_wait_every.unwrap_or_default()).is_zero()
     }
 
     /// Shows in each line since when this waiter runs code of the user's.
@@ -230,10 +251,15 @@ impl Wait<'_> {
         }
     }
 
-    /// Runs this, which may call code of the user's.
+    /// Runs this, which may call code of the user's. Where a lock was handed over meanwhile, which nobody renews yet, another
+    /// thread does so.
     pub(super) fn running(&self, run: impl FnOnce()) {
         self.tells(Some(Instant::now()));
-        run();
+        if self.users_code.is_handed() {
+            keeping_a_lock(run);
+        } else {
+            run();
+        }
         self.tells(None);
     }
 
@@ -248,8 +274,7 @@ impl Wait<'_> {
             self.effort.warn_after = waited + NEXT_WARNING;
         }
         let warn = is_long && !is_expected;
-        let every = self.spec.on_wait_every.unwrap_or_default();
-        let is_due = self.spec.on_wait.is_some() && self.not_told_before(every).is_zero();
+        let is_due = self.is_due();
         if !warn && !is_due {
             return;
         }

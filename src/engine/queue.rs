@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender};
@@ -56,10 +56,18 @@ struct Place {
 pub struct UsersCode {
     /// Since when it runs.
     since: Mutex<Option<Instant>>,
+    /// How many locks are being handed over to the call, or were, and wait to be taken. None more while its code runs, which
+    /// may hang, or close the client: nobody would renew them.
+    handed: AtomicUsize,
     nudges: Mutex<Vec<Sender<()>>>,
 }
 
 impl UsersCode {
+    /// Whether a release hands over to the call, or has done so.
+    pub fn is_handed(&self) -> bool {
+        self.handed.load(Ordering::SeqCst) > 0
+    }
+
     /// It runs since then; `None`: it has returned.
     pub fn runs(&self, since: Option<Instant>) {
         // At once: whoever takes it for one that hangs has seen it so before that time ends here.
@@ -122,12 +130,13 @@ impl Queues {
     pub fn reserve(&self, key: &str, fits: impl FnOnce(&LockSpec) -> bool) -> Option<Reservation> {
         let head = self.head(key)?;
         let mut turn = head.turn.lock();
-        // Nobody would renew what is given to one that hangs.
-        if !matches!(*turn, Turn::Waiting) || head.hangs() || !fits(&head.spec) {
+        // Until it is counted none may begin.
+        let since = head.users_code.since.lock();
+        if !matches!(*turn, Turn::Waiting) || since.is_some() || !fits(&head.spec) {
             return None;
         }
-        *turn = Turn::Reserved;
-        drop(turn);
+        head.set(&mut turn, Turn::Reserved);
+        drop((since, turn));
         Some(Reservation(head))
     }
 
@@ -186,7 +195,24 @@ fn hangs(since: Option<Instant>) -> bool {
     since.is_some_and(|since| since.elapsed() >= HANGS)
 }
 
+impl Turn {
+    fn is_handed(&self) -> bool {
+        matches!(self, Turn::Reserved | Turn::Given(_))
+    }
+}
+
 impl Place {
+    /// The only way to change its turn; returns what it was.
+    fn set(&self, turn: &mut Turn, next: Turn) -> Turn {
+        let before = std::mem::replace(turn, next);
+        match (before.is_handed(), turn.is_handed()) {
+            (false, true) => drop(self.users_code.handed.fetch_add(1, Ordering::SeqCst)),
+            (true, false) => drop(self.users_code.handed.fetch_sub(1, Ordering::SeqCst)),
+            _ => {}
+        }
+        before
+    }
+
     /// Whether it can't take its turn, for its user's code has not returned for long.
     fn hangs(&self) -> bool {
         hangs(*self.users_code.since.lock())
@@ -212,7 +238,7 @@ impl Reservation {
         if matches!(*turn, Turn::Gone) {
             return Err(Box::new(granted));
         }
-        *turn = Turn::Given(Box::new(granted));
+        self.0.set(&mut turn, Turn::Given(Box::new(granted)));
         Ok(())
     }
 }
@@ -222,7 +248,7 @@ impl Drop for Reservation {
         {
             let mut turn = self.0.turn.lock();
             if matches!(*turn, Turn::Reserved) {
-                *turn = Turn::Waiting;
+                self.0.set(&mut turn, Turn::Waiting);
             }
         }
         self.0.nudge();
@@ -281,26 +307,25 @@ impl Ticket {
     /// Whether the waiter may ask now; while it does, nobody hands over to it.
     pub fn may(&self) -> May {
         let mut turn = self.place.turn.lock();
-        match std::mem::replace(&mut *turn, Turn::Asking) {
-            Turn::Waiting | Turn::Asking | Turn::Gone => May::Ask,
-            Turn::Reserved => {
-                *turn = Turn::Reserved;
-                May::Wait
-            }
+        if matches!(*turn, Turn::Reserved) {
+            return May::Wait;
+        }
+        match self.place.set(&mut turn, Turn::Asking) {
             Turn::Given(granted) => May::Take(granted),
+            _ => May::Ask,
         }
     }
 
     /// Whether a release is handing over to the waiter, or has done so.
     pub fn is_handed(&self) -> bool {
-        matches!(*self.place.turn.lock(), Turn::Reserved | Turn::Given(_))
+        self.place.turn.lock().is_handed()
     }
 
     /// The waiter asked and goes on waiting.
     pub fn asked(&self) {
         let mut turn = self.place.turn.lock();
         if matches!(*turn, Turn::Asking) {
-            *turn = Turn::Waiting;
+            self.place.set(&mut turn, Turn::Waiting);
         }
     }
 
@@ -321,7 +346,7 @@ impl Ticket {
 
     fn go(&self, leaves: Leaves) -> Option<Box<Granted>> {
         let key = &self.place.spec.key;
-        let before = std::mem::replace(&mut *self.place.turn.lock(), Turn::Gone);
+        let before = self.place.set(&mut self.place.turn.lock(), Turn::Gone);
         if matches!(before, Turn::Gone) {
             return None;
         }
