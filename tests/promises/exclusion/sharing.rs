@@ -14,8 +14,8 @@ use leasehold::Mode;
 
 const LEASE: Duration = millis(3000);
 const POLL: Duration = millis(60);
-/// That of who keeps what it is granted, also where the machine stands still.
-const LONG: Duration = Duration::from_secs(600);
+/// That of who keeps what it is granted, also where the machine stands still; what a release could not end is free in time.
+const LONG: Duration = Duration::from_secs(12);
 /// What the answer that tells what is left may be too high by, where the clients' estimates of the store's time agree.
 const EARLY: Duration = millis(100);
 
