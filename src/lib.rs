@@ -335,4 +335,9 @@ pub mod internals {
     ) -> crate::ClientBuilder {
         crate::ClientBuilder::over(store, clock)
     }
+
+    /// How many that wait for `key` are in their callbacks: nothing is handed over to them there.
+    pub fn in_users_code(client: &crate::LockClient, key: &str) -> usize {
+        client.family.queues.in_users_code(key)
+    }
 }

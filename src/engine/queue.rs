@@ -106,6 +106,13 @@ impl Queues {
         lines.get(key).into_iter().flatten().filter(|place| !place.hangs()).count()
     }
 
+    /// How many that wait for `key` are in code of their users.
+    #[cfg(feature = "_internals")]
+    pub fn in_users_code(&self, key: &str) -> usize {
+        let lines = self.lines.lock();
+        lines.get(key).into_iter().flatten().filter(|place| place.users_code.since.lock().is_some()).count()
+    }
+
     /// Takes a place at the end of the line of this key, for a call that runs this code.
     pub fn enter(self: &Arc<Self>, spec: LockSpec, users_code: &Arc<UsersCode>) -> Ticket {
         let (nudge, nudged) = crossbeam_channel::bounded(1);

@@ -8,6 +8,7 @@ use std::time::Duration;
 use crate::support::bench::{Bench, LONG, loss_of};
 use crate::support::seed::{seed, sow};
 use crate::support::wait::wait_until;
+use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
 
@@ -22,13 +23,11 @@ fn waiter(
     ask: impl FnOnce(LockRequest) -> LockRequest + Send + 'static,
 ) -> JoinHandle<Result<LockGuard, Error>> {
     let (told, tells) = mpsc::channel();
-    let client = client.clone();
-    let thread = std::thread::spawn(move || {
-        // Told more than once, and listened to once.
-        let request = client.request("k").on_wait(move |waiting| told.send(waiting.place).unwrap_or_default());
-        ask(request).lock()
-    });
+    // Told more than once, and listened to once.
+    let request = client.request("k").on_wait(move |waiting| told.send(waiting.place).unwrap_or_default());
+    let thread = std::thread::spawn(move || ask(request).lock());
     assert_eq!(tells.recv_timeout(LONG).unwrap(), place);
+    wait_until("it has said so", || in_users_code(client, "k") == 0);
     thread
 }
 

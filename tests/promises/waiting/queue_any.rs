@@ -7,6 +7,7 @@ use std::time::Duration;
 use crate::support::bench::{Bench, LONG};
 use crate::support::lateness::at_rest;
 use crate::support::wait::wait_until;
+use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
 
@@ -24,6 +25,7 @@ fn any(client: &LockClient, places: [usize; 3], cancel: &CancelToken) -> Waiter 
 
 /// The same, with the places that it was told.
 fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3]) {
+    let hang = KEYS.map(|key| in_users_code(client, key));
     let (told, tells) = mpsc::channel();
     let request = client.request_any(KEYS).in_order().cancel(cancel);
     let request = request.on_wait(move |waiting| told.send((waiting.key.clone(), waiting.place)).unwrap_or_default());
@@ -33,6 +35,7 @@ fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3])
         assert_eq!(told, key);
         place
     });
+    wait_until("it has said so", || KEYS.map(|key| in_users_code(client, key)) == hang);
     (thread, places)
 }
 
@@ -42,6 +45,7 @@ fn one(client: &LockClient, key: &str) -> Waiter {
     let request = client.request(key).on_wait(move |_| told.send(()).unwrap_or_default());
     let thread = std::thread::spawn(move || request.lock());
     tells.recv_timeout(LONG).unwrap();
+    wait_until("it has said so", || in_users_code(client, key) == 0);
     thread
 }
 
