@@ -119,7 +119,8 @@ fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name
             let forked = |_| {
                 // SAFETY: as below.
                 #[allow(unsafe_code)]
-                match unsafe { nix::unistd::fork() }.expect("a fork") {
+                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+                match forked {
                     nix::unistd::ForkResult::Child => {
                         let body = std::panic::AssertUnwindSafe(in_the_child);
                         std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
