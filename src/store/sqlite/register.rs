@@ -10,13 +10,11 @@
 //! last one's closing: their descriptors must not be closed while SQLite has locks on the file.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
@@ -25,7 +23,7 @@ use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
-use crate::sys::process::ProcessId;
+use crate::sys::process::{ForkGuard, ForkMutex, InUse, ProcessId};
 
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -33,11 +31,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// has less.
 const END: Duration = Duration::from_secs(1);
 
-/// The number of the process whose thread has its turn at [`FILES`]; 0 for none. In a child that finds its parent here
-/// the turn never ends, and the parent was opening or closing a file. (A process 1 that was forked from a process 1
-/// waits until its deadline.)
-static HOLDER: AtomicU32 = AtomicU32::new(0);
-static FILES: Mutex<Files> = Mutex::new(Files::new());
+/// In a child that finds it in use for ever the parent was opening or closing a file at the fork.
+static FILES: ForkMutex<Files> = ForkMutex::new(Files::new());
 /// Connections that were closed without a turn: the next turn counts them off. Locked for a moment only.
 static UNSAID: Mutex<Vec<(FileId, IsCounted)>> = Mutex::new(Vec::new());
 
@@ -110,60 +105,24 @@ impl Files {
 }
 
 /// The register, for a moment.
-struct Turn {
-    // Free again before the turn is over, so that a child that finds the turn free finds it free, too.
-    files: MutexGuard<'static, Files>,
-    _holder: Holder,
-}
-
-struct Holder;
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        HOLDER.store(0, Ordering::SeqCst);
-    }
-}
+type Turn = ForkGuard<'static, Files>;
 
 impl Turn {
-    /// Never parks, since in a child nobody would wake it. An error if this process was forked from one that had a
-    /// file open.
+    /// An error if this process was forked from one that had a file open.
     fn take(path: &Path, by: &Deadline) -> Result<Turn, SqliteError> {
-        let now = std::process::id();
-        loop {
-            let holder = match HOLDER.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => {
-                    let (_holder, mut files) = (Holder, FILES.lock());
-                    files.make_current();
-                    if files.parents.iter().any(|(open, _)| !open.is_empty()) {
-                        return Err(SqliteError::OpenInParent { path: path.to_owned() });
-                    }
-                    // In a child it may never be free; what it holds is then the parent's.
-                    let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
-                    unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
-                    return Ok(Turn { files, _holder });
-                }
-                Err(holder) => holder,
-            };
-            if holder != now {
-                return Err(SqliteError::OpenInParent { path: path.to_owned() });
-            }
-            if !by.wait_for(PAUSE) {
-                return Err(SqliteError::Busy { path: path.to_owned() });
-            }
+        let in_parent = || SqliteError::OpenInParent { path: path.to_owned() };
+        let mut files = FILES.lock(by).map_err(|in_use| match in_use {
+            InUse::ForEver => in_parent(),
+            InUse::ForNow => SqliteError::Busy { path: path.to_owned() },
+        })?;
+        files.make_current();
+        if files.parents.iter().any(|(open, _)| !open.is_empty()) {
+            return Err(in_parent());
         }
-    }
-}
-
-impl Deref for Turn {
-    type Target = Files;
-    fn deref(&self) -> &Files {
-        &self.files
-    }
-}
-
-impl DerefMut for Turn {
-    fn deref_mut(&mut self) -> &mut Files {
-        &mut self.files
+        // In a child it may never be free; what it holds is then the parent's.
+        let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
+        unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
+        Ok(files)
     }
 }
 
