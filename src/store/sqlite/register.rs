@@ -62,6 +62,20 @@ struct Open {
 }
 
 impl Open {
+    /// An error where another connection would not find the log beside this path.
+    fn check_place(&self, path: &Path) -> Result<(), SqliteError> {
+        // Elsewhere no file is known from another.
+        let Some(log) = self.log.as_ref().filter(|_| cfg!(unix)) else { return Ok(()) };
+        let looking = |source| SqliteError::looking(path, source);
+        if Log::of(path).map_err(looking)?.is_some_and(|there| there.is_same(log)) {
+            return Ok(());
+        }
+        Err(match log.is_there().map_err(looking)? {
+            true => SqliteError::OtherPath { path: path.to_owned(), who: "this process" },
+            false => SqliteError::Moved { path: path.to_owned() },
+        })
+    }
+
     /// One connection less uses it.
     fn end_one(&mut self, idle: &mut Idle) {
         self.using = self.using.saturating_sub(1);
@@ -126,6 +140,10 @@ impl Turn {
     }
 }
 
+fn other_process(path: &Path) -> SqliteError {
+    SqliteError::OtherPath { path: path.to_owned(), who: "another process" }
+}
+
 /// Whether SQLite can be used here: an error if this process was forked from one that had a file open.
 pub(super) fn check(path: &Path, by: &Deadline) -> Result<(), SqliteError> {
     Turn::take(path, by).map(drop)
@@ -154,7 +172,7 @@ enum IsCounted {
 }
 
 impl Opened {
-    /// The errors of [`check`].
+    /// The errors of [`check`], and one where those that have the file open have its log elsewhere.
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
         let mut files = Turn::take(path, by)?;
         // The first to open a database clears its `-shm`; our locks for another database would keep it from that.
@@ -163,10 +181,13 @@ impl Opened {
             locks.unlock();
         }
         if files.at(file).is_none() && files.idle.is_elsewhere(path, file) {
-            return Err(SqliteError::OtherPath { path: path.to_owned() });
+            return Err(other_process(path));
         }
         match files.at(file) {
-            Some(open) => open.using += 1,
+            Some(open) => {
+                open.check_place(path)?;
+                open.using += 1;
+            }
             None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
         }
         Ok(Opened { file, closing: None, locks: None })
@@ -195,7 +216,7 @@ impl Opened {
                 }
                 // Somebody is closing the file just now, or opening it as the first.
                 Ok(Taken::Busy) => drop(files),
-                Ok(Taken::Elsewhere) => return Err(SqliteError::OtherPath { path: path.to_owned() }),
+                Ok(Taken::Elsewhere) => return Err(other_process(path)),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
                     let is_unknown = source.kind() == io::ErrorKind::Unsupported;
