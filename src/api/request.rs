@@ -22,6 +22,7 @@ use crate::model::waiting::Waiting;
 use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
+use crate::sys::observing::Contained;
 use crate::sys::pause::pause;
 
 /// What a wait that is over says.

@@ -12,6 +12,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::DropBound;
+use crate::sys::observing::Contained;
 use crate::sys::random;
 
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
@@ -59,7 +60,11 @@ impl<'a> LockAllRequest<'a> {
     /// [`on_loss`](LockRequest::on_loss) is also called for a lock that is lost while others are still waited for, before
     /// this request has given anybody a guard. Defaults to nothing.
     pub fn each(mut self, each: impl Fn(LockRequest) -> LockRequest + Send + Sync + 'a) -> Self {
-        self.each = Some(Box::new(each));
+        let each = Contained::new(each);
+        self.each = Some(Box::new(move |request| match &each.0 {
+            Some(each) => each(request),
+            None => request,
+        }));
         self
     }
 

@@ -26,6 +26,7 @@ use crate::model::waiting::Waiting;
 use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
+use crate::sys::observing::Contained;
 
 /// What the refusal of one look says.
 const HELD: &str = "others hold each of them";

@@ -112,6 +112,8 @@ macro_rules! setters {
             /// be `Send`, since the request may be sent to another thread before it waits; for closures that are not, see
             /// [`lock_with_progress`](Self::lock_with_progress). Defaults to nothing.
             pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
+                let mut on_wait = Contained::new(on_wait);
+                let on_wait = move |waiting: &Waiting| on_wait.0.iter_mut().for_each(|on_wait| on_wait(waiting));
                 *self.spec.on_wait.get_mut() = Some(Box::new(on_wait));
                 self
             }
@@ -143,6 +145,8 @@ macro_rules! setters {
             /// Called once, on its own thread, with the time left by then, when [`warn_before`](Self::warn_before) is due;
             /// refused without that. It may wait for a thread, as [`on_loss`](Self::on_loss) does. Defaults to nothing.
             pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
+                let mut on_warning = Contained::new(on_warning);
+                let on_warning = move |left| on_warning.0.take().map_or((), |on_warning| on_warning(left));
                 self.spec.callbacks.get_mut().on_warning = Some(Box::new(on_warning));
                 self
             }
@@ -151,6 +155,8 @@ macro_rules! setters {
             /// guard, and a panic in it is caught. Where no thread can be started it waits for one, unlike
             /// [`is_held`](crate::LockGuard::is_held) and [`loss`](crate::LockGuard::loss). Defaults to nothing.
             pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
+                let mut on_loss = Contained::new(on_loss);
+                let on_loss = move |loss| on_loss.0.take().map_or((), |on_loss| on_loss(loss));
                 self.spec.callbacks.get_mut().on_loss = Some(Box::new(on_loss));
                 self
             }
@@ -175,6 +181,8 @@ macro_rules! setters {
             /// ```
             pub fn lock_with_progress(self, progress: impl FnMut(&Waiting)) -> Result<LockGuard> {
                 let patience = self.spec.patience();
+                let mut progress = Contained::new(progress);
+                let progress = move |waiting: &Waiting| progress.0.iter_mut().for_each(|progress| progress(waiting));
                 self.guard_or(patience, Some(Box::new(progress)), ErrorKind::TimedOut, WAITED)
             }
 

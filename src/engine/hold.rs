@@ -23,7 +23,7 @@ use crate::store::{Attempt, Backend, Consistency, Renewal, Renewed, Seen, Which}
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
-use crate::sys::observing::{Observing, later, panic_logged};
+use crate::sys::observing::{Observing, later};
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
@@ -421,7 +421,7 @@ impl Hold {
     /// does that, not whoever has the hold last, such as the watcher.
     pub fn drop_callbacks(&self) {
         let callbacks = std::mem::take(&mut self.state.lock().callbacks);
-        panic_logged("drop of a callback", || drop(callbacks));
+        drop(callbacks);
     }
 
     /// Updates the copy that the user sees, unless the user has locked it.

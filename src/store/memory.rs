@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -18,9 +18,10 @@ use super::{
     StoreInfo, Swapped, Which,
 };
 use crate::lease::{Ask, End, GrantId, Labels, LockRecord, Step, StoreTime, Times, transition};
-use crate::model::error::Result;
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
+use crate::sys::process::{ForkMutex, InUse, ProcessId};
 
 /// How many records a page holds.
 const PAGE: usize = 100;
@@ -75,8 +76,12 @@ impl Records {
     }
 }
 
-/// The named stores of this process. A store ends with its last client.
-static NAMED: LazyLock<Mutex<BTreeMap<String, Weak<Mutex<Records>>>>> = LazyLock::new(Mutex::default);
+/// A store ends with its last client.
+type Named = BTreeMap<String, Weak<Mutex<Records>>>;
+
+/// The named stores of this process: in the first place that no thread of a parent had at a fork. What a parent has left
+/// there is not a child's: its mutexes may be locked for ever.
+static NAMED: [ForkMutex<Option<(ProcessId, Named)>>; 4] = [const { ForkMutex::new(None) }; 4];
 
 /// See the module.
 #[derive(Debug)]
@@ -97,23 +102,19 @@ impl Memory {
         let url = StoreUrl::parse(url)?;
         url.only(&[])?;
         let name = url.path.into_owned();
-        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, _| Ok(Memory::open(&name, clock))))
+        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, by| {
+            let busy = || Error::new(ErrorKind::Store, "other threads connect just now; repeat the call").retryable();
+            Ok(Memory::over(&name, shared(&name, by).ok_or_else(busy)?, clock))
+        }))
     }
 
     /// The store with this name, shared by all its clients in the process; without a name one of its own.
     pub fn open(name: &str, clock: Arc<Clock>) -> Self {
+        Memory::over(name, shared(name, &Deadline::after(Duration::MAX)).unwrap_or_default(), clock)
+    }
+
+    fn over(name: &str, records: Arc<Mutex<Records>>, clock: Arc<Clock>) -> Self {
         static CLIENTS: AtomicU64 = AtomicU64::new(0);
-        let records = if name.is_empty() {
-            Arc::default()
-        } else {
-            let mut named = NAMED.lock();
-            named.retain(|_, records| records.strong_count() > 0);
-            named.get(name).and_then(Weak::upgrade).unwrap_or_else(|| {
-                let fresh = Arc::default();
-                named.insert(name.to_owned(), Arc::downgrade(&fresh));
-                fresh
-            })
-        };
         let label = if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") };
         let info = StoreInfo::new(label, "this host's boot-time clock", Memory::MIN_LEASE);
         Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
@@ -123,6 +124,24 @@ impl Memory {
         let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
         Times::without_grace(now, self.clock.wall_micros())
     }
+}
+
+/// What the clients of the store with this name share; `None` when that is not known in time.
+fn shared(name: &str, by: &Deadline) -> Option<Arc<Mutex<Records>>> {
+    if name.is_empty() {
+        return Some(Arc::default());
+    }
+    let mut places = NAMED.iter().map(|place| place.lock(by));
+    let mut place = places.find(|place| !matches!(place, Err(InUse::ForEver)))?.ok()?;
+    drop(place.take_if(|(process, _)| !process.is_current()));
+    let (_, named) = place.get_or_insert_with(|| (ProcessId::current(), Named::new()));
+    named.retain(|_, records| records.strong_count() > 0);
+    let known = named.get(name).and_then(Weak::upgrade);
+    Some(known.unwrap_or_else(|| {
+        let fresh = Arc::default();
+        named.insert(name.to_owned(), Arc::downgrade(&fresh));
+        fresh
+    }))
 }
 
 /// For `leasehold::testing`.

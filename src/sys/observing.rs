@@ -24,7 +24,7 @@ pub(crate) struct Observing {
 
 impl Observing {
     pub(crate) fn by(observer: Arc<dyn Observer>) -> Self {
-        Observing { observer: Some(observer), ..Observing::default() }
+        Observing { observer: Some(Arc::new(Contained::new(observer))), ..Observing::default() }
     }
 
     /// By one that sees itself to it that no lock waits for the user's code: it is told everything at once.
@@ -204,6 +204,28 @@ impl Drop for Later {
 impl fmt::Debug for Observing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.is_on() { "Observer" } else { "none" })
+    }
+}
+
+/// A closure or an observer of the user's, which is there until it is taken. All that are kept are kept in this: what
+/// they own is dropped with them, and a panic in that ends there.
+pub(crate) struct Contained<T>(pub(crate) Option<T>);
+
+impl<T> Contained<T> {
+    pub fn new(code: T) -> Self {
+        Contained(Some(code))
+    }
+}
+
+impl<T> Drop for Contained<T> {
+    fn drop(&mut self) {
+        panic_logged("drop of a callback or an observer", || drop(self.0.take()));
+    }
+}
+
+impl Observer for Contained<Arc<dyn Observer>> {
+    fn event(&self, event: &Event<'_>) {
+        self.0.iter().for_each(|observer| observer.event(event));
     }
 }
 

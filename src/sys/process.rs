@@ -6,7 +6,17 @@
 //! (What the kernel clears in a child, `MADV_WIPEONFORK`, no crate offers as safe code.) Only a process 1 that calls
 //! `clone` itself, for a new namespace, is not noticed.
 
+use std::ops::{Deref, DerefMut};
 use std::process;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
+
+use crate::sys::deadline::Deadline;
+
+/// The pause between two tries to get a [`ForkMutex`], which is locked for moments.
+const PAUSE: Duration = Duration::from_millis(1);
 
 /// One process, and none that was forked from it.
 #[derive(Clone, Debug)]
@@ -33,6 +43,77 @@ impl ProcessId {
             return false;
         }
         self.number == process::id()
+    }
+}
+
+/// A mutex for a moment, of which a child of a fork knows that a thread of its parent had it then, so that nobody frees
+/// it any more.
+#[derive(Debug)]
+pub(crate) struct ForkMutex<T> {
+    /// The number of the process whose thread has it; 0 for none. (A process 1 that was forked from a process 1 waits
+    /// until its deadline.)
+    holder: AtomicU32,
+    value: Mutex<T>,
+}
+
+/// Why a [`ForkMutex`] can't be locked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum InUse {
+    /// Until the deadline, by a thread of this process.
+    ForNow,
+    /// By a thread of the process that this one was forked from.
+    ForEver,
+}
+
+/// A [`ForkMutex`] that is locked.
+#[derive(Debug)]
+pub(crate) struct ForkGuard<'a, T> {
+    // Free again before the holder is gone, so that a child that finds no holder finds it free, too.
+    value: MutexGuard<'a, T>,
+    _holder: Holder<'a>,
+}
+
+#[derive(Debug)]
+struct Holder<'a>(&'a AtomicU32);
+
+impl Drop for Holder<'_> {
+    fn drop(&mut self) {
+        self.0.store(0, Ordering::SeqCst);
+    }
+}
+
+impl<T> ForkMutex<T> {
+    pub const fn new(value: T) -> Self {
+        ForkMutex { holder: AtomicU32::new(0), value: Mutex::new(value) }
+    }
+
+    /// Never parks, since in a child nobody would wake it.
+    pub fn lock(&self, by: &Deadline) -> Result<ForkGuard<'_, T>, InUse> {
+        let now = process::id();
+        loop {
+            match self.holder.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
+                Ok(_) => {
+                    let _holder = Holder(&self.holder);
+                    return Ok(ForkGuard { value: self.value.lock(), _holder });
+                }
+                Err(holder) if holder != now => return Err(InUse::ForEver),
+                Err(_) if !by.wait_for(PAUSE) => return Err(InUse::ForNow),
+                Err(_) => {}
+            }
+        }
+    }
+}
+
+impl<T> Deref for ForkGuard<'_, T> {
+    type Target = T;
+    fn deref(&self) -> &T {
+        &self.value
+    }
+}
+
+impl<T> DerefMut for ForkGuard<'_, T> {
+    fn deref_mut(&mut self) -> &mut T {
+        &mut self.value
     }
 }
 
@@ -70,5 +151,26 @@ mod counted {
             thread::yield_now();
         }
         if STATE.load(Ordering::SeqCst) == DONE { Guard::try_new().ok() } else { None }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_thread_of_another_process_has_is_not_waited_for() {
+        let mutex = ForkMutex::new(1);
+        let (long, over) = (|| Deadline::after(Duration::from_secs(60)), Deadline::after(Duration::ZERO));
+        let lock = |by: &Deadline| mutex.lock(by).map(|value| *value);
+        assert_eq!(lock(&over), Ok(1));
+        let guard = mutex.lock(&over);
+        assert!(guard.is_ok());
+        assert_eq!(lock(&over), Err(InUse::ForNow));
+        // As a child finds it.
+        mutex.holder.store(process::id() + 1, Ordering::SeqCst);
+        assert_eq!(lock(&long()), Err(InUse::ForEver));
+        drop(guard);
+        assert_eq!(lock(&long()), Ok(1));
     }
 }

@@ -15,6 +15,7 @@ use super::shared::{News, Node, Now, Shared};
 use crate::api::client::LockClient;
 use crate::model::error::{Error, Result};
 use crate::sys::cancel::CancelToken;
+use crate::sys::observing::Contained;
 
 /// The shortest lease of a leader.
 const MIN_LEASE: Duration = Duration::from_secs(1);
@@ -90,7 +91,8 @@ impl ElectionBuilder {
     /// and every third of the lease while it leads. If it returns false, panics, or does not return within a lease, the
     /// node resigns; it campaigns again once the check returns true. Defaults to always healthy.
     pub fn health_check(mut self, is_healthy: impl FnMut() -> bool + Send + 'static) -> Self {
-        self.health = Some(Health::new(Box::new(is_healthy)));
+        let mut check = Contained::new(is_healthy);
+        self.health = Some(Health::new(Box::new(move || check.0.as_mut().is_some_and(|is_healthy| is_healthy()))));
         self
     }
 
@@ -115,12 +117,16 @@ impl ElectionBuilder {
     /// All callbacks of an election run on one thread, one after the other, and each "won" is followed by one "lost"
     /// before the next "won". A panic in a callback is caught. Defaults to nothing.
     pub fn on_won(mut self, on_won: impl FnMut(u64) + Send + 'static) -> Self {
+        let mut on_won = Contained::new(on_won);
+        let on_won = move |token| on_won.0.iter_mut().for_each(|on_won| on_won(token));
         self.callbacks.get_mut().won = Some(Box::new(on_won));
         self
     }
 
     /// Called when a term that this node had won is over, with its fencing token and how it ended. Defaults to nothing.
     pub fn on_lost(mut self, on_lost: impl FnMut(u64, &TermEnd) + Send + 'static) -> Self {
+        let mut on_lost = Contained::new(on_lost);
+        let on_lost = move |token, end: &TermEnd| on_lost.0.iter_mut().for_each(|on_lost| on_lost(token, end));
         self.callbacks.get_mut().lost = Some(Box::new(on_lost));
         self
     }
@@ -128,6 +134,8 @@ impl ElectionBuilder {
     /// Called when this node sees a new leader, itself included, while it campaigns or leads. (Of several nodes of one
     /// client only the first in line checks who leads.) Defaults to nothing.
     pub fn on_leader(mut self, on_leader: impl FnMut(&Leader) + Send + 'static) -> Self {
+        let mut on_leader = Contained::new(on_leader);
+        let on_leader = move |leader: &Leader| on_leader.0.iter_mut().for_each(|on_leader| on_leader(leader));
         self.callbacks.get_mut().leader = Some(Box::new(on_leader));
         self
     }

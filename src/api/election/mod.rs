@@ -19,6 +19,7 @@ use crate::sys::caught::caught;
 use crate::sys::deadline::far_from;
 use crate::sys::drop_bound::{DropBound, DropBy};
 use crate::sys::log;
+use crate::sys::observing::Contained;
 
 pub use builder::ElectionBuilder;
 pub use leader::Leader;
@@ -147,9 +148,13 @@ impl Election {
     /// As [`run`](Election::run).
     pub fn try_lead<E: fmt::Display>(
         &self,
-        mut work: impl FnMut(&Leadership) -> Result<(), E> + Send + 'static,
+        work: impl FnMut(&Leadership) -> Result<(), E> + Send + 'static,
     ) -> Result<()> {
-        self.shared.start(Some(Box::new(move |leadership| work(leadership).map_err(|why| why.to_string()))))
+        let mut work = Contained::new(work);
+        self.shared.start(Some(Box::new(move |leadership| match &mut work.0 {
+            Some(work) => work(leadership).map_err(|why| why.to_string()),
+            None => Ok(()),
+        })))
     }
 
     /// Blocks until this node leads. Dropping the leadership resigns.

@@ -11,6 +11,9 @@ use crate::model::error::{Error, ErrorKind};
 
 /// `SQLITE_READONLY_DBMOVED`: SQLite noticed by itself that the file is not the one it opened.
 const READONLY_DBMOVED: i32 = 1032;
+/// `SQLITE_IOERR_SHORT_READ`: pages that the index of the log tells of are not in the log. (Of the file itself SQLite takes
+/// them for empty.)
+const IOERR_SHORT_READ: i32 = 522;
 
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SqliteError {
@@ -58,11 +61,11 @@ pub(super) enum SqliteError {
     Moved { path: PathBuf },
 
     #[error(
-        "another process has this file open by another path (a hard link, or a mount of the file alone), and keeps its \
-         log there, so neither would see what the other one writes; use one path, and mount the folder (or the file was \
-         moved while that process has it open: end it)"
+        "{who} has this file open by another path (a hard link, or a mount of the file alone), and keeps its log there, \
+         so neither would see what the other one writes; use one path, and mount the folder (or the file was moved while \
+         it is open there: close it, or end the process)"
     )]
-    OtherPath { path: PathBuf },
+    OtherPath { path: PathBuf, who: &'static str },
 
     #[error(
         "this process was forked from one that had an SQLite file open, this one or another, and neither SQLite's locks \
@@ -125,7 +128,7 @@ impl SqliteError {
             | SqliteError::ForbiddenFileSystem { path, .. }
             | SqliteError::NoWriteAheadLog { path, .. }
             | SqliteError::Moved { path }
-            | SqliteError::OtherPath { path }
+            | SqliteError::OtherPath { path, .. }
             | SqliteError::OpenInParent { path }
             | SqliteError::NewerFormat { path, .. }
             | SqliteError::ForeignVersion { path, .. }
@@ -182,6 +185,7 @@ fn engine_kind(error: &rusqlite::Error) -> (ErrorKind, bool) {
     };
     match cause.code {
         ErrorCode::ReadOnly if cause.extended_code == READONLY_DBMOVED => (ErrorKind::Store, false),
+        ErrorCode::SystemIoFailure if cause.extended_code == IOERR_SHORT_READ => (ErrorKind::Store, false),
         ErrorCode::ReadOnly | ErrorCode::PermissionDenied => (ErrorKind::Permission, false),
         ErrorCode::NotADatabase
         | ErrorCode::DatabaseCorrupt
@@ -213,6 +217,10 @@ fn advice(error: &rusqlite::Error) -> &'static str {
             "the table `locks` is not as leasehold made it; create the schema, or use another file"
         }
         ErrorCode::DiskFull => "the disk is full; make room on it",
+        ErrorCode::SystemIoFailure if cause.extended_code == IOERR_SHORT_READ => {
+            "its log (-wal) is shorter than the index of the log (-shm) says: the log was removed, or the file has a second \
+             name; end everything that has it open, and connect again"
+        }
         ErrorCode::SystemIoFailure => "the disk failed or is full; see what the system's log says about it",
         ErrorCode::CannotOpen => {
             "a file could not be opened; check the folder, its permissions and the limit of open files"

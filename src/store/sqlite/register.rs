@@ -10,13 +10,11 @@
 //! last one's closing: their descriptors must not be closed while SQLite has locks on the file.
 
 use std::io;
-use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use parking_lot::{Mutex, MutexGuard};
+use parking_lot::Mutex;
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
@@ -25,7 +23,7 @@ use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
-use crate::sys::process::ProcessId;
+use crate::sys::process::{ForkGuard, ForkMutex, InUse, ProcessId};
 
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -33,11 +31,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 /// has less.
 const END: Duration = Duration::from_secs(1);
 
-/// The number of the process whose thread has its turn at [`FILES`]; 0 for none. In a child that finds its parent here
-/// the turn never ends, and the parent was opening or closing a file. (A process 1 that was forked from a process 1
-/// waits until its deadline.)
-static HOLDER: AtomicU32 = AtomicU32::new(0);
-static FILES: Mutex<Files> = Mutex::new(Files::new());
+/// In a child that finds it in use for ever the parent was opening or closing a file at the fork.
+static FILES: ForkMutex<Files> = ForkMutex::new(Files::new());
 /// Connections that were closed without a turn: the next turn counts them off. Locked for a moment only.
 static UNSAID: Mutex<Vec<(FileId, IsCounted)>> = Mutex::new(Vec::new());
 
@@ -67,6 +62,20 @@ struct Open {
 }
 
 impl Open {
+    /// An error where another connection would not find the log beside this path.
+    fn check_place(&self, path: &Path) -> Result<(), SqliteError> {
+        // Elsewhere no file is known from another.
+        let Some(log) = self.log.as_ref().filter(|_| cfg!(unix)) else { return Ok(()) };
+        let looking = |source| SqliteError::looking(path, source);
+        if Log::of(path).map_err(looking)?.is_some_and(|there| there.is_same(log)) {
+            return Ok(());
+        }
+        Err(match log.is_there().map_err(looking)? {
+            true => SqliteError::OtherPath { path: path.to_owned(), who: "this process" },
+            false => SqliteError::Moved { path: path.to_owned() },
+        })
+    }
+
     /// One connection less uses it.
     fn end_one(&mut self, idle: &mut Idle) {
         self.using = self.using.saturating_sub(1);
@@ -110,61 +119,29 @@ impl Files {
 }
 
 /// The register, for a moment.
-struct Turn {
-    // Free again before the turn is over, so that a child that finds the turn free finds it free, too.
-    files: MutexGuard<'static, Files>,
-    _holder: Holder,
-}
-
-struct Holder;
-
-impl Drop for Holder {
-    fn drop(&mut self) {
-        HOLDER.store(0, Ordering::SeqCst);
-    }
-}
+type Turn = ForkGuard<'static, Files>;
 
 impl Turn {
-    /// Never parks, since in a child nobody would wake it. An error if this process was forked from one that had a
-    /// file open.
+    /// An error if this process was forked from one that had a file open.
     fn take(path: &Path, by: &Deadline) -> Result<Turn, SqliteError> {
-        let now = std::process::id();
-        loop {
-            let holder = match HOLDER.compare_exchange(0, now, Ordering::SeqCst, Ordering::SeqCst) {
-                Ok(_) => {
-                    let (_holder, mut files) = (Holder, FILES.lock());
-                    files.make_current();
-                    if files.parents.iter().any(|(open, _)| !open.is_empty()) {
-                        return Err(SqliteError::OpenInParent { path: path.to_owned() });
-                    }
-                    // In a child it may never be free; what it holds is then the parent's.
-                    let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
-                    unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
-                    return Ok(Turn { files, _holder });
-                }
-                Err(holder) => holder,
-            };
-            if holder != now {
-                return Err(SqliteError::OpenInParent { path: path.to_owned() });
-            }
-            if !by.wait_for(PAUSE) {
-                return Err(SqliteError::Busy { path: path.to_owned() });
-            }
+        let in_parent = || SqliteError::OpenInParent { path: path.to_owned() };
+        let mut files = FILES.lock(by).map_err(|in_use| match in_use {
+            InUse::ForEver => in_parent(),
+            InUse::ForNow => SqliteError::Busy { path: path.to_owned() },
+        })?;
+        files.make_current();
+        if files.parents.iter().any(|(open, _)| !open.is_empty()) {
+            return Err(in_parent());
         }
+        // In a child it may never be free; what it holds is then the parent's.
+        let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
+        unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
+        Ok(files)
     }
 }
 
-impl Deref for Turn {
-    type Target = Files;
-    fn deref(&self) -> &Files {
-        &self.files
-    }
-}
-
-impl DerefMut for Turn {
-    fn deref_mut(&mut self) -> &mut Files {
-        &mut self.files
-    }
+fn other_process(path: &Path) -> SqliteError {
+    SqliteError::OtherPath { path: path.to_owned(), who: "another process" }
 }
 
 /// Whether SQLite can be used here: an error if this process was forked from one that had a file open.
@@ -195,7 +172,7 @@ enum IsCounted {
 }
 
 impl Opened {
-    /// The errors of [`check`].
+    /// The errors of [`check`], and one where those that have the file open have its log elsewhere.
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
         let mut files = Turn::take(path, by)?;
         // The first to open a database clears its `-shm`; our locks for another database would keep it from that.
@@ -204,10 +181,13 @@ impl Opened {
             locks.unlock();
         }
         if files.at(file).is_none() && files.idle.is_elsewhere(path, file) {
-            return Err(SqliteError::OtherPath { path: path.to_owned() });
+            return Err(other_process(path));
         }
         match files.at(file) {
-            Some(open) => open.using += 1,
+            Some(open) => {
+                open.check_place(path)?;
+                open.using += 1;
+            }
             None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
         }
         Ok(Opened { file, closing: None, locks: None })
@@ -236,7 +216,7 @@ impl Opened {
                 }
                 // Somebody is closing the file just now, or opening it as the first.
                 Ok(Taken::Busy) => drop(files),
-                Ok(Taken::Elsewhere) => return Err(SqliteError::OtherPath { path: path.to_owned() }),
+                Ok(Taken::Elsewhere) => return Err(other_process(path)),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
                     let is_unknown = source.kind() == io::ErrorKind::Unsupported;

@@ -172,6 +172,8 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
     let all = [
         // SQLITE_READONLY_DBMOVED
         (engine(1032), ErrorKind::Store, false, "was removed or replaced"),
+        // SQLITE_IOERR_SHORT_READ
+        (engine(522), ErrorKind::Store, false, "its log (-wal) is shorter than the index of the log (-shm) says"),
         (engine(ffi::SQLITE_READONLY), ErrorKind::Permission, false, "read-only for this user"),
         (engine(ffi::SQLITE_PERM), ErrorKind::Permission, false, "read-only for this user"),
         (engine(ffi::SQLITE_NOTADB), ErrorKind::Schema, false, "not an SQLite database"),

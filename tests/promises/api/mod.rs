@@ -4,6 +4,7 @@ mod all;
 mod any;
 mod comfort;
 mod data;
+mod drops;
 mod groups;
 mod guards;
 mod hold_at_least;

@@ -1,6 +1,7 @@
 //! A child that was forked: nothing is its own, and it ends nothing of its parent's.
 #![cfg(target_os = "linux")]
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
@@ -86,6 +87,55 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
             other => panic!("{other:?}"),
         });
         assert_eq!(codes.collect::<Vec<_>>(), [1, 2], "granted, then refused");
+    });
+}
+
+/// Whatever the parent's threads were doing at the fork: the mutexes of its named stores stay locked in the child.
+#[test]
+fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name() {
+    alone("bounds::forks::a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name", || {
+        const URL: &str = "memory:forked";
+        let (kept, stop) = (LockClient::connect(URL).expect("a client"), AtomicBool::new(false));
+        let held = kept.lock("job").expect("a lock");
+        std::thread::scope(|scope| {
+            let until_stopped = |call: fn(&LockClient)| {
+                let (kept, stop) = (&kept, &stop);
+                scope.spawn(move || {
+                    while !stop.load(Ordering::SeqCst) {
+                        call(kept);
+                    }
+                });
+            };
+            for _ in 0..2 {
+                until_stopped(|_| drop(LockClient::connect(URL).expect("a client")));
+                until_stopped(|kept| drop(kept.get("job").expect("a look")));
+            }
+            let in_the_child = || {
+                // Else a hang is as long as that of the whole test.
+                nix::unistd::alarm::set(60);
+                let client = LockClient::connect(URL).expect("a client");
+                assert!(client.get("job").expect("a look").is_none(), "it is the parent's store");
+            };
+            let forked = |_| {
+                // SAFETY: as below.
+                #[allow(unsafe_code)]
+                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+                match forked {
+                    nix::unistd::ForkResult::Child => {
+                        let body = std::panic::AssertUnwindSafe(in_the_child);
+                        std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
+                    }
+                    nix::unistd::ForkResult::Parent { child } => {
+                        nix::sys::wait::waitpid(child, None).expect("the end of the child")
+                    }
+                }
+            };
+            let is_bad = |status: &_| !matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0));
+            let bad = (0..200).map(forked).find(is_bad);
+            stop.store(true, Ordering::SeqCst);
+            assert!(bad.is_none(), "{bad:?}");
+        });
+        held.release().expect("a release");
     });
 }
 

@@ -78,6 +78,20 @@ fn who_holds_learns_that_it_is_gone() {
     }
 }
 
+/// SQLite would only say that a read failed.
+#[test]
+fn who_connects_beside_a_client_whose_log_is_gone_is_told_so() {
+    for strike in [remove_log, replace_log, remove_index] {
+        let folder = Folder::new();
+        let store = open(&folder.file());
+        granted(&store, &mut attempt("k", "a"));
+        strike(&folder);
+        is_moved(try_open(&folder.file()));
+        drop(store);
+        drop(open(&folder.file()));
+    }
+}
+
 #[test]
 fn the_new_file_is_a_store_of_its_own_and_its_tokens_are_higher() {
     for strike in [remove, remove_all_three, replace] {

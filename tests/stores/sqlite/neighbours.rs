@@ -3,6 +3,7 @@
 use std::fs::{self, File};
 use std::path::Path;
 
+use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::Sqlite;
 use leasehold::internals::store::{Acquired, Backend};
 
@@ -247,6 +248,26 @@ fn a_file_that_another_process_has_open_by_another_name_is_refused() {
     let store = open(&names[1]);
     drop(store);
     assert!(!is_granted_to_another_process(test, &folder, "k"));
+}
+
+/// In one process all connections share the index of the log, so that the second name finds a log without its pages.
+#[test]
+fn a_file_that_this_process_has_open_by_another_name_is_refused() {
+    let (folder, elsewhere) = (Folder::new(), Folder::new());
+    let store = open(&folder.file());
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    for name in [folder.path().join("hard.db"), elsewhere.file()] {
+        fs::hard_link(folder.file(), &name).unwrap();
+        let error = refused(&name);
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        let says = ["this process has this file open by another path", "a hard link"];
+        assert!(says.into_iter().all(|part| error.to_string().contains(part)), "{error}");
+    }
+    renewed(&store, &mut mine, heartbeat(seconds(20)));
+    held(&open(&folder.file()), &mut attempt("k", "b"));
+    drop(store);
+    drop(open(&elsewhere.file()));
 }
 
 /// A tool that copies the file may lock all of it against writers, which SQLite's readers of a log do not mind.
