@@ -385,3 +385,22 @@ fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
     world.outcomes.push(repeated);
     world.check_end();
 }
+
+/// Else the tries in the last moments of a lease would hide why it ends.
+#[test]
+fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
+    let World { mut hold, .. } = World::new(&[]);
+    Arc::get_mut(&mut hold).expect("nobody else has it").setup.request_timeout = Duration::from_millis(1);
+    let last_error = || hold.state.lock().last_error.as_ref().map(ToString::to_string).unwrap_or_default();
+    let hangs = hold.requests.attempt.lock();
+    assert_eq!(hold.beat(), Beat::Failed);
+    assert!(last_error().contains("under way"), "it says more than nothing: {}", last_error());
+    // A try that a machine that stands still makes longer says something.
+    let is_kept = (0..10).any(|_| {
+        hold.state.lock().last_error = Some(Error::new(ErrorKind::Permission, "access is denied"));
+        assert_eq!(hold.beat(), Beat::Failed);
+        last_error() == "access is denied"
+    });
+    drop(hangs);
+    assert!(is_kept, "{}", last_error());
+}

@@ -78,3 +78,22 @@ impl fmt::Display for LossReason {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::error::ErrorKind;
+
+    #[test]
+    fn the_text_of_a_loss_has_the_causes_of_its_error_on_one_line() {
+        let refused = Error::new(ErrorKind::Store, "the server refused the request").caused_by(fmt::Error);
+        let said = Error::new(ErrorKind::Store, "it ended").caused_by_any("my own trigger\nsays no".into());
+        for (error, text) in [
+            (refused, format!("expired (the server refused the request: {})", fmt::Error)),
+            (said, "expired (it ended: my own trigger says no)".to_owned()),
+            (Error::new(ErrorKind::Store, "no answer"), "expired (no answer)".to_owned()),
+        ] {
+            assert_eq!(LossReason::Expired { last_error: Some(error) }.to_string(), text);
+        }
+    }
+}
