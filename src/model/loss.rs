@@ -31,7 +31,8 @@ pub enum LossReason {
     },
     /// The lease came to its end without a renewal; the last error of the heartbeat, if there was one.
     Expired {
-        /// Why the last heartbeat failed.
+        /// Why the last heartbeat failed. One that its end cut off right after it began, as in the last moments of the
+        /// lease, replaces no earlier error.
         last_error: Option<Error>,
     },
     /// An operator or another process released it.
@@ -69,7 +70,7 @@ impl fmt::Display for LossReason {
         match self {
             LossReason::TakenOver { by: Some(by) } => write!(f, "taken over by {by}"),
             LossReason::TakenOver { by: None } => f.write_str("taken over"),
-            LossReason::Expired { last_error: Some(error) } => write!(f, "expired ({error})"),
+            LossReason::Expired { last_error: Some(error) } => write!(f, "expired ({})", error.with_causes()),
             LossReason::Expired { last_error: None } => f.write_str("expired"),
             LossReason::ReleasedByOther => f.write_str("released by another"),
             LossReason::MaxHold => f.write_str("held for as long as max_hold allows"),
