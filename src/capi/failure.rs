@@ -2,7 +2,6 @@
 
 use std::any::Any;
 use std::cell::RefCell;
-use std::error::Error as _;
 
 use super::code::Code;
 use crate::model::error::{Error, ErrorKind};
@@ -39,15 +38,7 @@ impl Failure {
 
     /// The message, and what lies beneath: C has no chain of causes.
     pub fn text(&self) -> String {
-        let Some(error) = &self.error else { return self.message.clone() };
-        let mut text = error.to_string();
-        let mut cause = error.source();
-        while let Some(next) = cause {
-            text.push_str(": ");
-            text.push_str(&next.to_string());
-            cause = next.source();
-        }
-        text
+        self.error.as_ref().map_or_else(|| self.message.clone(), Error::with_causes)
     }
 }
 

@@ -311,7 +311,7 @@ impl<'a> Wait<'a> {
     /// A request that began at `asked` failed. If the end of the call cut it off right after it began, that says nothing
     /// about the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        let is_cut_off = overall.is_over() && asked.elapsed() < SILENT;
+        let is_cut_off = overall.cut_off(asked, SILENT);
         self.is_in_trouble(error, if is_cut_off { Before::Counts } else { Before::IsOut });
     }
 

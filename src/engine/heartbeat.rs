@@ -22,8 +22,8 @@ use crate::sys::thread::{self, Thread};
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
 /// An end of a lock that has none is not nearer than this, so that its guard knows of it before.
 pub const NEAREST_END: Duration = ENDLESS_LOOK.saturating_mul(2);
-/// The shortest time between repeats, however little of the lease is left.
-const MIN_RETRY: Duration = Duration::from_millis(1);
+/// The shortest time between repeats, however little of the lease is left: in less than that hardly any answer comes.
+const MIN_RETRY: Duration = Duration::from_millis(5);
 
 /// How long to wait for the next heartbeat, when the lock counts as held for `left` from `now` on; a hold that is shorter
 /// than the first one needs no thread. A third of that time is left for the renewal and its repeats, also where an answer
@@ -47,7 +47,7 @@ fn interval(terms: &Terms) -> Duration {
 
 impl Hold {
     pub(super) fn warn_of_heartbeat(&self, left: Duration, error: &Error) {
-        let key = shown(&self.grant.lock.key);
+        let (key, error) = (shown(&self.grant.lock.key), error.with_causes());
         log::warn!(target: "leasehold::heartbeat", key:?, left_ms = left.as_millis() as u64;
             "a heartbeat of lock {key:?} failed and is repeated, {:.1} s left: {error}", left.as_secs_f64());
     }

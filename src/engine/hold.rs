@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use super::heartbeat;
 use super::loss_watch::LossWatch;
-use super::queue::Queues;
+use super::queue::{Queues, SILENT};
 use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
@@ -298,18 +298,20 @@ impl Hold {
         }
         // A third of the time left, so that there is time for two repeats.
         let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.beats.stop);
-        let answer = self.ask(least, &by);
-        self.answered(answer)
+        let asked = Instant::now();
+        match self.ask(least, &by) {
+            Ok(answer) => self.answered(answer),
+            Err(error) => self.beat_failed(error, by.cut_off(asked, SILENT)),
+        }
     }
 
-    fn answered(&self, answer: Result<BeatAnswer>) -> Beat {
+    fn answered(&self, answer: BeatAnswer) -> Beat {
         match answer {
-            Ok(BeatAnswer::Stands { held_until, until, now }) => self.renewed(held_until, until, now),
-            Ok(BeatAnswer::Lost(seen)) => {
+            BeatAnswer::Stands { held_until, until, now } => self.renewed(held_until, until, now),
+            BeatAnswer::Lost(seen) => {
                 self.lose(self.reason(&seen));
                 Beat::Over
             }
-            Err(error) => self.beat_failed(error),
         }
     }
 
@@ -401,15 +403,17 @@ impl Hold {
         self.held_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update).is_ok()
     }
 
-    fn beat_failed(&self, error: Error) -> Beat {
+    /// What its end cut off right after it began, as in the last moments of a lease, hides nothing that is known.
+    fn beat_failed(&self, error: Error, is_cut_off: bool) -> Beat {
         pause!("renew.failed");
-        {
+        let error = {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
                 return Beat::Over;
             }
-            state.last_error = Some(error.clone());
-        }
+            let known = state.last_error.take().filter(|_| is_cut_off);
+            state.last_error.insert(known.unwrap_or(error)).clone()
+        };
         // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);
         // A warning may have been due already.

@@ -70,7 +70,7 @@ struct World {
     clock: Arc<Clock>,
     actors: Vec<Actor>,
     /// The answers that wait to be looked at, by actor.
-    answers: Vec<Option<Result<BeatAnswer>>>,
+    answers: Vec<Option<BeatAnswer>>,
     sent: Vec<Option<Result<()>>>,
     outcomes: Vec<Result<()>>,
     was_held: bool,
@@ -174,7 +174,7 @@ impl orders::World for World {
             // As its thread would: it ends when it is stopped.
             Actor::Beats(_) if self.hold.beats.stop.is_cancelled() => Actor::Done,
             Actor::Beats(left) => {
-                self.answers[at] = Some(self.hold.ask(Duration::ZERO, &Deadline::at(by)));
+                self.answers[at] = Some(self.hold.ask(Duration::ZERO, &Deadline::at(by)).expect("an answer"));
                 Actor::Answered(left - 1)
             }
             Actor::Answered(left) => match self.hold.answered(self.answers[at].take().expect("an answer")) {
@@ -343,7 +343,7 @@ fn in_every_order_a_lock_stands_for_the_least_time_that_it_is_asked_for() {
 #[test]
 fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_answer() {
     let World { hold, clock, .. } = World::new(&[]);
-    let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK));
+    let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK)).expect("an answer");
     let _unanswered = hold.ask(10 * LEASE, &Deadline::after(SLACK));
     assert_eq!(hold.answered(answer), Beat::Renewed);
     let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
@@ -356,7 +356,7 @@ fn a_lock_without_end_that_was_given_one_stands_until_then() {
     let World { mut hold, clock, .. } = World::new(&[]);
     Arc::get_mut(&mut hold).expect("nobody else has it").setup.terms.lease = Lease::Forever;
     hold.requests.stands_until.store(BootTime::NEVER.as_nanos(), Ordering::SeqCst);
-    let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK));
+    let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK)).expect("an answer");
     assert_eq!(hold.answered(answer), Beat::Renewed);
     let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
     assert!(stands_until.since(clock.now()) <= LEASE);
@@ -384,4 +384,23 @@ fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
     let repeated = world.hold.release(SLACK);
     world.outcomes.push(repeated);
     world.check_end();
+}
+
+/// Else the tries in the last moments of a lease would hide why it ends.
+#[test]
+fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
+    let World { mut hold, .. } = World::new(&[]);
+    Arc::get_mut(&mut hold).expect("nobody else has it").setup.request_timeout = Duration::from_millis(1);
+    let last_error = || hold.state.lock().last_error.as_ref().map(ToString::to_string).unwrap_or_default();
+    let hangs = hold.requests.attempt.lock();
+    assert_eq!(hold.beat(), Beat::Failed);
+    assert!(last_error().contains("under way"), "it says more than nothing: {}", last_error());
+    // A try that a machine that stands still makes longer says something.
+    let is_kept = (0..10).any(|_| {
+        hold.state.lock().last_error = Some(Error::new(ErrorKind::Permission, "access is denied"));
+        assert_eq!(hold.beat(), Beat::Failed);
+        last_error() == "access is denied"
+    });
+    drop(hangs);
+    assert!(is_kept, "{}", last_error());
 }

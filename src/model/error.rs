@@ -161,6 +161,18 @@ impl Error {
         self
     }
 
+    /// The text with all that lies beneath, on one line.
+    pub(crate) fn with_causes(&self) -> String {
+        let mut text = self.to_string();
+        let mut next = self.source();
+        while let Some(cause) = next {
+            // What a server says may go over several.
+            text += &format!(": {cause}").replace(char::is_control, " ");
+            next = cause.source();
+        }
+        text
+    }
+
     fn inner(&mut self) -> &mut Inner {
         Arc::make_mut(&mut self.0)
     }

@@ -31,7 +31,8 @@ pub enum LossReason {
     },
     /// The lease came to its end without a renewal; the last error of the heartbeat, if there was one.
     Expired {
-        /// Why the last heartbeat failed.
+        /// Why the last heartbeat failed. One that its end cut off right after it began, as in the last moments of the
+        /// lease, replaces no earlier error.
         last_error: Option<Error>,
     },
     /// An operator or another process released it.
@@ -69,12 +70,31 @@ impl fmt::Display for LossReason {
         match self {
             LossReason::TakenOver { by: Some(by) } => write!(f, "taken over by {by}"),
             LossReason::TakenOver { by: None } => f.write_str("taken over"),
-            LossReason::Expired { last_error: Some(error) } => write!(f, "expired ({error})"),
+            LossReason::Expired { last_error: Some(error) } => write!(f, "expired ({})", error.with_causes()),
             LossReason::Expired { last_error: None } => f.write_str("expired"),
             LossReason::ReleasedByOther => f.write_str("released by another"),
             LossReason::MaxHold => f.write_str("held for as long as max_hold allows"),
             LossReason::Gone => f.write_str("the row, table or file of the lock is gone"),
             LossReason::HeartbeatDied => f.write_str("its heartbeat thread died"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::model::error::ErrorKind;
+
+    #[test]
+    fn the_text_of_a_loss_has_the_causes_of_its_error_on_one_line() {
+        let refused = Error::new(ErrorKind::Store, "the server refused the request").caused_by(fmt::Error);
+        let said = Error::new(ErrorKind::Store, "it ended").caused_by_any("my own trigger\nsays no".into());
+        for (error, text) in [
+            (refused, format!("expired (the server refused the request: {})", fmt::Error)),
+            (said, "expired (it ended: my own trigger says no)".to_owned()),
+            (Error::new(ErrorKind::Store, "no answer"), "expired (no answer)".to_owned()),
+        ] {
+            assert_eq!(LossReason::Expired { last_error: Some(error) }.to_string(), text);
         }
     }
 }

@@ -89,6 +89,12 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
+    /// Whether its end cut off what began at `since`, less than `soon` before: how that failed says nothing of whoever was
+    /// asked.
+    pub fn cut_off(&self, since: Instant, soon: Duration) -> bool {
+        self.is_over() && since.elapsed() < soon
+    }
+
     /// Waits until it is over, for whatever reason.
     pub fn wait(&self) {
         self.wait_for(Duration::MAX);

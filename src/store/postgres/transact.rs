@@ -10,6 +10,10 @@ use crate::model::error::Result;
 use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
+/// A row that could not be written so often in a row, and that nobody else wrote meanwhile, is kept as it is by something
+/// on its table. Once or twice it may be a clock that was set, or a row that came and went.
+const UNWRITTEN: u32 = 5;
+
 /// The store, asked over this lane.
 pub(super) struct Over<'a>(pub &'a Postgres, pub Lane);
 
@@ -22,11 +26,23 @@ impl Transactional for Over<'_> {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
         let Over(store, lane) = *self;
+        let (mut version, mut unwritten) = (None, 0);
         loop {
             let found = store.look(key, lane, by)?;
             found.record.check_format().map_err(PostgresError::from)?;
             let step = transition(&found.record, &found.times());
             let Some(mut new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
+            // Also where there is none.
+            let is_same = version.replace(found.native.version) == Some(found.native.version);
+            unwritten = if is_same { unwritten + 1 } else { 0 };
+            if unwritten == UNWRITTEN {
+                let message = format!(
+                    "nothing was written, although nobody else wrote the row: a trigger, a policy or a unique index that \
+                     leasehold did not make keeps the rows of the table {} as they are; drop it",
+                    store.table.name
+                );
+                return Err(PostgresError::Schema(message).into());
+            }
             // A release removes its own holder, and knows itself how often that was sent.
             if lane == Lane::Wanting {
                 new.given_up = without_copies(found.record.holders(), &found.record, &new);
@@ -37,8 +53,12 @@ impl Transactional for Over<'_> {
                     return Ok(Transacted::Done(step.answer, Found { record, ..found }.seen()));
                 }
                 Wrote::Unknown(error) => return Ok(Transacted::Unknown(error.into())),
-                // Another wrote it meanwhile.
+                // Another wrote it meanwhile, mostly.
                 Wrote::Answered(None) | Wrote::Duplicate => {}
+            }
+            // Before it is read, so that what is decided by the row is sent at once.
+            if unwritten > 0 {
+                by.wait_to_repeat(unwritten);
             }
         }
     }

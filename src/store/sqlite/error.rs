@@ -101,6 +101,11 @@ pub(super) enum SqliteError {
     )]
     Damaged { path: PathBuf, key: String, what: String },
 
+    #[error(
+        "nothing was written: a trigger that leasehold did not make keeps the rows of the table `locks` as they are; drop it"
+    )]
+    Unwritten { path: PathBuf },
+
     #[error("{what} is too large for SQLite's integers")]
     TooLarge { path: PathBuf, what: &'static str },
 }
@@ -135,6 +140,7 @@ impl SqliteError {
             | SqliteError::OtherTable { path, .. }
             | SqliteError::NoTable { path }
             | SqliteError::Damaged { path, .. }
+            | SqliteError::Unwritten { path }
             | SqliteError::TooLarge { path, .. } => path,
         }
     }
@@ -157,7 +163,8 @@ impl SqliteError {
             | SqliteError::ForeignVersion { .. }
             | SqliteError::OtherTable { .. }
             | SqliteError::NoTable { .. }
-            | SqliteError::Damaged { .. } => (ErrorKind::Schema, false),
+            | SqliteError::Damaged { .. }
+            | SqliteError::Unwritten { .. } => (ErrorKind::Schema, false),
             SqliteError::TooLarge { .. } => (ErrorKind::InvalidInput, false),
         }
     }

@@ -218,11 +218,12 @@ impl Row {
                 holders::pins_to_text(&self.pins),
             ])
         };
-        write().map(drop).map_err(|source| SqliteError::Engine {
-            path: path.to_owned(),
-            doing: "write the row",
-            source,
-        })
+        match write() {
+            // By a trigger that ignores the row. A grant that is not in the file would be given twice.
+            Ok(0) => Err(SqliteError::Unwritten { path: path.to_owned() }),
+            Ok(_) => Ok(()),
+            Err(source) => Err(SqliteError::Engine { path: path.to_owned(), doing: "write the row", source }),
+        }
     }
 
     /// Writes these sightings, if the row is still the same.

@@ -159,6 +159,23 @@ fn a_logger_that_hangs_in_a_heartbeat_costs_no_lock() {
     });
 }
 
+/// The message alone may say no more than that the store refused.
+#[test]
+fn a_heartbeat_that_failed_is_logged_with_the_cause() {
+    alone("errors::logs::a_heartbeat_that_failed_is_logged_with_the_cause", || {
+        listen();
+        let store = Store::memory();
+        store.plan.always(Call::Renew, Fault::Refuse);
+        let builder = store.builder().lease(Duration::from_secs(3600));
+        let client = builder.heartbeat(Duration::from_millis(10)).connect().unwrap();
+        let _guard = client.lock("k").unwrap();
+        let failed = |line: &String| line.contains("failed and is repeated");
+        wait_until("a heartbeat has failed", || KEPT.lock().unwrap().iter().any(failed));
+        let line = KEPT.lock().unwrap().iter().find(|line| failed(line)).cloned().unwrap();
+        assert!(line.ends_with("the store refused the request: permission denied"), "{line}");
+    });
+}
+
 #[test]
 fn a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told() {
     alone("errors::logs::a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told", || {

@@ -95,6 +95,31 @@ fn a_table_that_is_not_kept_is_refused() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
 }
 
+/// One that forgets to return the row makes a statement do nothing, and nothing says so.
+#[test]
+fn a_trigger_that_lets_no_row_be_written_is_told() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let modes = [Mode::Exclusive, Mode::Shared];
+    let mut held = modes.map(|mode| attempt(&store, &format!("held {mode}"), mode));
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    rows.sql(
+        "CREATE FUNCTION {T}_f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$; \
+         CREATE TRIGGER f BEFORE INSERT OR UPDATE ON {T} FOR EACH ROW EXECUTE FUNCTION {T}_f()",
+    );
+    let told = |error: leasehold::Error| {
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("trigger"), "{error}");
+    };
+    for a in &mut held {
+        told(unless_late(|| store.acquire(&mut attempt(&store, "new", a.ask.mode), &soon())).unwrap_err());
+        told(unless_late(|| store.renew(a, renewal(Lease::For(Duration::from_secs(60))), &soon())).unwrap_err());
+        told(unless_late(|| store.release(a, Purpose::Release, &soon())).unwrap_err());
+    }
+    rows.sql("DROP FUNCTION {T}_f() CASCADE");
+    held.iter_mut().for_each(|a| drop(release(&store, a)));
+}
+
 /// The indexes of a table that is renamed keep their names.
 #[test]
 fn an_index_whose_name_is_taken_is_told() {

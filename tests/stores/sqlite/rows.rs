@@ -52,6 +52,29 @@ fn a_token_that_no_integer_holds_is_an_error_and_nothing_is_written() {
     assert!(!look(&store, "k").record.exists());
 }
 
+/// A grant that is not in the file would be given twice.
+#[test]
+fn a_trigger_that_lets_no_row_be_written_is_told() {
+    let folder = Folder::new();
+    let store = open(&folder.file());
+    let mut held = attempt("held", "a");
+    granted(&store, &mut held);
+    let told = |error: leasehold::Error| {
+        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("trigger"), "{error}");
+    };
+    let other = raw(&folder.file());
+    other.execute_batch("CREATE TRIGGER t BEFORE INSERT ON locks BEGIN SELECT RAISE(IGNORE); END").unwrap();
+    for mut new in [attempt("new", "a"), shared("new", "a")] {
+        told(store.acquire(&mut new, &soon()).unwrap_err());
+    }
+    let update = "DROP TRIGGER t; CREATE TRIGGER t BEFORE UPDATE ON locks BEGIN SELECT RAISE(IGNORE); END";
+    other.execute_batch(update).unwrap();
+    told(store.renew(&mut held, heartbeat(seconds(30)), &soon()).unwrap_err());
+    told(store.release(&mut held, Purpose::Release, &soon()).unwrap_err());
+    other.execute_batch("DROP TRIGGER t").unwrap();
+    renewed(&store, &mut held, heartbeat(seconds(30)));
+}
+
 #[test]
 fn pages_follow_the_bytes_of_the_keys() {
     let folder = Folder::new();
