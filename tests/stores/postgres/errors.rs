@@ -51,6 +51,10 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://localhost/app?password=ca&nary", "& as %26"),
         ("postgres://localhost/app?password=ca&nary&table=locks", "& as %26"),
         ("postgres://localhost/app?password=ab&canary=x", "& as %26"),
+        ("postgres://me:can%00ary@localhost/app", "%00"),
+        ("postgres://me%00@localhost/app", "%00"),
+        ("postgres://localhost/a%00p", "%00"),
+        ("postgres://localhost/app?application_name=a%00p", "%00"),
         ("postgers://me:canary@localhost/app", "did you mean"),
     ]);
 }
@@ -85,4 +89,23 @@ fn a_database_or_a_table_that_is_missing_is_told() {
     let error = client.try_lock("k").unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
     assert_eq!(error.key(), Some("k"));
+}
+
+/// The user and the password are right then, and to try again is of no use.
+#[test]
+fn settings_that_the_server_refuses_are_told_as_that() {
+    needs_server!();
+    let server = crate::support::servers::postgres_server().unwrap();
+    for (options, says) in [
+        ("-c%20nosuch%3D1", "nosuch"),
+        ("-c%20timezone%3DNowhere", "Nowhere"),
+        ("-c%20role%3Dnosuch", "nosuch"),
+        ("-c%20max_connections%3D9", "max_connections"),
+        ("nosuch", "nosuch"),
+    ] {
+        let error = unless_late(|| LockClient::connect(&format!("{server}?options={options}"))).unwrap_err();
+        let text = text(&error);
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Config, false), "{options}: {text}");
+        assert!(text.contains(says) && error.to_string().contains("options="), "{options}: {text}");
+    }
 }

@@ -159,3 +159,32 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     let error = unless_late(|| LockClient::connect(&url)).unwrap_err();
     assert!(error.kind() == ErrorKind::Store && error.to_string().contains("primary"), "{error}");
 }
+
+/// No statement was sent, and none waited for a row.
+#[test]
+fn a_database_that_lets_nobody_in_is_told() {
+    needs_server!();
+    let user = User::new(Rows::unmade(), "");
+    let database = format!("d_{}", user.rows.0);
+    let admin = |sql: &str| drop(sql_at(&config(), &sql.replace("{D}", &database)));
+    let connect = || {
+        let mut config = user.config();
+        config.dbname(&database);
+        let options = PostgresOptions::new(config, "locks").unwrap();
+        unless_late(|| Postgres::open(options.clone(), &soon())).map(drop)
+    };
+    admin("CREATE DATABASE {D}");
+    admin("REVOKE CONNECT ON DATABASE {D} FROM PUBLIC");
+    let denied = connect();
+    admin("ALTER DATABASE {D} ALLOW_CONNECTIONS false");
+    let closed = connect();
+    admin("DROP DATABASE {D}");
+    for (answer, kind, says) in [
+        (denied, (ErrorKind::Permission, false), "CONNECT"),
+        (closed, (ErrorKind::Store, true), "takes no connection now"),
+    ] {
+        let error = answer.unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), kind, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}

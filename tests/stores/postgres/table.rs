@@ -95,6 +95,22 @@ fn a_table_that_is_not_kept_is_refused() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
 }
 
+/// No repeat would help: the server lets nobody change a row that it must publish without a name for it.
+#[test]
+fn a_table_whose_rows_may_not_be_changed_is_no_conflict() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    rows.sql("ALTER TABLE {T} REPLICA IDENTITY NOTHING");
+    rows.sql("CREATE PUBLICATION {T} FOR TABLE {T}");
+    let answer = store.renew(&mut a, renewal(Lease::For(Duration::from_secs(600))), &soon());
+    rows.sql("DROP PUBLICATION {T}");
+    let error = answer.unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, false), "{error}");
+}
+
 /// The indexes of a table that is renamed keep their names.
 #[test]
 fn an_index_whose_name_is_taken_is_told() {
