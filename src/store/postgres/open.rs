@@ -186,6 +186,13 @@ impl PostgresOptions {
                 "sslnegotiation=direct is TLS from the first byte: it needs sslmode=require or a stricter one",
             ));
         }
+        // The protocol ends each text with one.
+        let own = &self.config;
+        let texts = [own.get_user(), own.get_dbname(), own.get_options(), own.get_application_name()];
+        let mut texts = texts.into_iter().flatten().map(str::as_bytes).chain(own.get_password());
+        if texts.any(|text| text.contains(&0)) {
+            return Err(config("postgres: no user, password, database or other text may have a %00 in it"));
+        }
         // The table's name is a part of statements; its indexes have longer names, of at most 63.
         let is_word = |name: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
