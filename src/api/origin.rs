@@ -57,6 +57,7 @@ mod tests {
             ("memory:a", "memory:a"),
             ("mongodb://a:27017,b:27017/app.locks", "mongodb://b:27017/app.locks"),
             ("postgres://a:5432/app.locks", "postgres://b:5432,a:5432/app.locks"),
+            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
                 "spanner:projects/p/instances/i/databases/d?table=Locks",
@@ -71,6 +72,8 @@ mod tests {
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
+            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.others"),
+            ("postgres://a:5432/app.own.locks", "postgres://a:5432/app.public.locks"),
             ("postgres://a:5432/app.locks", "mongodb://a:5432/app.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
@@ -78,7 +81,7 @@ mod tests {
             ),
         ];
         for (origin, here) in same {
-            assert!(!is_another(origin, here), "{origin} {here}");
+            assert!(!is_another(origin, here) && !is_another(here, origin), "{origin} {here}");
         }
         for (origin, here) in others {
             assert!(is_another(origin, here) && is_another(here, origin), "{origin} {here}");
