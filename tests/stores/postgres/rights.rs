@@ -7,7 +7,7 @@ use leasehold::{ErrorKind, LockClient};
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
-use crate::support::postgres::{Rows, config, opened, sql_at, told_of, unless_late};
+use crate::support::postgres::{Rows, config, connected, opened, sql_at, told_of, unless_late};
 
 /// A user of the server who goes with the test, and its table.
 struct User {
@@ -79,6 +79,16 @@ fn a_right_that_is_missing_is_told_and_named() {
     sql_at(&config(), "REVOKE CREATE ON SCHEMA public FROM PUBLIC");
     let error = nobody.open().schema(Schema::Create, &soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::Permission && error.to_string().contains("CREATE"), "{error}");
+}
+
+#[test]
+fn a_diagnosis_says_of_no_right_that_was_not_tried_that_it_is_there() {
+    needs_server!();
+    let reader = User::new(Rows::fresh(), "SELECT");
+    let client = connected(|| leasehold::postgres::builder(reader.config(), &reader.rows.0));
+    let rights = client.diagnose().unwrap().rights;
+    let allowed: Vec<&str> = rights.iter().filter(|right| right.outcome.is_ok()).map(|right| right.what).collect();
+    assert_eq!(allowed, ["look at a lock", "list locks"], "{rights:?}");
 }
 
 /// What the docs say of `create_schema`.
