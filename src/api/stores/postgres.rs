@@ -10,7 +10,8 @@
 //! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
 //! options are libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
-//! are below. Environment variables (`PGPASSWORD`, ..), password files and services are not read.
+//! are below. `port` is for hosts without a port of their own. Environment variables (`PGPASSWORD`, ..), password files and
+//! services are not read.
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
