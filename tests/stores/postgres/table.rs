@@ -64,16 +64,30 @@ fn what_it_lacks_is_added() {
 #[test]
 fn another_table_is_refused() {
     needs_server!();
-    for wrong in [
-        "key text COLLATE \"C\", owner text",
-        "key text COLLATE \"und-x-icu\" PRIMARY KEY",
-        "key text COLLATE \"C\" PRIMARY KEY, fence integer",
+    // A column is shown as the name that it is: for the command an argument has the same one.
+    for (wrong, says) in [
+        ("key text COLLATE \"C\", owner text", "primary key"),
+        ("key text COLLATE \"und-x-icu\" PRIMARY KEY", "collation"),
+        ("key text COLLATE \"C\" PRIMARY KEY, fence integer", "\"fence\" is integer, not bigint"),
+        ("key text COLLATE \"C\" PRIMARY KEY, owner varchar(20)", "\"owner\" is character varying(20), not text"),
     ] {
         let rows = Rows::unmade();
         rows.sql(&format!("CREATE TABLE {{T}} ({wrong})"));
         let error = rows.open().schema(Schema::Create, &soon()).unwrap_err();
-        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{wrong}: {error}");
+        let text = error.to_string();
+        assert!(error.kind() == ErrorKind::Schema && text.contains("no table of"), "{wrong}: {text}");
+        assert!(text.contains(says), "{wrong}: {text}");
     }
+}
+
+#[test]
+fn a_table_is_ours_however_the_server_quotes_names() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let mut quoting = config();
+    quoting.options("-c quote_all_identifiers=on");
+    let store = opened(PostgresOptions::new(quoting, &rows.0).unwrap());
+    store.schema(Schema::Check, &soon()).unwrap();
 }
 
 /// A crash would empty it, and a standby would not have it.
