@@ -15,7 +15,8 @@
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
-//! that our sessions search nothing but `pg_catalog`. Versions 13 to 17 are tested; an older one is refused.
+//! that our sessions search nothing but `pg_catalog`. Either name is 1 to 50 ASCII letters, digits and `_`, does not begin with a
+//! digit, and counts as if it stood in quotes: `Locks` is another table than `locks`. Versions 13 to 17 are tested; an older one is refused.
 //!
 //! # Poolers
 //! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`, and

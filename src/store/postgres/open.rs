@@ -217,8 +217,8 @@ impl PostgresOptions {
         let parts: Vec<&str> = self.table.split('.').collect();
         if parts.len() > 2 || !parts.iter().all(|part| is_word(part)) {
             return Err(config(&format!(
-                "the table is {:?}, but must be like leasehold or app.leasehold: each name of 1 to 50 letters, digits or \
-                 '_', which does not begin with a digit",
+                "the table is {:?}, but must be like leasehold or app.leasehold: each name of 1 to 50 ASCII letters, digits \
+                 or '_', which does not begin with a digit",
                 self.table
             )));
         }
