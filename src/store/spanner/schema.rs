@@ -335,7 +335,7 @@ impl Target {
                     wrong.push(format!("{name:?} is {}, not {right}", column.kind))
                 }
                 Some(STAMPED) if !column.stamped => wrong.push(format!("{name} lacks allow_commit_timestamp = true")),
-                _ if !column.nullable => wrong.push(format!("{name} is NOT NULL, but leasehold leaves it out")),
+                _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
                 _ => {}
             }
         }

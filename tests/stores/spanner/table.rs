@@ -116,7 +116,7 @@ fn another_table_is_refused_and_says_why() {
         ("name INT64) PRIMARY KEY (name".to_owned(), "\"name\" is INT64"),
         ("name STRING(MAX), part INT64) PRIMARY KEY (name, part".to_owned(), "primary key is not name"),
         (format!("name STRING(MAX), token {stamp}, owner STRING(MAX)) PRIMARY KEY (name"), "a later spindle"),
-        ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "price is NOT NULL"),
+        ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "\"price\" is NOT NULL"),
     ];
     for (columns, says) in cases {
         let database = Database::empty();
