@@ -155,7 +155,10 @@ impl ClientBuilder {
         let missing = if must_exist { Missing::IsRefused } else { Missing::IsAllowed };
         let store = open(clock.clone(), missing, &by)?;
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        store.schema(Schema::Connect(missing), &by)?;
+        // What is made next is no reason for a warning.
+        if !create_schema {
+            store.schema(Schema::Connect(missing), &by)?;
+        }
         let client = LockClient::new(Family::new(store, clock, options));
         if create_schema {
             client.create_schema()?;

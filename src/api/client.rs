@@ -7,7 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::builder::ClientBuilder;
 use crate::api::guard::{LockGuard, WithLockError};
-use crate::api::origin::check_origin;
+use crate::api::origin::{check_gone, check_origin, told_origin};
 use crate::api::request::LockRequest;
 use crate::api::request_all::{LockAllGuard, LockAllRequest};
 use crate::api::request_any::LockAnyRequest;
@@ -336,7 +336,8 @@ impl LockClient {
                 Ok(Lock { renewed: Some(wall), leased_until, ..lock.clone() })
             }
             Renewed::Lost(seen) => {
-                let error = self.error(ErrorKind::Lost, &lock.key, "the lock is no longer held");
+                let lost = format!("the lock is no longer held{}", told_origin(&self.family, lock));
+                let error = self.error(ErrorKind::Lost, &lock.key, &lost);
                 Err(error.with_holders(LockStatus::live(&seen)))
             }
             Renewed::Unknown(error) => Err(error),
@@ -346,8 +347,9 @@ impl LockClient {
     /// Releases a lock that is held as data. Fine when nobody holds it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store; `Ambiguous` or
-    /// `Store` when it was not answered, after repeats within the request timeout: then it may still be held.
+    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or of MongoDB or
+    /// PostgreSQL by none of the hosts that this client has, and does not stand here; `Ambiguous` or `Store` when it was not
+    /// answered, after repeats within the request timeout: then it may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
         check_origin(&self.family, lock)?;
@@ -362,10 +364,14 @@ impl LockClient {
         })?;
         match answer {
             Released::HeldByOther(seen) if !may_be_done => {
-                let error = self.error(ErrorKind::Held, &lock.key, "others hold it");
+                let held = format!("others hold it{}", told_origin(&self.family, lock));
+                let error = self.error(ErrorKind::Held, &lock.key, &held);
                 Err(error.with_holders(LockStatus::live(&seen)))
             }
-            _ => {
+            answer => {
+                if matches!(answer, Released::Free) && !may_be_done {
+                    check_gone(&self.family, lock)?;
+                }
                 let (key, fencing_token) = (&lock.key, lock.token);
                 self.family.options.observing.tell(&Event::ReleasedData { key, fencing_token });
                 Ok(())

@@ -1,9 +1,9 @@
 //! Whether the data of a lock is of the store that a client has. One store can go by several names: the paths of a file in
 //! two containers, the hosts of a cluster. So a lock is refused only where the names say another store, and the lock
-//! does not stand in this one.
+//! does not stand in this one. Of a cluster the hosts alone say nothing: they have names, tunnels and replicas.
 
 use crate::engine::family::Family;
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_key;
 use crate::model::lock::Lock;
 use crate::store::{Consistency, Which};
@@ -31,12 +31,46 @@ pub(crate) fn told_origin(family: &Family, lock: &Lock) -> String {
     origin.map(|origin| format!("; it was granted by {origin:?}")).unwrap_or_default()
 }
 
+/// Refuses to say that nobody holds a lock which did not stand here, where it may stand in another cluster whose database
+/// and table have the same names.
+pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
+    let here = &family.backend.info().label;
+    let Some(origin) = lock.store().filter(|origin| has_other_hosts(origin, here)) else { return Ok(()) };
+    let message = format!(
+        "store: it does not stand here, but was granted by {origin:?}, which has none of the same hosts: release it there, \
+         unless both are one server"
+    );
+    Err(family.in_context(Error::new(ErrorKind::InvalidInput, message).with_key(&lock.key)))
+}
+
+/// Whether they are clusters, and no host of the one is a host of the other.
+fn has_other_hosts(origin: &str, here: &str) -> bool {
+    let hosts = |label: &str| {
+        let (scheme, rest) = label.split_once("://")?;
+        let (hosts, _) = rest.rsplit_once('/').filter(|_| ["mongodb", "postgres"].contains(&scheme))?;
+        Some(hosts.split(',').map(str::to_ascii_lowercase).collect::<Vec<_>>())
+    };
+    let both = hosts(origin).zip(hosts(here));
+    both.is_some_and(|(origin, here)| !origin.iter().any(|host| here.contains(host)))
+}
+
+/// Whether they are the database and the table of one: who does not name the schema has the one that is searched first.
+fn is_one_table(one: &str, other: &str) -> bool {
+    let parts = |name: &str| name.rsplit_once('.').map(|(before, table)| (before.to_owned(), table.to_owned()));
+    let has_schema = |long: &str, short: &str| {
+        let schema = long.strip_prefix(short).and_then(|rest| rest.strip_prefix('.'));
+        schema.is_some_and(|schema| !schema.contains('.'))
+    };
+    let both = parts(one).zip(parts(other)).filter(|((_, table), (_, same))| table == same);
+    one == other || both.is_some_and(|((one, _), (other, _))| has_schema(&one, &other) || has_schema(&other, &one))
+}
+
 fn is_another(origin: &str, here: &str) -> bool {
     // Of a cluster without its hosts: its database, and its collection or table.
-    let last = |label: &str| label.rsplit_once('/').map(|(_, last)| last.to_owned());
+    let last = |label: &str| label.rsplit_once('/').map(|(_, last)| last.to_owned()).unwrap_or_default();
     match (origin.split_once(':'), here.split_once(':')) {
         (Some(("mongodb", origin)), Some(("mongodb", here))) => last(origin) != last(here),
-        (Some(("postgres", origin)), Some(("postgres", here))) => last(origin) != last(here),
+        (Some(("postgres", origin)), Some(("postgres", here))) => !is_one_table(&last(origin), &last(here)),
         // The names of tables have no case on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
         // A file has as many paths as links lead to it.
@@ -57,6 +91,7 @@ mod tests {
             ("memory:a", "memory:a"),
             ("mongodb://a:27017,b:27017/app.locks", "mongodb://b:27017/app.locks"),
             ("postgres://a:5432/app.locks", "postgres://b:5432,a:5432/app.locks"),
+            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
                 "spanner:projects/p/instances/i/databases/d?table=Locks",
@@ -71,6 +106,8 @@ mod tests {
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
+            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.others"),
+            ("postgres://a:5432/app.own.locks", "postgres://a:5432/app.public.locks"),
             ("postgres://a:5432/app.locks", "mongodb://a:5432/app.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
@@ -78,10 +115,25 @@ mod tests {
             ),
         ];
         for (origin, here) in same {
-            assert!(!is_another(origin, here), "{origin} {here}");
+            assert!(!is_another(origin, here) && !is_another(here, origin), "{origin} {here}");
         }
         for (origin, here) in others {
             assert!(is_another(origin, here) && is_another(here, origin), "{origin} {here}");
+        }
+    }
+
+    #[test]
+    fn clusters_are_told_apart_by_their_hosts() {
+        for (origin, here, others) in [
+            ("postgres://a:1,b:1/app.locks", "postgres://B:1,c:1/app.locks", false),
+            ("postgres://a:1/app.locks", "postgres://a:2/app.locks", true),
+            ("postgres:///run/a:1/app.locks", "postgres:///run/a:1/app.locks", false),
+            ("postgres:///run/a:1/app.locks", "postgres:///run/b:1/app.locks", true),
+            ("mongodb://a:1/app.locks", "mongodb://b:1/app.locks", true),
+            ("dynamodb://a/locks", "dynamodb://b/locks", false),
+            ("memory:a", "memory:b", false),
+        ] {
+            assert_eq!(has_other_hosts(origin, here), others, "{origin} {here}");
         }
     }
 }

@@ -29,7 +29,7 @@ pub fn main() -> ExitCode {
 
 fn perform(args: &Args) -> Outcome {
     let global = &args.global;
-    warnings::show(global);
+    warnings::show(global, matches!(&args.command, Command::Init(init) if !init.print));
     if global.json {
         show::speak_json();
     }

@@ -34,17 +34,15 @@ static MESSAGES: OnceLock<Sender<Message>> = OnceLock::new();
 /// The waiting line, until it is drawn: only the newest.
 static LINE: Mutex<Option<String>> = Mutex::new(None);
 
-/// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all.
-pub fn show(global: &Global) {
+/// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all. Who `makes` the schema is told nothing
+/// of what is missing in it.
+pub fn show(global: &Global, makes: bool) {
     let level = match global.verbose {
         _ if global.quiet => log::LevelFilter::Error,
         0 | 1 => log::LevelFilter::Warn,
         _ => log::LevelFilter::Debug,
     };
-    let logger: &'static Log = match global.verbose {
-        0 => &Log { has_losses: false },
-        _ => &Log { has_losses: true },
-    };
+    let logger: &'static Log = Box::leak(Box::new(Log { has_losses: global.verbose > 0, makes }));
     let _ = log::set_logger(logger);
     log::set_max_level(level);
 }
@@ -126,6 +124,8 @@ fn messages() -> &'static Sender<Message> {
 struct Log {
     /// Also of losses, which the command reports itself.
     has_losses: bool,
+    /// The schema, so of a warning that says what makes it there is nothing left.
+    makes: bool,
 }
 
 impl log::Log for Log {
@@ -135,7 +135,8 @@ impl log::Log for Log {
 
     fn log(&self, record: &log::Record<'_>) {
         let is_loss = record.target() == "leasehold::guard" && record.key_values().get("token".into()).is_some();
-        if self.enabled(record.metadata()) && (self.has_losses || !is_loss) {
+        let is_made = || self.makes && record.args().to_string().contains("create_schema()");
+        if self.enabled(record.metadata()) && (self.has_losses || !is_loss) && !is_made() {
             let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
             let level = record.level().as_str().to_ascii_lowercase();
             let _ = messages().try_send(Message::Line(format!("{level}: {key}{}", record.args())));

@@ -266,6 +266,18 @@ fn init_makes_the_schema_and_says_it() {
     assert!(text.contains("CREATE TABLE IF NOT EXISTS locks"), "{text}");
 }
 
+/// As whoever connects for something else is warned.
+#[test]
+#[cfg(feature = "postgres")]
+fn init_warns_of_nothing_that_it_makes() {
+    use crate::support::{leasehold, run_until_answered};
+    let Some(shared) = crate::support::postgres("init") else { return };
+    let init = |args: &[&str]| run_until_answered(leasehold(&["init"]).args(args).env("LEASEHOLD_STORE", &shared.url));
+    let warned = init(&["--print"]).stderr;
+    assert!(warned.contains("there is no table"), "{warned}");
+    assert!(ok(init(&[])).contains("the table"));
+}
+
 #[test]
 fn the_doctor_says_what_is_wrong() {
     let store = Store::new();

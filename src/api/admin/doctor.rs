@@ -54,7 +54,7 @@ pub struct Right {
     /// What for, like `acquire a lock`.
     pub what: &'static str,
     /// How trying it went; the kind of the error is `Permission` when the store denies it, and `Schema` where it was not
-    /// tried because of the schema.
+    /// tried because of the schema. A deletion is not tried where no row could be made.
     pub outcome: Result<()>,
 }
 
@@ -154,7 +154,8 @@ impl LockClient {
         Ok((reads.get(READS / 2).map(|(took, _)| *took).unwrap_or_default(), difference))
     }
 
-    /// Each is tried whatever became of the one before: a store that denies says so also where there is nothing to do.
+    /// Each is tried whatever became of the one before: a store that denies says so also where there is nothing to do. But
+    /// not the deletion, which needs a row.
     fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
         let lease = LEASE.max(backend.info().min_lease);
@@ -178,9 +179,15 @@ impl LockClient {
             Ok(Released::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let deleted = match self.row(row, all).and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
-            Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
-            Ok(_) => Ok(()),
+        let deleted = match self.row(row, all) {
+            // Some stores then send nothing that could be denied.
+            Ok(seen) if acquired.is_err() && !seen.record.exists() => {
+                Err(Error::new(ErrorKind::Store, "not tried: no row could be made that it would delete"))
+            }
+            row => match row.and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
+                Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
+                Ok(_) => Ok(()),
+            },
         };
         let outcomes = [read, list, acquired, renewed, released, deleted];
         RIGHTS.into_iter().zip(outcomes).map(|(what, outcome)| Right { what, outcome }).collect()

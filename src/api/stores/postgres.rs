@@ -10,11 +10,13 @@
 //! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
 //! options are libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
-//! are below. Environment variables (`PGPASSWORD`, ..), password files and services are not read.
+//! are below. `port` is for hosts without a port of their own. Environment variables (`PGPASSWORD`, ..), password files and
+//! services are not read.
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
-//! that our sessions search nothing but `pg_catalog`. Versions 13 to 17 are tested; an older one is refused.
+//! that our sessions search nothing but `pg_catalog`. Either name is 1 to 50 ASCII letters, digits and `_`, does not begin with a
+//! digit, and counts as if it stood in quotes: `Locks` is another table than `locks`. Versions 13 to 17 are tested; an older one is refused.
 //!
 //! # Poolers
 //! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`, and

@@ -28,6 +28,21 @@ pub(super) enum Own {
     MayNotMake(String),
 
     #[error(
+        "the server does not let this user in: it needs CONNECT on the database, and the right to set what options= of the \
+         URL sets"
+    )]
+    MayNotConnect,
+
+    #[error("the server does not accept what options= of the URL sets for the session; correct it")]
+    Settings,
+
+    #[error(
+        "the server takes no connection now: it starts or stops, its database allows none, or it took too long to begin a \
+         session"
+    )]
+    NotNow,
+
+    #[error(
         "the server does not allow writes: it is a standby, or sessions of this user are read-only; connect to the primary"
     )]
     ReadOnly,
@@ -81,10 +96,11 @@ impl failure::Own for Own {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            Own::NoDatabase | Own::Tls(_) => (ErrorKind::Config, false),
+            Own::NoDatabase | Own::Settings | Own::Tls(_) => (ErrorKind::Config, false),
             Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
-            Own::Denied { .. } | Own::MayNotMake(_) => (ErrorKind::Permission, false),
+            Own::Denied { .. } | Own::MayNotMake(_) | Own::MayNotConnect => (ErrorKind::Permission, false),
             Own::ReadOnly
+            | Own::NotNow
             | Own::Ended
             | Own::Locked
             | Own::Behind
@@ -144,17 +160,23 @@ impl PostgresError {
             SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => Own::NoTable { table },
             SqlState::UNDEFINED_COLUMN | SqlState::INVALID_COLUMN_REFERENCE => Own::Columns { table },
             SqlState::INSUFFICIENT_PRIVILEGE if stage == Stage::Sent => Own::Denied { table },
+            SqlState::INSUFFICIENT_PRIVILEGE => return for_good(Own::MayNotConnect, cause),
+            // Not in conflict: the table is not made for the statement, as where it publishes rows that it can't name.
+            SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE if stage == Stage::Sent => {
+                return (Fate::Refused, PostgresError::Other { cause });
+            }
+            SqlState::CANT_CHANGE_RUNTIME_PARAM if stage == Stage::Connecting => return for_good(Own::Settings, cause),
             SqlState::READ_ONLY_SQL_TRANSACTION => Own::ReadOnly,
             SqlState::LOCK_NOT_AVAILABLE => Own::Locked,
             SqlState::UNTRANSLATABLE_CHARACTER | SqlState::CHARACTER_NOT_IN_REPERTOIRE => Own::Encoding,
             SqlState::TOO_MANY_CONNECTIONS => Own::NoConnection,
             SqlState::CONFIGURATION_LIMIT_EXCEEDED => Own::Limit,
             _ => match &code.code()[..2] {
-                "28" | "42" if stage == Stage::Connecting => {
-                    return (Fate::Refused, PostgresError::Credentials { cause });
-                }
+                "28" if stage == Stage::Connecting => return (Fate::Refused, PostgresError::Credentials { cause }),
+                "22" | "42" if stage == Stage::Connecting => return for_good(Own::Settings, cause),
                 // Out of resources.
                 "53" => Own::Full,
+                "40" | "55" | "57" if stage == Stage::Connecting => Own::NotNow,
                 // In conflict, cancelled, or the server goes or comes.
                 "40" | "55" | "57" => Own::Ended,
                 "08" => return (Fate::NotDone, PostgresError::Unreachable { cause }),
@@ -195,6 +217,10 @@ impl PostgresError {
 
 fn refused(own: Own, cause: Cause) -> (Fate, PostgresError) {
     (Fate::NotDone, PostgresError::Own(own, Some(cause)))
+}
+
+fn for_good(own: Own, cause: Cause) -> (Fate, PostgresError) {
+    (Fate::Refused, PostgresError::Own(own, Some(cause)))
 }
 
 fn is_fatal(answer: &DbError) -> bool {

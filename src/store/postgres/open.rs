@@ -126,6 +126,11 @@ impl PostgresOptions {
                 "target_session_attrs" => {
                     return Err(config("target_session_attrs must be read-write: a standby grants no lock"));
                 }
+                // The driver takes each for one.
+                "host" => {
+                    theirs.extend(value.split(',').map(|host| format!("host={host}")));
+                    continue;
+                }
                 _ => {
                     theirs.push(format!("{name}={value}"));
                     continue;
@@ -133,7 +138,13 @@ impl PostgresOptions {
             };
             *ours = Some(url::decode(value)?.into_owned());
         }
-        let url = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
+        let mut rest = rest.to_owned();
+        if seen.contains(&"port")
+            && let Some((without, hosts)) = hosts_as_options(&rest)
+        {
+            (rest, theirs) = (without, [hosts, theirs].concat());
+        }
+        let url = if theirs.is_empty() { rest } else { format!("{rest}?{}", theirs.join("&")) };
         // The driver quotes no values.
         let tls = Wanted::of_url(tls)?;
         let parsed = Config::from_str(&url).map_err(|error| {
@@ -178,13 +189,23 @@ impl PostgresOptions {
         }
         let (count, ports) = (names.max(addresses), self.config.get_ports().len());
         if names > 0 && addresses > 0 && names != addresses || ports > 1 && ports != count {
-            return Err(config("postgres: needs as many of host, of hostaddr and of port, or one port for all"));
+            return Err(config(
+                "postgres: needs as many of host, of hostaddr and of port, or one port for all; where a port stands \
+                 behind its host, there can be no option port",
+            ));
         }
         let is_direct = self.config.get_ssl_negotiation() == SslNegotiation::Direct;
         if is_direct && self.tls.ssl_mode() != SslMode::Require {
             return Err(config(
                 "sslnegotiation=direct is TLS from the first byte: it needs sslmode=require or a stricter one",
             ));
+        }
+        // The protocol ends each text with one.
+        let own = &self.config;
+        let texts = [own.get_user(), own.get_dbname(), own.get_options(), own.get_application_name()];
+        let mut texts = texts.into_iter().flatten().map(str::as_bytes).chain(own.get_password());
+        if texts.any(|text| text.contains(&0)) {
+            return Err(config("postgres: no user, password, database or other text may have a %00 in it"));
         }
         // The table's name is a part of statements; its indexes have longer names, of at most 63.
         let is_word = |name: &str| {
@@ -196,8 +217,8 @@ impl PostgresOptions {
         let parts: Vec<&str> = self.table.split('.').collect();
         if parts.len() > 2 || !parts.iter().all(|part| is_word(part)) {
             return Err(config(&format!(
-                "the table is {:?}, but must be like leasehold or app.leasehold: each name of 1 to 50 letters, digits or \
-                 '_', which does not begin with a digit",
+                "the table is {:?}, but must be like leasehold or app.leasehold: each name of 1 to 50 ASCII letters, digits \
+                 or '_', which does not begin with a digit",
                 self.table
             )));
         }
@@ -288,6 +309,23 @@ impl PostgresOptions {
         }
         config
     }
+}
+
+/// What stands before the options, without its hosts, and those as options; `None` where one of them has a port. The driver
+/// gives each that has none its default, beside those of the option `port`.
+fn hosts_as_options(rest: &str) -> Option<(String, Vec<String>)> {
+    let start = rest.find("://")? + 3;
+    let start = rest.find('@').map_or(start, |at| at + 1);
+    let end = rest[start..].find('/').map_or(rest.len(), |at| start + at);
+    let hosts = rest[start..end].split(',').filter(|_| start < end).map(|host| {
+        let name = match host.strip_prefix('[') {
+            Some(name) => name.strip_suffix(']'),
+            None => Some(host).filter(|host| !host.contains(':')),
+        };
+        name.filter(|name| !name.contains(['&', '='])).map(|name| format!("host={name}"))
+    });
+    let hosts = hosts.collect::<Option<Vec<_>>>()?;
+    Some((format!("{}{}", &rest[..start], &rest[end..]), hosts))
 }
 
 /// Its address, which was given beside it, must do.

@@ -145,7 +145,8 @@ impl Postgres {
         for (name, kind, collation, what) in rows {
             match what.as_str() {
                 "index" => made.indexes.push((name, kind == "unique")),
-                "column" => drop(made.columns.insert(name, (kind, collation))),
+                // With `quote_all_identifiers` most types are in quotes.
+                "column" => drop(made.columns.insert(name, (kind.replace('"', ""), collation))),
                 _ if !["r", "p"].contains(&name.as_str()) => made.unkept = Some("it is a view, or another thing"),
                 _ if kind == "u" => made.unkept = Some("it is UNLOGGED, so a crash of the server would empty it"),
                 _ if kind != "p" => made.unkept = Some("it is temporary"),
@@ -221,7 +222,7 @@ impl Postgres {
             let right = kind.split(' ').next().unwrap_or_default();
             let right = if right == "timestamptz" { "timestamp with time zone" } else { right };
             if is != right {
-                wrong.push(format!("{name} is {is}, not {right}"));
+                wrong.push(format!("{name:?} is {is}, not {right}"));
             } else if name == "key" && collation != "C" {
                 wrong.push(format!("key has the collation {collation}, not \"C\""));
             }

@@ -294,7 +294,7 @@ impl Target {
             return Some(SpannerError::Own(Own::NoTable { database, table }, None));
         }
         let missing = self.missing(found).join(", ");
-        let short = short(found).map(|(name, column)| format!("{name} is {}", column.kind)).collect::<Vec<_>>();
+        let short = short(found).map(|(name, column)| format!("{name:?} is {}", column.kind)).collect::<Vec<_>>();
         let mut wrong = Vec::new();
         if !missing.is_empty() {
             wrong.push(format!("has no column {missing}; create_schema() adds what is missing"));
@@ -330,12 +330,12 @@ impl Target {
             let right = COLUMNS.iter().find(|(right, _)| right == name).map(|(_, kind)| *kind);
             match right {
                 _ if name == "name" && column.kind.starts_with("STRING") => {}
-                _ if name == "name" => wrong.push(format!("name is {}, not STRING(MAX)", column.kind)),
+                _ if name == "name" => wrong.push(format!("{name:?} is {}, not STRING(MAX)", column.kind)),
                 Some(right) if !is_kind(&column.kind, right) => {
-                    wrong.push(format!("{name} is {}, not {right}", column.kind))
+                    wrong.push(format!("{name:?} is {}, not {right}", column.kind))
                 }
                 Some(STAMPED) if !column.stamped => wrong.push(format!("{name} lacks allow_commit_timestamp = true")),
-                _ if !column.nullable => wrong.push(format!("{name} is NOT NULL, but leasehold leaves it out")),
+                _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
                 _ => {}
             }
         }

@@ -130,6 +130,29 @@ fn data_of_an_earlier_version_names_no_store() {
     });
 }
 
+/// Two clusters may have a database and a table of the same names, and one cluster hosts of several names.
+#[test]
+#[cfg(feature = "serde")]
+fn a_lock_of_other_hosts_is_released_only_where_it_stands() {
+    on_every_store(|store| {
+        let label = store.store.info().label.as_str();
+        let Some((scheme @ ("mongodb" | "postgres"), rest)) = label.split_once("://") else { return };
+        let (_, last) = rest.rsplit_once('/').unwrap();
+        let client = store.client();
+        let lock = client.request("k").lease(MINUTE).acquire().unwrap();
+        let mut json = serde_json::to_value(&lock).unwrap();
+        json["store"] = format!("{scheme}://elsewhere:1/{last}").into();
+        let theirs: Lock = serde_json::from_value(json).unwrap();
+        assert_eq!(client.heartbeat(&theirs, MINUTE).unwrap().fencing_token(), lock.fencing_token());
+        client.release(&theirs).unwrap();
+        client.release(&lock).unwrap();
+        let error = client.release(&theirs).unwrap_err();
+        assert_eq!((error.kind(), error.key()), (ErrorKind::InvalidInput, Some("k")), "{error}");
+        let text = error.to_string();
+        assert!(text.contains("//elsewhere:1/") && text.contains(label), "{text}");
+    });
+}
+
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_file_that_is_another_one_is_another_store() {

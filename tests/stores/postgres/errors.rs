@@ -1,5 +1,7 @@
 //! Bad input and a server that is not there: told within the deadline, without a secret.
 
+use std::time::Duration;
+
 use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::{are_refused, no_server_is_told, text};
@@ -51,8 +53,36 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("postgres://localhost/app?password=ca&nary", "& as %26"),
         ("postgres://localhost/app?password=ca&nary&table=locks", "& as %26"),
         ("postgres://localhost/app?password=ab&canary=x", "& as %26"),
+        ("postgres://localhost:1/app?port=2", "behind its host"),
+        ("postgres://a,b:1/app?port=2", "behind its host"),
+        ("postgres://a,b/app?port=1,2,3", "as many of"),
+        ("postgres://me:can%00ary@localhost/app", "%00"),
+        ("postgres://me%00@localhost/app", "%00"),
+        ("postgres://localhost/a%00p", "%00"),
+        ("postgres://localhost/app?application_name=a%00p", "%00"),
         ("postgers://me:canary@localhost/app", "did you mean"),
     ]);
+}
+
+/// As libpq takes them. Nobody listens at these ports.
+#[test]
+fn ports_and_hosts_may_stand_among_the_options() {
+    for (url, hosts) in [
+        ("postgres://me@127.0.0.1/app?port=1", "127.0.0.1:1"),
+        ("postgres://me:a%2Fb@127.0.0.1/app?port=1", "127.0.0.1:1"),
+        ("postgres://[::1]/app?user=me&port=1", "[::1]:1"),
+        ("postgres://me@127.0.0.1,[::1]/app?port=1", "127.0.0.1:1,[::1]:1"),
+        ("postgres://me@127.0.0.1,[::1]/app?port=1,2", "127.0.0.1:1,[::1]:2"),
+        ("postgres://me@127.0.0.1/app?hostaddr=127.0.0.1&port=1", "127.0.0.1:1"),
+        ("postgres://127.0.0.1?dbname=app&port=1&user=me", "127.0.0.1:1"),
+        ("postgres:///app?host=127.0.0.1,::1&port=1,2&user=me", "127.0.0.1:1,[::1]:2"),
+        #[cfg(unix)]
+        ("postgres://me@%2Fno%2Fwhere/app?port=1", "/no/where:1"),
+    ] {
+        let error = LockClient::builder(url).request_timeout(Duration::from_secs(2)).connect().unwrap_err();
+        let store = format!("postgres://{hosts}/app.leasehold");
+        assert_eq!(error.store(), Some(store.as_str()), "{url}: {error}");
+    }
 }
 
 #[test]
@@ -85,4 +115,23 @@ fn a_database_or_a_table_that_is_missing_is_told() {
     let error = client.try_lock("k").unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
     assert_eq!(error.key(), Some("k"));
+}
+
+/// The user and the password are right then, and to try again is of no use.
+#[test]
+fn settings_that_the_server_refuses_are_told_as_that() {
+    needs_server!();
+    let server = crate::support::servers::postgres_server().unwrap();
+    for (options, says) in [
+        ("-c%20nosuch%3D1", "nosuch"),
+        ("-c%20timezone%3DNowhere", "Nowhere"),
+        ("-c%20role%3Dnosuch", "nosuch"),
+        ("-c%20max_connections%3D9", "max_connections"),
+        ("nosuch", "nosuch"),
+    ] {
+        let error = unless_late(|| LockClient::connect(&format!("{server}?options={options}"))).unwrap_err();
+        let text = text(&error);
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Config, false), "{options}: {text}");
+        assert!(text.contains(says) && error.to_string().contains("options="), "{options}: {text}");
+    }
 }

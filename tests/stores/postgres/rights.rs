@@ -7,7 +7,7 @@ use leasehold::{ErrorKind, LockClient};
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
-use crate::support::postgres::{Rows, config, opened, sql_at, told_of, unless_late};
+use crate::support::postgres::{Rows, config, connected, opened, sql_at, told_of, unless_late};
 
 /// A user of the server who goes with the test, and its table.
 struct User {
@@ -79,6 +79,16 @@ fn a_right_that_is_missing_is_told_and_named() {
     sql_at(&config(), "REVOKE CREATE ON SCHEMA public FROM PUBLIC");
     let error = nobody.open().schema(Schema::Create, &soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::Permission && error.to_string().contains("CREATE"), "{error}");
+}
+
+#[test]
+fn a_diagnosis_says_of_no_right_that_was_not_tried_that_it_is_there() {
+    needs_server!();
+    let reader = User::new(Rows::fresh(), "SELECT");
+    let client = connected(|| leasehold::postgres::builder(reader.config(), &reader.rows.0));
+    let rights = client.diagnose().unwrap().rights;
+    let allowed: Vec<&str> = rights.iter().filter(|right| right.outcome.is_ok()).map(|right| right.what).collect();
+    assert_eq!(allowed, ["look at a lock", "list locks"], "{rights:?}");
 }
 
 /// What the docs say of `create_schema`.
@@ -158,4 +168,33 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     let url = url.replace("leasehold@", &format!("{}@", user.name));
     let error = unless_late(|| LockClient::connect(&url)).unwrap_err();
     assert!(error.kind() == ErrorKind::Store && error.to_string().contains("primary"), "{error}");
+}
+
+/// No statement was sent, and none waited for a row.
+#[test]
+fn a_database_that_lets_nobody_in_is_told() {
+    needs_server!();
+    let user = User::new(Rows::unmade(), "");
+    let database = format!("d_{}", user.rows.0);
+    let admin = |sql: &str| drop(sql_at(&config(), &sql.replace("{D}", &database)));
+    let connect = || {
+        let mut config = user.config();
+        config.dbname(&database);
+        let options = PostgresOptions::new(config, "locks").unwrap();
+        unless_late(|| Postgres::open(options.clone(), &soon())).map(drop)
+    };
+    admin("CREATE DATABASE {D}");
+    admin("REVOKE CONNECT ON DATABASE {D} FROM PUBLIC");
+    let denied = connect();
+    admin("ALTER DATABASE {D} ALLOW_CONNECTIONS false");
+    let closed = connect();
+    admin("DROP DATABASE {D}");
+    for (answer, kind, says) in [
+        (denied, (ErrorKind::Permission, false), "CONNECT"),
+        (closed, (ErrorKind::Store, true), "takes no connection now"),
+    ] {
+        let error = answer.unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), kind, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
 }

@@ -64,16 +64,30 @@ fn what_it_lacks_is_added() {
 #[test]
 fn another_table_is_refused() {
     needs_server!();
-    for wrong in [
-        "key text COLLATE \"C\", owner text",
-        "key text COLLATE \"und-x-icu\" PRIMARY KEY",
-        "key text COLLATE \"C\" PRIMARY KEY, fence integer",
+    // A column is shown as the name that it is: for the command an argument has the same one.
+    for (wrong, says) in [
+        ("key text COLLATE \"C\", owner text", "primary key"),
+        ("key text COLLATE \"und-x-icu\" PRIMARY KEY", "collation"),
+        ("key text COLLATE \"C\" PRIMARY KEY, fence integer", "\"fence\" is integer, not bigint"),
+        ("key text COLLATE \"C\" PRIMARY KEY, owner varchar(20)", "\"owner\" is character varying(20), not text"),
     ] {
         let rows = Rows::unmade();
         rows.sql(&format!("CREATE TABLE {{T}} ({wrong})"));
         let error = rows.open().schema(Schema::Create, &soon()).unwrap_err();
-        assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{wrong}: {error}");
+        let text = error.to_string();
+        assert!(error.kind() == ErrorKind::Schema && text.contains("no table of"), "{wrong}: {text}");
+        assert!(text.contains(says), "{wrong}: {text}");
     }
+}
+
+#[test]
+fn a_table_is_ours_however_the_server_quotes_names() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let mut quoting = config();
+    quoting.options("-c quote_all_identifiers=on");
+    let store = opened(PostgresOptions::new(quoting, &rows.0).unwrap());
+    store.schema(Schema::Check, &soon()).unwrap();
 }
 
 /// A crash would empty it, and a standby would not have it.
@@ -118,6 +132,22 @@ fn a_trigger_that_lets_no_row_be_written_is_told() {
     }
     rows.sql("DROP FUNCTION {T}_f() CASCADE");
     held.iter_mut().for_each(|a| drop(release(&store, a)));
+}
+
+/// No repeat would help: the server lets nobody change a row that it must publish without a name for it.
+#[test]
+fn a_table_whose_rows_may_not_be_changed_is_no_conflict() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    rows.sql("ALTER TABLE {T} REPLICA IDENTITY NOTHING");
+    rows.sql("CREATE PUBLICATION {T} FOR TABLE {T}");
+    let answer = store.renew(&mut a, renewal(Lease::For(Duration::from_secs(600))), &soon());
+    rows.sql("DROP PUBLICATION {T}");
+    let error = answer.unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, false), "{error}");
 }
 
 /// The indexes of a table that is renamed keep their names.

@@ -107,16 +107,16 @@ fn another_table_is_refused_and_says_why() {
     let cases = [
         (
             format!("name STRING(MAX), heartbeat {stamp}, token {stamp}, writer INT64) PRIMARY KEY (name"),
-            "writer is INT64",
+            "\"writer\" is INT64",
         ),
         (
             "name STRING(MAX), heartbeat TIMESTAMP) PRIMARY KEY (name".to_owned(),
             "heartbeat lacks allow_commit_timestamp",
         ),
-        ("name INT64) PRIMARY KEY (name".to_owned(), "name is INT64"),
+        ("name INT64) PRIMARY KEY (name".to_owned(), "\"name\" is INT64"),
         ("name STRING(MAX), part INT64) PRIMARY KEY (name, part".to_owned(), "primary key is not name"),
         (format!("name STRING(MAX), token {stamp}, owner STRING(MAX)) PRIMARY KEY (name"), "a later spindle"),
-        ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "price is NOT NULL"),
+        ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "\"price\" is NOT NULL"),
     ];
     for (columns, says) in cases {
         let database = Database::empty();
@@ -155,7 +155,7 @@ fn columns_that_are_too_short_are_named_and_made_longer() {
     let error = client.diagnose().unwrap().schema.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error:?}");
     let text = error.to_string();
-    let says = ["name is STRING(20)", "comment is STRING(1023)", "STRING(MAX)", "create_schema()"];
+    let says = ["\"name\" is STRING(20)", "\"comment\" is STRING(1023)", "STRING(MAX)", "create_schema()"];
     assert!(says.iter().all(|part| text.contains(part)), "{text}");
     client.create_schema().unwrap();
     client.lock(&"k".repeat(1024)).unwrap().release().unwrap();
