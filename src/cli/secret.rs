@@ -133,7 +133,12 @@ mod tests {
         for (given, shown) in [
             ("postgres://h/d?password=x&sslmode=require", "postgres://h/d?***"),
             ("--stor=mongodb://u:p@h/d?tlsCertificateKeyFilePassword=x", "--stor=mongodb://***@h/d?***"),
-            ("dynamodb://table?region=r", "dynamodb://table?region=r"),
+            ("dynamodb://table?region=r", "dynamodb://table?***"),
+            ("postgres://h/d&passwd=x", "postgres://h/d&***"),
+            // Where a part is missing.
+            ("postgres//u:p@h/d", "postgres//***@h/d"),
+            ("postgres:u:p//q@h/d", "postgres:***@h/d"),
+            ("u:p@h/d", "u:***@h/d"),
             // Nobody knows where the password ends.
             ("mongodb://me:p?q@h/d?password=x", "mongodb://***"),
             ("postgres://h/d?password=x@y", "postgres://***"),
