@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::exec::own_binary;
+use crate::exec::{not_ourselves, own_binary};
 use crate::failure::{Failure, Outcome, code};
 use crate::words::plain;
 
@@ -16,7 +16,7 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     let harmless = [&b"sqlite:"[..], b"memory:"].iter().any(|scheme| url.as_bytes().starts_with(scheme));
     let Some((name, args)) = rest.split_first().filter(|_| !harmless) else { return Ok(()) };
     let error = Command::new(own_binary()).arg0(name).args(args).env("LEASEHOLD_STORE", url).exec();
-    Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
+    Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {}", not_ourselves(error))))
 }
 
 /// Whether a URL that a client has connected with may hold one. MongoDB's and PostgreSQL's can: as a part of their
