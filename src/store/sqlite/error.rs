@@ -213,7 +213,9 @@ fn advice(error: &rusqlite::Error) -> &'static str {
             "the table `locks` is not as leasehold made it; create the schema, or use another file"
         }
         ErrorCode::DiskFull => "the disk is full; make room on it",
-        ErrorCode::SystemIoFailure => "the disk failed or is full; see what the system's log says about it",
+        ErrorCode::SystemIoFailure => {
+            "the disk failed or is full, or a file must not grow (ulimit -f); see what the system's log says about it"
+        }
         ErrorCode::CannotOpen => {
             "a file could not be opened; check the folder, its permissions and the limit of open files"
         }
