@@ -134,8 +134,8 @@ pub fn end_process_1_by_signals() {
     }
 }
 
-/// From now on a write beyond the limit of file size fails, as one to a full disk does, and does not end this process. It is
-/// handled and not ignored: so what is started from here finds the system's default again.
+/// From now on a write beyond the limit of file size fails, as one to a full disk does, and does not end this process. The
+/// signal is handled and not ignored, so that what is started from here has the system's default.
 pub fn outlive_file_size_limit() {
     if !is_ignored(Signal::SIGXFSZ) {
         let _ = register(Signal::SIGXFSZ as i32, Arc::new(AtomicBool::new(false)));
