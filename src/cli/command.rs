@@ -7,7 +7,7 @@ use clap::Parser;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Outcome, code};
-use crate::signals::{end_as_interrupted, end_process_1_by_signals};
+use crate::signals::{end_as_interrupted, end_process_1_by_signals, outlive_file_size_limit};
 use crate::{about, exec, keeper, leases, locks, on_behalf, run, secret, show, steps, store_care, warnings, words};
 
 pub fn main() -> ExitCode {
@@ -19,6 +19,7 @@ pub fn main() -> ExitCode {
     if given.get(1).is_some_and(|first| first == keeper::NAME) {
         return end(false, keeper::keep());
     }
+    outlive_file_size_limit();
     let args = match Args::try_parse_from(&given) {
         Ok(args) => args,
         Err(error) => return usage(error, &given),

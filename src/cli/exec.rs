@@ -41,7 +41,7 @@ impl Prepared {
     /// Starts it. It waits before its gate: we may be stopped before all is told that ends it in time.
     pub fn start(mut self) -> io::Result<(Child, Gate)> {
         fcntl(&self.waits, FcntlArg::F_SETFD(FdFlag::empty()))?;
-        Ok((self.command.spawn()?, self.gate))
+        Ok((self.command.spawn().map_err(not_ourselves)?, self.gate))
     }
 }
 
@@ -65,6 +65,12 @@ pub fn own_binary() -> PathBuf {
     // Also right when the file was replaced meanwhile.
     let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
     own.unwrap_or_else(|_| "leasehold".into())
+}
+
+/// Why this binary could not begin anew: what is missing then is not what the user named.
+pub fn not_ourselves(error: io::Error) -> io::Error {
+    let needs = if error.kind() == io::ErrorKind::NotFound { " (/proc and /dev/null must be there)" } else { "" };
+    io::Error::new(error.kind(), format!("leasehold cannot start itself{needs}: {error}"))
 }
 
 /// Becomes the command; comes back only with an error, and whether it is told as JSON.

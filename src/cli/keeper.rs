@@ -15,7 +15,7 @@ use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 
 use crate::clock::since_boot;
-use crate::exec::{Gate, own_binary};
+use crate::exec::{Gate, not_ourselves, own_binary};
 use crate::failure::{Failure, Outcome, code};
 use crate::processes::send_signal;
 use crate::warnings::tell;
@@ -73,7 +73,7 @@ impl Keeper {
         let mut keeper = Command::new(own_binary());
         keeper.arg0("leasehold").arg(NAME).process_group(0);
         keeper.stdout(process.map_or_else(Stdio::null, Stdio::from));
-        let mut child = keeper.stdin(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+        let mut child = keeper.stdin(Stdio::piped()).stderr(Stdio::null()).spawn().map_err(not_ourselves)?;
         let pipe = OwnedFd::from(child.stdin.take().ok_or_else(|| io::Error::other("no pipe to the keeper"))?);
         // A keeper that somebody stopped must not hold us up.
         fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK))?;

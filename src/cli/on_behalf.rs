@@ -97,7 +97,8 @@ impl<'a> Holding<'a> {
     /// Prints the lock, and goes on meanwhile.
     fn hand_out(&self) -> Outcome<HandingOut> {
         // What is printed must not be taken back, so first what may fail.
-        let null = File::options().write(true).open("/dev/null").map_err(internal)?;
+        let null = File::options().write(true).open("/dev/null");
+        let null = null.map_err(|error| internal(format!("/dev/null cannot be opened: {error}")))?;
         self.locks.ensure_held()?;
         let printed = self.locks.info().as_ref().map_or_else(|| Ok(never()), start_printing)?;
         Ok(HandingOut { printed, null })

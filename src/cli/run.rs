@@ -143,8 +143,9 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     stops::watch();
     let environment = Environment::of(global, &held)?;
     let cannot = |error: io::Error| {
-        let message = format!("{:?} cannot be started: {error}", work.command.first().cloned().unwrap_or_default());
-        Failure::Own(code::CANNOT_RUN, message)
+        // What is wrong with the command itself, it says as it becomes it.
+        let message = format!("{:?} was not started: {error}", work.command.first().cloned().unwrap_or_default());
+        Failure::Own(code::INTERNAL, message)
     };
     let prepared = environment.prepared(foreground, work.command).map_err(cannot)?;
     let kill_at = Killing::of(&held).by_keeper(work.ask, work.ask.on_loss.may_kill());

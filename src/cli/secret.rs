@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-use crate::exec::own_binary;
+use crate::exec::{not_ourselves, own_binary};
 use crate::failure::{Failure, Outcome, code};
 use crate::words::plain;
 
@@ -16,19 +16,15 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     let harmless = [&b"sqlite:"[..], b"memory:"].iter().any(|scheme| url.as_bytes().starts_with(scheme));
     let Some((name, args)) = rest.split_first().filter(|_| !harmless) else { return Ok(()) };
     let error = Command::new(own_binary()).arg0(name).args(args).env("LEASEHOLD_STORE", url).exec();
-    Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {error}")))
+    Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {}", not_ourselves(error))))
 }
 
 /// Whether a URL that a client has connected with may hold one. MongoDB's and PostgreSQL's can: as a part of their
 /// hosts, or as an option.
 pub fn has_password(url: &str) -> bool {
     let url = url.to_ascii_lowercase();
-    ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme)) && may_be_secret(&url)
-}
-
-fn may_be_secret(text: &str) -> bool {
-    let text = text.to_ascii_lowercase();
-    ["@", "%40", "password", "properties"].into_iter().any(|word| text.contains(word))
+    ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme))
+        && ["@", "%40", "password", "properties"].iter().any(|word| url.contains(word))
 }
 
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
@@ -60,26 +56,34 @@ fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
 /// A message that quotes arguments, without what is secret of any URL in them.
 pub fn scrubbed(message: &str, given: &[OsString]) -> String {
     let mut message = message.to_owned();
-    for secret in given.iter().filter_map(|arg| arg.to_str()).flat_map(secrets).filter(|secret| !secret.is_empty()) {
+    for rest in given.iter().filter_map(|arg| arg.to_str()).map(after_scheme) {
+        let hidden = hidden(rest);
+        let stripped = |text: &str| plain(&anstream::adapter::strip_str(text).to_string());
         // As it is, and as it is shown where a terminal would obey it.
-        let stripped = anstream::adapter::strip_str(secret).to_string();
-        for shown in [&plain(secret), secret, &plain(&stripped)].into_iter().filter(|s| !s.is_empty()) {
-            message = message.replace(shown, "***");
+        for shown_as in [&plain as &dyn Fn(&str) -> String, &str::to_owned, &stripped] {
+            let shown = shown_as(rest);
+            if !shown.is_empty() {
+                message = message.replace(&shown, &shown_as(&hidden));
+            }
         }
     }
     message
 }
 
-/// The user and password of a URL, and its options if one may be a password.
-fn secrets(arg: &str) -> [&str; 2] {
-    let rest = arg.split_once("://").map_or("", |(_, rest)| rest);
-    let (user, options) = (rest.rfind('@').unwrap_or(0), rest.find('?').unwrap_or(rest.len()));
-    match &rest[options..] {
-        // Either may have what ends the other.
-        _ if options < user => [rest, ""],
-        asked if may_be_secret(asked) => [&rest[..user], &asked[1..]],
-        _ => [&rest[..user], ""],
+/// What may be a URL in an argument, behind its scheme, also where a part of `://` is missing.
+fn after_scheme(arg: &str) -> &str {
+    arg.find([':', '/']).map_or("", |at| arg[at..].trim_start_matches([':', '/']))
+}
+
+/// The same without user and password, and without the options, of which one may be a password.
+fn hidden(rest: &str) -> String {
+    let (user, options) = (rest.rfind('@').unwrap_or(0), rest.find(['?', '&']).map_or(rest.len(), |at| at + 1));
+    // Either may have what ends the other.
+    if user > 0 && options <= user {
+        return "***".to_owned();
     }
+    let stars = |is_there| if is_there { "***" } else { "" };
+    format!("{}{}{}", stars(user > 0), &rest[user..options], stars(options < rest.len()))
 }
 
 #[cfg(test)]
@@ -133,7 +137,12 @@ mod tests {
         for (given, shown) in [
             ("postgres://h/d?password=x&sslmode=require", "postgres://h/d?***"),
             ("--stor=mongodb://u:p@h/d?tlsCertificateKeyFilePassword=x", "--stor=mongodb://***@h/d?***"),
-            ("dynamodb://table?region=r", "dynamodb://table?region=r"),
+            ("dynamodb://table?region=r", "dynamodb://table?***"),
+            ("postgres://h/d&passwd=x", "postgres://h/d&***"),
+            // Where a part is missing.
+            ("postgres//u:p@h/d", "postgres//***@h/d"),
+            ("postgres:u:p//q@h/d", "postgres:***@h/d"),
+            ("u:p@h/d", "u:***@h/d"),
             // Nobody knows where the password ends.
             ("mongodb://me:p?q@h/d?password=x", "mongodb://***"),
             ("postgres://h/d?password=x@y", "postgres://***"),

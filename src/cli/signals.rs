@@ -8,7 +8,7 @@ use std::thread;
 use crossbeam_channel::{Receiver, unbounded};
 use nix::sys::signal::Signal;
 use nix::unistd::{Pid, getpid};
-use signal_hook::flag::register_conditional_shutdown;
+use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -131,6 +131,14 @@ pub fn end_process_1_by_signals() {
     for signal in ENDING.into_iter().filter(|signal| !is_ignored(*signal)) {
         let code = i32::from(code::SIGNAL + signal as u8);
         let _ = register_conditional_shutdown(signal as i32, code, always.clone());
+    }
+}
+
+/// From now on a write beyond the limit of file size fails, as one to a full disk does, and does not end this process. The
+/// signal is handled and not ignored, so that what is started from here has the system's default.
+pub fn outlive_file_size_limit() {
+    if !is_ignored(Signal::SIGXFSZ) {
+        let _ = register(Signal::SIGXFSZ as i32, Arc::new(AtomicBool::new(false)));
     }
 }
 

@@ -37,7 +37,9 @@ pub(crate) fn opener(url: &str) -> Result<Opener> {
         let right = "where it is meant, write it as %20 or %0A";
         return Err(config(&format!("the store URL has white space around it or a control character in it; {right}")));
     }
-    let Some((scheme, _)) = url.split_once(':') else {
+    // What is none may hold a password.
+    let is_scheme = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "+-._".contains(c));
+    let Some((scheme, _)) = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
         return Err(config("the store URL has no scheme; write one like sqlite:locks.db"));
     };
     match STORES.iter().find(|(known, _)| *known == scheme) {

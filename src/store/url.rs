@@ -18,6 +18,12 @@ impl<'a> StoreUrl<'a> {
         let (scheme, rest) = url.split_once(':').unwrap_or((url, ""));
         let (path, query) = rest.split_once('?').unwrap_or((rest, ""));
         let mut options: Vec<(Cow<str>, Cow<str>)> = Vec::new();
+        let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
+        if names.any(|name| name.contains('@')) {
+            // It is not shown: it may be a part of a password.
+            let right = "before the options write ? as %3F";
+            return Err(config(&format!("no option of {scheme}: has an @ in its name; {right}")));
+        }
         for pair in query.split('&').filter(|pair| !pair.is_empty()) {
             let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
             let (name, value) = (decode(name)?, decode(value)?);
@@ -40,6 +46,16 @@ impl<'a> StoreUrl<'a> {
                 Err(config(&format!("{scheme}: has no option {name:?}{hint}; its options: {known}")))
             }
         }
+    }
+
+    /// Refuses a user and a password, which are not shown: the credentials are found as `sdk` finds them.
+    #[cfg(any(feature = "dynamodb", feature = "spanner"))]
+    pub fn no_user(&self, sdk: &str) -> Result<()> {
+        if !self.path.contains('@') {
+            return Ok(());
+        }
+        let scheme = self.scheme;
+        Err(config(&format!("a {scheme}: URL has no user and password; credentials are found as {sdk} finds them")))
     }
 
     pub fn option(&self, name: &str) -> Option<&str> {

@@ -18,6 +18,7 @@ mod exits;
 mod groups;
 mod health;
 mod hold;
+mod lacks;
 mod locks;
 mod loss;
 mod messages;

@@ -36,6 +36,19 @@ fn no_output_shows_it() {
         format!("--store=nosql{} status", &url[7..]),
         format!("--store {url}%zz&x=y status"),
         format!("--store sqlite:{}/no/such/folder/x?pass={CANARY} status", "/nowhere"),
+        // As the URLs of others are.
+        format!("--store dynamodb://AKIA:{CANARY}@eu-west-1/locks status"),
+        format!("--store dynamodb://AKIA:{CANARY}/locks --json status"),
+        format!("--store spanner://user:{CANARY}@db/app?table=locks status"),
+        format!("--store sqlite://user:{CANARY}@db/app status"),
+        format!("--store sqlite://user:a?{CANARY}@db/app status"),
+        format!("--store mongodb://user:{CANARY}%40db/app status"),
+        format!("--store postgres//user%3A{CANARY}@db:5432/app status"),
+        format!("postgres//user:{CANARY}@db/app"),
+        format!("postgres:user:{CANARY}@db/app status"),
+        format!("user:{CANARY}@db/app status"),
+        format!("run -w postgres://db/app?passwd={CANARY}"),
+        format!("run -w postgres://db/app&password={CANARY}"),
     ]
     .map(|line| line.split(' ').map(str::to_owned).collect())
     .into();

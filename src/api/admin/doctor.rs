@@ -75,8 +75,9 @@ impl LockClient {
     /// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a
     /// round trip takes, and what this client may do there.
     ///
-    /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again. All of it takes at
-    /// most twice the request timeout; what was not tried by then is reported as not answered.
+    /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again, unless the store
+    /// denies that: then the row stays until a `purge`. All of it takes at most twice the request timeout; what was not tried
+    /// by then is reported as not answered.
     ///
     /// # Errors
     /// `Closed`. What is wrong with the store is in the answer.

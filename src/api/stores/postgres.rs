@@ -84,7 +84,7 @@
 //! # Rights
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
 //! but `create_schema`, which needs `CREATE` on the schema, and to own a table that lacks something. `DELETE` is for `purge`
-//! alone. Whoever only looks (`get`, `list`) needs `SELECT`.
+//! alone, and for `diagnose`, which leaves a row of its own each time without. Whoever only looks (`get`, `list`) needs `SELECT`.
 //!
 //! # Cost
 //! | step | statements |

@@ -121,6 +121,7 @@ impl DynamodbOptions {
             "deletion_protection",
             "point_in_time_recovery",
         ])?;
+        url.no_user("the AWS SDK")?;
         let Some(table) = url.path.strip_prefix("//").filter(|table| !table.is_empty()) else {
             return Err(config("dynamodb: needs the name of a table, like dynamodb://locks?region=eu-central-1"));
         };
@@ -171,10 +172,8 @@ impl DynamodbOptions {
     pub fn validate(&self) -> Result<()> {
         let is_named = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(3..=255).contains(&self.table.len()) || !self.table.chars().all(is_named) {
-            return Err(config(&format!(
-                "the table name {:?} must have 3 to 255 letters, digits, '_', '-' or '.'",
-                self.table
-            )));
+            // It is not shown: of a URL it may be credentials.
+            return Err(config("the table name must have 3 to 255 letters, digits, '_', '-' or '.'"));
         }
         if self.partition_key.is_empty() || self.partition_key.len() > 255 {
             return Err(config(&format!("partition_key is {:?}, but must have 1 to 255 bytes", self.partition_key)));

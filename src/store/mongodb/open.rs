@@ -98,6 +98,13 @@ impl MongodbOptions {
             let right = "in a user name or password write @ : / ? # [ ] % as %40 %3A %2F %3F %23 %5B %5D %25";
             return Err(is_wrong(&format!("the driver cannot read it; {right}")));
         }
+        // It quotes a port that is none, which is the rest of a user and a password where the @ is missing.
+        let (_, hosts) = rest.rsplit_once('@').or_else(|| rest.split_once("://")).unwrap_or_default();
+        let hosts = hosts.split('/').next().unwrap_or_default().split(',');
+        let mut ports = hosts.filter_map(|host| host.rsplit(']').next()?.split_once(':'));
+        if !ports.all(|(_, port)| port.parse::<u16>().is_ok()) {
+            return Err(is_wrong("the port of a host must be a number; user and password end with an @"));
+        }
         // It quotes nothing of what stands before the @.
         let parsed = ConnectionString::parse(&address).map_err(|error| is_wrong(&error.kind.to_string()))?;
         let fleet = Fleet::parse(fleet.as_deref(), mixed::LIBRARY)?;

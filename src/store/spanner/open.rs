@@ -77,6 +77,7 @@ impl SpannerOptions {
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let url = StoreUrl::parse(url)?;
         url.only(&["table", "fleet", "spindle_duration", "admin_endpoint"])?;
+        url.no_user("Google's client")?;
         let Some(table) = url.option("table").filter(|table| !table.is_empty()) else {
             let right = "spanner:projects/P/instances/I/databases/D?table=locks";
             return Err(config(&format!("spanner: needs the name of a table, like {right}")));

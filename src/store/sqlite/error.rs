@@ -228,7 +228,9 @@ fn advice(error: &rusqlite::Error) -> &'static str {
             "its log (-wal) is shorter than the index of the log (-shm) says: the log was removed, or the file has a second \
              name; end everything that has it open, and connect again"
         }
-        ErrorCode::SystemIoFailure => "the disk failed or is full; see what the system's log says about it",
+        ErrorCode::SystemIoFailure => {
+            "the disk failed or is full, or a file must not grow (ulimit -f); see what the system's log says about it"
+        }
         ErrorCode::CannotOpen => {
             "a file could not be opened; check the folder, its permissions and the limit of open files"
         }

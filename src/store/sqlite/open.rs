@@ -43,7 +43,9 @@ impl SqliteOptions {
         // `sqlite:///a/b` is how other tools write an absolute path.
         let path = match url.path.strip_prefix("//") {
             Some(path) if !path.starts_with('/') => {
-                return Err(config(&format!("sqlite:// names a host, which SQLite has none of; write sqlite:{path}")));
+                // As in the URL of another store, a password may stand before an @.
+                let right = if path.contains('@') { String::new() } else { format!("; write sqlite:{path}") };
+                return Err(config(&format!("sqlite:// names a host, which SQLite has none of{right}")));
             }
             Some(path) => path,
             None => &url.path,

@@ -181,7 +181,7 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
         (engine(ffi::SQLITE_CONSTRAINT), ErrorKind::Schema, false, not_ours),
         (engine(ffi::SQLITE_ERROR), ErrorKind::Schema, false, not_ours),
         (engine(ffi::SQLITE_FULL), ErrorKind::Store, true, "the disk is full"),
-        (engine(ffi::SQLITE_IOERR), ErrorKind::Store, true, "the disk failed"),
+        (engine(ffi::SQLITE_IOERR), ErrorKind::Store, true, "the disk failed or is full, or a file must not grow"),
         (engine(ffi::SQLITE_CANTOPEN), ErrorKind::Store, true, "a file could not be opened"),
         (engine(ffi::SQLITE_BUSY), ErrorKind::Store, true, "another process is writing"),
         (engine(ffi::SQLITE_LOCKED), ErrorKind::Store, true, "another process is writing"),

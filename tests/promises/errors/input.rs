@@ -154,12 +154,13 @@ fn what_only_a_guard_does_is_refused_where_there_is_none() {
 
 #[test]
 fn store_urls() {
-    let bad: [(&str, &[&str]); 14] = [
+    let bad: [(&str, &[&str]); 15] = [
         ("", &["no scheme", "sqlite:locks.db"]),
         ("locks.db", &["no scheme"]),
         ("sqllite:locks.db", &["\"sqllite\"", "did you mean \"sqlite\""]),
         ("redis://localhost", &["\"redis\"", "sqlite:", "memory:"]),
         ("memory:a?size=3", &["memory:", "\"size\"", "none"]),
+        ("postgres//me:canary@localhost:1", &["no scheme"]),
         ("sqlite:", &["path of a file"]),
         ("sqlite::memory:", &["memory:"]),
         ("sqlite://locks.db", &["write sqlite:locks.db"]),

@@ -22,6 +22,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         (format!("spanner:{PATH}?table="), "name of a table"),
         ("spanner:locks?table=locks".to_owned(), "projects/P/instances/I/databases/D"),
         (format!("spanner:/{PATH}?table=locks"), "projects/P/instances/I/databases/D"),
+        (format!("spanner://me:canary@{PATH}?table=locks"), "no user and password"),
         (format!("spanner:{PATH}/more?table=locks"), "projects/P/instances/I/databases/D"),
         ("spanner:projects/p1/instances/i1/databases/?table=locks".to_owned(), "projects/P/instances/I/databases/D"),
         ("spanner:projects/p1/instances/i%201/databases/d1?table=locks".to_owned(), "2 to 64"),

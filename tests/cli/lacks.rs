@@ -1,0 +1,50 @@
+//! Where the system lacks what leasehold needs.
+#![cfg(target_os = "linux")]
+
+use std::process::Command;
+
+use crate::support::{Running, Store, run};
+
+/// The command is not what is missing. Only root may take that away, and not everywhere.
+#[test]
+fn what_it_needs_to_start_itself_is_named() {
+    let store = Store::new();
+    let (no_proc, no_null) = ("umount -l /proc", "mount -t tmpfs none /dev");
+    for (lacks, args) in [
+        (no_proc, "run a -- echo in"),
+        (no_proc, "--store mongodb://me:canary@127.0.0.1:1/app status"),
+        (no_null, "run b -- echo in"),
+        (no_null, "hold c --pid $$"),
+    ] {
+        let script = format!("{lacks} && echo lacks && {{ {} {args}; exit $?; }}", env!("CARGO_BIN_EXE_leasehold"));
+        let ran = run(Command::new("unshare").args(["-m", "sh", "-c", &script]).env("LEASEHOLD_STORE", &store.url));
+        if !ran.stdout.starts_with("lacks") {
+            return crate::servers::skip(&format!("nothing can be taken away here: {}", ran.stderr));
+        }
+        let needs = "leasehold cannot start itself (/proc and /dev/null must be there): ";
+        assert!(ran.code == Some(70) && ran.stderr.contains(needs), "{lacks}, {args}: {ran:?}");
+        assert_eq!(ran.stdout, "lacks\n", "{lacks}, {args}");
+    }
+}
+
+/// As by systemd's `LimitFSIZE=`: a store in trouble, as with a full disk. The command has the system's default.
+#[test]
+fn a_limit_of_file_size_ends_nothing() {
+    let store = Store::new();
+    let grows = "(ulimit -f 1; exec head -c 9999 /dev/zero >$GROWS); echo $?; read go";
+    let mut running = Running::start(store.reading(&["--lease", "5m"], grows).env("GROWS", store.path("grows")));
+    running.expect("153");
+    let id = running.child.id().to_string();
+    let limit = |bytes: &str| {
+        let limit = format!("--fsize={bytes}");
+        assert!(Command::new("prlimit").args(["--pid", &id, &limit]).status().unwrap().success());
+    };
+    limit("1:");
+    running.tell("go");
+    running.says("could not be released yet");
+    limit("unlimited:");
+    let ran = running.end();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("a file must not grow"), "{}", ran.stderr);
+    assert!(store.client().get("k").unwrap().unwrap().is_free());
+}
