@@ -331,7 +331,10 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
     call(|| {
         let descriptor = out_arg!(descriptor);
         let guard = handle::get::<Guard>(guard)?;
-        let not_made = |error| Failure::new(Code::Store, format!("a descriptor can't be made: {error}"));
+        // What was used up may be there again later.
+        let not_made = |error: std::io::Error| {
+            about(&guard.granted, ErrorKind::Store, "a descriptor can't be made").retryable().caused_by(error)
+        };
         descriptor.write(guard.watch.descriptor().map_err(not_made)?.into_raw_fd())
     })
 }

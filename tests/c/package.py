@@ -3,13 +3,16 @@
     LEASEHOLD_LIBRARY=LIBRARY python tests/c/package.py URL
 """
 
+import ctypes
 import gc
 import math
 import pickle
+import resource
 import signal
 import subprocess
 import sys
 import threading
+import time
 import weakref
 
 import leasehold
@@ -78,6 +81,8 @@ def main(url):
         losses(client)
         fenced(url, client, rival)
         interrupted(client, rival)
+        waits(client, rival)
+        descriptors(client)
         left(url, rival)
         assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
         assert code_of(lambda: Client("nosuch:store")) == Code.CONFIG
@@ -222,12 +227,12 @@ class Interrupted(Exception):
     pass
 
 
+def raises(*_):
+    raise Interrupted
+
+
 def interrupted(client, rival):
     """A signal handler that raises ends the wait, and nobody has the lock then."""
-
-    def raises(*_):
-        raise Interrupted
-
     before = signal.signal(signal.SIGALRM, raises)
     locks = (lambda: client.lock("k"), lambda: client.lock_all(["j", "k"]), lambda: client.lock("k", wait=math.inf))
     for lock in locks:
@@ -245,6 +250,71 @@ def interrupted(client, rival):
     kept = interrupt("request_lock", lambda: client.try_lock("k"))
     rival.lock("k", wait=0).release()
     assert kept.__traceback__ is not None
+    # At each line in turn of what waits and what frees: at once, by just what the handler raised, and free in the end.
+    line, ends = 0, False
+    while not ends:
+        line, guard, began = line + 1, None, time.monotonic()
+        try:
+            sys.settrace(raises_at(line, (leasehold._interruptibly.__code__, leasehold._Owned.free.__code__)))
+            guard = client.lock("k")
+            guard.free()
+            ends = True
+        except Interrupted:
+            assert time.monotonic() - began < 9, line
+        finally:
+            sys.settrace(None)
+        if guard is not None:
+            guard.free()
+        rival.lock("k", wait=60).release()
+    assert line > 5
+
+
+def raises_at(line, codes):
+    """When so many lines of these functions, and of what they call, have begun. Only this thread is traced."""
+
+    def traces(frame, event, _):
+        nonlocal line
+        if event == "call":
+            return traces if frame.f_code in codes or frame.f_back.f_trace is traces else None
+        line -= event == "line"
+        return traces if line else raises()
+
+    return traces
+
+
+def waits(client, rival):
+    """A signal handler that raises also ends a wait that is for no lock."""
+    before = signal.signal(signal.SIGALRM, raises)
+    names, election = client.leases("waits"), client.election("k")
+    names.claim("n", "unit/0", 3600)
+    with rival.lock("k"), client.lock("j") as guard, names.keep("n", "unit/0", 3600) as keeper, names, election:
+        election.lead(print)
+        bound = threading.Timer(20, election.stop)
+        bound.start()
+        for wait in (lambda: guard.wait_loss(20), lambda: keeper.wait_loss(20), election.wait):
+            began = time.monotonic()
+            try:
+                signal.setitimer(signal.ITIMER_REAL, 0.1)
+                wait()
+                raise AssertionError("it did not wait")
+            except Interrupted:
+                assert time.monotonic() - began < 15, "it went on waiting"
+        bound.cancel()
+    signal.signal(signal.SIGALRM, before)
+
+
+def descriptors(client):
+    """For want of a descriptor, which may be there later. Here, since valgrind takes a limit for no limit of a pair."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with client.lock("k") as guard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+        try:
+            leasehold._call("guard_loss_descriptor", guard._handle, ctypes.byref(ctypes.c_int32()))
+            raise AssertionError("it was had")
+        except Error as error:
+            assert (error.code, error.key, error.retryable) == (Code.STORE, "k", True), error
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def left(url, rival):
@@ -295,8 +365,29 @@ def holds():
 threading.Thread(target=holds, daemon=True).start()
 assert held.wait(60)
 """
-    for program in (dying, daemon):
-        subprocess.run([sys.executable, "-B", "-c", begin + program, url], check=True, timeout=120)
+    # Its guard is gone, and so would be the interpreter. A process that is forked meanwhile has nobody to wait for.
+    frees = """
+import atexit, os
+ready, freed, going = (threading.Event() for _ in range(3))
+def lost(_):
+    ready.wait(60)
+    guard.free()
+    freed.set()
+    going.wait(60)
+    time.sleep(0.5)
+    print("it ends")
+guard = client.lock("j", max_hold=0.1, on_loss=lost)
+ready.set()
+assert freed.wait(60)
+child = os.fork()
+if child:
+    assert os.waitpid(child, 0)[1] == 0
+    atexit.register(going.set)
+"""
+    for program, said in ((dying, ""), (daemon, ""), (frees, "it ends\n")):
+        command = [sys.executable, "-B", "-c", begin + program, url]
+        done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
+        assert said in done.stdout, program
         rival.lock("j", wait=0).release()
 
 

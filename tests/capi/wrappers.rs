@@ -77,7 +77,10 @@ fn the_package_for_python_works_in_an_environment_of_its_own() {
     let said = run(Command::new(&python).args(["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]));
     let package = Path::new(said.trim()).join("leasehold");
     std::fs::create_dir_all(&package).expect("a folder can be made");
-    std::fs::copy(root().join("examples/python/leasehold/__init__.py"), package.join("__init__.py")).expect("a copy");
+    for file in ["__init__.py", "py.typed"] {
+        let from = root().join("examples/python/leasehold").join(file);
+        std::fs::copy(from, package.join(file)).expect("without py.typed nobody's checker looks at the hints");
+    }
     let mut program = Command::new(&python);
     program.arg("-B").arg(root().join("tests/c/package.py")).arg(&url);
     program.env("LEASEHOLD_LIBRARY", library().folder.join("libleasehold.so"));

@@ -11,10 +11,12 @@ The library is libleasehold.so (macOS: .dylib) where the system finds it, or the
 may use a client. Do not open a lock file of SQLite with the module sqlite3 in the same process.
 
 An exception that a signal handler raises, as Ctrl-C does, ends a `lock` that waits in the main thread, and leaves no
-lock behind. When the interpreter exits, all clients are closed and all guards freed; an `on_loss` that runs just then is
-waited for. A process that `multiprocessing` has forked exits without that: leave its locks by `with`.
+lock behind; it also ends `wait_loss` and `Election.wait` there. When the interpreter exits, all clients are closed and
+all guards freed; an `on_loss` or an election's work that runs just then is waited for. A process that `multiprocessing`
+has forked exits without that: leave its locks by `with`.
 """
 
+import _thread
 import atexit
 import ctypes
 import ctypes.util
@@ -23,6 +25,7 @@ import functools
 import math
 import os
 import threading
+import time
 import weakref
 from types import TracebackType
 from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Type, TypeVar
@@ -358,8 +361,10 @@ class _Owned:
         It waits for an `on_loss` of this guard that runs on another thread: hold no lock that `on_loss` takes, here and
         wherever the last reference to a guard may go.
         """
-        if self._handle.id != 0 and self._freed.acquire(blocking=False):
+        if self._handle.id != 0 and not self._freed.locked():
+            # Twice does no harm, and it can be repeated when the handler of a signal raises before it.
             getattr(_library(), "leasehold_" + self._free)(self._handle)
+            self._freed.acquire(blocking=False)
 
     def __del__(self) -> None:
         if hasattr(self, "_freed"):
@@ -401,6 +406,11 @@ def _at_exit() -> None:
             _library().leasehold_client_close(client._handle)
     for owned in alive:
         owned.free()
+    # What is called may have freed its own. In a process that was forked meanwhile nothing of that runs.
+    is_called = os.getpid() in _Callback._running.values()
+    while is_called:
+        is_called = os.getpid() in _Callback._running.values()
+        time.sleep(0.01)  # once more at its end: its thread has to leave Python
 
 
 atexit.register(_at_exit)
@@ -409,19 +419,19 @@ atexit.register(_at_exit)
 class _Callback:
     """Keeps a function of Python's alive for as long as the library may call it."""
 
-    # Those that are called, or may be: a guard can be freed inside its own callback.
-    _running: "set[object]" = set()
+    # Those that are called, and in which process: a guard can be freed inside its own callback.
+    _running: "dict[object, int]" = {}
 
     def __init__(self, on_loss: Callable[[Loss], None]) -> None:
         def called(lost: "ctypes._Pointer[_Loss]", _user: Optional[int]) -> None:
-            _Callback._running.add(self)
+            _Callback._running[self] = os.getpid()
             try:
                 loss = lost.contents
                 key, text = (ctypes.string_at(at, size).decode("utf-8", "replace")
                              for at, size in ((loss.key, loss.key_len), (loss.text, loss.text_len)))
                 on_loss(Loss(key, text, loss.token, _known(Reason, loss.reason), loss.held_for_ms / 1000))
             finally:
-                _Callback._running.discard(self)
+                _Callback._running.pop(self, None)
 
         self.function = _ON_LOSS(called)
 
@@ -646,11 +656,11 @@ class Election(_Owned):
         """
 
         def works(token: int, _user: Optional[int]) -> None:
-            _Callback._running.add(works)
+            _Callback._running[works] = os.getpid()
             try:
                 work(token)
             finally:
-                _Callback._running.discard(works)
+                _Callback._running.pop(works, None)
 
         # Kept by the other, also while it runs and the election is gone.
         function = works.function = _WORK(works)  # type: ignore[attr-defined]
@@ -672,8 +682,8 @@ class Election(_Owned):
             return False
 
     def wait(self) -> None:
-        """Waits until the thread of `lead` is over. In the main thread, handlers of signals run afterwards."""
-        _call("election_wait", self._handle)
+        """Waits until the thread of `lead` is over."""
+        _interruptibly(functools.partial(_call, "election_wait", self._handle))
 
     def stop(self) -> None:
         """Ends the campaign, and resigns, so that the next node need not wait for the lease's end."""
@@ -681,8 +691,12 @@ class Election(_Owned):
 
 
 def _wait_loss(name: str, handle: _Handle, seconds: Optional[float]) -> bool:
+    wait = functools.partial(_call, name, handle, _ms(seconds))
     try:
-        _call(name, handle, _ms(seconds))
+        if seconds == 0:
+            wait()
+        else:
+            _interruptibly(wait)
     except Error as error:
         if error.code != Code.TIMED_OUT:
             raise
@@ -690,45 +704,51 @@ def _wait_loss(name: str, handle: _Handle, seconds: Optional[float]) -> bool:
     return True
 
 
-def _interruptibly(call: Callable[[], None], cancel: _Handle, guard: _Held) -> None:
-    """Waits for `call` on a thread of its own: only so the main thread hears of signals while it waits."""
-    done, failed = threading.Event(), []  # type: ignore[var-annotated]
-    is_wanted, begun = True, threading.Lock()
+def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, guard: Optional[_Held] = None) -> None:
+    """Waits for `call`. The main thread has another one make it: only so it hears of signals meanwhile. What a handler
+    raises then fires `cancel` and frees the guard; a call that has none is left to its end, and must not keep its object.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        call()
+        return
+    # Nothing of `threading` that is written in Python: what a handler raises inside would leave it in any state.
+    begun, done, outcome = threading.Lock(), threading.Lock(), []  # type: ignore[var-annotated]
+    is_wanted = True
+    done.acquire()
 
     def run() -> None:
         if not begun.acquire(blocking=False):
             return
         try:
             call()
+            outcome.append(None)
         except BaseException as error:
-            failed.append(error)
-        done.set()
-        if not is_wanted:
+            outcome.append(error)
+        done.release()
+        if guard is not None and not is_wanted:
             guard.free()
 
-    thread: Optional[threading.Thread] = None
     try:
         try:
-            thread = threading.Thread(target=run, name="leasehold-lock", daemon=True)
-            thread.start()
+            _thread.start_new_thread(run, ())
         except RuntimeError:
-            # It may be what a signal's handler raised while the thread started.
-            if not begun.acquire(blocking=False):
+            # It may be what a signal's handler raised once the thread had started.
+            if begun.locked():
                 raise
-            thread = None  # none starts when the interpreter exits, nor in some subinterpreters
-        else:
-            done.wait()
+            run()  # none starts when the interpreter exits, nor in some subinterpreters
+        done.acquire()
     except BaseException:
         is_wanted = False
-        _library().leasehold_cancel_fire(cancel)
-        # So that nobody is refused for a lock that nobody has; if it takes longer, the thread frees it.
-        done.wait(10)
-        guard.free()
+        has_begun = not begun.acquire(blocking=False)
+        if cancel is not None and guard is not None:
+            _library().leasehold_cancel_fire(cancel)
+            # So that nobody is refused for a lock that nobody has; if it takes longer, the thread frees it.
+            if has_begun and not outcome:
+                done.acquire(timeout=10)
+            guard.free()
         raise
-    if thread is None:
-        call()
-    if failed:
-        raise failed[0]
+    if outcome[0] is not None:
+        raise outcome[0]
 
 
 class Client(_Owned):
@@ -876,12 +896,13 @@ class Client(_Owned):
             if guard._callback is not None:
                 _call("request_set_on_loss", request, guard._callback.function, None)
             place = ctypes.byref(guard._handle)
-            if wait == 0 or threading.current_thread() is not threading.main_thread():
-                _call(end, request, place)
+            asks = functools.partial(_call, end, request, place)
+            if wait == 0:
+                asks()
             else:
                 _call("cancel_new", ctypes.byref(cancel))
                 _call("request_set_cancel", request, cancel)
-                _interruptibly(lambda: _call(end, request, place), cancel, guard)
+                _interruptibly(asks, cancel, guard)
         except BaseException:
             # Now, since whoever keeps the exception keeps the guard.
             guard.free()
