@@ -46,23 +46,16 @@ pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
 /// Whether they are clusters, and no host of the one is a host of the other.
 fn has_other_hosts(origin: &str, here: &str) -> bool {
     let hosts = |label: &str| {
-        let (scheme, rest) = label.split_once("://")?;
-        let (hosts, _) = rest.rsplit_once('/').filter(|_| ["mongodb", "postgres"].contains(&scheme))?;
-        Some(hosts.split(',').map(str::to_ascii_lowercase).collect::<Vec<_>>())
+        let (_, rest) = label.split_once("://").filter(|(scheme, _)| ["mongodb", "postgres"].contains(scheme))?;
+        // Behind the last port the database begins, whose name may have a slash, as a Unix socket may.
+        let place = |host: &str| {
+            let (host, port) = host.rsplit_once(':')?;
+            Some(format!("{host}:{}", port.split('/').next()?).to_ascii_lowercase())
+        };
+        Some(rest.split(',').filter_map(place).collect::<Vec<_>>()).filter(|hosts| !hosts.is_empty())
     };
     let both = hosts(origin).zip(hosts(here));
     both.is_some_and(|(origin, here)| !origin.iter().any(|host| here.contains(host)))
-}
-
-/// Whether they are the database and the table of one: who does not name the schema has the one that is searched first.
-fn is_one_table(one: &str, other: &str) -> bool {
-    let parts = |name: &str| name.rsplit_once('.').map(|(before, table)| (before.to_owned(), table.to_owned()));
-    let has_schema = |long: &str, short: &str| {
-        let schema = long.strip_prefix(short).and_then(|rest| rest.strip_prefix('.'));
-        schema.is_some_and(|schema| !schema.contains('.'))
-    };
-    let both = parts(one).zip(parts(other)).filter(|((_, table), (_, same))| table == same);
-    one == other || both.is_some_and(|((one, _), (other, _))| has_schema(&one, &other) || has_schema(&other, &one))
 }
 
 fn is_another(origin: &str, here: &str) -> bool {
@@ -70,7 +63,7 @@ fn is_another(origin: &str, here: &str) -> bool {
     let last = |label: &str| label.rsplit_once('/').map(|(_, last)| last.to_owned()).unwrap_or_default();
     match (origin.split_once(':'), here.split_once(':')) {
         (Some(("mongodb", origin)), Some(("mongodb", here))) => last(origin) != last(here),
-        (Some(("postgres", origin)), Some(("postgres", here))) => !is_one_table(&last(origin), &last(here)),
+        (Some(("postgres", origin)), Some(("postgres", here))) => last(origin) != last(here),
         // The names of tables have no case on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
         // A file has as many paths as links lead to it.
@@ -91,7 +84,6 @@ mod tests {
             ("memory:a", "memory:a"),
             ("mongodb://a:27017,b:27017/app.locks", "mongodb://b:27017/app.locks"),
             ("postgres://a:5432/app.locks", "postgres://b:5432,a:5432/app.locks"),
-            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
                 "spanner:projects/p/instances/i/databases/d?table=Locks",
@@ -106,8 +98,8 @@ mod tests {
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
-            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.others"),
-            ("postgres://a:5432/app.own.locks", "postgres://a:5432/app.public.locks"),
+            // Who names no schema has the one that is searched first.
+            ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.locks"),
             ("postgres://a:5432/app.locks", "mongodb://a:5432/app.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
@@ -130,6 +122,8 @@ mod tests {
             ("postgres:///run/a:1/app.locks", "postgres:///run/a:1/app.locks", false),
             ("postgres:///run/a:1/app.locks", "postgres:///run/b:1/app.locks", true),
             ("mongodb://a:1/app.locks", "mongodb://b:1/app.locks", true),
+            ("mongodb://a:1,b:1/app.jobs/locks", "mongodb://a:1/app.jobs/locks", false),
+            ("mongodb:///tmp/a.sock/app.locks", "mongodb:///tmp/b.sock/app.locks", false),
             ("dynamodb://a/locks", "dynamodb://b/locks", false),
             ("memory:a", "memory:b", false),
         ] {

@@ -40,7 +40,8 @@ pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHan
 }
 
 /// Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
-/// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
+/// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or,
+/// of MongoDB and PostgreSQL, one with none of this client's hosts has, and it does not stand here.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {

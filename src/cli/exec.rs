@@ -69,7 +69,11 @@ pub fn own_binary() -> PathBuf {
 
 /// Why this binary could not begin anew: what is missing then is not what the user named.
 pub fn not_ourselves(error: io::Error) -> io::Error {
-    let needs = if error.kind() == io::ErrorKind::NotFound { " (/proc and /dev/null must be there)" } else { "" };
+    let needs = match error.kind() {
+        io::ErrorKind::NotFound if cfg!(target_os = "linux") => " (/proc and /dev/null must be there)",
+        io::ErrorKind::NotFound => " (its own file and /dev/null must be there)",
+        _ => "",
+    };
     io::Error::new(error.kind(), format!("leasehold cannot start itself{needs}: {error}"))
 }
 

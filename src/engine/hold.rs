@@ -297,11 +297,11 @@ impl Hold {
             return Beat::Over;
         }
         // A third of the time left, so that there is time for two repeats.
-        let by = Deadline::after((left / 3).min(self.setup.request_timeout)).or_cancel(&self.beats.stop);
+        let end = Deadline::after(left / 3).or_cancel(&self.beats.stop);
         let asked = Instant::now();
-        match self.ask(least, &by) {
+        match self.ask(least, &end.clone().within(self.setup.request_timeout)) {
             Ok(answer) => self.answered(answer),
-            Err(error) => self.beat_failed(error, by.cut_off(asked, SILENT)),
+            Err(error) => self.beat_failed(error, end.cut_off(asked, SILENT)),
         }
     }
 
@@ -403,17 +403,17 @@ impl Hold {
         self.held_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update).is_ok()
     }
 
-    /// What its end cut off right after it began, as in the last moments of a lease, hides nothing that is known.
+    /// What the end of its lease cut off right after it began hides nothing that is known.
     fn beat_failed(&self, error: Error, is_cut_off: bool) -> Beat {
         pause!("renew.failed");
-        let error = {
+        {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
                 return Beat::Over;
             }
             let known = state.last_error.take().filter(|_| is_cut_off);
-            state.last_error.insert(known.unwrap_or(error)).clone()
-        };
+            state.last_error = known.or_else(|| Some(error.clone()));
+        }
         // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);
         // A warning may have been due already.

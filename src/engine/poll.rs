@@ -246,7 +246,7 @@ impl Wait<'_> {
     /// The same for one of many reports that began then. Each counts alone, but many of them hold up the others as one that
     /// hangs does.
     pub(super) fn tells_since(&self, begun: Instant) {
-        if begun.elapsed() < HANGS {
+        if begun.elapsed() < HANGS || !self.users_code.is_running() {
             self.tells(Some(Instant::now()));
         }
     }

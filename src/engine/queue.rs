@@ -63,6 +63,11 @@ pub struct UsersCode {
 }
 
 impl UsersCode {
+    /// Whether it runs.
+    pub fn is_running(&self) -> bool {
+        self.since.lock().is_some()
+    }
+
     /// Whether a release hands over to the call, or has done so.
     pub fn is_handed(&self) -> bool {
         self.handed.load(Ordering::SeqCst) > 0
@@ -110,7 +115,7 @@ impl Queues {
     #[cfg(feature = "_internals")]
     pub fn in_users_code(&self, key: &str) -> usize {
         let lines = self.lines.lock();
-        lines.get(key).into_iter().flatten().filter(|place| place.users_code.since.lock().is_some()).count()
+        lines.get(key).into_iter().flatten().filter(|place| place.users_code.is_running()).count()
     }
 
     /// Takes a place at the end of the line of this key, for a call that runs this code.

@@ -103,8 +103,14 @@ impl Memory {
         url.only(&[])?;
         let name = url.path.into_owned();
         Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, by| {
-            let busy = || Error::new(ErrorKind::Store, "other threads connect just now; repeat the call").retryable();
-            Ok(Memory::over(&name, shared(&name, by).ok_or_else(busy)?, clock))
+            let records = shared(&name, by).map_err(|in_use| match in_use {
+                InUse::ForNow => Error::new(ErrorKind::Store, "other threads connect just now; repeat the call").retryable(),
+                InUse::ForEver => Error::new(
+                    ErrorKind::Config,
+                    "this process was forked, again and again, while a thread connected to a store in memory: begin a                      program anew by exec",
+                ),
+            });
+            Ok(Memory::over(&name, records?, clock))
         }))
     }
 
@@ -126,18 +132,18 @@ impl Memory {
     }
 }
 
-/// What the clients of the store with this name share; `None` when that is not known in time.
-fn shared(name: &str, by: &Deadline) -> Option<Arc<Mutex<Records>>> {
+/// What the clients of the store with this name share; an error when that is not known in time.
+fn shared(name: &str, by: &Deadline) -> Result<Arc<Mutex<Records>>, InUse> {
     if name.is_empty() {
-        return Some(Arc::default());
+        return Ok(Arc::default());
     }
     let mut places = NAMED.iter().map(|place| place.lock(by));
-    let mut place = places.find(|place| !matches!(place, Err(InUse::ForEver)))?.ok()?;
+    let mut place = places.find(|place| !matches!(place, Err(InUse::ForEver))).unwrap_or(Err(InUse::ForEver))?;
     drop(place.take_if(|(process, _)| !process.is_current()));
     let (_, named) = place.get_or_insert_with(|| (ProcessId::current(), Named::new()));
     named.retain(|_, records| records.strong_count() > 0);
     let known = named.get(name).and_then(Weak::upgrade);
-    Some(known.unwrap_or_else(|| {
+    Ok(known.unwrap_or_else(|| {
         let fresh = Arc::default();
         named.insert(name.to_owned(), Arc::downgrade(&fresh));
         fresh

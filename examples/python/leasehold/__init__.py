@@ -407,9 +407,9 @@ def _at_exit() -> None:
     for owned in alive:
         owned.free()
     # What is called may have freed its own. In a process that was forked meanwhile nothing of that runs.
-    is_called = os.getpid() in _Callback._running.values()
+    is_called = os.getpid() in list(_Callback._running.values())
     while is_called:
-        is_called = os.getpid() in _Callback._running.values()
+        is_called = os.getpid() in list(_Callback._running.values())
         time.sleep(0.01)  # once more at its end: its thread has to leave Python
 
 
@@ -524,7 +524,8 @@ class Guard(_Held):
         _call("guard_hold_at_least", self._handle, _ms(seconds))
 
     def wait_loss(self, seconds: Optional[float] = None) -> bool:
-        """Waits until the lock is lost; False when it is not within `seconds`."""
+        """Waits until the lock is lost; False when it is not within `seconds`. If the handler of a signal raises meanwhile,
+        a thread waits on for as long: give `seconds` where that happens again and again."""
         return _wait_loss("guard_wait_loss", self._handle, seconds)
 
 
@@ -747,8 +748,8 @@ def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, g
                 done.acquire(timeout=10)
             guard.free()
         raise
-    if outcome[0] is not None:
-        raise outcome[0]
+    if outcome[-1] is not None:
+        raise outcome[-1]
 
 
 class Client(_Owned):

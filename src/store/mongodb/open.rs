@@ -101,7 +101,9 @@ impl MongodbOptions {
         // It quotes a port that is none, which is the rest of a user and a password where the @ is missing.
         let (_, hosts) = rest.rsplit_once('@').or_else(|| rest.split_once("://")).unwrap_or_default();
         let hosts = hosts.split('/').next().unwrap_or_default().split(',');
-        let mut ports = hosts.filter_map(|host| host.rsplit(']').next()?.split_once(':'));
+        // As the driver finds it.
+        let after_ip = |host: &'_ str| host.starts_with('[').then(|| host.find(']')).flatten().unwrap_or(0);
+        let mut ports = hosts.filter_map(|host| host[after_ip(host)..].split_once(':'));
         if !ports.all(|(_, port)| port.parse::<u16>().is_ok()) {
             return Err(is_wrong("the port of a host must be a number; user and password end with an @"));
         }

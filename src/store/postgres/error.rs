@@ -186,6 +186,11 @@ impl PostgresError {
         refused(own, cause)
     }
 
+    /// Whether its transaction, whose isolation is not ours, met another one.
+    pub fn is_serialization(&self) -> bool {
+        matches!(self, PostgresError::Own(_, Some(cause)) if cause.says("(40001)"))
+    }
+
     /// A fault of TLS is one that may pass.
     pub fn for_now((fate, error): (Fate, Self)) -> (Fate, Self) {
         match error {

@@ -76,6 +76,8 @@ impl Postgres {
             Ok(rows) if rows.is_empty() => Ok(Wrote::Answered(None)),
             Ok(_) => Ok(Wrote::Answered(u64::try_from(version).ok())),
             Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
+            // It may have met the rows of others, which says nothing of this one.
+            Err((Fate::Duplicate, error)) if error.is_serialization() => Ok(Wrote::Duplicate),
             Err((Fate::Duplicate, _)) => Ok(Wrote::Answered(None)),
             Err((_, error)) => Err(error),
         }

@@ -54,7 +54,8 @@ impl Transactional for Over<'_> {
                 }
                 Wrote::Unknown(error) => return Ok(Transacted::Unknown(error.into())),
                 // Another wrote it meanwhile, mostly.
-                Wrote::Answered(None) | Wrote::Duplicate => {}
+                Wrote::Answered(None) => {}
+                Wrote::Duplicate => version = None,
             }
             // Before it is read, so that what is decided by the row is sent at once.
             if unwritten > 0 {

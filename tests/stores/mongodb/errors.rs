@@ -39,6 +39,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("mongodb://me:canary%2@localhost/app", "cannot read it"),
         ("mongodb://me:can/ary@localhost/app", "wrong"),
         ("mongodb://me:canary%40localhost/app", "port of a host"),
+        ("mongodb://me:a]canary%40localhost/app", "port of a host"),
         ("mongodb://a,[::1]:canary/app", "port of a host"),
         ("mongodb://me:c@nary:canary@localhost/app", "wrong"),
         ("mongodb+srv://me:canary@a,b/app", "wrong"),
