@@ -165,10 +165,10 @@ fn a_heartbeat_that_failed_is_logged_with_the_cause() {
     alone("errors::logs::a_heartbeat_that_failed_is_logged_with_the_cause", || {
         listen();
         let store = Store::memory();
-        store.plan.always(Call::Renew, Fault::Refuse);
         let builder = store.builder().lease(Duration::from_secs(3600));
         let client = builder.heartbeat(Duration::from_millis(10)).connect().unwrap();
         let _guard = client.lock("k").unwrap();
+        store.plan.always(Call::Renew, Fault::Refuse);
         let failed = |line: &String| line.contains("failed and is repeated");
         wait_until("a heartbeat has failed", || KEPT.lock().unwrap().iter().any(failed));
         let line = KEPT.lock().unwrap().iter().find(|line| failed(line)).cloned().unwrap();
