@@ -9,7 +9,7 @@ use leasehold::internals::store::mongodb::{MongodbOptions, Settings};
 use leasehold::internals::store::{Acquired, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::IndexModel;
-use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::bson::{Bson, Document, doc};
 use leasehold::mongodb::driver::options::IndexOptions;
 use leasehold::mongodb::driver::sync::{Client, Collection};
 
@@ -77,8 +77,12 @@ impl At {
 
     /// The next one of these commands fails so, without a label by which the driver would repeat it.
     fn fail_once(&self, command: &str, code: i32) {
+        self.fail(command, code, doc! { "times": 1 });
+    }
+
+    fn fail(&self, command: &str, code: i32, mode: impl Into<Bson>) {
         let data = doc! { "failCommands": [command], "errorCode": code, "errorLabels": [] };
-        self.admin(doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": data });
+        self.admin(doc! { "configureFailPoint": "failCommand", "mode": mode.into(), "data": data });
     }
 }
 
@@ -219,10 +223,11 @@ fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
     assert!(goes_on());
     assert!(told.recv_timeout(LONG).is_err_and(|error| error == RecvTimeoutError::Disconnected));
 
-    // It breaks.
-    at.fail_once("getMore", 8);
+    // It breaks, whatever else asks for more just now.
+    at.fail("getMore", 8, "alwaysOn");
     release(&store, &mut held[0]);
     while more.recv_timeout(LONG).map_err(|error| assert_eq!(error, RecvTimeoutError::Disconnected)).is_ok() {}
+    at.fail("getMore", 8, "off");
     let told = wake(&store, &["a", "b"]);
     assert!(!goes_on(), "after a break");
 
