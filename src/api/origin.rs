@@ -47,8 +47,11 @@ pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
 fn has_other_hosts(origin: &str, here: &str) -> bool {
     let hosts = |label: &str| {
         let (_, rest) = label.split_once("://").filter(|(scheme, _)| ["mongodb", "postgres"].contains(scheme))?;
-        // Behind the last port the database begins, whose name may have a slash, as a Unix socket may.
         let place = |host: &str| {
+            // A name in the DNS may stand for all, without a port. Only the path of a socket has slashes of its own.
+            if !host.starts_with('/') {
+                return host.split('/').next().map(str::to_ascii_lowercase);
+            }
             let (host, port) = host.rsplit_once(':')?;
             Some(format!("{host}:{}", port.split('/').next()?).to_ascii_lowercase())
         };
@@ -124,6 +127,9 @@ mod tests {
             ("mongodb://a:1/app.locks", "mongodb://b:1/app.locks", true),
             ("mongodb://a:1,b:1/app.jobs/locks", "mongodb://a:1/app.jobs/locks", false),
             ("mongodb:///tmp/a.sock/app.locks", "mongodb:///tmp/b.sock/app.locks", false),
+            ("mongodb://a.net/app.locks", "mongodb://b.net/app.locks", true),
+            ("mongodb://a.net/app.locks", "mongodb://a.net/app.locks", false),
+            ("mongodb://a:1,b:1/app.x:y", "mongodb://a:1/app.x:y", false),
             ("dynamodb://a/locks", "dynamodb://b/locks", false),
             ("memory:a", "memory:b", false),
         ] {

@@ -104,10 +104,13 @@ impl Memory {
         let name = url.path.into_owned();
         Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, by| {
             let records = shared(&name, by).map_err(|in_use| match in_use {
-                InUse::ForNow => Error::new(ErrorKind::Store, "other threads connect just now; repeat the call").retryable(),
+                InUse::ForNow => {
+                    Error::new(ErrorKind::Store, "other threads connect just now; repeat the call").retryable()
+                }
                 InUse::ForEver => Error::new(
                     ErrorKind::Config,
-                    "this process was forked, again and again, while a thread connected to a store in memory: begin a                      program anew by exec",
+                    "this process was forked, again and again, while a thread connected to a store in memory: begin a \
+                     program anew by exec",
                 ),
             });
             Ok(Memory::over(&name, records?, clock))

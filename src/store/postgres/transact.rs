@@ -1,7 +1,7 @@
 //! What no single statement can say: the pure rule on the row that was read, written if the row is still the same.
 
 use super::Postgres;
-use super::error::PostgresError;
+use super::error::{Own, PostgresError};
 use super::row::Found;
 use super::send::{Lane, Wrote};
 use super::swap::without_copies;
@@ -26,7 +26,7 @@ impl Transactional for Over<'_> {
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A> + Send + 'static,
     ) -> Result<Transacted<A>> {
         let Over(store, lane) = *self;
-        let (mut version, mut unwritten) = (None, 0);
+        let (mut version, mut unwritten, mut met) = (None, 0, 0);
         loop {
             let found = store.look(key, lane, by)?;
             found.record.check_format().map_err(PostgresError::from)?;
@@ -54,8 +54,14 @@ impl Transactional for Over<'_> {
                 }
                 Wrote::Unknown(error) => return Ok(Transacted::Unknown(error.into())),
                 // Another wrote it meanwhile, mostly.
-                Wrote::Answered(None) => {}
-                Wrote::Duplicate => version = None,
+                Wrote::Answered(None) => met = 0,
+                // At once the first time: whoever it met is mostly gone.
+                Wrote::Duplicate => {
+                    (version, met) = (None, met + 1);
+                    if met > 1 && !by.wait_to_repeat(met - 1) {
+                        return Err(PostgresError::Own(Own::Ended, None).into());
+                    }
+                }
             }
             // Before it is read, so that what is decided by the row is sent at once.
             if unwritten > 0 {
