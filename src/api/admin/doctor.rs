@@ -54,7 +54,7 @@ pub struct Right {
     /// What for, like `acquire a lock`.
     pub what: &'static str,
     /// How trying it went; the kind of the error is `Permission` when the store denies it, and `Schema` where it was not
-    /// tried because of the schema. A deletion is not tried where no row could be made.
+    /// tried because of the schema. What needs a row counts as not tried where none could be made.
     pub outcome: Result<()>,
 }
 
@@ -155,8 +155,8 @@ impl LockClient {
         Ok((reads.get(READS / 2).map(|(took, _)| *took).unwrap_or_default(), difference))
     }
 
-    /// Each is tried whatever became of the one before: a store that denies says so also where there is nothing to do. But
-    /// not the deletion, which needs a row.
+    /// Each is tried whatever became of the one before: many stores deny also where there is nothing to do. Where there is no
+    /// row an answer proves nothing: some then send nothing that could be denied.
     fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
         let lease = LEASE.max(backend.info().min_lease);
@@ -180,16 +180,13 @@ impl LockClient {
             Ok(Released::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let deleted = match self.row(row, all) {
-            // Some stores then send nothing that could be denied.
-            Ok(seen) if acquired.is_err() && !seen.record.exists() => {
-                Err(Error::new(ErrorKind::Store, "not tried: no row could be made that it would delete"))
-            }
-            row => match row.and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
-                Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
-                Ok(_) => Ok(()),
-            },
+        let deleted = match self.row(row, all).and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
+            Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
+            Ok(_) => Ok(()),
         };
+        let not_tried = || Error::new(ErrorKind::Store, "not tried: no row could be made for it");
+        let of_a_row = |outcome: Result<()>| outcome.and(acquired.as_ref().map(|()| ()).map_err(|_| not_tried()));
+        let [renewed, released, deleted] = [renewed, released, deleted].map(of_a_row);
         let outcomes = [read, list, acquired, renewed, released, deleted];
         RIGHTS.into_iter().zip(outcomes).map(|(what, outcome)| Right { what, outcome }).collect()
     }

@@ -261,8 +261,8 @@ fn a_diagnosis_of_a_good_store_finds_nothing_and_leaves_nothing() {
 fn a_diagnosis_names_what_is_denied() {
     on_every_store(|store| {
         let cases = [
-            // No row was made that could be deleted.
-            (Call::Acquire, &["acquire a lock", "purge: delete a row"][..]),
+            // No row was made for the others.
+            (Call::Acquire, &["acquire a lock", "renew a lock", "release a lock", "purge: delete a row"][..]),
             (Call::Renew, &["renew a lock"]),
             (Call::Release, &["release a lock"]),
             (Call::Swap, &["purge: delete a row"]),
