@@ -185,7 +185,8 @@ impl LockClient {
             Ok(_) => Ok(()),
         };
         let not_tried = || Error::new(ErrorKind::Store, "not tried: no row could be made for it");
-        let of_a_row = |outcome: Result<()>| outcome.and(acquired.as_ref().map(|()| ()).map_err(|_| not_tried()));
+        let made = acquired.is_ok();
+        let of_a_row = |outcome: Result<()>| outcome.and_then(|()| made.then_some(()).ok_or_else(not_tried));
         let [renewed, released, deleted] = [renewed, released, deleted].map(of_a_row);
         let outcomes = [read, list, acquired, renewed, released, deleted];
         RIGHTS.into_iter().zip(outcomes).map(|(what, outcome)| Right { what, outcome }).collect()
