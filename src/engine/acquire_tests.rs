@@ -329,6 +329,18 @@ fn a_wait_says_why_it_ended() {
 }
 
 #[test]
+fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
+    let bench = Bench::new();
+    let mut wait = bench.wait(Patience::Endless);
+    let failed = |message: &str| Error::new(ErrorKind::Store, message.to_owned()).retryable();
+    wait.effort.attempts = 2;
+    wait.failed(failed("it refuses connections"), Instant::now(), &Deadline::after(SLACK));
+    wait.failed(failed("no answer in 3 ms"), Instant::now(), &Deadline::at(Instant::now()));
+    let error = wait.ended().err().expect("an error").to_string();
+    assert!(error.contains("it refuses connections"), "{error}");
+}
+
+#[test]
 fn who_comes_to_the_head_of_the_line_just_before_its_end_was_refused() {
     let bench = Bench::new();
     let ended = |asked: Instant| {
