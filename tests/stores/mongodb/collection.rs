@@ -60,6 +60,9 @@ fn nothing_is_written_without_the_unique_index() {
         // Also where the collection is there.
         rows.raw().insert_one(doc! { "x": 1 }).run().unwrap();
     }
+    for what in [Schema::Connect(Missing::IsRefused), Schema::Check] {
+        assert_eq!(store.schema(what, &soon()).unwrap_err().kind(), ErrorKind::Schema);
+    }
     assert_eq!(rows.row("k"), None);
     // Another client makes it: nobody needs to connect again.
     rows.open().schema(Schema::Create, &soon()).unwrap();
@@ -96,6 +99,70 @@ fn an_index_in_the_way_is_explained() {
     rows.raw().create_index(IndexModel::builder().keys(doc! { "other": 1 }).options(options).build()).run().unwrap();
     let error = rows.open().schema(Schema::Create, &soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("resource_1"), "{error}");
+}
+
+/// It would delete a lock that is held, and where a reader crashed, those of all the others.
+#[test]
+fn an_index_that_deletes_locks_is_refused() {
+    needs_server!();
+    let with_ttl = |rows: &Rows, field: &str| {
+        let options = IndexOptions::builder().expire_after(std::time::Duration::from_secs(3600)).build();
+        rows.raw().create_index(IndexModel::builder().keys(doc! { field: 1 }).options(options).build()).run().unwrap();
+        rows.open()
+    };
+    for field in ["shared.locks.expiresAt", "exclusive.createdAt"] {
+        let rows = Rows::unmade();
+        let store = with_ttl(&rows, field);
+        for what in [Schema::Create, Schema::Check, Schema::Connect(Missing::IsAllowed)] {
+            let error = store.schema(what, &soon()).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+            assert!(error.to_string().contains(&format!("{field}_1")), "{error}");
+            assert!(error.to_string().contains("time to live"), "{error}");
+        }
+        let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert_eq!(rows.row("k"), None);
+    }
+    // The application's own documents may end.
+    let rows = Rows::unmade();
+    let store = with_ttl(&rows, "endsAt");
+    store.schema(Schema::Create, &soon()).unwrap();
+    granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// The first lock may be made, and no other: it is no race with another client.
+#[test]
+fn a_unique_index_of_others_is_told() {
+    let rows = needs_server!(Rows::fresh());
+    let options = IndexOptions::builder().unique(true).name("by dup key: name".to_owned()).build();
+    rows.raw().create_index(IndexModel::builder().keys(doc! { "name": 1 }).options(options).build()).run().unwrap();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "first"));
+    let refused = |error: leasehold::Error| {
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains("unique index \"by dup key: name\""), "{error}");
+    };
+    refused(store.acquire(&mut exclusive(&store, "second"), &soon()).unwrap_err());
+    let none = get(&store, "second");
+    refused(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap_err());
+    assert_eq!(rows.row("second"), None);
+}
+
+#[test]
+fn a_validator_that_refuses_locks_is_told() {
+    needs_server!();
+    let rows = Rows::unmade();
+    let validator = doc! { "name": { "$type": "string" } };
+    server().database("leasehold").create_collection(&rows.0).validator(validator).run().unwrap();
+    let store = rows.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    let refused = |error: leasehold::Error| {
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains("validator"), "{error}");
+    };
+    refused(store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err());
+    let none = get(&store, "k");
+    refused(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap_err());
 }
 
 #[test]

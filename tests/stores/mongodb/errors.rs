@@ -49,6 +49,14 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("database"), "{error}");
 }
 
+/// A driver that is built without compression says of the option that it is none.
+#[test]
+fn compression_in_a_url_is_left_out() {
+    let rows = needs_server!(Rows::fresh());
+    let client = connect(&format!("{}&compressors=zlib,snappy&zlibCompressionLevel=3", rows.url()));
+    client.lock("k").unwrap().release().unwrap();
+}
+
 #[test]
 fn a_server_that_is_not_there_is_said_within_the_deadline() {
     let at = |host: &str| LockClient::builder(format!("mongodb://me:canary@{host}/app"));
