@@ -317,6 +317,9 @@ impl<'a> Wait<'a> {
 
     pub(super) fn is_in_trouble(&mut self, error: Error, before: Before) {
         self.known.is_out |= before == Before::IsOut;
+        // What says nothing of the store hides no error that does.
+        let known = self.known.last_error.take().filter(|_| before == Before::Counts);
+        let error = known.unwrap_or(error);
         if self.known.is_out {
             self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
         }

@@ -80,8 +80,11 @@ const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
 const TOO_OLD: i32 = 225;
 const NO_NAMESPACE: i32 = 26;
+const INVALID_DOCUMENT: i32 = 121;
 const NO_STREAMS: i32 = 40573;
 const NO_COLLECTION: &str = "the collection does not exist; create_schema() makes it";
+const VALIDATED: &str = "a validator of the collection refuses the documents of locks; take it off, or keep the locks in a \
+                         collection of their own";
 
 impl MongodbError {
     /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
@@ -184,6 +187,7 @@ fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
         TOO_OLD => (Fate::NotDone, MongodbError::Own(Own::GivenUp, Some(cause))),
         NO_STREAMS => (Fate::Refused, MongodbError::Own(Own::NoStreams, Some(cause))),
         NO_NAMESPACE => (Fate::Refused, MongodbError::Schema(NO_COLLECTION.to_owned())),
+        INVALID_DOCUMENT => (Fate::Refused, MongodbError::Schema(VALIDATED.to_owned())),
         _ if INTERRUPTED.contains(&code) || CUT_OFF.contains(&code) => unanswered(cause),
         _ if DUPLICATE.contains(&code) => (Fate::Duplicate, MongodbError::Own(Own::Conflict, Some(cause))),
         _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
@@ -199,9 +203,10 @@ fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
 fn cause(error: &DriverError) -> Cause {
     let told = match error.kind.as_ref() {
         DriverKind::Command(command) => {
-            // A denial quotes the whole command.
-            let message = command.message.split(" to execute command {").next().unwrap_or_default();
-            format!("{} ({}): {message}", command.code_name, command.code)
+            format!("{} ({}): {}", command.code_name, command.code, unquoted(&command.message))
+        }
+        DriverKind::Write(WriteFailure::WriteError(write)) if DUPLICATE.contains(&write.code) => {
+            format!("write error {}: {}", write.code, unquoted(&write.message))
         }
         DriverKind::Write(WriteFailure::WriteError(write)) => format!("write error {}", write.code),
         DriverKind::Write(WriteFailure::WriteConcernError(concern)) => {
@@ -211,6 +216,12 @@ fn cause(error: &DriverError) -> Cause {
         kind => kind.to_string(),
     };
     Cause::from(told)
+}
+
+/// A denial quotes the whole command; a duplicate, the values of a document after its index's name.
+fn unquoted(message: &str) -> &str {
+    let quotes = [" to execute command {", " collation: {", " dup key: {"];
+    quotes.iter().fold(message, |rest, quote| rest.split(quote).next().unwrap_or_default())
 }
 
 #[cfg(test)]

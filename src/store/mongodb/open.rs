@@ -40,6 +40,7 @@ const LEAST_CONNECTIONS: u32 = 3;
 pub const COLLECTION: &str = "locks";
 /// The options of a URL that are ours.
 const OPTIONS: [&str; 2] = ["collection", "fleet"];
+const COMPRESSION: [&str; 2] = ["compressors", "zlibCompressionLevel"];
 
 /// What `Mongodb::open` needs to know.
 #[derive(Clone)]
@@ -81,6 +82,11 @@ impl MongodbOptions {
                 if ours[at].replace(url::decode(value)?.into_owned()).is_some() {
                     return Err(url::config(&format!("the option {name:?} of mongodb: is given twice")));
                 }
+                continue;
+            }
+            // The driver is built without compression, and would say that there is no such option.
+            if COMPRESSION.iter().any(|known| known.eq_ignore_ascii_case(name)) {
+                log::warn!(target: "leasehold::mongodb"; "the requests of locks are small, and not compressed; not used: {name}");
                 continue;
             }
             let hint = url::near(name, &OPTIONS);

@@ -63,38 +63,33 @@ impl Mongodb {
             self.check_kind(&collection)?;
         }
         let name = &self.collection;
-        match self.indexes(by)? {
+        let lacks = match self.indexes(by)? {
             Known::There(indexes) => match uniqueness(name, &indexes)? {
                 Unique::There => {
                     self.is_unique.store(true, Ordering::Relaxed);
-                    Ok(format!("{name}: the collection is there, with its unique index on {UNIQUE:?}"))
+                    return Ok(format!("{name}: the collection is there, with its unique index on {UNIQUE:?}"));
                 }
-                Unique::Building => Ok(self.warn(format!(
-                    "the unique index of the collection {name:?} is still being built; wait until that is done"
-                ))),
-                Unique::Missing => Ok(self.warn(format!(
-                    "the collection {name:?} has no unique index on \"resource\"; create_schema() makes it"
-                ))),
+                Unique::Building => {
+                    format!("the unique index of the collection {name:?} is still being built; wait until that is done")
+                }
+                Unique::Missing => {
+                    format!("the collection {name:?} has no unique index on \"resource\"; create_schema() makes it")
+                }
             },
-            Known::Missing if missing == Missing::IsRefused => Err(MongodbError::Schema(self.no_collection())),
-            Known::Missing => Ok(self.warn(self.no_collection())),
+            Known::Missing => format!("the collection {name:?} does not exist; create_schema() makes it"),
             Known::Hidden => {
                 self.is_unique.store(true, Ordering::Relaxed);
                 let text = "listIndexes is denied, so that the collection has its unique index was not checked";
                 log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
-                Ok(text.to_owned())
+                return Ok(text.to_owned());
             }
+        };
+        if missing == Missing::IsRefused {
+            return Err(MongodbError::Schema(lacks));
         }
-    }
-
-    fn no_collection(&self) -> String {
-        format!("the collection {:?} does not exist; create_schema() makes it", self.collection)
-    }
-
-    /// Only a warning, since who makes the collection must connect first. Every use of a missing one is an error.
-    fn warn(&self, text: String) -> String {
-        log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
-        text
+        // Only a warning, since who makes the collection must connect first. Every use of a missing one is an error.
+        log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{lacks}");
+        Ok(lacks)
     }
 
     /// An error while the collection may have two documents of one key. Asks until it may not.
@@ -109,9 +104,23 @@ impl Mongodb {
         Err(MongodbError::Schema(format!("{found}: without a unique index two could hold one lock")))
     }
 
-    /// An error where something else has the `_id` that the document of this key would get: they would collide for
-    /// ever.
-    pub(super) fn must_be_ours(&self, key: &str, by: &Deadline) -> Result<(), MongodbError> {
+    /// An error where the document of this key is a duplicate of something that is no lock's: it would be for ever. Else
+    /// another client made it at the same time.
+    pub(super) fn must_be_ours(&self, key: &str, found: &MongodbError, by: &Deadline) -> Result<(), MongodbError> {
+        let told = found.cause().map(ToString::to_string).unwrap_or_default();
+        let index = told.rsplit_once(" index: ").map_or("", |(_, name)| name);
+        if !index.is_empty() && index != "_id_" {
+            let Known::There(indexes) = self.indexes(by)? else { return Ok(()) };
+            let is_others = |there: &Document| there.get_str("name") == Ok(index) && !is_on(there, UNIQUE);
+            if !indexes.iter().any(is_others) {
+                return Ok(());
+            }
+            return Err(MongodbError::Schema(format!(
+                "the unique index {index:?} of the collection {:?}, which leasehold did not make, refuses the documents of \
+                 locks; drop it, or keep the locks in a collection of their own",
+                self.collection
+            )));
+        }
         let others = self.find(doc! { "_id": key, "resource": { "$ne": key } }, 1, Consistency::Strong, by)?;
         if others.is_empty() {
             return Ok(());
@@ -267,8 +276,22 @@ fn first_batch(answer: Result<Document, MongodbError>) -> Result<Known<Vec<Docum
     }
 }
 
-/// An index in the place of the unique one that does not keep keys apart is an error.
+/// An index in the place of the unique one that does not keep keys apart is an error, and one with a time to live on what
+/// locks have, which would delete those that are held.
 fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbError> {
+    // One that is being built is in a document of its own.
+    let mut all = indexes.iter().map(|index| index.get_document("spec").unwrap_or(index));
+    let deletes = |index: &&Document| {
+        let of_a_lock = |field: &String| field.starts_with("exclusive.") || field.starts_with("shared.");
+        index.contains_key("expireAfterSeconds") && index.get_document("key").is_ok_and(|key| key.keys().any(of_a_lock))
+    };
+    if let Some(index) = all.find(deletes) {
+        let name = index.get_str("name").unwrap_or_default();
+        return Err(MongodbError::Schema(format!(
+            "the collection {collection:?} has the index {name} with a time to live, which deletes locks that are held; drop \
+             it, and use purge() for what is over"
+        )));
+    }
     let on: Vec<&Document> = indexes.iter().filter(|index| is_on(index, UNIQUE)).collect();
     let is_right = |index: &&Document| {
         let is_partial = index.contains_key("partialFilterExpression") || index.contains_key("collation");

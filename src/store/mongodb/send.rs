@@ -217,6 +217,7 @@ impl Mongodb {
     fn find_and_modify(&self, update: &Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
         let limit = limit(by);
         let work = if update.extends { mixed::limit_of_extending(self.fleet, limit) } else { limit };
+        let mut duplicates = 0;
         loop {
             let Update { key, pipeline, upsert, after, session, .. } = update;
             let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
@@ -231,7 +232,13 @@ impl Mongodb {
             });
             match answer {
                 // Two made the document at once; it is there now.
-                Err((Fate::Duplicate, _)) if !by.is_over() => self.must_be_ours(&update.key, by)?,
+                Err((Fate::Duplicate, error)) if !by.is_over() => {
+                    self.must_be_ours(&update.key, &error, by)?;
+                    if duplicates > 0 {
+                        by.wait_to_repeat(duplicates);
+                    }
+                    duplicates += 1;
+                }
                 answer => return unknown_is_an_answer(answer),
             }
         }

@@ -76,8 +76,8 @@ impl Mongodb {
                 })
             }
         };
-        if let Err((Fate::Duplicate, _)) = written {
-            self.must_be_ours(&seen.record.key, by)?;
+        if let Err((Fate::Duplicate, error)) = &written {
+            self.must_be_ours(&seen.record.key, error, by)?;
             return Ok(Swapped::Changed);
         }
         Ok(match unknown_is_an_answer(written)? {
