@@ -314,7 +314,7 @@ impl Hold {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
                 }
                 Ok(Released::Free | Released::HeldByOther(_)) => {
-                    return Err(self.error(ErrorKind::Lost, "it was released by another"));
+                    return Err(self.error(ErrorKind::Lost, "it was released by another, or its row was deleted"));
                 }
                 Ok(Released::Unknown(error)) => {
                     earlier = Earlier::Unanswered;

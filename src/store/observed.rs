@@ -5,6 +5,7 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::transactional::newer_format;
 use super::{
     Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
     Swapped, Which,
@@ -14,6 +15,7 @@ use crate::model::error::{Error, Result};
 use crate::model::event::Operation;
 use crate::model::key::shown;
 use crate::sys::deadline::Deadline;
+use crate::sys::log;
 use crate::sys::observing::{Asked, Observing};
 use crossbeam_channel::Sender;
 
@@ -100,7 +102,15 @@ impl Backend for Observed {
             Which::Key(key) => Some(key.as_str()),
             _ => None,
         };
-        self.run(Operation::Read, key, |store| store.read(which, from, consistency, by).map_err(Error::of_read))
+        self.run(Operation::Read, key, |store| {
+            let mut page = store.read(which, from, consistency, by).map_err(Error::of_read)?;
+            // What a newer version wrote may mean something else, also where it seems to be free.
+            match key {
+                Some(_) => page.records.iter().try_for_each(|seen| seen.record.check_format()).map_err(newer_format)?,
+                None => page.records.retain(is_readable),
+            }
+            Ok(page)
+        })
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
@@ -110,6 +120,15 @@ impl Backend for Observed {
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
         self.inner.wake(keys, to, by).map_err(|error| error.with_store(&self.info().label))
     }
+}
+
+/// Whether a list has this row. It passes over one of a newer format as over a damaged one.
+fn is_readable(seen: &Seen) -> bool {
+    let newer = seen.record.check_format().err();
+    if let Some(newer) = &newer {
+        log::warn!(target: "leasehold::client", key:? = seen.record.key; "a row is passed over: it has {newer}");
+    }
+    newer.is_none()
 }
 
 /// An answer that may say that none came.

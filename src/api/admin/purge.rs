@@ -1,6 +1,5 @@
 //! Purging: what has expired is freed, and rows that nobody uses are deleted.
 
-use std::fmt::Display;
 use std::time::Duration;
 
 use crate::api::client::LockClient;
@@ -124,10 +123,6 @@ impl PurgePages<'_> {
     fn row(&self, seen: &Seen, purged: &mut Purged) -> Result<()> {
         let step = purge_step(seen, self.older_than, self.client.family.backend.info().limits);
         let Some(next) = &step.record else { return Ok(()) };
-        if let Err(newer) = seen.record.check_format() {
-            pass_over(seen, &newer);
-            return Ok(());
-        }
         let new = Some(next).filter(|_| !step.answer.delete);
         let is_done = match self.writes {
             Writes::No => true,
@@ -137,7 +132,10 @@ impl PurgePages<'_> {
                     Ok(swapped) => matches!(swapped, Swapped::Done),
                     // It became one of a newer format.
                     Err(error) if error.kind() == ErrorKind::Schema => {
-                        pass_over(seen, &error);
+                        log::warn!(
+                            target: "leasehold::client", key:? = seen.record.key;
+                            "a purge passes over a row: {error}"
+                        );
                         false
                     }
                     Err(error) => return Err(error),
@@ -171,10 +169,6 @@ fn purge_step(seen: &Seen, older_than: Duration, limits: Option<Limits>) -> Step
         _ => seen.times.stamp.saturating_sub(idle),
     };
     transition::purge(&seen.record, seen.times.expired_before.minus(older_than), idle_before)
-}
-
-fn pass_over(seen: &Seen, why: &dyn Display) {
-    log::warn!(target: "leasehold::client", key:? = seen.record.key; "a purge passes over a row: {why}");
 }
 
 impl Purged {

@@ -23,7 +23,8 @@ pub(super) enum Own {
     NoTable { table: String },
 
     #[error(
-        "access is denied; the credentials need dynamodb:GetItem, UpdateItem, DeleteItem and Scan on the table {table:?}"
+        "access to the table {table:?} is denied; locks need dynamodb:GetItem and UpdateItem, lists and groups also Scan, a purge also \
+         Scan and DeleteItem; the cause says which is missing"
     )]
     Denied { table: String },
 
@@ -116,10 +117,14 @@ impl DynamodbError {
         };
         let code = answer.code().unwrap_or_default();
         let message = answer.message().unwrap_or("without a message");
-        // A signature that does not match is answered with the request as it should have been signed, below the first
-        // line: with the token of the session.
-        let cause = Cause::from(format!("{code}: {}", message.lines().next().unwrap_or_default()));
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
+        let cause = Cause::from(match code {
+            // Anybody's page, of which nothing is shown.
+            "" => format!("HTTP {status}, which is no answer of DynamoDB: is there a proxy or portal on the way?"),
+            // A signature that does not match is answered with the request as it should have been signed, below the
+            // first line: with the token of the session.
+            _ => format!("{code}: {}", message.lines().next().unwrap_or_default()),
+        });
         let table = target.table.clone();
         match code {
             "ProvisionedThroughputExceededException"

@@ -44,6 +44,7 @@ mod renew;
 mod row;
 mod schema;
 mod send;
+mod shell;
 mod swap;
 mod target;
 mod undo;
@@ -79,6 +80,8 @@ pub fn decoded(item: Item) -> std::result::Result<crate::lease::LockRecord, Stri
 pub struct Dynamodb {
     info: StoreInfo,
     target: target::Target,
+    /// Another than the region's, if one was given.
+    endpoint: Option<String>,
     protection: Protection,
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,

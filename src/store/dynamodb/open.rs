@@ -75,6 +75,16 @@ pub enum Settings {
     Given(Box<SdkConfig>),
 }
 
+impl Settings {
+    /// The endpoint that they name.
+    fn endpoint(&self) -> Option<&str> {
+        match self {
+            Settings::Environment { endpoint, .. } => endpoint.as_deref(),
+            Settings::Given(config) => config.endpoint_url(),
+        }
+    }
+}
+
 impl fmt::Debug for DynamodbOptions {
     /// Without the settings, which hold credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -243,11 +253,13 @@ impl Dynamodb {
         };
         let target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
         let (protection, fleet) = (options.protection, options.fleet);
+        let endpoint = options.settings.endpoint().map(str::to_owned);
         let estimate = options.estimate.clone().unwrap_or_default();
         let (theirs, ended) = (clock.clone(), target.ended.clone());
         let driver = Driver::start(by, move || client(options, ended, theirs), DynamodbError::unconnected)?;
         let (noted, warned, watch) = Default::default();
-        let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
+        let store =
+            Dynamodb { info, target, endpoint, protection, clock, estimate, noted, driver, fleet, warned, watch };
         // A second answer where the first took long.
         for _ in 0..2 {
             let read = store.read_time(by).or_else(|error| match error {

@@ -9,11 +9,11 @@ use aws_sdk_dynamodb::types::{
     ScalarAttributeType, TableDescription, TableStatus,
 };
 
-use super::Dynamodb;
 use super::error::{DynamodbError, Own};
 use super::send::Answer;
+use super::{Dynamodb, shell};
 use crate::store::Schema;
-use crate::store::failure::Fate;
+use crate::store::failure::{Cause, Fate};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -30,15 +30,15 @@ const NOTES: Duration = Duration::from_secs(30);
 /// What is known of the table.
 enum Table {
     Missing(DynamodbError),
-    /// Nobody may ask.
-    Hidden,
+    /// Nobody may ask; what the service says of that.
+    Hidden(Option<Cause>),
     There(Box<TableDescription>),
 }
 
 impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
-            Schema::Describe => Ok(self.command()),
+            Schema::Describe => self.command(by),
             Schema::Check => {
                 // For the grace that counts by now.
                 self.read_time(by)?;
@@ -53,7 +53,7 @@ impl Dynamodb {
         match self.describe(by)? {
             Table::Missing(error) if what.needs_table() => Err(error),
             Table::There(table) => self.check(&table, "is there"),
-            Table::Hidden => {
+            Table::Hidden(_) => {
                 static SAID: AtomicBool = AtomicBool::new(false);
                 let text = "dynamodb:DescribeTable is denied, so the table's key and replicas were not checked";
                 if !SAID.swap(true, Ordering::Relaxed) {
@@ -81,30 +81,34 @@ impl Dynamodb {
         }
     }
 
-    /// The command for those who make the table by other means.
-    fn command(&self) -> String {
-        let table = &self.target.table;
-        let attributes: String =
-            self.target.schema().map(|(name, _)| format!(" AttributeName={name},AttributeType=S")).collect();
-        let keys: String = self
-            .target
-            .schema()
-            .map(|(name, kind)| format!(" AttributeName={name},KeyType={}", kind.as_str()))
-            .collect();
+    /// The command for those who make the table by other means. Nothing is sent.
+    fn command(&self, by: &Deadline) -> Result<String, DynamodbError> {
+        let region: Answer<Option<String>> = self
+            .send(by, |client, _stamp, _target| async move { Ok(client.config().region().map(ToString::to_string)) });
+        let region = region.map_err(|(_, error)| error)?;
+        let mut of_table = format!("--table-name {}", shell::word(&self.target.table));
+        for (option, value) in [("--region", &region), ("--endpoint-url", &self.endpoint)] {
+            if let Some(value) = value {
+                of_table.push_str(&format!(" {option} {}", shell::word(value)));
+            }
+        }
+        let kinds = shell::attributes("AttributeType", self.target.schema().map(|(name, _)| (name, "S".to_owned())));
+        let keys = self.target.schema().map(|(name, kind)| (name, kind.as_str().to_owned()));
+        let keys = shell::attributes("KeyType", keys);
         let mut command = format!(
-            "aws dynamodb create-table --table-name {table} --billing-mode PAY_PER_REQUEST \
-             --attribute-definitions{attributes} --key-schema{keys}"
+            "aws dynamodb create-table {of_table} --billing-mode PAY_PER_REQUEST --attribute-definitions {kinds} \
+             --key-schema {keys}"
         );
         if self.protection.deletion {
             command.push_str(" --deletion-protection-enabled");
         }
         if self.protection.recovery {
             command.push_str(&format!(
-                " && aws dynamodb wait table-exists --table-name {table} && aws dynamodb update-continuous-backups \
-                 --table-name {table} --point-in-time-recovery-specification PointInTimeRecoveryEnabled=true"
+                " && aws dynamodb wait table-exists {of_table} && aws dynamodb update-continuous-backups {of_table} \
+                 --point-in-time-recovery-specification PointInTimeRecoveryEnabled=true"
             ));
         }
-        command
+        Ok(command)
     }
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
@@ -137,9 +141,9 @@ impl Dynamodb {
                     }
                     protects |= is_there && !is_protected;
                 }
-                Table::Hidden => {
-                    let text = "dynamodb:DescribeTable is denied, which making the table needs";
-                    return Err(DynamodbError::Schema(text.to_owned()));
+                Table::Hidden(cause) => {
+                    let (table, right) = (self.target.table.clone(), "DescribeTable");
+                    return Err(DynamodbError::Own(Own::MayNotMake { table, right }, cause));
                 }
                 Table::Missing(_) if made.is_some() => {}
                 Table::Missing(_) => made = Some(self.make(each)?),
@@ -202,7 +206,8 @@ impl Dynamodb {
         });
         match answer {
             Ok(Some(table)) => Ok(Table::There(Box::new(table))),
-            Ok(None) | Err((_, DynamodbError::Own(Own::Denied { .. }, _))) => Ok(Table::Hidden),
+            Ok(None) => Ok(Table::Hidden(None)),
+            Err((_, DynamodbError::Own(Own::Denied { .. }, cause))) => Ok(Table::Hidden(cause)),
             Err((_, error @ DynamodbError::Own(Own::NoTable { .. }, _))) => Ok(Table::Missing(error)),
             Err((_, error)) => Err(error.of_read()),
         }

@@ -175,6 +175,47 @@ fn a_preview_tells_what_a_purge_would_do_and_writes_nothing() {
     });
 }
 
+/// Makes the row of this key one of a newer format. Where the format is the whole store's it can't, and says so.
+fn can_be_newer(store: &Opened, key: &str) -> bool {
+    let seen = store.get(key);
+    let mut newer = seen.record.clone();
+    newer.version += 1;
+    newer.format.0 += 1;
+    let swapped = store.store.swap(&seen, Some(&newer), &soon()).unwrap();
+    assert!(matches!(swapped, Swapped::Done), "{swapped:?}");
+    store.record(key).format.0 > seen.record.format.0
+}
+
+/// What it says may mean something else by then, also that it is free.
+#[test]
+fn a_row_of_a_newer_format_is_refused_to_who_asks_for_it_and_left_out_of_lists() {
+    on_every_store(|store| {
+        let client = store.client();
+        for key in ["a", "newer", "z"] {
+            client.request(key).lease(MINUTE).acquire().unwrap();
+        }
+        if !can_be_newer(store, "newer") {
+            return;
+        }
+        let before = store.record("newer");
+        let answers = [
+            client.get("newer").map(drop),
+            client.try_lock("newer").map(drop),
+            client.force_release("newer").map(drop),
+        ];
+        for answer in answers {
+            let error = answer.unwrap_err();
+            assert_eq!((error.kind(), error.key()), (ErrorKind::Schema, Some("newer")), "{error}");
+            assert!(error.to_string().contains("this version of leasehold reads up to"), "{error}");
+        }
+        let listed = client.list(&Filter::new()).unwrap();
+        let mut keys: Vec<&str> = listed.iter().map(|status| status.key()).collect();
+        keys.sort_unstable();
+        assert_eq!(keys, ["a", "z"]);
+        assert_eq!(store.record("newer"), before, "it stays as it is");
+    });
+}
+
 #[test]
 fn a_purge_passes_over_rows_of_a_newer_format() {
     on_every_store(|store| {
@@ -183,14 +224,8 @@ fn a_purge_passes_over_rows_of_a_newer_format() {
             client.request(key).lease(MINUTE).acquire().unwrap();
         }
         store.outlast(MINUTE);
-        let seen = store.get("newer");
-        let mut newer = seen.record.clone();
-        newer.version += 1;
-        newer.format.0 += 1;
-        let swapped = store.store.swap(&seen, Some(&newer), &soon()).unwrap();
-        assert!(matches!(swapped, Swapped::Done), "{swapped:?}");
-        if store.record("newer").format.0 == store.record("a").format.0 {
-            return; // The format is the whole store's.
+        if !can_be_newer(store, "newer") {
+            return;
         }
         let keys = |purged: &leasehold::Purged| purged.freed.iter().map(|s| s.key().to_owned()).collect::<Vec<_>>();
         assert_eq!(keys(&client.purge_preview(Duration::ZERO).unwrap()), ["a", "z"]);

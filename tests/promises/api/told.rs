@@ -5,10 +5,12 @@ use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use crate::support::bench::builder_over;
+use leasehold::internals::store::Swapped;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::support::stores::soon;
 
 #[test]
 fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
@@ -105,6 +107,19 @@ fn a_loss_says_how_and_after_how_long() {
         assert_eq!(loss.to_string(), format!("expired{}", after(&loss)));
         assert!(loss.held_for >= Duration::from_secs(21));
         drop(adopted);
+    });
+}
+
+/// The guard can't tell which of the two it was.
+#[test]
+fn a_release_of_what_stands_no_more_says_what_may_have_become_of_it() {
+    on_every_store(|store| {
+        let guard = store.client().request("k").lease(MINUTE).lock().unwrap();
+        let deleted = store.store.swap(&store.get("k"), None, &soon()).unwrap();
+        assert!(matches!(deleted, Swapped::Done), "{deleted:?}");
+        let failed = guard.release().unwrap_err();
+        assert_eq!(failed.error().kind(), ErrorKind::Lost, "{failed}");
+        assert!(failed.to_string().ends_with("it was released by another, or its row was deleted"), "{failed}");
     });
 }
 

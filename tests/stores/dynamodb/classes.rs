@@ -78,7 +78,7 @@ const ANSWERS: [(u16, &str, Means, &str); 26] = [
         "refused the request as wrong",
     ),
     (400, says!("ItemCollectionSizeLimitExceededException", "x"), Means::Fatal(ErrorKind::InvalidInput), "400 KB"),
-    (400, DENIED, Means::Fatal(ErrorKind::Permission), "need dynamodb:GetItem, UpdateItem"),
+    (400, DENIED, Means::Fatal(ErrorKind::Permission), "locks need dynamodb:GetItem and UpdateItem"),
     (400, EXPIRED, Means::Repeat, "any more"),
     (403, says!("ExpiredToken", "x"), Means::Repeat, "any more"),
     (400, says!("RequestExpired", "x"), Means::Repeat, "any more"),
@@ -182,6 +182,24 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
     }
 }
 
+/// A captive portal, a proxy that wants a password, one that takes nothing large, one that has lost the service.
+#[test]
+fn an_answer_that_is_none_of_the_service_is_told_as_one() {
+    let at = needs_server!(Behind::new());
+    for status in [302, 403, 407, 413, 502] {
+        for body in ["<html>secret-canary</html>", r#"{"message":"secret-canary"}"#] {
+            at.all_get(status, body);
+            let which = Which::Key("k".to_owned());
+            let error = at.store.read(&which, None, Consistency::Strong, &soon()).unwrap_err();
+            assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, status == 502), "{status}: {error}");
+            let cause = error.source().unwrap().to_string();
+            let is_told = cause.starts_with(&format!("HTTP {status}, which is no answer of DynamoDB"));
+            assert!(is_told && cause.contains("a proxy or portal"), "{cause}");
+            assert!(!format!("{error} {error:?} {cause}").contains("secret-canary"), "{error:?}");
+        }
+    }
+}
+
 #[test]
 fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
     let at = needs_server!(Behind::new());
@@ -252,6 +270,7 @@ fn where_nobody_may_describe_the_table_that_is_said_once() {
         assert!(told.len() == 1 && told[0].contains("replicas were not checked"), "{told:?}");
         // Who makes the table has to see it.
         let error = at.client().create_schema().unwrap_err();
-        assert!(error.to_string().contains("dynamodb:DescribeTable"), "{error}");
+        check(&error, Means::Fatal(ErrorKind::Permission), "dynamodb:DescribeTable", "making the table");
+        assert!(error.source().unwrap().to_string().contains("not authorized to perform"), "{error:?}");
     });
 }

@@ -45,7 +45,7 @@ fn create_schema_makes_such_a_table_and_clients_with_other_values_share_nothing(
     let table = needs_server!(Table(unique()));
     let (locks, others) = (of(&table, "lock"), of(&table, "other"));
     let command = locks.schema().unwrap();
-    assert!(command.contains("AttributeName=sorted by,KeyType=RANGE"), "{command}");
+    assert!(command.contains(r#"{"AttributeName":"sorted by","KeyType":"RANGE"}"#), "{command}");
     let error = locks.lock("k").unwrap_err();
     assert!(error.to_string().contains("create_schema"), "{error}");
     assert_eq!(error.store(), Some(&*format!("dynamodb://{}?sort_key=sorted by:lock", table.0)));

@@ -89,6 +89,40 @@ fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
     assert!(connect(&table).unwrap().try_lock("k").unwrap().is_some());
 }
 
+/// Of the region and the endpoint of this client. Each value is one word of the shell, whatever stands in it.
+#[test]
+fn the_command_that_is_printed_can_be_pasted() {
+    let table = needs_server!(Table(unique()));
+    let endpoint = crate::support::servers::dynamodb_local().unwrap();
+    let command = connect(&table).unwrap().schema().unwrap();
+    let table_here = format!("create-table --table-name {} --region us-east-1 --endpoint-url {endpoint} ", table.0);
+    assert!(command.contains(&table_here), "{command}");
+    let key = "--attribute-definitions AttributeName=key,AttributeType=S --key-schema AttributeName=key,KeyType=HASH";
+    assert!(command.ends_with(key), "{command}");
+
+    let name = "it's $(touch run) `touch run` \"\\,KeyType=RANGE";
+    let keyed = leasehold::dynamodb::Table::new(&table.0).partition_key(name).point_in_time_recovery(true);
+    let command = patient(config(), keyed).connect().unwrap().schema().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    // The words that the shell makes of it, one a line.
+    let script = format!("aws() {{ printf '%s\\n' \"$@\"; }}\n{command}");
+    let said = std::process::Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().unwrap();
+    let words = String::from_utf8(said.stdout).unwrap();
+    let values = |option: &str| -> Vec<&str> {
+        let starts = words.lines().zip(words.lines().skip(1)).filter(|(word, _)| *word == option);
+        starts.map(|(_, value)| value).collect()
+    };
+    assert_eq!(values("--region"), ["us-east-1"; 3], "{command}");
+    assert_eq!(values("--endpoint-url"), [&*endpoint; 3], "{command}");
+    for (option, other, value) in
+        [("--attribute-definitions", "AttributeType", "S"), ("--key-schema", "KeyType", "HASH")]
+    {
+        let json: serde_json::Value = serde_json::from_str(values(option)[0]).expect(&command);
+        assert_eq!(json, serde_json::json!([{ "AttributeName": name, other: value }]), "{command}");
+    }
+    assert!(std::fs::read_dir(folder.path()).unwrap().next().is_none(), "a part of it was run: {command}");
+}
+
 #[test]
 fn a_missing_table_is_made_by_several_at_once() {
     let table = needs_server!(Table(unique()));
