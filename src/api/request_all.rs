@@ -1,6 +1,7 @@
 //! A request for all of several locks, and the guard that holds them.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::api::client::LockClient;
@@ -102,8 +103,9 @@ impl<'a> LockAllRequest<'a> {
     /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over before all
     /// were asked for; `Lost` when one was lost while others were waited for, and no time was left to begin again, or by
     /// [`LockRequest::max_hold`]; `InvalidInput` for no key, a key that is given twice, or a wait or lock id that
-    /// is set in [`each`](Self::each). What was taken is then released in the background: a program that ends at once by
-    /// `process::exit` calls [`close`](LockClient::close) first.
+    /// is set in [`each`](Self::each), which may not give a request for another lock either. What was taken is then
+    /// released in the background: a program that ends at once by `process::exit` calls [`close`](LockClient::close)
+    /// first.
     pub fn lock(self) -> Result<LockAllGuard> {
         match self.obtain()? {
             Obtained::Granted(guard) => Ok(guard),
@@ -111,8 +113,9 @@ impl<'a> LockAllRequest<'a> {
         }
     }
 
-    /// Tries once for each; `None` when others hold one of them. Each key has one request timeout. What was taken before
-    /// is released first, which takes at most the client's `drop_timeout`.
+    /// Tries once for each; `None` when others hold one of them: what was taken before is released first, which takes at
+    /// most the client's `drop_timeout`. After an error it is released in the background, as by [`lock`](Self::lock). Each
+    /// key has one request timeout.
     ///
     /// # Errors
     /// As [`LockRequest::try_lock`], for the first lock that was not obtained; `Lost` when one was lost before all were
@@ -198,7 +201,14 @@ impl<'a> LockAllRequest<'a> {
                                hold_at_least of the guards once all are held";
                 return Err(Error::new(ErrorKind::InvalidInput, message).with_key(key));
             }
-            self.request(key, self.lock_id.as_deref().unwrap_or("random")).check()
+            self.request(key, self.lock_id.as_deref().unwrap_or("random")).check()?;
+            let (asked, is_ours) = (&request.spec.lock.key, Arc::ptr_eq(&request.spec.family, &self.client.family));
+            if asked != key || !is_ours {
+                let of = if is_ours { "" } else { " of another client" };
+                let message = format!("each made a request for {asked:?}{of} of it, but must give back the one it got");
+                return Err(Error::new(ErrorKind::InvalidInput, message).with_key(key));
+            }
+            Ok(())
         })
     }
 

@@ -101,7 +101,7 @@ macro_rules! setters {
                 self
             }
 
-            /// A token that ends the wait with an error of kind `Cancelled`. Defaults to none.
+            /// A token that ends the wait with an error of kind `Cancelled`. A later one replaces it. Defaults to none.
             pub fn cancel(mut self, cancel: &CancelToken) -> Self {
                 self.spec.cancel = Some(cancel.clone());
                 self

@@ -880,7 +880,7 @@ leasehold_code leasehold_request_set_deadline_in(leasehold_request request,
                                                  uint64_t ms);
 
 // Gives the request a token: leasehold_cancel_fire ends its waits with LEASEHOLD_CODE_CANCELLED. The handle stays
-// yours to free. Defaults to none.
+// yours to free. A later one replaces it. Defaults to none.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_cancel(leasehold_request request,
                                             leasehold_cancel cancel);

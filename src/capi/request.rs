@@ -217,7 +217,7 @@ pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: 
 }
 
 /// Gives the request a token: leasehold_cancel_fire ends its waits with LEASEHOLD_CODE_CANCELLED. The handle stays
-/// yours to free. Defaults to none.
+/// yours to free. A later one replaces it. Defaults to none.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: CancelHandle) -> Code {
     call(|| {

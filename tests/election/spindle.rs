@@ -85,7 +85,8 @@ fn duration() {
         assert_eq!(client.election("job").lease(SECOND).build().unwrap().lease(), SECOND);
         let error = client.election("job").lease(ms(999)).build().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);
-        assert!(error.to_string().ends_with("lease is 999ms, but must be at least 1s in an election"), "{error}");
+        let right = "lease is 999ms, but must be from 1s on this store to 30 days in an election";
+        assert!(error.to_string().ends_with(right), "{error}");
         assert_eq!(error.key(), Some("job"));
     });
 }

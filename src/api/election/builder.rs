@@ -13,6 +13,7 @@ use super::leader::Leader;
 use super::leadership::TermEnd;
 use super::shared::{News, Node, Now, Shared};
 use crate::api::client::LockClient;
+use crate::engine::options::check_duration;
 use crate::model::error::{Error, Result};
 use crate::sys::cancel::CancelToken;
 use crate::sys::observing::Contained;
@@ -149,10 +150,9 @@ impl ElectionBuilder {
         family.check_open()?;
         let lease = self.lease.unwrap_or(family.options.lease);
         let in_context = |error: Error| family.in_context(error);
-        if lease < MIN_LEASE {
-            let error = Error::invalid("lease", lease, &format!("at least {MIN_LEASE:?} in an election"));
-            return Err(in_context(error.with_key(&self.name)));
-        }
+        let least = family.backend.info().min_lease.max(MIN_LEASE);
+        check_duration("lease", lease, least, " in an election")
+            .map_err(|error| in_context(error.with_key(&self.name)))?;
         let node = Node {
             id: family.labels(self.id.clone(), None).owner,
             client: self.client,

@@ -92,6 +92,7 @@ fn leave_log(conn: &Connection) {
 /// Opens the file, which must be there.
 pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadline) -> Result<Conn, SqliteError> {
     let doing = "open the database";
+    file::keep_off_standard_streams(path)?;
     let opened = Opened::new(path, file, by)?;
     let failed = |source| SqliteError::Engine { path: path.to_owned(), doing, source };
     // One thread at a time uses a connection: it is behind a mutex of ours.

@@ -87,6 +87,44 @@ pub(super) fn exhausted() -> Option<io::Error> {
     opened.err().filter(is_exhausted)
 }
 
+/// Before files are opened: none of them becomes a standard stream that this process has closed.
+pub(super) fn keep_off_standard_streams(path: &Path) -> Result<(), SqliteError> {
+    let doing = "open /dev/null in the place of a standard stream that this process has closed";
+    fill_standard_streams().map_err(|source| failed(path, doing, source))
+}
+
+/// Fills those of the lowest three descriptors that are free. Else a file gets one, and what the program prints next goes
+/// into it. SQLite moves its own away from there, but by a close, which ends the locks that this process has on the
+/// file. Nothing helps against another thread that closes a stream between this and the opening of the file.
+#[cfg(unix)]
+pub(super) fn fill_standard_streams() -> io::Result<()> {
+    use nix::errno::Errno;
+    use nix::fcntl::{FcntlArg, OFlag, fcntl, open};
+    use nix::sys::stat::Mode;
+    use std::os::fd::{AsFd, AsRawFd, IntoRawFd};
+    let is_any_free = || {
+        let (input, output, errors) = (io::stdin(), io::stdout(), io::stderr());
+        let streams = [input.as_fd(), output.as_fd(), errors.as_fd()];
+        streams.into_iter().any(|stream| fcntl(stream, FcntlArg::F_GETFD) == Err(Errno::EBADF))
+    };
+    while is_any_free() {
+        // Children get it, too, as what the standard library opens there when a program begins.
+        let null = open("/dev/null", OFlag::O_RDWR, Mode::empty())?;
+        if null.as_raw_fd() > 2 {
+            // Another thread was faster.
+            break;
+        }
+        // For as long as the process lives.
+        let _ = null.into_raw_fd();
+    }
+    Ok(())
+}
+
+#[cfg(not(unix))]
+fn fill_standard_streams() -> io::Result<()> {
+    Ok(())
+}
+
 /// How many kernels may share the file system, whose locks hold on one of them only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernels {
@@ -96,6 +134,7 @@ pub(super) enum Kernels {
 
 /// Checks where the file lies and makes an empty one with exactly this mode, if one is given, where there is none.
 pub(super) fn prepare(path: &Path, mode: Option<u32>, kernels: Kernels) -> Result<(), SqliteError> {
+    keep_off_standard_streams(path)?;
     match fs::metadata(path) {
         Ok(meta) if meta.is_dir() => {
             return Err(SqliteError::NotAFile { path: path.to_owned(), what: "a folder" });

@@ -160,6 +160,28 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
     });
 }
 
+/// What it would lock is another lock than the one that was asked for.
+#[test]
+fn a_request_that_each_makes_of_its_own_is_refused_unless_it_is_for_the_same_lock() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.rival());
+        let refused = [
+            (client.request_all(["a", "b"]).each(|_| client.request("other")).lock().unwrap_err(), "\"other\""),
+            (client.request_all(["a", "b"]).each(|_| client.request("b")).try_lock().unwrap_err(), "\"b\""),
+            (client.request_all(["a"]).each(|_| rival.request("a")).lock().unwrap_err(), "another client"),
+        ];
+        for (error, why) in refused {
+            assert_eq!((error.kind(), error.key()), (ErrorKind::InvalidInput, Some("a")), "{error}");
+            assert!(error.to_string().contains(why), "{error}");
+        }
+        for key in ["a", "b", "other"] {
+            assert!(client.get(key).unwrap().is_none_or(|status| status.is_free()), "{key} is locked");
+        }
+        let twin = client.clone();
+        assert!(client.request_all(["a"]).each(|_| twin.request("a")).lock().unwrap().is_held());
+    });
+}
+
 /// Three releases that hang take no longer than one.
 #[test]
 fn the_drop_of_all_has_one_bound() {

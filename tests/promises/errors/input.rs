@@ -70,6 +70,18 @@ fn leases() {
     let client = LockClient::connect("memory:").unwrap();
     let lock = client.request("k").acquire().unwrap();
     refused(client.heartbeat(&lock, Duration::ZERO), ErrorKind::InvalidInput, &["\"k\"", "lease", "0ns"]);
+    // What has no lease_forever.
+    let election = |lease| client.election("e").lease(lease).build().map(drop);
+    for (refused, least) in [
+        (client.heartbeat(&lock, 31 * DAY).map(drop), "100ms"),
+        (client.renew("id", 31 * DAY).map(drop), "100ms"),
+        (election(31 * DAY), "1s"),
+        (election(Duration::from_millis(999)), "1s"),
+    ] {
+        let text = refused.unwrap_err().to_string();
+        assert!(text.contains(&format!("from {least} on this store to 30 days")), "{text}");
+        assert!(!text.contains("lease_forever"), "{text}");
+    }
 }
 
 #[test]

@@ -1,9 +1,13 @@
 //! How many files stay open, and what happens when no more may be.
 
+use std::io::Read;
+use std::path::PathBuf;
+
 use leasehold::ErrorKind;
-use leasehold::internals::store::Backend;
+use leasehold::internals::store::{Attempt, Backend};
 use nix::libc;
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use nix::unistd::close;
 
 use crate::sqlite::support::*;
 
@@ -107,4 +111,57 @@ fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
     let error = refused(&folder.file());
     assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
     assert!(error.to_string().contains("open the database to write to it"), "{error}");
+}
+
+/// Else what a daemon prints would go into the file, and what it reads would come from there.
+#[test]
+fn closed_standard_streams_are_no_files_of_the_stores() {
+    const TEST: &str = "sqlite::descriptors::closed_standard_streams_are_no_files_of_the_stores";
+    const FILE: &str = "LEASEHOLD_DAEMON";
+    const CLOSES: &str = "LEASEHOLD_CLOSES";
+    let long = |key: &str| Attempt::new(key, ask("a", seconds(3600)));
+    if let Some(path) = std::env::var_os(FILE).map(PathBuf::from) {
+        for stream in std::env::var(CLOSES).unwrap().split(',') {
+            close(stream.parse::<i32>().unwrap()).unwrap();
+        }
+        let store = open(&path);
+        granted(&store, &mut long("of the daemon"));
+        println!("{}", "out".repeat(100));
+        eprintln!("{}", "err".repeat(100));
+        let mut read = Vec::new();
+        std::io::stdin().read_to_end(&mut read).unwrap();
+        assert!(read.is_empty(), "{read:?}");
+        for stream in 0..3 {
+            let leads = std::fs::read_link(format!("/proc/self/fd/{stream}")).unwrap();
+            assert!(!leads.starts_with(path.parent().unwrap()), "{stream}: {}", leads.display());
+        }
+        return;
+    }
+    for closes in ["1", "2", "0,1,2"] {
+        let folder = Folder::new();
+        granted(&open(&folder.file()), &mut long("of another"));
+        let ran = rerun(TEST, &[(FILE, folder.file().as_ref()), (CLOSES, closes.as_ref())]);
+        assert_eq!(ran.code, Some(0), "without {closes}: {}", ran.told);
+        let store = open(&folder.file());
+        for key in ["of another", "of the daemon"] {
+            held(&store, &mut attempt(key, "b"));
+        }
+        drop(store);
+        assert_sound(&folder);
+    }
+}
+
+#[test]
+fn a_closed_standard_stream_that_can_not_be_filled_is_told() {
+    if !is_alone("sqlite::descriptors::a_closed_standard_stream_that_can_not_be_filled_is_told") {
+        return;
+    }
+    // As in a root without devices. Everybody else's files are closed by an exec.
+    refuse(libc::SYS_openat, (2, libc::O_ACCMODE | libc::O_CLOEXEC), [libc::O_RDWR; 2], libc::ENOENT);
+    let folder = Folder::new();
+    drop(open(&folder.file()));
+    close(0).unwrap();
+    let error = refused(&folder.file());
+    assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+    assert!(error.to_string().contains("/dev/null"), "{error}");
 }
