@@ -211,8 +211,8 @@ mod linux {
                 }
                 // With a lock on `file` itself, a child that was forked meanwhile would keep it for ever.
                 let again = format!("/proc/self/fd/{}", file.as_raw_fd());
-                let opened = file::fill_standard_streams()
-                    .and_then(|()| File::options().read(true).write(true).open(again));
+                let opened =
+                    file::fill_standard_streams().and_then(|()| File::options().read(true).write(true).open(again));
                 match opened {
                     Ok(alone) if lock(&alone, libc::F_WRLCK, ALL).is_ok() => {
                         drop(file);
