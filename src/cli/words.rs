@@ -212,6 +212,11 @@ mod tests {
         assert_eq!(ours("no table; create_schema() makes it"), "no table; `leasehold init` makes it");
         assert_eq!(ours("at least 0.1 s, or lease_forever()"), "at least 0.1 s");
         assert_eq!(ours("max_hold is 0ns, but must be more"), "--max-hold is 0ns, but must be more");
+        // The end of a longer name is another one, and what can be typed already is right.
+        for right in ["spindle_duration is 9ms", "--comment is \"\"", "no_comment is wrong"] {
+            assert_eq!(ours(right), right);
+        }
+        assert_eq!(ours("duration is 0ns, (owner is \"\")"), "--for is 0ns, (--owner is \"\")");
         // What others chose stays as it is.
         let quoted = r#"lock "owner is \" connect again \\": "#;
         assert_eq!(ours(&format!("{quoted}owner is \"\"")), format!("{quoted}--owner is \"\""));

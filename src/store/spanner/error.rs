@@ -171,6 +171,42 @@ mod tests {
         assert_eq!(kind(false, true), (ErrorKind::Store, true));
     }
 
+    #[test]
+    fn what_the_table_refuses_for_good_was_not_written_by_the_first_commit() {
+        let of = |stage, code, message: &str| {
+            let error = SdkError::service(Status::default().set_code(code).set_message(message));
+            let (fate, error) = SpannerError::classify(&error, stage, true, "d", "t");
+            let error = Error::from(error);
+            (fate, error.kind(), error.is_retryable())
+        };
+        for (code, message) in [
+            (Code::OutOfRange, "Check constraint `t`.`c` is violated for key {String(\"k\")}"),
+            (Code::NotFound, "Insert failed because key was not found in parent table:  Parent Table: par"),
+            (Code::NotFound, "Parent row for row [k] in table t is missing. Row cannot be written."),
+            (Code::FailedPrecondition, "Delete failed because one or more keys exist within the child table:  Parent"),
+            (Code::FailedPrecondition, "Integrity constraint violation during DELETE/REPLACE. Found child row [k]"),
+            (Code::FailedPrecondition, "Foreign key `f` constraint violation on table `t`. Cannot find referenced key"),
+            (Code::FailedPrecondition, "Foreign key constraint `f` is violated on table `t`."),
+            (Code::FailedPrecondition, "Cannot write into generated column `t.comment`."),
+            (Code::FailedPrecondition, "A new row in table t does not specify a non-null value for NOT NULL column: x"),
+            (Code::FailedPrecondition, "x must not be NULL in table t."),
+        ] {
+            let refused = (Fate::NotDone, ErrorKind::Schema, false);
+            assert_eq!(of(Stage::Committing, code, message), refused, "{message}");
+            assert_eq!(of(Stage::Repeating, code, message).0, Fate::Unknown, "{message}");
+        }
+        for (code, message) in [
+            (Code::NotFound, "Transaction not found: 1"),
+            (Code::NotFound, "Session not found: projects/p/instances/i/databases/constraint-parent/sessions/s"),
+            (Code::FailedPrecondition, "This transaction has been invalidated by a later transaction in the session."),
+            (Code::OutOfRange, "made by the proxy"),
+            (Code::Unavailable, "Row cannot be written"),
+            (Code::Internal, "Check constraint `t`.`c` is violated for key 1"),
+        ] {
+            assert_eq!(of(Stage::Committing, code, message).0, Fate::Unknown, "{message}");
+        }
+    }
+
     /// The SDK gives it back where there is no time for another try.
     #[test]
     fn aborted_says_that_nothing_was_written_of_the_first_commit_only() {
