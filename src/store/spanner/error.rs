@@ -1,5 +1,6 @@
 //! What can go wrong here: the one place that says what an answer of the service means.
 
+use google_cloud_gax::error::rpc::Status;
 use google_cloud_spanner::Error as SdkError;
 
 use crate::model::error::ErrorKind;
@@ -11,6 +12,19 @@ use super::open::ADMIN_ENDPOINT;
 pub(super) const NO_SESSION: &str = "Session not found";
 /// What the service says of a text that its column is too short for; the column's name follows.
 const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
+/// What it says, by code, of a commit whose rows it refuses: none was written, and none would be by a repeat. Each has a
+/// space, as no name of a database or a session has.
+const REFUSALS: [(&str, &str); 9] = [
+    ("OUT_OF_RANGE", "Check constraint"),
+    ("NOT_FOUND", "in parent table"),
+    ("NOT_FOUND", "Row cannot be"),
+    ("FAILED_PRECONDITION", "within the child table"),
+    ("FAILED_PRECONDITION", "constraint violation"),
+    ("FAILED_PRECONDITION", "key constraint"),
+    ("FAILED_PRECONDITION", "generated column"),
+    ("FAILED_PRECONDITION", "must not be NULL"),
+    ("FAILED_PRECONDITION", "null value for"),
+];
 
 /// How far a transaction was when an error came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +79,9 @@ pub(super) enum Own {
     )]
     Invalid { table: String },
 
+    #[error("the table {table:?} refuses the rows of locks; make it as schema() says")]
+    Refused { table: String },
+
     #[error(
         "no answer came from {endpoint}, where the table is made by REST, which may have begun; repeat the call, correct \
          admin_endpoint=.. in the URL or the environment variable {ADMIN_ENDPOINT}, or check the network"
@@ -92,7 +109,7 @@ impl failure::Own for Own {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            Own::NoTable { .. } | Own::Invalid { .. } => (ErrorKind::Schema, false),
+            Own::NoTable { .. } | Own::Invalid { .. } | Own::Refused { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoDatabase { .. } | Own::NoCredentials => (ErrorKind::Config, false),
             Own::NotConnected | Own::NoAdmin { .. } | Own::NoSession | Own::Aborted => (ErrorKind::Store, true),
@@ -126,6 +143,7 @@ impl SpannerError {
                 let column = column.and_then(|rest| rest.split(',').next()).unwrap_or_default().trim().to_owned();
                 Own::TooLong { column }
             }
+            _ if stage == Stage::Committing && error.status().is_some_and(refuses_rows) => Own::Refused { table },
             // Also an answer that the transaction is gone: it may be gone because it was committed.
             _ if stage == Stage::Committing => return unanswered(cause),
             Some("RESOURCE_EXHAUSTED") => Own::Aborted,
@@ -143,6 +161,11 @@ impl SpannerError {
     }
 }
 
+/// Whether a commit is refused for what its rows are. Names of the user's may stand in the message.
+pub(super) fn refuses_rows(status: &Status) -> bool {
+    REFUSALS.iter().any(|(code, part)| status.code.name() == *code && status.message.contains(part))
+}
+
 fn unanswered(cause: Cause) -> (Fate, SpannerError) {
     (Fate::Unknown, SpannerError::Unanswered { cause: Some(cause) })
 }
@@ -150,7 +173,7 @@ fn unanswered(cause: Cause) -> (Fate, SpannerError) {
 #[cfg(test)]
 mod tests {
     use google_cloud_gax::error::CredentialsError;
-    use google_cloud_gax::error::rpc::{Code, Status};
+    use google_cloud_gax::error::rpc::Code;
 
     use super::*;
     use crate::model::error::Error;
