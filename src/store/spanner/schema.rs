@@ -33,11 +33,14 @@ struct Column {
     kind: String,
     nullable: bool,
     stamped: bool,
+    generated: bool,
 }
 
 /// The table as the service describes it; without columns there is none.
 #[derive(Debug, Default)]
 struct Made {
+    /// The table in whose rows its own are interleaved.
+    parent: Option<String>,
     columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     indexes: BTreeMap<String, Vec<String>>,
@@ -115,12 +118,17 @@ impl Spanner {
     }
 
     fn found(&self, by: &Deadline) -> Result<Made, SpannerError> {
-        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value \
+        // Only `INTERLEAVE IN PARENT`, which needs the parent's row, has an action on delete.
+        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value, \
+                   c.is_generated \
                    FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
                    ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
                    AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
                    WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
-                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL \
+                   UNION ALL SELECT -1, table_name, parent_table_name, NULL, NULL, NULL \
+                   FROM information_schema.tables \
+                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND on_delete_action IS NOT NULL \
+                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL \
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
                    ORDER BY name, place";
@@ -128,14 +136,17 @@ impl Spanner {
         for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
             let at: i64 = row.get(0).map_err(unread)?;
             let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
-            if at > 0 {
-                found.indexes.entry(name).or_default().push(kind);
-                continue;
+            match at {
+                0 => {
+                    let is = |at: usize, right: &str| {
+                        row.get(at).map(|text: Option<String>| text.as_deref() == Some(right)).map_err(unread)
+                    };
+                    let (nullable, stamped, generated) = (is(3, "YES")?, is(4, "TRUE")?, is(5, "ALWAYS")?);
+                    found.columns.insert(name, Column { kind, nullable, stamped, generated });
+                }
+                1.. => found.indexes.entry(name).or_default().push(kind),
+                _ => found.parent = Some(kind),
             }
-            let nullable: String = row.get(3).map_err(unread)?;
-            let stamped: Option<String> = row.get(4).map_err(unread)?;
-            let column = Column { kind, nullable: nullable == "YES", stamped: stamped.as_deref() == Some("TRUE") };
-            found.columns.insert(name, column);
         }
         Ok(found)
     }
@@ -322,6 +333,9 @@ impl Target {
         if found.indexes.get("PRIMARY_KEY").is_none_or(|key| *key != ["name"]) {
             wrong.push("its primary key is not name alone".to_owned());
         }
+        if let Some(parent) = &found.parent {
+            wrong.push(format!("it is interleaved in {parent:?}, so that only keys that stand there could be locked"));
+        }
         let has = |name: &str| found.columns.contains_key(name);
         if has("token") && has("owner") && !has("heartbeat") && !has("writer") {
             wrong.push("it is that of a later spindle, whose locks have no heartbeat".to_owned());
@@ -329,6 +343,9 @@ impl Target {
         for (name, column) in &found.columns {
             let right = COLUMNS.iter().find(|(right, _)| right == name).map(|(_, kind)| *kind);
             match right {
+                _ if column.generated && (right.is_some() || name == "name") => {
+                    wrong.push(format!("{name:?} is generated"))
+                }
                 _ if name == "name" && column.kind.starts_with("STRING") => {}
                 _ if name == "name" => wrong.push(format!("{name:?} is {}, not STRING(MAX)", column.kind)),
                 Some(right) if !is_kind(&column.kind, right) => {
