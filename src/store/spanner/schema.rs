@@ -39,6 +39,8 @@ struct Column {
 /// The table as the service describes it; without columns there is none.
 #[derive(Debug, Default)]
 struct Made {
+    /// Its name as it was made: the service does not tell names by their case.
+    name: Option<String>,
     /// The table in whose rows its own are interleaved.
     parent: Option<String>,
     columns: BTreeMap<String, Column>,
@@ -125,9 +127,9 @@ impl Spanner {
                    ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
                    AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
                    WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
-                   UNION ALL SELECT -1, table_name, parent_table_name, NULL, NULL, NULL \
-                   FROM information_schema.tables \
-                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND on_delete_action IS NOT NULL \
+                   UNION ALL SELECT -1, table_name, IF(on_delete_action IS NULL, '', parent_table_name), \
+                   NULL, NULL, NULL FROM information_schema.tables \
+                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) \
                    UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL \
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
@@ -145,7 +147,7 @@ impl Spanner {
                     found.columns.insert(name, Column { kind, nullable, stamped, generated });
                 }
                 1.. => found.indexes.entry(name).or_default().push(kind),
-                _ => found.parent = Some(kind),
+                _ => (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty())),
             }
         }
         Ok(found)
@@ -265,12 +267,24 @@ impl Target {
     }
 
     pub(super) fn index(&self) -> String {
-        format!("{}_lock_id", self.table)
+        index_of(&self.table)
+    }
+
+    /// The table's name as it was made, or will be.
+    fn name<'a>(&'a self, found: &'a Made) -> &'a str {
+        found.name.as_deref().unwrap_or(&self.table)
+    }
+
+    /// The name of the index, if there is none.
+    fn missing_index(&self, found: &Made) -> Option<String> {
+        let index = index_of(self.name(found));
+        let is_there = found.indexes.keys().any(|name| name.eq_ignore_ascii_case(&index));
+        (!is_there).then_some(index)
     }
 
     /// The DDL that is missing to what was found.
     fn statements(&self, found: &Made) -> Vec<String> {
-        let table = &self.table;
+        let table = self.name(found);
         let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
         let mut statements = Vec::new();
         if found.columns.is_empty() {
@@ -288,8 +302,8 @@ impl Target {
             };
             statements.extend(short(found).map(longer));
         }
-        if !found.indexes.contains_key(&self.index()) {
-            statements.push(format!("CREATE NULL_FILTERED INDEX `{}` ON `{table}`(lock_id)", self.index()));
+        if let Some(index) = self.missing_index(found) {
+            statements.push(format!("CREATE NULL_FILTERED INDEX `{index}` ON `{table}`(lock_id)"));
         }
         statements
     }
@@ -317,8 +331,8 @@ impl Target {
                  would do"
             ));
         }
-        if !found.indexes.contains_key(&self.index()) {
-            wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
+        if let Some(index) = self.missing_index(found) {
+            wrong.push(format!("has no index {index}; create_schema() adds it"));
         }
         let table = &self.table;
         (!wrong.is_empty()).then(|| SpannerError::Schema(format!("the table {table:?} {}", wrong.join("; it "))))
@@ -362,6 +376,10 @@ impl Target {
         let (table, wrong) = (&self.table, wrong.join("; "));
         Err(SpannerError::Schema(format!("the table {table:?} is another one: {wrong}; use another table")))
     }
+}
+
+fn index_of(table: &str) -> String {
+    format!("{table}_lock_id")
 }
 
 /// The type that a column should have.
