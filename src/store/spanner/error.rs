@@ -59,8 +59,8 @@ pub(super) enum Own {
     MayNotMake { database: String },
 
     #[error(
-        "no Google credentials were found, so nothing was sent; set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth \
-         application-default login`, or set SPANNER_EMULATOR_HOST for the emulator"
+        "no usable Google credentials were found, so nothing was sent; set GOOGLE_APPLICATION_CREDENTIALS, or correct the \
+         file that it names, run `gcloud auth application-default login`, or set SPANNER_EMULATOR_HOST for the emulator"
     )]
     NoCredentials,
 
