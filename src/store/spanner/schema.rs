@@ -34,6 +34,7 @@ struct Column {
     nullable: bool,
     stamped: bool,
     generated: bool,
+    has_default: bool,
 }
 
 /// The table as the service describes it; without columns there is none.
@@ -122,15 +123,15 @@ impl Spanner {
     fn found(&self, by: &Deadline) -> Result<Made, SpannerError> {
         // Only `INTERLEAVE IN PARENT`, which needs the parent's row, has an action on delete.
         let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value, \
-                   c.is_generated \
+                   c.is_generated, c.column_default IS NOT NULL AS has_default \
                    FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
                    ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
                    AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
                    WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
                    UNION ALL SELECT -1, table_name, IF(on_delete_action IS NULL, '', parent_table_name), \
-                   NULL, NULL, NULL FROM information_schema.tables \
+                   NULL, NULL, NULL, NULL FROM information_schema.tables \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) \
-                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL \
+                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL, NULL \
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
                    ORDER BY name, place";
@@ -144,7 +145,8 @@ impl Spanner {
                         row.get(at).map(|text: Option<String>| text.as_deref() == Some(right)).map_err(unread)
                     };
                     let (nullable, stamped, generated) = (is(3, "YES")?, is(4, "TRUE")?, is(5, "ALWAYS")?);
-                    found.columns.insert(name, Column { kind, nullable, stamped, generated });
+                    let has_default = row.get(6).map_err(unread)?;
+                    found.columns.insert(name, Column { kind, nullable, stamped, generated, has_default });
                 }
                 1.. => found.indexes.entry(name).or_default().push(kind),
                 _ => (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty())),
@@ -366,6 +368,8 @@ impl Target {
                     wrong.push(format!("{name:?} is {}, not {right}", column.kind))
                 }
                 Some(STAMPED) if !column.stamped => wrong.push(format!("{name} lacks allow_commit_timestamp = true")),
+                // The service fills it.
+                None if column.has_default || column.generated => {}
                 _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
                 _ => {}
             }

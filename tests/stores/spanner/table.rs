@@ -117,6 +117,11 @@ fn another_table_is_refused_and_says_why() {
         ("name STRING(MAX), part INT64) PRIMARY KEY (name, part".to_owned(), "primary key is not name"),
         (format!("name STRING(MAX), token {stamp}, owner STRING(MAX)) PRIMARY KEY (name"), "a later spindle"),
         ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "\"price\" is NOT NULL"),
+        // Where nobody holds the lock, it is null.
+        (
+            "name STRING(MAX), owner STRING(MAX) NOT NULL DEFAULT ('me')) PRIMARY KEY (name".to_owned(),
+            "\"owner\" is NOT NULL",
+        ),
     ];
     for (columns, says) in cases {
         let database = Database::empty();
@@ -156,6 +161,24 @@ fn a_table_whose_form_keeps_locks_out_is_refused_and_says_why() {
         assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
         assert!(error.to_string().contains(says), "{error}");
     }
+}
+
+#[test]
+fn columns_of_others_that_the_service_fills_are_no_obstacle() {
+    needs_server!();
+    let more = "comment STRING(MAX),\n  tenant STRING(MAX) NOT NULL DEFAULT ('all'),\n  \
+                loud STRING(MAX) NOT NULL AS (UPPER(name)) STORED";
+    let database = altered(COMMENT, more);
+    let client = connect(&database).unwrap();
+    assert!(client.diagnose().unwrap().is_well());
+    // A row is made, then written again.
+    for _ in 0..2 {
+        client.lock("k").unwrap().release().unwrap();
+    }
+    client.lock_shared("k").unwrap().release().unwrap();
+    let sql = "SELECT tenant, loud FROM locks WHERE name = 'k'";
+    let rows = database.raw().query(Statement::builder(sql).build());
+    assert_eq!(["tenant", "loud"].map(|column| rows[0][column].as_str()), [Some("all"), Some("K")]);
 }
 
 /// However often it is tried.
