@@ -77,11 +77,22 @@ pub fn ours(message: &str) -> String {
 }
 
 fn reworded(part: &str) -> String {
-    let dashed = |theirs: &str| format!("--{theirs}");
-    OURS.iter().fold(part.to_owned(), |part, (theirs, ours)| match *ours == dashed(theirs) {
-        true => part.replace(ours, theirs).replace(theirs, ours),
-        false => part.replace(theirs, ours),
-    })
+    OURS.iter().fold(part.to_owned(), |part, (theirs, ours)| replaced(&part, theirs, ours))
+}
+
+/// A name is not replaced where it is the end of a longer one, or has its dashes already.
+fn replaced(part: &str, theirs: &str, ours: &str) -> String {
+    let is_of_name = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
+    let (mut told, mut from) = (String::new(), 0);
+    for (at, _) in part.match_indices(theirs) {
+        if theirs.starts_with(is_of_name) && part[..at].ends_with(is_of_name) {
+            continue;
+        }
+        told.push_str(&part[from..at]);
+        told.push_str(ours);
+        from = at + theirs.len();
+    }
+    told + &part[from..]
 }
 
 /// `12 s`, `3 min 5 s`, `2 h 5 min`, `3 days 4 h`.
@@ -212,6 +223,11 @@ mod tests {
         assert_eq!(ours("no table; create_schema() makes it"), "no table; `leasehold init` makes it");
         assert_eq!(ours("at least 0.1 s, or lease_forever()"), "at least 0.1 s");
         assert_eq!(ours("max_hold is 0ns, but must be more"), "--max-hold is 0ns, but must be more");
+        // The end of a longer name is another one, and what can be typed already is right.
+        for right in ["spindle_duration is 9ms", "--comment is \"\"", "no_comment is wrong"] {
+            assert_eq!(ours(right), right);
+        }
+        assert_eq!(ours("duration is 0ns, (owner is \"\")"), "--for is 0ns, (--owner is \"\")");
         // What others chose stays as it is.
         let quoted = r#"lock "owner is \" connect again \\": "#;
         assert_eq!(ours(&format!("{quoted}owner is \"\"")), format!("{quoted}--owner is \"\""));

@@ -45,7 +45,8 @@
 //! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to where Google's client looks, or ten ports
 //! above `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the environment variable
 //! `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another place. It waits for up to ten minutes for what the service has
-//! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`.
+//! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`. Other columns
+//! may stand beside these if they are nullable, have a default or are generated.
 //!
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.

@@ -1,5 +1,6 @@
 //! What can go wrong here: the one place that says what an answer of the service means.
 
+use google_cloud_gax::error::rpc::Status;
 use google_cloud_spanner::Error as SdkError;
 
 use crate::model::error::ErrorKind;
@@ -11,6 +12,19 @@ use super::open::ADMIN_ENDPOINT;
 pub(super) const NO_SESSION: &str = "Session not found";
 /// What the service says of a text that its column is too short for; the column's name follows.
 const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
+/// What it says, by code, of a commit whose rows it refuses: none was written, and none would be by a repeat. Each has a
+/// space, as no name of a database or a session has.
+const REFUSALS: [(&str, &str); 9] = [
+    ("OUT_OF_RANGE", "Check constraint"),
+    ("NOT_FOUND", "in parent table"),
+    ("NOT_FOUND", "Row cannot be"),
+    ("FAILED_PRECONDITION", "within the child table"),
+    ("FAILED_PRECONDITION", "constraint violation"),
+    ("FAILED_PRECONDITION", "key constraint"),
+    ("FAILED_PRECONDITION", "generated column"),
+    ("FAILED_PRECONDITION", "must not be NULL"),
+    ("FAILED_PRECONDITION", "null value for"),
+];
 
 /// How far a transaction was when an error came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +59,8 @@ pub(super) enum Own {
     MayNotMake { database: String },
 
     #[error(
-        "no Google credentials were found, so nothing was sent; set GOOGLE_APPLICATION_CREDENTIALS, run `gcloud auth \
-         application-default login`, or set SPANNER_EMULATOR_HOST for the emulator"
+        "no usable Google credentials were found, so nothing was sent; set GOOGLE_APPLICATION_CREDENTIALS, or correct the \
+         file that it names, run `gcloud auth application-default login`, or set SPANNER_EMULATOR_HOST for the emulator"
     )]
     NoCredentials,
 
@@ -64,6 +78,9 @@ pub(super) enum Own {
          create_schema() adds what is missing"
     )]
     Invalid { table: String },
+
+    #[error("the table {table:?} refuses the rows of locks; make it as schema() says")]
+    Refused { table: String },
 
     #[error(
         "no answer came from {endpoint}, where the table is made by REST, which may have begun; repeat the call, correct \
@@ -92,7 +109,7 @@ impl failure::Own for Own {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            Own::NoTable { .. } | Own::Invalid { .. } => (ErrorKind::Schema, false),
+            Own::NoTable { .. } | Own::Invalid { .. } | Own::Refused { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoDatabase { .. } | Own::NoCredentials => (ErrorKind::Config, false),
             Own::NotConnected | Own::NoAdmin { .. } | Own::NoSession | Own::Aborted => (ErrorKind::Store, true),
@@ -126,6 +143,7 @@ impl SpannerError {
                 let column = column.and_then(|rest| rest.split(',').next()).unwrap_or_default().trim().to_owned();
                 Own::TooLong { column }
             }
+            _ if stage == Stage::Committing && error.status().is_some_and(refuses_rows) => Own::Refused { table },
             // Also an answer that the transaction is gone: it may be gone because it was committed.
             _ if stage == Stage::Committing => return unanswered(cause),
             Some("RESOURCE_EXHAUSTED") => Own::Aborted,
@@ -143,6 +161,11 @@ impl SpannerError {
     }
 }
 
+/// Whether a commit is refused for what its rows are. Names of the user's may stand in the message.
+pub(super) fn refuses_rows(status: &Status) -> bool {
+    REFUSALS.iter().any(|(code, part)| status.code.name() == *code && status.message.contains(part))
+}
+
 fn unanswered(cause: Cause) -> (Fate, SpannerError) {
     (Fate::Unknown, SpannerError::Unanswered { cause: Some(cause) })
 }
@@ -150,7 +173,7 @@ fn unanswered(cause: Cause) -> (Fate, SpannerError) {
 #[cfg(test)]
 mod tests {
     use google_cloud_gax::error::CredentialsError;
-    use google_cloud_gax::error::rpc::{Code, Status};
+    use google_cloud_gax::error::rpc::Code;
 
     use super::*;
     use crate::model::error::Error;
@@ -169,6 +192,42 @@ mod tests {
         assert_eq!(kind(false, false), (ErrorKind::Config, false));
         // The SDK calls much of what passes permanent, and asks no more: another client is made.
         assert_eq!(kind(false, true), (ErrorKind::Store, true));
+    }
+
+    #[test]
+    fn what_the_table_refuses_for_good_was_not_written_by_the_first_commit() {
+        let of = |stage, code, message: &str| {
+            let error = SdkError::service(Status::default().set_code(code).set_message(message));
+            let (fate, error) = SpannerError::classify(&error, stage, true, "d", "t");
+            let error = Error::from(error);
+            (fate, error.kind(), error.is_retryable())
+        };
+        for (code, message) in [
+            (Code::OutOfRange, "Check constraint `t`.`c` is violated for key {String(\"k\")}"),
+            (Code::NotFound, "Insert failed because key was not found in parent table:  Parent Table: par"),
+            (Code::NotFound, "Parent row for row [k] in table t is missing. Row cannot be written."),
+            (Code::FailedPrecondition, "Delete failed because one or more keys exist within the child table:  Parent"),
+            (Code::FailedPrecondition, "Integrity constraint violation during DELETE/REPLACE. Found child row [k]"),
+            (Code::FailedPrecondition, "Foreign key `f` constraint violation on table `t`. Cannot find referenced key"),
+            (Code::FailedPrecondition, "Foreign key constraint `f` is violated on table `t`."),
+            (Code::FailedPrecondition, "Cannot write into generated column `t.comment`."),
+            (Code::FailedPrecondition, "A new row in table t does not specify a non-null value for NOT NULL column: x"),
+            (Code::FailedPrecondition, "x must not be NULL in table t."),
+        ] {
+            let refused = (Fate::NotDone, ErrorKind::Schema, false);
+            assert_eq!(of(Stage::Committing, code, message), refused, "{message}");
+            assert_eq!(of(Stage::Repeating, code, message).0, Fate::Unknown, "{message}");
+        }
+        for (code, message) in [
+            (Code::NotFound, "Transaction not found: 1"),
+            (Code::NotFound, "Session not found: projects/p/instances/i/databases/constraint-parent/sessions/s"),
+            (Code::FailedPrecondition, "This transaction has been invalidated by a later transaction in the session."),
+            (Code::OutOfRange, "made by the proxy"),
+            (Code::Unavailable, "Row cannot be written"),
+            (Code::Internal, "Check constraint `t`.`c` is violated for key 1"),
+        ] {
+            assert_eq!(of(Stage::Committing, code, message).0, Fate::Unknown, "{message}");
+        }
     }
 
     /// The SDK gives it back where there is no time for another try.

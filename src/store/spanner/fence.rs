@@ -4,7 +4,7 @@ use google_cloud_gax::error::rpc::{Code, Status};
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
 
-use super::error::Stage;
+use super::error::{Stage, refuses_rows};
 use super::{Flight, Spanner};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -63,10 +63,7 @@ fn may_be_committed(failed: &SdkError, stage: Stage, store: &Spanner) -> bool {
 /// transaction is gone settles nothing: it may be gone because it was committed.
 fn is_refused(status: &Status) -> bool {
     let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
-    let says = |words: &str| status.message.contains(words);
-    // Names of the user's may stand beside these.
-    let is_of_rows = ["onstraint", "Row cannot be", "must not be NULL", "null value for"].into_iter().any(says);
-    is_one && (is_of_rows || !says("ransaction"))
+    refuses_rows(status) || (is_one && !status.message.contains("ransaction"))
 }
 
 #[cfg(test)]

@@ -33,11 +33,17 @@ struct Column {
     kind: String,
     nullable: bool,
     stamped: bool,
+    generated: bool,
+    has_default: bool,
 }
 
 /// The table as the service describes it; without columns there is none.
 #[derive(Debug, Default)]
 struct Made {
+    /// Its name as it was made: the service does not tell names by their case.
+    name: Option<String>,
+    /// The table in whose rows its own are interleaved.
+    parent: Option<String>,
     columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     indexes: BTreeMap<String, Vec<String>>,
@@ -115,12 +121,17 @@ impl Spanner {
     }
 
     fn found(&self, by: &Deadline) -> Result<Made, SpannerError> {
-        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value \
+        // Only `INTERLEAVE IN PARENT`, which needs the parent's row, has an action on delete.
+        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value, \
+                   c.is_generated, c.column_default IS NOT NULL AS has_default \
                    FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
                    ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
                    AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
                    WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
-                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL \
+                   UNION ALL SELECT -1, table_name, IF(on_delete_action IS NULL, '', parent_table_name), \
+                   NULL, NULL, NULL, NULL FROM information_schema.tables \
+                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) \
+                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL, NULL \
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
                    ORDER BY name, place";
@@ -128,14 +139,18 @@ impl Spanner {
         for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
             let at: i64 = row.get(0).map_err(unread)?;
             let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
-            if at > 0 {
-                found.indexes.entry(name).or_default().push(kind);
-                continue;
+            match at {
+                0 => {
+                    let is = |at: usize, right: &str| {
+                        row.get(at).map(|text: Option<String>| text.as_deref() == Some(right)).map_err(unread)
+                    };
+                    let (nullable, stamped, generated) = (is(3, "YES")?, is(4, "TRUE")?, is(5, "ALWAYS")?);
+                    let has_default = row.get(6).map_err(unread)?;
+                    found.columns.insert(name, Column { kind, nullable, stamped, generated, has_default });
+                }
+                1.. => found.indexes.entry(name).or_default().push(kind),
+                _ => (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty())),
             }
-            let nullable: String = row.get(3).map_err(unread)?;
-            let stamped: Option<String> = row.get(4).map_err(unread)?;
-            let column = Column { kind, nullable: nullable == "YES", stamped: stamped.as_deref() == Some("TRUE") };
-            found.columns.insert(name, column);
         }
         Ok(found)
     }
@@ -254,12 +269,24 @@ impl Target {
     }
 
     pub(super) fn index(&self) -> String {
-        format!("{}_lock_id", self.table)
+        index_of(&self.table)
+    }
+
+    /// The table's name as it was made, or will be.
+    fn name<'a>(&'a self, found: &'a Made) -> &'a str {
+        found.name.as_deref().unwrap_or(&self.table)
+    }
+
+    /// The name of the index, if there is none.
+    fn missing_index(&self, found: &Made) -> Option<String> {
+        let index = index_of(self.name(found));
+        let is_there = found.indexes.keys().any(|name| name.eq_ignore_ascii_case(&index));
+        (!is_there).then_some(index)
     }
 
     /// The DDL that is missing to what was found.
     fn statements(&self, found: &Made) -> Vec<String> {
-        let table = &self.table;
+        let table = self.name(found);
         let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
         let mut statements = Vec::new();
         if found.columns.is_empty() {
@@ -277,8 +304,8 @@ impl Target {
             };
             statements.extend(short(found).map(longer));
         }
-        if !found.indexes.contains_key(&self.index()) {
-            statements.push(format!("CREATE NULL_FILTERED INDEX `{}` ON `{table}`(lock_id)", self.index()));
+        if let Some(index) = self.missing_index(found) {
+            statements.push(format!("CREATE NULL_FILTERED INDEX `{index}` ON `{table}`(lock_id)"));
         }
         statements
     }
@@ -306,8 +333,8 @@ impl Target {
                  would do"
             ));
         }
-        if !found.indexes.contains_key(&self.index()) {
-            wrong.push(format!("has no index {}; create_schema() adds it", self.index()));
+        if let Some(index) = self.missing_index(found) {
+            wrong.push(format!("has no index {index}; create_schema() adds it"));
         }
         let table = &self.table;
         (!wrong.is_empty()).then(|| SpannerError::Schema(format!("the table {table:?} {}", wrong.join("; it "))))
@@ -322,6 +349,9 @@ impl Target {
         if found.indexes.get("PRIMARY_KEY").is_none_or(|key| *key != ["name"]) {
             wrong.push("its primary key is not name alone".to_owned());
         }
+        if let Some(parent) = &found.parent {
+            wrong.push(format!("it is interleaved in {parent:?}, so that only keys that stand there could be locked"));
+        }
         let has = |name: &str| found.columns.contains_key(name);
         if has("token") && has("owner") && !has("heartbeat") && !has("writer") {
             wrong.push("it is that of a later spindle, whose locks have no heartbeat".to_owned());
@@ -329,12 +359,17 @@ impl Target {
         for (name, column) in &found.columns {
             let right = COLUMNS.iter().find(|(right, _)| right == name).map(|(_, kind)| *kind);
             match right {
+                _ if column.generated && (right.is_some() || name == "name") => {
+                    wrong.push(format!("{name:?} is generated"))
+                }
                 _ if name == "name" && column.kind.starts_with("STRING") => {}
                 _ if name == "name" => wrong.push(format!("{name:?} is {}, not STRING(MAX)", column.kind)),
                 Some(right) if !is_kind(&column.kind, right) => {
                     wrong.push(format!("{name:?} is {}, not {right}", column.kind))
                 }
                 Some(STAMPED) if !column.stamped => wrong.push(format!("{name} lacks allow_commit_timestamp = true")),
+                // The service fills it.
+                None if column.has_default || column.generated => {}
                 _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
                 _ => {}
             }
@@ -345,6 +380,10 @@ impl Target {
         let (table, wrong) = (&self.table, wrong.join("; "));
         Err(SpannerError::Schema(format!("the table {table:?} is another one: {wrong}; use another table")))
     }
+}
+
+fn index_of(table: &str) -> String {
+    format!("{table}_lock_id")
 }
 
 /// The type that a column should have.

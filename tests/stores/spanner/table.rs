@@ -117,6 +117,11 @@ fn another_table_is_refused_and_says_why() {
         ("name STRING(MAX), part INT64) PRIMARY KEY (name, part".to_owned(), "primary key is not name"),
         (format!("name STRING(MAX), token {stamp}, owner STRING(MAX)) PRIMARY KEY (name"), "a later spindle"),
         ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "\"price\" is NOT NULL"),
+        // Where nobody holds the lock, it is null.
+        (
+            "name STRING(MAX), owner STRING(MAX) NOT NULL DEFAULT ('me')) PRIMARY KEY (name".to_owned(),
+            "\"owner\" is NOT NULL",
+        ),
     ];
     for (columns, says) in cases {
         let database = Database::empty();
@@ -126,6 +131,91 @@ fn another_table_is_refused_and_says_why() {
         assert!(error.to_string().contains(says) && error.to_string().contains(TABLE), "{error}");
         assert_eq!(database.open().schema(Schema::Create, &soon()).unwrap_err().kind(), ErrorKind::Schema);
     }
+}
+
+/// The table as `schema` prints it, but for this; `parents` stands beside it.
+fn altered(from: &str, to: &str) -> Database {
+    let database = Database::empty();
+    database.ddl("CREATE TABLE parents (name STRING(MAX) NOT NULL) PRIMARY KEY (name)");
+    let printed = database.open().schema(Schema::Describe, &soon()).unwrap();
+    assert!(printed.contains(from), "{printed}");
+    for statement in printed.replace(from, to).trim_end_matches(';').split(";\n") {
+        database.ddl(statement);
+    }
+    database
+}
+
+const COMMENT: &str = "comment STRING(MAX)";
+const GENERATED: &str = "comment STRING(MAX) AS (LOWER(name)) STORED";
+const LAST: &str = "\n) PRIMARY KEY (name)";
+const INTERLEAVED: &str = "\n) PRIMARY KEY (name), INTERLEAVE IN PARENT parents";
+const CHECKED: &str = ",\n  CONSTRAINT nobody CHECK (owner = 'nobody')\n) PRIMARY KEY (name)";
+
+#[test]
+fn a_table_whose_form_keeps_locks_out_is_refused_and_says_why() {
+    needs_server!();
+    let cases =
+        [(COMMENT, GENERATED, "\"comment\" is generated"), (LAST, INTERLEAVED, "it is interleaved in \"parents\"")];
+    for (from, to, says) in cases {
+        let error = connect(&altered(from, to)).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains(says), "{error}");
+    }
+}
+
+#[test]
+fn columns_of_others_that_the_service_fills_are_no_obstacle() {
+    needs_server!();
+    let more = "comment STRING(MAX),\n  tenant STRING(MAX) NOT NULL DEFAULT ('all'),\n  \
+                loud STRING(MAX) NOT NULL AS (UPPER(name)) STORED";
+    let database = altered(COMMENT, more);
+    let client = connect(&database).unwrap();
+    assert!(client.diagnose().unwrap().is_well());
+    // A row is made, then written again.
+    for _ in 0..2 {
+        client.lock("k").unwrap().release().unwrap();
+    }
+    client.lock_shared("k").unwrap().release().unwrap();
+    let sql = "SELECT tenant, loud FROM locks WHERE name = 'k'";
+    let rows = database.raw().query(Statement::builder(sql).build());
+    assert_eq!(["tenant", "loud"].map(|column| rows[0][column].as_str()), [Some("all"), Some("K")]);
+}
+
+/// However often it is tried.
+#[test]
+fn a_commit_that_the_table_refuses_for_good_is_a_wrong_schema() {
+    needs_server!();
+    for (from, to) in [(COMMENT, GENERATED), (LAST, INTERLEAVED), (LAST, CHECKED)] {
+        // As if altered behind the back of whoever looked at connect.
+        let store = altered(from, to).open();
+        let mut refused = exclusive("k");
+        refused.ask.labels.comment = Some("why".to_owned());
+        let error = store.acquire(&mut refused, &soon()).unwrap_err();
+        assert!(error.kind() == ErrorKind::Schema && !error.is_retryable(), "{to}: {error:?}");
+        assert!(error.to_string().contains("refuses the rows of locks"), "{to}: {error}");
+        assert!(!get(&store, "k").record.exists(), "{to}");
+    }
+}
+
+/// The service does not tell names by their case.
+#[test]
+fn a_table_whose_name_is_given_in_another_case_is_the_same() {
+    needs_server!();
+    let database = Database::fresh();
+    let mut options = database.options();
+    options.table = TABLE.to_uppercase();
+    let client = over(options, REQUEST);
+    let guard = client.lock("k").unwrap();
+    assert!(client.diagnose().unwrap().is_well());
+    assert_eq!(client.list(&Filter::new().lock_id(guard.lock_id())).unwrap().len(), 1);
+    guard.release().unwrap();
+    assert!(client.create_schema().unwrap().contains("is there"));
+    database.ddl("DROP INDEX locks_lock_id");
+    let found = client.diagnose().unwrap().schema.unwrap_err().to_string();
+    assert!(found.contains("no index locks_lock_id; create_schema()"), "{found}");
+    let said = client.create_schema().unwrap();
+    assert!(said.contains("INDEX `locks_lock_id` ON `locks`(lock_id)"), "{said}");
+    assert!(client.diagnose().unwrap().is_well());
 }
 
 #[test]
