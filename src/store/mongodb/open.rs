@@ -86,7 +86,7 @@ impl MongodbOptions {
             }
             // The driver is built without compression, and would say that there is no such option.
             if COMPRESSION.iter().any(|known| known.eq_ignore_ascii_case(name)) {
-                log::warn!(target: "leasehold::mongodb"; "the requests of locks are small, and not compressed; not used: {name}");
+                log::warn!(target: "leasehold::mongodb", "the requests of locks are small, and not compressed; not used: {name}");
                 continue;
             }
             let hint = url::near(name, &OPTIONS);
