@@ -312,14 +312,13 @@ impl<'a> Wait<'a> {
     /// about the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
         let is_cut_off = overall.cut_off(asked, SILENT);
-        self.is_in_trouble(error, if is_cut_off { Before::Counts } else { Before::IsOut });
+        // It hides no error that does.
+        let known = self.known.last_error.take().filter(|_| is_cut_off);
+        self.is_in_trouble(known.unwrap_or(error), if is_cut_off { Before::Counts } else { Before::IsOut });
     }
 
     pub(super) fn is_in_trouble(&mut self, error: Error, before: Before) {
         self.known.is_out |= before == Before::IsOut;
-        // What says nothing of the store hides no error that does.
-        let known = self.known.last_error.take().filter(|_| before == Before::Counts);
-        let error = known.unwrap_or(error);
         if self.known.is_out {
             self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
         }
@@ -452,7 +451,10 @@ impl<'a> Wait<'a> {
                         return Err(unanswered.unwrap_or(error).retryable());
                     }
                 }
-                self.known.last_error = Some(unanswered.unwrap_or(error).retryable());
+                // Else what `failed` made of it.
+                if let Some(unanswered) = unanswered {
+                    self.known.last_error = Some(unanswered.retryable());
+                }
                 return Ok(Round::Trouble);
             }
         }

@@ -336,6 +336,9 @@ fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
     wait.effort.attempts = 2;
     wait.failed(failed("it refuses connections"), Instant::now(), &Deadline::after(SLACK));
     wait.failed(failed("no answer in 3 ms"), Instant::now(), &Deadline::at(Instant::now()));
+    bench.faults.next(Call::Acquire, Fault::FailBefore);
+    let round = wait.attempt(&Deadline::at(Instant::now()));
+    assert!(matches!(round, Ok(Round::Trouble)));
     let error = wait.ended().err().expect("an error").to_string();
     assert!(error.contains("it refuses connections"), "{error}");
 }

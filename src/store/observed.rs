@@ -105,9 +105,11 @@ impl Backend for Observed {
         self.run(Operation::Read, key, |store| {
             let mut page = store.read(which, from, consistency, by).map_err(Error::of_read)?;
             // What a newer version wrote may mean something else, also where it seems to be free.
-            match key {
-                Some(_) => page.records.iter().try_for_each(|seen| seen.record.check_format()).map_err(newer_format)?,
-                None => page.records.retain(is_readable),
+            match which {
+                Which::Key(_) => page.records.iter().try_for_each(|s| s.record.check_format()).map_err(newer_format)?,
+                Which::Prefix(_) => page.records.retain(is_readable),
+                // A list passes over it, a group may not.
+                Which::LockId(_) => {}
             }
             Ok(page)
         })
@@ -123,7 +125,7 @@ impl Backend for Observed {
 }
 
 /// Whether a list has this row. It passes over one of a newer format as over a damaged one.
-fn is_readable(seen: &Seen) -> bool {
+pub(crate) fn is_readable(seen: &Seen) -> bool {
     let newer = seen.record.check_format().err();
     if let Some(newer) = &newer {
         log::warn!(target: "leasehold::client", key:? = seen.record.key; "a row is passed over: it has {newer}");

@@ -8,6 +8,7 @@ use crate::lease::Kind;
 use crate::model::error::Result;
 use crate::model::key;
 use crate::model::lock::LockStatus;
+use crate::store::observed::is_readable;
 use crate::store::{Consistency, Page, Seen, Which};
 use crate::sys::clock::BootTime;
 
@@ -41,7 +42,7 @@ impl LockClient {
         self.read_all(&filter.which(), |seen, _| {
             let record = &seen.record;
             // Not what a diagnosis tries the store with.
-            if record.kind == Kind::Lock && key::parts(&record.key).is_none() {
+            if record.kind == Kind::Lock && key::parts(&record.key).is_none() && is_readable(&seen) {
                 let all = record.holders().map(|(mode, h)| LockStatus::new(&seen, mode, h));
                 found.extend(all.filter(|status| filter.matches(status)));
             }

@@ -15,7 +15,7 @@
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
 //! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it sees to these, also for a table that is
-//! there. [`schema`](crate::LockClient::schema) gives the same as a command of this region and endpoint, to be pasted into a
+//! there. [`schema`](crate::LockClient::schema) gives the same as a command of this region, and of the endpoint if one was given here, to be pasted into a
 //! shell. With CloudFormation:
 //!
 //! ```yaml

@@ -80,8 +80,6 @@ pub fn decoded(item: Item) -> std::result::Result<crate::lease::LockRecord, Stri
 pub struct Dynamodb {
     info: StoreInfo,
     target: target::Target,
-    /// Another than the region's, if one was given.
-    endpoint: Option<String>,
     protection: Protection,
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,

@@ -251,15 +251,14 @@ impl Dynamodb {
             limits: options.limits(),
             ..StoreInfo::new(options.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
         };
-        let target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
+        let mut target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
+        target.endpoint = options.settings.endpoint().map(str::to_owned);
         let (protection, fleet) = (options.protection, options.fleet);
-        let endpoint = options.settings.endpoint().map(str::to_owned);
         let estimate = options.estimate.clone().unwrap_or_default();
         let (theirs, ended) = (clock.clone(), target.ended.clone());
         let driver = Driver::start(by, move || client(options, ended, theirs), DynamodbError::unconnected)?;
         let (noted, warned, watch) = Default::default();
-        let store =
-            Dynamodb { info, target, endpoint, protection, clock, estimate, noted, driver, fleet, warned, watch };
+        let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
         // A second answer where the first took long.
         for _ in 0..2 {
             let read = store.read_time(by).or_else(|error| match error {

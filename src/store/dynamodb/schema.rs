@@ -87,7 +87,7 @@ impl Dynamodb {
             .send(by, |client, _stamp, _target| async move { Ok(client.config().region().map(ToString::to_string)) });
         let region = region.map_err(|(_, error)| error)?;
         let mut of_table = format!("--table-name {}", shell::word(&self.target.table));
-        for (option, value) in [("--region", &region), ("--endpoint-url", &self.endpoint)] {
+        for (option, value) in [("--region", &region), ("--endpoint-url", &self.target.endpoint)] {
             if let Some(value) = value {
                 of_table.push_str(&format!(" {option} {}", shell::word(value)));
             }

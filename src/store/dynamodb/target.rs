@@ -29,6 +29,8 @@ pub(super) struct Target {
     pub table: String,
     pub partition_key: String,
     pub sort_key: Option<SortKey>,
+    /// Another than the region's, if one was given.
+    pub endpoint: Option<String>,
     /// Told of credentials that the service does not accept any more.
     pub ended: Ended,
     /// It was logged that the answers may come by way of a proxy that hides it.
@@ -42,8 +44,8 @@ pub(super) struct Target {
 impl Target {
     pub fn new(table: &str, partition_key: &str, sort_key: Option<SortKey>) -> Self {
         let (table, partition_key) = (table.to_owned(), partition_key.to_owned());
-        let (ended, said_hidden, said_untold, has_sent, was_accepted) = Default::default();
-        Target { table, partition_key, sort_key, ended, said_hidden, said_untold, has_sent, was_accepted }
+        let (endpoint, ended, said_hidden, said_untold, has_sent, was_accepted) = Default::default();
+        Target { table, partition_key, sort_key, endpoint, ended, said_hidden, said_untold, has_sent, was_accepted }
     }
 
     /// The attributes of the table's key, each a string.

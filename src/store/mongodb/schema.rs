@@ -288,8 +288,8 @@ fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbE
     if let Some(index) = all.find(deletes) {
         let name = index.get_str("name").unwrap_or_default();
         return Err(MongodbError::Schema(format!(
-            "the collection {collection:?} has the index {name} with a time to live, which deletes locks that are held; drop \
-             it, and use purge() for what is over"
+            "the collection {collection:?} has the index {name} with a time to live, which deletes locks that are held, or \
+             what is kept of those that are over; drop it"
         )));
     }
     let on: Vec<&Document> = indexes.iter().filter(|index| is_on(index, UNIQUE)).collect();

@@ -192,7 +192,7 @@ fn a_row_of_a_newer_format_is_refused_to_who_asks_for_it_and_left_out_of_lists()
     on_every_store(|store| {
         let client = store.client();
         for key in ["a", "newer", "z"] {
-            client.request(key).lease(MINUTE).acquire().unwrap();
+            client.request(key).lock_id("of all").lease(MINUTE).acquire().unwrap();
         }
         if !can_be_newer(store, "newer") {
             return;
@@ -202,16 +202,20 @@ fn a_row_of_a_newer_format_is_refused_to_who_asks_for_it_and_left_out_of_lists()
             client.get("newer").map(drop),
             client.try_lock("newer").map(drop),
             client.force_release("newer").map(drop),
+            client.renew("of all", MINUTE).map(drop),
+            client.unlock("of all").map(drop),
         ];
         for answer in answers {
             let error = answer.unwrap_err();
             assert_eq!((error.kind(), error.key()), (ErrorKind::Schema, Some("newer")), "{error}");
             assert!(error.to_string().contains("this version of leasehold reads up to"), "{error}");
         }
-        let listed = client.list(&Filter::new()).unwrap();
-        let mut keys: Vec<&str> = listed.iter().map(|status| status.key()).collect();
-        keys.sort_unstable();
-        assert_eq!(keys, ["a", "z"]);
+        for filter in [Filter::new(), Filter::new().lock_id("of all")] {
+            let listed = client.list(&filter).unwrap();
+            let mut keys: Vec<&str> = listed.iter().map(|status| status.key()).collect();
+            keys.sort_unstable();
+            assert_eq!(keys, ["a", "z"]);
+        }
         assert_eq!(store.record("newer"), before, "it stays as it is");
     });
 }
