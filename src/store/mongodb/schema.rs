@@ -111,7 +111,8 @@ impl Mongodb {
         let index = told.rsplit_once(" index: ").map_or("", |(_, name)| name);
         if !index.is_empty() && index != "_id_" {
             let Known::There(indexes) = self.indexes(by)? else { return Ok(()) };
-            let is_others = |there: &Document| there.get_str("name") == Ok(index) && !is_on(there, UNIQUE);
+            let is_others =
+                |there: &Document| there.get_str("name").is_ok_and(|name| name == index) && !is_on(there, UNIQUE);
             if !indexes.iter().any(is_others) {
                 return Ok(());
             }
