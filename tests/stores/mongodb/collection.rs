@@ -19,6 +19,18 @@ fn indexes(rows: &Rows) -> Vec<Document> {
     keys
 }
 
+/// The key can't be locked, nor its record written, because of the collection: and that is said.
+fn refuses(store: &Mongodb, key: &str, why: &str) {
+    let none = get(store, key);
+    let acquired = store.acquire(&mut exclusive(store, key), &soon()).map(drop);
+    let swapped = store.swap(&none, Some(&raised(&none.record)), &soon()).map(drop);
+    for answer in [acquired, swapped] {
+        let error = answer.unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    }
+}
+
 #[test]
 fn the_schema_makes_the_indexes_of_mongo_lock_and_takes_those_that_are_there() {
     let rows = needs_server!(Rows::unmade());
@@ -138,13 +150,7 @@ fn a_unique_index_of_others_is_told() {
     rows.raw().create_index(IndexModel::builder().keys(doc! { "name": 1 }).options(options).build()).run().unwrap();
     let store = rows.open();
     granted(&store, &mut exclusive(&store, "first"));
-    let refused = |error: leasehold::Error| {
-        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
-        assert!(error.to_string().contains("unique index \"by dup key: name\""), "{error}");
-    };
-    refused(store.acquire(&mut exclusive(&store, "second"), &soon()).unwrap_err());
-    let none = get(&store, "second");
-    refused(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap_err());
+    refuses(&store, "second", "unique index \"by dup key: name\"");
     assert_eq!(rows.row("second"), None);
 }
 
@@ -156,13 +162,7 @@ fn a_validator_that_refuses_locks_is_told() {
     server().database("leasehold").create_collection(&rows.0).validator(validator).run().unwrap();
     let store = rows.open();
     store.schema(Schema::Create, &soon()).unwrap();
-    let refused = |error: leasehold::Error| {
-        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
-        assert!(error.to_string().contains("validator"), "{error}");
-    };
-    refused(store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err());
-    let none = get(&store, "k");
-    refused(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap_err());
+    refuses(&store, "k", "validator");
 }
 
 #[test]
@@ -247,13 +247,7 @@ fn documents_that_have_an_id_of_another_kind_are_used_as_they_are() {
     assert_eq!(rows.row("$new").unwrap().get_str("_id"), Ok("$new"));
     // Of something that is no lock at all.
     rows.raw().insert_one(doc! { "_id": "taken", "locked": true }).run().unwrap();
-    let refused = |error: leasehold::Error| {
-        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
-        assert!(error.to_string().contains("_id"), "{error}");
-    };
-    refused(store.acquire(&mut exclusive(&store, "taken"), &soon()).unwrap_err());
-    let none = get(&store, "taken");
-    refused(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap_err());
+    refuses(&store, "taken", "_id");
     let kept = rows.raw().find_one(doc! { "_id": "taken" }).run().unwrap();
     assert_eq!(kept, Some(doc! { "_id": "taken", "locked": true }));
 }
