@@ -3,13 +3,13 @@
 #[path = "../support/mod.rs"]
 mod support;
 
+mod callbacks;
 mod ends;
 mod health;
 mod lead;
 #[cfg(target_os = "linux")]
 mod processes;
 mod spindle;
-mod storm;
 mod warnings;
 
 use std::sync::Arc;

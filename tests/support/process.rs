@@ -20,6 +20,11 @@ pub const ANSWER: &str = "@@ ";
 /// Longer than a worker takes for anything on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// The longest time between two looks of a waiter. A server would be asked by each as often as it can answer.
+pub fn poll(url: &str) -> Duration {
+    Duration::from_millis(if url.starts_with("sqlite:") { 5 } else { 50 })
+}
+
 /// See the module. Killed when dropped.
 pub struct Worker {
     child: Child,
@@ -30,12 +35,12 @@ pub struct Worker {
 impl Worker {
     /// A process that is connected to `url`; the binary's test `worker` must call `worker::run`.
     pub fn start(url: &str, lease: Duration) -> Worker {
-        Worker::polling(url, lease, Duration::from_millis(5), None)
+        Worker::polling(url, lease, poll(url), None)
     }
 
     /// The same, by another of the binary's tests.
     pub fn start_as(test: &str, url: &str, lease: Duration) -> Worker {
-        Worker::spawn(Command::new(binary()), test, url, lease, Duration::from_millis(5))
+        Worker::spawn(Command::new(binary()), test, url, lease, poll(url))
     }
 
     /// The same, with this longest time between two looks of a waiter, and this in its environment.
@@ -51,7 +56,7 @@ impl Worker {
         // The clocks that nobody can set on a host stay as they are.
         command.env("LD_PRELOAD", faketime::library()).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME", format!("{seconds:+}s"));
-        Worker::start_by(command, url, lease, Duration::from_millis(5))
+        Worker::start_by(command, url, lease, poll(url))
     }
 
     fn start_by(command: Command, url: &str, lease: Duration, poll: Duration) -> Worker {

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::future::Future;
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use leasehold::internals::store::spanner::{Settings, Spanner, SpannerOptions};
@@ -32,16 +33,23 @@ pub struct Database {
 }
 
 impl Database {
-    /// With the table.
+    /// With the table, which comes with the database: each look at a schema costs the emulator as much as ten of a row.
     pub fn fresh() -> Database {
-        let database = Database::empty();
-        database.open().schema(Schema::Create, &soon()).unwrap();
-        database
+        static SCHEMA: OnceLock<String> = OnceLock::new();
+        let schema = SCHEMA.get_or_init(|| Database::empty().open().schema(Schema::Describe, &soon()).unwrap());
+        let statements: Vec<&str> = schema.split_terminator(';').map(str::trim).collect();
+        Database::with(&statements)
     }
 
     /// Without a table.
     pub fn empty() -> Database {
-        Database::made_by(&spanner_emulator().unwrap(), "{\"createStatement\": \"CREATE DATABASE `locks`\"}")
+        Database::with(&[])
+    }
+
+    fn with(statements: &[&str]) -> Database {
+        let request =
+            serde_json::json!({ "createStatement": "CREATE DATABASE `locks`", "extraStatements": statements });
+        Database::made_by(&spanner_emulator().unwrap(), &request.to_string())
     }
 
     /// In the emulator at `host`, made by this request; its name must be `locks`.

@@ -8,7 +8,7 @@ use crate::support::bench::{Bench, builder_over, loss_of};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, LossReason};
 
-use crate::api::{LONG, MINUTE, connected, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, ROWS, connected, on_every_store, wait_until};
 use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 
@@ -210,12 +210,12 @@ fn unlock_frees_the_whole_group_newest_first_and_tells_how_it_was() {
 fn unlock_reaches_groups_of_many_pages() {
     on_every_store(|store| {
         let client = store.client();
-        for n in 0..250 {
+        for n in 0..ROWS {
             client.request(&format!("k-{n}")).lock_id("g").lease(60 * MINUTE).acquire().unwrap();
         }
         let renewed = client.renew("g", 60 * MINUTE).unwrap();
         let freed = client.unlock("g").unwrap();
-        assert_eq!((renewed.len(), freed.len()), (250, 250));
+        assert_eq!((renewed.len(), freed.len()), (ROWS, ROWS));
         assert!(freed.is_sorted_by(|a, b| a.fencing_token() >= b.fencing_token()));
         assert!(client.unlock("g").unwrap().is_empty());
     });

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 use leasehold::internals::store::Swapped;
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 
-use crate::api::{MINUTE, on_every_store};
+use crate::api::{MINUTE, ROWS, on_every_store};
 use crate::support::stores::{Opened, soon};
 
 fn found(client: &LockClient, filter: Filter) -> Vec<String> {
@@ -97,14 +97,14 @@ fn a_listing_tells_everything_of_a_lock() {
 fn a_listing_reads_every_page() {
     on_every_store(|store| {
         let client = store.client();
-        for n in 0..250 {
+        for n in 0..ROWS {
             let group = if n % 2 == 0 { "even" } else { "odd" };
             client.request(&format!("k-{n}")).lock_id(group).acquire().unwrap();
         }
         for (filter, count) in [
-            (Filter::new(), 250),
+            (Filter::new(), ROWS),
             (Filter::new().key_prefix("k-1"), 111),
-            (Filter::new().lock_id("odd"), 125),
+            (Filter::new().lock_id("odd"), ROWS / 2),
             (Filter::new().lock_id("odd").key_prefix("k-1"), 56),
         ] {
             assert_eq!(found(&client, filter.clone()).len(), count, "{filter:?}");

@@ -26,6 +26,8 @@ use crate::support::wait::wait_until;
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 
 const MINUTE: Duration = Duration::from_secs(60);
+/// More than a page of any store has.
+const ROWS: usize = 210;
 
 impl Opened {
     /// A lease that a test waits for.

@@ -8,7 +8,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::{Swapped, Which};
 use leasehold::{ErrorKind, Filter, LockClient, LossReason};
 
-use crate::api::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, ROWS, on_every_store};
 use crate::support::between::{Between, When};
 use crate::support::stores::{Opened, soon};
 
@@ -243,19 +243,19 @@ fn a_purge_passes_over_rows_of_a_newer_format() {
 fn a_purge_goes_page_by_page_and_only_as_far_as_it_is_asked() {
     on_every_store(|store| {
         let client = store.client();
-        for n in 0..250 {
+        for n in 0..ROWS {
             client.request(&format!("k{n}")).lease(MINUTE).acquire().unwrap();
         }
         store.outlast(MINUTE);
         let left = || client.list(&Filter::new()).unwrap().len();
         let preview: Vec<_> =
             client.purge_pages(Duration::ZERO).preview().map(|page| page.unwrap().freed.len()).collect();
-        assert_eq!((preview.iter().sum::<usize>(), left()), (250, 250));
+        assert_eq!((preview.iter().sum::<usize>(), left()), (ROWS, ROWS));
         let mut pages = client.purge_pages(Duration::ZERO);
         let first = pages.next().unwrap().unwrap().freed.len();
-        assert!((1..250).contains(&first), "{first}");
-        assert_eq!(left(), 250 - first);
-        assert_eq!(pages.map(|page| page.unwrap().freed.len()).sum::<usize>(), 250 - first);
+        assert!((1..ROWS).contains(&first), "{first}");
+        assert_eq!(left(), ROWS - first);
+        assert_eq!(pages.map(|page| page.unwrap().freed.len()).sum::<usize>(), ROWS - first);
         assert_eq!(left(), 0);
     });
 }

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::harness::{Folder, PATIENCE, millis};
 use crate::support::oracle::{Oracle, Resource, assert_rising};
-use crate::support::process::Worker;
+use crate::support::process::{Worker, poll};
 use crate::support::servers::skip;
 use crate::support::urls::{Shared, of};
 use crate::support::wait::wait_until;
@@ -45,7 +45,7 @@ macro_rules! suite {
 crate::support::stores::for_each_store!(suite);
 
 fn worker(store: &Shared, lease: Duration) -> Worker {
-    Worker::polling(&store.url, lease, millis(5), store.env.as_ref())
+    Worker::polling(&store.url, lease, poll(&store.url), store.env.as_ref())
 }
 
 /// What is left of the lease of the holder with this token, and when that was seen; `None`: another one has it.
@@ -196,8 +196,8 @@ fn eight_processes_never_overlap(store: &Shared) {
     let (each, poll) = match store.module {
         "sqlite" => (250, millis(5)),
         // The emulator does one transaction at a time.
-        "spanner" => (75, millis(80)),
-        _ => (125, millis(80)),
+        "spanner" => (40, millis(80)),
+        _ => (60, millis(80)),
     };
     let worker = |_| Worker::polling(&store.url, LONG, poll, store.env.as_ref());
     exclude((0..8).map(worker).collect(), each);

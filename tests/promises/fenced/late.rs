@@ -49,7 +49,7 @@ fn load<S: Store>(open: &Open<S>, over: &AtomicBool) {
         release(guard);
         count += 1;
         // They use it, and not all that it has.
-        thread::sleep(millis(20));
+        thread::sleep(millis(100));
     }
     println!("{}: {count} others wrote meanwhile", S::NAME);
 }
