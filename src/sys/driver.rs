@@ -22,6 +22,9 @@ use crate::model::error::{Error, ErrorKind, Result};
 
 /// Futures of an SDK are large, above all in a debug build.
 const STACK: usize = 8 * 1024 * 1024;
+/// How long a caller whose time is over waits to hear whether its request had left.
+#[cfg(any(feature = "mongodb", feature = "postgres"))]
+const HEAR: std::time::Duration = std::time::Duration::from_millis(20);
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 type Job<C> = Box<dyn FnOnce(Rc<C>) -> Task + Send>;
@@ -113,6 +116,24 @@ impl<C: 'static> Driver<C> {
         let answer = wait(&answer, by);
         drop(waiting);
         answer.and_then(|answer| answer)
+    }
+
+    /// The same. Why there is no answer comes with whether the future is dropped, for which it waits a moment: until then a
+    /// request may still leave.
+    #[cfg(any(feature = "mongodb", feature = "postgres"))]
+    pub fn run_heard<T, F, Fut>(&self, by: &Deadline, make: F) -> Result<T, (Stopped, bool)>
+    where
+        T: Send + 'static,
+        F: FnOnce(Rc<C>) -> Fut + Send + 'static,
+        Fut: Future<Output = T> + 'static,
+    {
+        let (alive, gone) = crossbeam_channel::bounded::<()>(0);
+        let answer = self.run(by, move |owned| async move {
+            let _alive = alive;
+            make(owned).await
+        });
+        let is_gone = || gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
+        answer.map_err(|stopped| (stopped, is_gone()))
     }
 }
 
@@ -272,6 +293,20 @@ mod tests {
         let by = Deadline::after(Duration::from_millis(20));
         let error = Driver::<u32>::start(&by, std::future::pending, over).unwrap_err();
         assert!(error.to_string().contains("Over"), "{error}");
+    }
+
+    #[cfg(any(feature = "mongodb", feature = "postgres"))]
+    #[test]
+    fn a_caller_hears_whether_its_future_is_dropped() {
+        let (driver, soon_over) = (driver(), || Deadline::after(Duration::from_millis(20)));
+        let waits = |_| std::future::pending::<()>();
+        assert!((0..20).any(|_| driver.run_heard(&soon_over(), waits) == Err((Stopped::Over, true))), "never heard");
+        // One that does not let go of the thread.
+        let (go_on, told) = crossbeam_channel::bounded::<()>(0);
+        let holds = move |_| async move { told.recv().is_ok() };
+        assert_eq!(driver.run_heard(&soon_over(), holds), Err((Stopped::Over, false)));
+        drop(go_on);
+        assert_eq!(driver.run_heard(&soon(), |owned| async move { *owned }), Ok(7));
     }
 
     /// SDKs start tasks when their last part is dropped, which may be that of a task that never ended.

@@ -49,9 +49,6 @@ pub(super) fn turns(connections: Option<u32>) -> Semaphore {
     Semaphore::new(turns.min(Semaphore::MAX_PERMITS))
 }
 
-/// How long a caller whose time is over waits to hear whether its request had left.
-const HEAR: Duration = Duration::from_millis(20);
-
 /// How often a request may have left this host: each time that it got a connection.
 #[derive(Clone, Debug, Default)]
 struct Sends(Arc<AtomicU32>);
@@ -177,11 +174,9 @@ impl Mongodb {
         }
         let started = Instant::now();
         let sends = Sends::default();
-        let (theirs, (alive, gone)) = (sends.clone(), crossbeam_channel::bounded::<()>(0));
-        let stopped = match self.driver.run(by, move |owned| async move {
-            let _alive = alive;
-            theirs.counting(operation(owned)).await
-        }) {
+        let theirs = sends.clone();
+        let asked = self.driver.run_heard(by, move |owned| async move { theirs.counting(operation(owned)).await });
+        let (stopped, is_gone) = match asked {
             Ok(answer) => {
                 let told = answer.map_err(|error| MongodbError::classify(&error, copies(&sends)));
                 // Who was let in when it connected.
@@ -189,8 +184,6 @@ impl Mongodb {
             }
             Err(stopped) => stopped,
         };
-        // Until its future is dropped it may still leave.
-        let is_gone = gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
         let left = if is_gone && sends.count() == 0 { Left::No } else { Left::Maybe };
         Err(MongodbError::stopped(stopped, left, started.elapsed()))
     }

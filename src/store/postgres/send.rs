@@ -10,7 +10,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::RecvTimeoutError::Disconnected;
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio_postgres::error::SqlState;
@@ -37,8 +36,6 @@ const CANCELS: usize = 8;
 const CONNECTION: Duration = Duration::from_secs(3);
 /// A network that says nothing for so long may be dead.
 const QUIET: Duration = Duration::from_secs(1);
-/// How long a caller whose time is over waits to hear whether its statement had left.
-const HEAR: Duration = Duration::from_millis(20);
 
 /// What lives on the driver's thread.
 pub(super) struct Owned {
@@ -408,17 +405,14 @@ impl Postgres {
         }
         let started = Instant::now();
         let went = Arc::<Went>::default();
-        let (theirs, (alive, gone)) = (went.clone(), crossbeam_channel::bounded::<()>(0));
-        let stopped = match self.driver.run(by, move |owned| async move {
-            let _alive = alive;
+        let theirs = went.clone();
+        let (stopped, is_gone) = match self.driver.run_heard(by, move |owned| async move {
             let rows = owned.ask(lane, &statement, &theirs).await;
             rows.map(|rows| rows.iter().map(read).collect())
         }) {
             Ok(answer) => return answer,
             Err(stopped) => stopped,
         };
-        // Until its future is dropped it may still leave.
-        let is_gone = gone.recv_timeout(HEAR) == Err(Disconnected);
         let left = if is_gone && !went.sent.load(Ordering::SeqCst) { Left::No } else { Left::Maybe };
         Err(match (PostgresError::stopped(stopped, left, started.elapsed()), went.held_up.lock().take()) {
             ((fate, PostgresError::NotSent), Some(held_up)) => (fate, held_up),
