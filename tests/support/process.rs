@@ -20,7 +20,7 @@ pub const ANSWER: &str = "@@ ";
 /// Longer than a worker takes for anything on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The longest time between two looks of a waiter. A server would be asked by each as often as it can answer.
+/// The longest time between two looks of a waiter. With that of SQLite, each would ask a server as often as it can answer.
 pub fn poll(url: &str) -> Duration {
     Duration::from_millis(if url.starts_with("sqlite:") { 5 } else { 50 })
 }

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 /// Longer than anything takes on a busy machine, the start of a server included.
 const PATIENCE: Duration = Duration::from_secs(120);
 const PAUSES: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(10));
-/// So many times what a look took is the pause after it, if that is longer: what asks a server leaves the machine to others.
+/// So many times what a look took is the pause after it, if that is longer, up to `LONGEST_REST`: what asks a server leaves the
+/// machine to others.
 const REST: u32 = 4;
 const LONGEST_REST: Duration = Duration::from_millis(60);
 

@@ -97,6 +97,20 @@ fn postgres() {
     is_clean_while_killed("postgres", &crate::restarts::POSTGRES, |url| format!("{url}?table=locks"));
 }
 
+/// Broken copies of the library there, each of which must be caught: where `LEASEHOLD_TEST_BROKEN` is set, since nothing else
+/// may run meanwhile.
+#[test]
+#[cfg(feature = "postgres")]
+fn broken_on_postgres() {
+    if std::env::var_os("LEASEHOLD_TEST_BROKEN").is_none() {
+        return;
+    }
+    let Some(url) = crate::servers::postgres_server() else { return };
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/torture_mutants/run");
+    let status = std::process::Command::new(script).env("STORE", url).status().expect("the script runs");
+    assert!(status.success(), "{status}");
+}
+
 /// A kill would make it forget everything: it is stopped for a while.
 #[test]
 #[cfg(feature = "spanner")]
