@@ -26,7 +26,7 @@ pub unsafe extern "C" fn leasehold_cancel_new(cancel: *mut CancelHandle) -> Code
     })
 }
 
-/// Ends every wait that was started with the token, now and later, with LEASEHOLD_CODE_CANCELLED. Any thread may call
+/// Ends every call that was started with the token, now and later, with LEASEHOLD_CODE_CANCELLED. Any thread may call
 /// it, but not a signal handler. Doing it again changes nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_cancel_fire(cancel: CancelHandle) -> Code {

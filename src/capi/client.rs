@@ -238,8 +238,9 @@ pub unsafe extern "C" fn leasehold_builder_set_on_event(
     call(|| set(builder, |options| options.on_event = on_event.map(|function| Callback { function, user })))
 }
 
-/// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
-/// the store for at most the request timeout. The builder stays yours and can be used again.
+/// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it says is wrong,
+/// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout. The
+/// builder stays yours and can be used again.
 /// \param client Gets the client.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -24,7 +24,7 @@ pub enum Code {
     Closed = 6,
     /// An argument is out of bounds. Nothing was written.
     InvalidInput = 7,
-    /// The store URL or the client's options are wrong.
+    /// The store URL is wrong, or what it leads to can't be used so.
     Config = 8,
     /// The store denies access.
     Permission = 9,

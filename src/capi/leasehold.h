@@ -35,7 +35,8 @@
  * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
  *
  * The library has an SQLite of its own, unless it was built with the system's. Do not open its lock file with another one
- * in the same process, like the sqlite3 module of Python, and leave the -wal and -shm beside it alone: whatever closes
+ * in the same process, like the sqlite3 module of Python (a second copy of this library there is refused on Linux, with
+ * LEASEHOLD_CODE_CONFIG; elsewhere both would be granted one lock), and leave the -wal and -shm beside it alone: whatever closes
  * these files ends the file locks that the library has on them. On Linux it keeps its log safe from that, but not a
  * write that is under way; elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
  *
@@ -97,7 +98,7 @@ enum leasehold_code
   LEASEHOLD_CODE_CLOSED = 6,
   // An argument is out of bounds. Nothing was written.
   LEASEHOLD_CODE_INVALID_INPUT = 7,
-  // The store URL or the client's options are wrong.
+  // The store URL is wrong, or what it leads to can't be used so.
   LEASEHOLD_CODE_CONFIG = 8,
   // The store denies access.
   LEASEHOLD_CODE_PERMISSION = 9,
@@ -672,8 +673,9 @@ leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
                                               leasehold_on_event on_event,
                                               void *user);
 
-// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or an option is wrong. Waits for
-// the store for at most the request timeout. The builder stays yours and can be used again.
+// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it says is wrong,
+// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout. The
+// builder stays yours and can be used again.
 // \param client Gets the client.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -961,7 +963,8 @@ leasehold_code leasehold_request_lock(leasehold_request request,
                                       leasehold_guard *guard);
 
 // Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held.
+// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+// LEASEHOLD_CODE_ALREADY_HELD when this client holds it by the same lock id.
 // \param guard Gets the guard.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -969,8 +972,9 @@ leasehold_code leasehold_request_try_lock(leasehold_request request,
                                           leasehold_guard *guard);
 
 // Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
-// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it. See
-// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
+// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it,
+// LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See leasehold_client_heartbeat,
+// leasehold_client_release and leasehold_client_adopt.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -993,7 +997,7 @@ LEASEHOLD_API leasehold_code leasehold_request_free(leasehold_request request);
 // \param cancel Gets the token.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_cancel_new(leasehold_cancel *cancel);
 
-// Ends every wait that was started with the token, now and later, with LEASEHOLD_CODE_CANCELLED. Any thread may call
+// Ends every call that was started with the token, now and later, with LEASEHOLD_CODE_CANCELLED. Any thread may call
 // it, but not a signal handler. Doing it again changes nothing.
 LEASEHOLD_API
 leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);

@@ -344,7 +344,8 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
 }
 
 /// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-/// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held.
+/// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+/// LEASEHOLD_CODE_ALREADY_HELD when this client holds it by the same lock id.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -356,8 +357,9 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
 }
 
 /// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
-/// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it. See
-/// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
+/// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it,
+/// LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See leasehold_client_heartbeat,
+/// leasehold_client_release and leasehold_client_adopt.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]

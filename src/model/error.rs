@@ -49,7 +49,7 @@ pub enum ErrorKind {
     Closed,
     /// An argument is out of bounds. Nothing was written.
     InvalidInput,
-    /// The store URL or the client's options are wrong.
+    /// The store URL is wrong, or what it leads to can't be used so.
     Config,
     /// The store denies it.
     Permission,

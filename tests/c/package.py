@@ -3,6 +3,7 @@
     LEASEHOLD_LIBRARY=LIBRARY python tests/c/package.py URL
 """
 
+import copy
 import ctypes
 import gc
 import math
@@ -337,6 +338,18 @@ def left(url, rival):
     guard.free()
     with rival.lock("j", wait=math.inf) as guard:
         guard.free()
+
+    # The end of a copy would end the lock.
+    with rival.lock("j") as guard:
+        for owned in (guard, rival):
+            for make in (copy.copy, copy.deepcopy, pickle.dumps):
+                try:
+                    make(owned)
+                    raise AssertionError(f"{make} of {owned}")
+                except TypeError as error:
+                    assert "can't be copied" in str(error), error
+        gc.collect()
+        guard.ensure_held()
 
     # In a pool of processes an error comes back by that.
     try:

@@ -99,3 +99,8 @@ fn a_lock_from_python() {
 fn a_second_sqlite_in_the_process_does_no_harm() {
     python("second_sqlite.py", "the log stays, and nobody else is granted what is held");
 }
+
+#[test]
+fn a_second_copy_of_the_library_in_the_process_is_refused() {
+    python("second_copy.py", "a second copy is refused while the first one has the file open");
+}

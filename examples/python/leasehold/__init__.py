@@ -355,6 +355,10 @@ class _Owned:
         self._handle, self._freed = handle, threading.Lock()
         _Owned._alive.add(self)
 
+    def __reduce_ex__(self, protocol: object) -> str:
+        # A copy would free it, too.
+        raise TypeError(f"a {type(self).__name__} can't be copied or pickled")
+
     def free(self) -> None:
         """Ends it. Later calls say that it was freed; to free it again changes nothing.
 

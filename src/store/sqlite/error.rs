@@ -68,6 +68,12 @@ pub(super) enum SqliteError {
     OtherPath { path: PathBuf, who: &'static str },
 
     #[error(
+        "another copy of this library has this file open in this process, and neither would see when the other one writes; \
+         load one copy alone"
+    )]
+    OtherCopy { path: PathBuf },
+
+    #[error(
         "this process was forked from one that had an SQLite file open, this one or another, and neither SQLite's locks \
          nor its mutexes outlive that; fork before you connect, or exec in the child"
     )]
@@ -134,6 +140,7 @@ impl SqliteError {
             | SqliteError::NoWriteAheadLog { path, .. }
             | SqliteError::Moved { path }
             | SqliteError::OtherPath { path, .. }
+            | SqliteError::OtherCopy { path }
             | SqliteError::OpenInParent { path }
             | SqliteError::NewerFormat { path, .. }
             | SqliteError::ForeignVersion { path, .. }
@@ -156,6 +163,7 @@ impl SqliteError {
             | SqliteError::NotAFile { .. }
             | SqliteError::NoWriteAheadLog { .. }
             | SqliteError::OtherPath { .. }
+            | SqliteError::OtherCopy { .. }
             | SqliteError::OpenInParent { .. }
             | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
             SqliteError::Moved { .. } => (ErrorKind::Store, false),

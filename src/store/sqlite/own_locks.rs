@@ -15,6 +15,9 @@
 //! A third lock marks where the file is: SQLite keeps the log beside the name that it opened, so that two processes with
 //! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
 //! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
+//!
+//! A fourth, on `-shm`, marks this copy of the library in this process: another one brings an SQLite that does not see when
+//! this one writes, and both would grant one lock. So whoever comes second is refused.
 
 #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 pub(super) use linux::{Idle, OwnLocks};
@@ -29,6 +32,8 @@ pub(super) enum Taken {
     Busy,
     /// Somebody has the file open by another path.
     Elsewhere,
+    /// Another copy of this library has it open in this process.
+    Copied,
 }
 
 /// As SQLite has it at the beginning of `-shm`: versions, counters, sizes and checksums of the log.
@@ -48,6 +53,7 @@ mod linux {
 
     use super::{Header, Taken};
     use crate::store::sqlite::file::{self, FileId};
+    use crate::sys::random;
 
     /// First byte and length.
     type Bytes = (off_t, off_t);
@@ -59,6 +65,10 @@ mod linux {
     const WRITE: Bytes = (120, 1);
     /// The first of the bytes that each mean one place of the database; far behind SQLite's own.
     const PLACES: off_t = 1 << 61;
+    /// The first of the bytes of `-shm` that each mean one copy of this library in one process.
+    const COPIES: off_t = 1 << 62;
+    /// So many of them are those of one process.
+    const OF_PROCESS: off_t = 1 << 20;
     /// At most this many descriptors without locks stay open: one for each file, and for each `-shm` that others still use.
     const KEPT: usize = 64;
     /// To the end, however far.
@@ -86,21 +96,30 @@ mod linux {
                 }
             };
             let locks = OwnLocks { database, shm };
+            // Where offsets are not that large, two places or copies can't be known from each other.
+            let mark = |file: &File, at: off_t| match lock(file, libc::F_RDLCK, (at, 1)) {
+                Ok(()) => Ok(true),
+                Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
+                Err(error) => Err(error),
+            };
             let take = || {
                 lock(&locks.database, libc::F_RDLCK, SHARED)?;
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
-                match lock(&locks.database, libc::F_RDLCK, (place, 1)) {
-                    Ok(()) => Ok(is_elsewhere(&locks.database, place)),
-                    // Where offsets are not that large, two places can't be known from each other.
-                    Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
-                    Err(error) => Err(error),
+                if mark(&locks.database, place)? && is_elsewhere(&locks.database, place) {
+                    return Ok(Some(Taken::Elsewhere));
                 }
+                let Some(copies) = copies() else { return Ok(None) };
+                // Not the first nor the last: there are some on both sides.
+                let own = 1 + (random::uuid().as_u128() % (OF_PROCESS as u128 - 2)) as off_t;
+                let others = [(copies, own), (copies + own + 1, OF_PROCESS - own - 1)];
+                let is_copied = mark(&locks.shm, copies + own)? && is_marked(&locks.shm, others, COPIES);
+                Ok(is_copied.then_some(Taken::Copied))
             };
             match take() {
-                Ok(false) => Ok(Taken::Locks(locks)),
-                Ok(true) => {
+                Ok(None) => Ok(Taken::Locks(locks)),
+                Ok(Some(refused)) => {
                     locks.give_up(idle);
-                    Ok(Taken::Elsewhere)
+                    Ok(refused)
                 }
                 Err(error) => {
                     locks.give_up(idle);
@@ -168,6 +187,19 @@ mod linux {
             let found = place(path).map(|place| is_elsewhere(&database, PLACES + place));
             self.0.push(database);
             found.unwrap_or(false)
+        }
+
+        /// Whether another copy of this library has the file open in this process, where this one has not: asked before SQLite
+        /// opens it, whose close would end the other one's locks.
+        pub fn is_copied(&mut self, path: &Path, file: FileId) -> bool {
+            if self.are_refused_beside(file) {
+                return false;
+            }
+            let Some(copies) = copies() else { return false };
+            let Ok(shm) = self.open(&file::beside(path, "-shm"), None) else { return false };
+            let is_copied = is_marked(&shm, [(copies, OF_PROCESS)], COPIES);
+            self.0.push(shm);
+            is_copied
         }
 
         /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
@@ -258,11 +290,30 @@ mod linux {
         Ok(off_t::from(hash.max(1)))
     }
 
-    /// Whether somebody is seen to have the lock of another place. A lock on all of the file, as a copy takes it, is none.
+    /// Whether somebody is seen to have the lock of another place.
     fn is_elsewhere(database: &File, place: off_t) -> bool {
-        let is_place = |found: libc::flock| found.l_start >= PLACES && found.l_len == 1;
-        let others = [(PLACES, place - PLACES), (place + 1, 0)];
-        others.into_iter().any(|bytes| matches!(locked(database, bytes), Ok(Some(found)) if is_place(found)))
+        is_marked(database, [(PLACES, place - PLACES), (place + 1, 0)], PLACES)
+    }
+
+    /// Whether somebody has a lock of one byte there, from `first` on. One on all of the file, as a copy takes it, is none.
+    fn is_marked(file: &File, bytes: impl IntoIterator<Item = Bytes>, first: off_t) -> bool {
+        let is_mark = |found: libc::flock| found.l_start >= first && found.l_len == 1;
+        bytes.into_iter().any(|bytes| matches!(locked(file, bytes), Ok(Some(found)) if is_mark(found)))
+    }
+
+    /// Where the copies of this library in this process have their locks, each one. `None` where `/proc` is hidden.
+    fn copies() -> Option<off_t> {
+        let stat = fs::read_to_string("/proc/self/stat").ok()?;
+        // The fields behind the name; the 22nd of all is when the process began.
+        let began = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
+        // The addresses are others after an `exec`: what a child from before it keeps is not this program's.
+        let mut bytes = fs::read("/proc/self/auxv").ok()?;
+        bytes.extend_from_slice(began.as_bytes());
+        bytes.extend(std::process::id().to_le_bytes());
+        // FNV, the same in every version.
+        let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
+        let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash);
+        Some(COPIES + (hash >> 24) as off_t * OF_PROCESS)
     }
 
     /// Whether the system or the file system does not know such locks.
@@ -314,6 +365,10 @@ mod other {
         }
 
         pub fn is_elsewhere(&mut self, _path: &Path, _file: FileId) -> bool {
+            false
+        }
+
+        pub fn is_copied(&mut self, _path: &Path, _file: FileId) -> bool {
             false
         }
 

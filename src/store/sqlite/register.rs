@@ -183,6 +183,9 @@ impl Opened {
         if files.at(file).is_none() && files.idle.is_elsewhere(path, file) {
             return Err(other_process(path));
         }
+        if files.at(file).is_none() && files.idle.is_copied(path, file) {
+            return Err(SqliteError::OtherCopy { path: path.to_owned() });
+        }
         match files.at(file) {
             Some(open) => {
                 open.check_place(path)?;
@@ -217,6 +220,7 @@ impl Opened {
                 // Somebody is closing the file just now, or opening it as the first.
                 Ok(Taken::Busy) => drop(files),
                 Ok(Taken::Elsewhere) => return Err(other_process(path)),
+                Ok(Taken::Copied) => return Err(SqliteError::OtherCopy { path: path.to_owned() }),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
                     let is_unknown = source.kind() == io::ErrorKind::Unsupported;
