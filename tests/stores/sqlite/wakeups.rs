@@ -1,25 +1,33 @@
 //! What a waiter costs that is told of changes, and that it is told of them.
 
 use std::fs;
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use leasehold::LockClient;
 use leasehold::internals::store::sqlite::Sqlite;
 use leasehold::internals::store::{Backend, Purpose};
 use nix::libc;
 
 use crate::sqlite::support::*;
+use crate::support::lateness;
+use crate::support::wait::wait_until;
 
 /// As for the 129th process of a user that waits, and for who shares a user with editors.
 fn no_notices() {
     refuse(libc::SYS_inotify_init1, (0, 0), [0; 2], libc::EMFILE);
 }
 
-/// How often the thread that looks at the file was woken.
+/// The thread that looks at the file.
+fn looking() -> Option<PathBuf> {
+    let looks =
+        |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "leasehold-file");
+    crate::support::threads::tasks().into_iter().find(looks)
+}
+
+/// How often it was woken.
 fn woken() -> u64 {
-    let looks = |task: &std::path::PathBuf| {
-        fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "leasehold-file")
-    };
-    let task = crate::support::threads::tasks().into_iter().find(looks).unwrap();
+    let task = looking().unwrap();
     let status = fs::read_to_string(task.join("status")).unwrap();
     let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
     count.unwrap().trim().parse().unwrap()
@@ -46,6 +54,35 @@ fn is_told_of_each_release(holding: &Sqlite, told: &crossbeam_channel::Receiver<
         longest = longest.max(released.elapsed());
     }
     longest
+}
+
+/// The file is written to before the commit is there to see, by as much as its sync takes.
+#[test]
+fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
+    if !is_alone("sqlite::wakeups::who_begins_to_wait_while_it_is_freed_is_woken_at_once") {
+        return;
+    }
+    lateness::measure();
+    let folder = Folder::new();
+    let client = || LockClient::builder(folder.url()).create_schema(true).connect().unwrap();
+    let (holder, waiter, operator) = (client(), client(), client());
+    for round in 0..30 {
+        let held = holder.lock("k").unwrap();
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| (waiter.lock("k").unwrap(), Instant::now()));
+            let began = Instant::now();
+            while began.elapsed() < Duration::from_micros(round % 6 * 200) {
+                std::hint::spin_loop();
+            }
+            operator.force_release("k").unwrap();
+            let freed = Instant::now();
+            let took = waiting.join().unwrap().1.saturating_duration_since(freed);
+            assert!(took <= Duration::from_millis(500) + lateness::slack(freed), "it waited for {took:?}");
+        });
+        drop(held);
+        // So that the next wait begins a watching of its own.
+        wait_until("nobody watches", || looking().is_none());
+    }
 }
 
 /// Two hundred of them wait in two hundred processes.

@@ -165,7 +165,8 @@ impl Eye {
         let (mut spent, mut lull) = (Duration::ZERO, PAUSE);
         let mut place_at = Instant::now() + IDLE;
         // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
-        let mut written: Option<(Instant, bool)> = None;
+        // One may have been noticed before this thread was there, and its commit be seen by nobody yet.
+        let mut written: Option<(Instant, bool)> = Some((Instant::now(), false));
         loop {
             if written.is_some() || !self.notice.is_watching() {
                 self.notice.wait(pause(spent, if written.is_some() { PAUSE } else { lull }));
