@@ -429,7 +429,7 @@ impl LockClient {
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
     /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`.
     /// Closing again does nothing. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
-    /// ([`Election::lead`](crate::Election::lead)) has not returned by then is left to its lease, which only the log says.
+    /// ([`Election::lead`](crate::Election::lead)) has not returned within half of that is left to its lease, without an error.
     ///
     /// # Errors
     /// The first release that was not answered; all others are made all the same.

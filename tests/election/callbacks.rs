@@ -1,4 +1,4 @@
-//! A storm of losses: callbacks stay balanced, and tokens rise.
+//! What callbacks are told: balanced in a storm of losses, and how a term ended.
 
 use std::sync::mpsc::RecvTimeoutError;
 
@@ -84,5 +84,29 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
         all.dedup();
         assert_eq!(all.len(), count, "two terms with one token");
         println!("{count} terms");
+    });
+}
+
+/// Whoever ends the term may come before the watcher's look, as after a stop of the process that outlasted the lease.
+#[test]
+fn a_term_whose_lease_ran_out_is_lost_whoever_ends_it() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let client = client.connect().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        for round in 0..10 {
+            let (election, tells) = node(&client, "a");
+            let election = election.build().unwrap();
+            let leadership = election.campaign().unwrap();
+            let token = won(&tells);
+            store.outlast(MINUTE);
+            match round % 3 {
+                0 => drop(leadership),
+                1 => drop(leadership.resign()),
+                _ => drop(election.stop()),
+            }
+            let (ended, end) = lost(&tells);
+            assert!(ended == token && end.contains("expired"), "{end}");
+        }
     });
 }

@@ -9,30 +9,6 @@ use leasehold::internals::store::fault::{Call, Fault};
 
 use crate::*;
 
-/// Whoever ends the term may come before the watcher's look, as after a stop of the process that outlasted the lease.
-#[test]
-fn a_term_whose_lease_ran_out_is_lost_whoever_ends_it() {
-    on_every_store(|store| {
-        let (client, faults) = store.faulty();
-        let client = client.connect().unwrap();
-        faults.always(Call::Renew, Fault::FailBefore);
-        for round in 0..10 {
-            let (election, tells) = node(&client, "a");
-            let election = election.build().unwrap();
-            let leadership = election.campaign().unwrap();
-            let token = won(&tells);
-            store.outlast(MINUTE);
-            match round % 3 {
-                0 => drop(leadership),
-                1 => drop(leadership.resign()),
-                _ => drop(election.stop()),
-            }
-            let (ended, end) = lost(&tells);
-            assert!(ended == token && end.contains("expired"), "{end}");
-        }
-    });
-}
-
 #[test]
 fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
     on_every_store(|store| {

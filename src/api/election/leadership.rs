@@ -121,8 +121,8 @@ impl Term {
         if self.is_over.swap(true, Ordering::SeqCst) {
             return false;
         }
-        // After a suspend or a SIGSTOP this may come before the watcher's look.
-        self.guard.hold.expire_when_due();
+        // After a suspend or a SIGSTOP this may come before the watcher's look. What it tells waits for nobody's code.
+        keeping_a_lock(|| self.guard.hold.expire_when_due());
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
         // Nothing can be lost any more, so whoever waits for the loss is woken.
         self.guard.loss().end(None);

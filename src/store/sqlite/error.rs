@@ -68,8 +68,8 @@ pub(super) enum SqliteError {
     OtherPath { path: PathBuf, who: &'static str },
 
     #[error(
-        "another copy of this library has this file open in this process, and neither would see when the other one writes; \
-         load one copy alone"
+        "another copy of this library, with an SQLite of its own, has this file open in this process, and neither would see \
+         when the other one writes; load one copy alone"
     )]
     OtherCopy { path: PathBuf },
 

@@ -16,8 +16,9 @@
 //! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
 //! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
 //!
-//! A fourth, on `-shm`, marks this copy of the library in this process: another one brings an SQLite that does not see when
-//! this one writes, and both would grant one lock. So whoever comes second is refused.
+//! A fourth, on `-shm`, marks the SQLite of this copy of the library in this process: another copy that brings its own does not
+//! see when this one writes, and both would grant one lock. So whoever comes second is refused. Nothing is seen of one that
+//! opens or closes the file in the very same moment.
 
 #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 pub(super) use linux::{Idle, OwnLocks};
@@ -53,7 +54,6 @@ mod linux {
 
     use super::{Header, Taken};
     use crate::store::sqlite::file::{self, FileId};
-    use crate::sys::random;
 
     /// First byte and length.
     type Bytes = (off_t, off_t);
@@ -86,7 +86,7 @@ mod linux {
             if idle.are_refused_beside(database) {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            let (shm, place) = (file::beside(path, "-shm"), PLACES + place(path)?);
+            let (shm, place, copy) = (file::beside(path, "-shm"), PLACES + place(path)?, copy()?);
             let database = idle.open(path, Some(database))?;
             let shm = match idle.open(&shm, None) {
                 Ok(shm) => shm,
@@ -97,7 +97,7 @@ mod linux {
             };
             let locks = OwnLocks { database, shm };
             // Where offsets are not that large, two places or copies can't be known from each other.
-            let mark = |file: &File, at: off_t| match lock(file, libc::F_RDLCK, (at, 1)) {
+            let mark = |file: &File, kind: i32, at: off_t| match lock(file, kind, (at, 1)) {
                 Ok(()) => Ok(true),
                 Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
                 Err(error) => Err(error),
@@ -105,15 +105,20 @@ mod linux {
             let take = || {
                 lock(&locks.database, libc::F_RDLCK, SHARED)?;
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
-                if mark(&locks.database, place)? && is_elsewhere(&locks.database, place) {
+                if mark(&locks.database, libc::F_RDLCK, place)? && is_elsewhere(&locks.database, place) {
                     return Ok(Some(Taken::Elsewhere));
                 }
-                let Some(copies) = copies() else { return Ok(None) };
-                // Not the first nor the last: there are some on both sides.
-                let own = 1 + (random::uuid().as_u128() % (OF_PROCESS as u128 - 2)) as off_t;
-                let others = [(copies, own), (copies + own + 1, OF_PROCESS - own - 1)];
-                let is_copied = mark(&locks.shm, copies + own)? && is_marked(&locks.shm, others, COPIES);
-                Ok(is_copied.then_some(Taken::Copied))
+                let Some(copy) = copy else { return Ok(None) };
+                // One at a time, else each of two would see the other one. Who finds the turn taken tries again, and who is
+                // refused gives it up with its mark.
+                if !mark(&locks.shm, libc::F_WRLCK, copy.first)? || !mark(&locks.shm, libc::F_RDLCK, copy.own)? {
+                    return Ok(None);
+                }
+                if copy.sees_another(&locks.shm) {
+                    return Ok(Some(Taken::Copied));
+                }
+                lock(&locks.shm, libc::F_UNLCK, (copy.first, 1))?;
+                Ok(None)
             };
             match take() {
                 Ok(None) => Ok(Taken::Locks(locks)),
@@ -195,9 +200,10 @@ mod linux {
             if self.are_refused_beside(file) {
                 return false;
             }
-            let Some(copies) = copies() else { return false };
+            // What goes wrong here does so again when the locks are taken.
+            let Ok(Some(copy)) = copy() else { return false };
             let Ok(shm) = self.open(&file::beside(path, "-shm"), None) else { return false };
-            let is_copied = is_marked(&shm, [(copies, OF_PROCESS)], COPIES);
+            let is_copied = copy.sees_another(&shm);
             self.0.push(shm);
             is_copied
         }
@@ -301,19 +307,49 @@ mod linux {
         bytes.into_iter().any(|bytes| matches!(locked(file, bytes), Ok(Some(found)) if is_mark(found)))
     }
 
-    /// Where the copies of this library in this process have their locks, each one. `None` where `/proc` is hidden.
-    fn copies() -> Option<off_t> {
-        let stat = fs::read_to_string("/proc/self/stat").ok()?;
-        // The fields behind the name; the 22nd of all is when the process began.
-        let began = stat.rsplit_once(')')?.1.split_whitespace().nth(19)?;
-        // The addresses are others after an `exec`: what a child from before it keeps is not this program's.
-        let mut bytes = fs::read("/proc/self/auxv").ok()?;
-        bytes.extend_from_slice(began.as_bytes());
-        bytes.extend(std::process::id().to_le_bytes());
-        // FNV, the same in every version.
+    /// Where copies of this library in this process mark themselves.
+    #[derive(Clone, Copy)]
+    struct Copied {
+        /// The turn of who does so.
+        first: off_t,
+        own: off_t,
+    }
+
+    impl Copied {
+        fn sees_another(self, shm: &File) -> bool {
+            let end = self.first + OF_PROCESS;
+            is_marked(shm, [(self.first + 1, self.own - self.first - 1), (self.own + 1, end - self.own - 1)], COPIES)
+        }
+    }
+
+    /// The mark of this copy, or of those that share one SQLite: then each sees when another one writes. `None` where there is
+    /// no `/proc` for it.
+    fn copy() -> io::Result<Option<Copied>> {
+        let is_closed =
+            |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+        let (process, thread) = match (fs::read("/proc/self/stat"), fs::read("/proc/thread-self/stat")) {
+            (Err(error), _) | (_, Err(error)) if is_closed(&error) => return Ok(None),
+            (process, thread) => (process?, thread?),
+        };
+        // By its number among all fields: the second, in brackets, is a name.
+        let field = |stat: &[u8], number: usize| {
+            let stat = String::from_utf8_lossy(stat);
+            let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
+            behind.split_whitespace().nth(number - 3).unwrap_or_default().to_owned()
+        };
+        // When it began, and where its program and its stack are. Those are others after an `exec`, unless addresses are not
+        // chosen at random: what a child from before it keeps is not this program's. They stay when it changes its user.
+        let which = [field(&process, 22), field(&thread, 26), field(&thread, 28), std::process::id().to_string()];
+        let (process, own) = (fnv(which.join(" ").as_bytes()), fnv(&rusqlite::version().as_ptr().addr().to_le_bytes()));
+        let first = COPIES + (process >> 24) as off_t * OF_PROCESS;
+        // There are some on both sides, beside that of the turn.
+        Ok(Some(Copied { first, own: first + 2 + (own >> 24) as off_t % (OF_PROCESS - 3) }))
+    }
+
+    /// The same in every version.
+    fn fnv(bytes: &[u8]) -> u64 {
         let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
-        let hash = bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash);
-        Some(COPIES + (hash >> 24) as off_t * OF_PROCESS)
+        bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash)
     }
 
     /// Whether the system or the file system does not know such locks.

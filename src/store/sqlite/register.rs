@@ -184,6 +184,7 @@ impl Opened {
             return Err(other_process(path));
         }
         if files.at(file).is_none() && files.idle.is_copied(path, file) {
+            files.idle.close();
             return Err(SqliteError::OtherCopy { path: path.to_owned() });
         }
         match files.at(file) {

@@ -167,14 +167,17 @@ impl Eye {
         // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
         // One may have been noticed before this thread was there, and its commit be seen by nobody yet.
         let mut written: Option<(Instant, bool)> = Some((Instant::now(), false));
+        let mut begins = true;
         loop {
             if written.is_some() || !self.notice.is_watching() {
-                self.notice.wait(pause(spent, if written.is_some() { PAUSE } else { lull }));
+                self.notice.wait(pause(spent, if written.is_some() && !begins { PAUSE } else { lull }));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
+                    begins = false;
                     written = written.map(|(_, seen)| (Instant::now(), seen));
                 }
             } else if self.notice.wait_for_write(IDLE) {
+                begins = false;
                 written = Some((Instant::now(), false));
                 // It may also be that a file was removed.
                 place_at = Instant::now();
