@@ -36,9 +36,10 @@
  *
  * The library has an SQLite of its own, unless it was built with the system's. Do not open its lock file with another one
  * in the same process, like the sqlite3 module of Python (a second copy of this library there, with its own SQLite, is
- * refused on Linux with LEASEHOLD_CODE_CONFIG; elsewhere both would be granted one lock), and leave the -wal and -shm beside it alone: whatever closes
- * these files ends the file locks that the library has on them. On Linux it keeps its log safe from that, but not a
- * write that is under way; elsewhere a lock may be lost, which its guard finds out at the next heartbeat.
+ * refused on Linux with LEASEHOLD_CODE_CONFIG; elsewhere both would be granted one lock), and leave the -wal and -shm
+ * beside it alone: whatever closes these files ends the file locks that the library has on them. On Linux it keeps its
+ * log safe from that, but not a write that is under way; elsewhere a lock may be lost, which its guard finds out at the
+ * next heartbeat.
  *
  * Texts go in as UTF-8 with their length in bytes, and need no NUL; or with SIZE_MAX as their length, and end in one.
  * Texts come out into a buffer of the caller's: as

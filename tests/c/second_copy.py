@@ -12,7 +12,7 @@ import subprocess
 import sys
 import tempfile
 
-from with_lock import OK, Client, LockError
+from with_lock import Client, LockError
 
 CONFIG = 8
 
