@@ -8,7 +8,7 @@ use clap::{ArgAction, Parser, Subcommand, ValueHint};
 
 use crate::asked::{Ask, Key, Keys, Labels, Name, Patience, Sharing};
 use crate::health::Checks;
-use crate::words::duration;
+use crate::words::{at_most_30_days, duration};
 
 /// Of `run`, which alone has --every.
 const IN_VAIN: &str = "The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said \
@@ -123,7 +123,7 @@ pub struct Run {
     ///
     /// Also when leasehold is killed, told to end as it gets the lock, or cannot start the command. `release --force` frees
     /// it at once.
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = at_most_30_days)]
     pub hold_at_least: Option<Duration>,
     /// Run the command only if it did not succeed within this time before; tries once unless --wait is given
     ///
@@ -131,7 +131,7 @@ pub struct Run {
     /// that ends with another code than 0 or is told to end, and a host that dies, leave it due. At most 30 days. The lock
     /// stands until it is due again: what is started a moment too early, as by cron each day, is not due, so say 20h for a
     /// day.
-    #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = crate::words::at_most_30_days, conflicts_with = "shared")]
+    #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = at_most_30_days, conflicts_with = "shared")]
     pub every: Option<Duration>,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]
@@ -184,7 +184,7 @@ pub struct Acquire {
     #[command(flatten)]
     pub key: Key,
     /// How long it is held unless it is released before, or renewed; at most 30 days
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "10m", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "10m", value_parser = at_most_30_days)]
     pub lease: Duration,
     #[command(flatten)]
     pub labels: Labels,
@@ -350,7 +350,7 @@ pub struct Renew {
     #[arg(required_unless_present_any = ["group", "from"], conflicts_with_all = ["group", "from"])]
     pub lock_id: Option<String>,
     /// The lease from now on; none becomes shorter
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = at_most_30_days)]
     pub lease: Duration,
 }
 
@@ -415,7 +415,7 @@ pub struct Claim {
     /// The name that holds it
     pub holder: String,
     /// How long it lasts at least, from now on
-    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, default_value = "60s", value_parser = duration)]
+    #[arg(long = "for", value_name = "DURATION", allow_hyphen_values = true, default_value = "60s", value_parser = at_most_30_days)]
     pub duration: Duration,
 }
 

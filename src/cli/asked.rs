@@ -5,7 +5,7 @@ use std::time::Duration;
 use leasehold::LockRequest;
 
 use crate::on_loss::{OnLoss, on_loss};
-use crate::words::duration;
+use crate::words::{at_most_30_days, duration};
 
 /// How long it is waited for the lock, and how that ends when the time is over.
 #[derive(clap::Args, Debug)]
@@ -125,7 +125,7 @@ impl Labels {
 #[derive(clap::Args, Clone, Debug)]
 pub struct Ask {
     /// How long the lock survives if leasehold dies or loses the store; it is renewed for as long as it is held
-    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = duration)]
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = at_most_30_days)]
     pub lease: Duration,
     #[command(flatten)]
     pub labels: Labels,

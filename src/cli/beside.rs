@@ -24,7 +24,7 @@ use crate::held::Held;
 use crate::keeper::{Keeper, Target};
 use crate::signals::is_ending;
 use crate::store::{self, Missing};
-use crate::words::words;
+use crate::words::{ours, words};
 
 /// What all that is started for a lock finds in its environment.
 #[derive(Clone, Debug, Default)]
@@ -117,7 +117,8 @@ impl Beside {
         if time.is_zero() {
             return Err("no time is left".to_owned());
         }
-        let environment = environment.with("LEASEHOLD_LOST_KEY", &loss.key).with("LEASEHOLD_LOSS", loss);
+        let environment =
+            environment.with("LEASEHOLD_LOST_KEY", &loss.key).with("LEASEHOLD_LOSS", ours(&loss.to_string()));
         let start = || {
             let by = since_boot().saturating_add(time);
             // First: where it can't be started, nothing has run.

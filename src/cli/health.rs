@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, at};
 
 use crate::beside::{Beside, Environment, Output};
+use crate::on_loss::shell_command;
 use crate::words::duration;
 
 /// When the lock is given back although nothing is wrong with it.
@@ -18,7 +19,7 @@ pub struct Checks {
     /// KILL after --kill-after; the lock is held until nothing of it is left. Then `run` ends with 80, and `elect` lets
     /// other nodes go first before it campaigns again. Checks pause while the command is stopped, and end when
     /// leasehold gets a TERM; after HUP, INT or QUIT, which the command may live through, they go on.
-    #[arg(long, value_name = "COMMAND")]
+    #[arg(long, value_name = "COMMAND", value_parser = shell_command)]
     health_cmd: Option<String>,
     /// The time before the first check, and between the end of one and the next
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "10s", requires = "health_cmd", value_parser = duration)]

@@ -19,15 +19,21 @@ impl OnLoss {
     }
 }
 
+/// What a shell is to run, as an option's value.
+pub fn shell_command(text: &str) -> Result<String, String> {
+    // A shell takes nothing at all for a success.
+    match text.trim() {
+        "" => Err("there is no command; write it in quotes, like './look-after --now'".to_owned()),
+        _ => Ok(text.to_owned()),
+    }
+}
+
 /// As an option's value.
 pub fn on_loss(text: &str) -> Result<OnLoss, String> {
     match text.split_once(':') {
         None if text == "kill" => Ok(OnLoss::Kill),
         None if text == "ignore" => Ok(OnLoss::Ignore),
-        Some(("cmd", command)) if command.trim().is_empty() => {
-            Err("there is no command; write it like cmd:'./on-loss --now'".to_owned())
-        }
-        Some(("cmd", command)) => Ok(OnLoss::Command(command.to_owned())),
+        Some(("cmd", command)) => shell_command(command).map(OnLoss::Command),
         Some(("signal", name)) => {
             let name = name.to_ascii_uppercase();
             let full = if name.starts_with("SIG") { name.clone() } else { format!("SIG{name}") };

@@ -9,10 +9,10 @@ const MOST: Duration = Duration::from_secs(36_500 * 86_400);
 
 /// A duration above zero, as an option's value.
 pub fn duration(text: &str) -> Result<Duration, String> {
-    match parse(text) {
-        Some(d) if !d.is_zero() && d <= MOST => Ok(d),
-        _ => Err("a duration above zero and of at most 36500d is wanted, like 500ms, 30s, 5m, 1h30m or 1d".to_owned()),
-    }
+    let d = duration_or_zero(text).ok().filter(|d| !d.is_zero());
+    d.ok_or_else(|| {
+        "a duration above zero and of at most 36500d is wanted, like 500ms, 30s, 5m, 1h30m or 1d".to_owned()
+    })
 }
 
 /// The same, where zero makes sense.
@@ -21,12 +21,13 @@ pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
     d.ok_or_else(|| "a duration of at most 36500d is wanted, like 0s, 30s, 5m, 1h30m or 1d".to_owned())
 }
 
-/// The same, for what the library takes as a minimum hold.
+/// The same, for what the library takes as a lease or a minimum hold.
 pub fn at_most_30_days(text: &str) -> Result<Duration, String> {
     match duration(text) {
-        Ok(d) if d > Duration::from_secs(30 * 86_400) => Err("at most 30 days are possible".to_owned()),
-        other => other.map_err(|why| why.replace("36500d", "30d")),
+        Ok(d) if d > Duration::from_secs(30 * 86_400) => duration(""),
+        other => other,
     }
+    .map_err(|why| why.replace("36500d", "30 days"))
 }
 
 /// A number alone is seconds, a day 24 hours.
@@ -43,7 +44,7 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// What the library's messages name, and what can be typed instead.
-const OURS: [(&str, &str); 14] = [
+const OURS: [(&str, &str); 15] = [
     ("create_schema()", "`leasehold init`"),
     ("schema() says", "`leasehold init --print` says"),
     (", or lease_forever()", ""),
@@ -54,6 +55,7 @@ const OURS: [(&str, &str); 14] = [
     ("hold_at_least is ", "--hold-at-least is "),
     ("max_holders is ", "--max-holders is "),
     ("max_hold is ", "--max-hold is "),
+    ("lease is ", "--lease is "),
     ("key_prefix is ", "--prefix is "),
     ("lock_id is ", "the lock id is "),
     ("comment is ", "--comment is "),
@@ -227,6 +229,7 @@ mod tests {
         for right in ["spindle_duration is 9ms", "--comment is \"\"", "no_comment is wrong"] {
             assert_eq!(ours(right), right);
         }
+        assert_eq!(ours("lease is 1ms, but must be from 1s"), "--lease is 1ms, but must be from 1s");
         assert_eq!(ours("duration is 0ns, (owner is \"\")"), "--for is 0ns, (--owner is \"\")");
         // What others chose stays as it is.
         let quoted = r#"lock "owner is \" connect again \\": "#;

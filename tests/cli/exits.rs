@@ -445,6 +445,7 @@ fn a_duration_that_is_too_long_is_wrong_usage() {
         vec!["status", "--watch=TIME"],
         vec!["purge", "--older-than", "TIME"],
         vec!["renew", "id", "--lease", "TIME"],
+        vec!["acquire", "k", "--lease", "TIME"],
         vec!["lease", "claim", "name", "holder", "--for", "TIME"],
         vec!["run", "k", "--wait", "TIME", "--", "true"],
         vec!["elect", "k", "--kill-after", "TIME", "--", "true"],
@@ -458,6 +459,8 @@ fn a_duration_that_is_too_long_is_wrong_usage() {
             let ran = run(leasehold(&[]).args(&args).env("LEASEHOLD_STORE", &store.url));
             assert_eq!(ran.code, Some(64), "{args:?}: {}", ran.stderr);
             assert!(ran.stderr.contains(option) && ran.stderr.contains("at most"), "{args:?}: {}", ran.stderr);
+            let is_lease = ["--lease", "--hold-at-least", "--every", "--for"].contains(&option);
+            assert_eq!(ran.stderr.contains("at most 30 days"), is_lease, "{args:?}: {}", ran.stderr);
         }
     }
 }
