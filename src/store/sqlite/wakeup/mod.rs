@@ -45,9 +45,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 const IDLE: Duration = Duration::from_secs(1);
 /// From the write of a commit that needs no sync until it is to be seen.
 const COMMIT: Duration = Duration::from_millis(1);
-/// Looks go on for so long after a write: there may be another commit beside the one that was seen.
+/// Looks go on for at least so long after a write: there may be another commit beside the one that was seen.
 const CLOSE: Duration = Duration::from_millis(20);
-/// The same while no commit was seen: its sync may take long.
+/// The same while no commit was seen: its sync may take long. And at most, where syncs do.
 const SYNC: Duration = Duration::from_secs(1);
 /// How long the store's end waits for the thread.
 const END: Duration = Duration::from_secs(1);
@@ -87,6 +87,34 @@ struct Eye {
     header: Option<Header>,
     notice: Notice,
     shared: Arc<Mutex<Option<Watched>>>,
+}
+
+/// Until when looks go on since a write was noticed, whose commit is still to come, or another one.
+#[derive(Debug, Default)]
+struct Awaited {
+    /// When, and whether a commit was seen since.
+    written: Option<(Instant, bool)>,
+    /// How long commits took lately from their last write until they were seen.
+    sync: Duration,
+}
+
+impl Awaited {
+    fn write(&mut self, now: Instant) {
+        self.written = Some((now, self.written.is_some_and(|(_, seen)| seen)));
+    }
+
+    fn look(&mut self, is_changed: bool, now: Instant) {
+        let Some((at, seen)) = &mut self.written else { return };
+        let since = now.saturating_duration_since(*at);
+        if is_changed && !*seen {
+            self.sync = since.max(self.sync * 7 / 8);
+        }
+        *seen |= is_changed;
+        let most = if *seen { (self.sync * 2).clamp(CLOSE, SYNC) } else { SYNC };
+        if since >= most {
+            self.written = None;
+        }
+    }
 }
 
 /// Which state of the file a connection sees: another number after every commit of another connection.
@@ -164,21 +192,21 @@ impl Eye {
     fn run(mut self) {
         let (mut spent, mut lull) = (Duration::ZERO, PAUSE);
         let mut place_at = Instant::now() + IDLE;
-        // A write was noticed, and its commit is still to come, or another one. When, and whether one was seen since.
+        let mut awaited = Awaited::default();
         // One may have been noticed before this thread was there, and its commit be seen by nobody yet.
-        let mut written: Option<(Instant, bool)> = Some((Instant::now(), false));
+        awaited.write(Instant::now());
         let mut begins = true;
         loop {
-            if written.is_some() || !self.notice.is_watching() {
-                self.notice.wait(pause(spent, if written.is_some() && !begins { PAUSE } else { lull }));
+            if awaited.written.is_some() || !self.notice.is_watching() {
+                self.notice.wait(pause(spent, if awaited.written.is_some() && !begins { PAUSE } else { lull }));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
                     begins = false;
-                    written = written.map(|(_, seen)| (Instant::now(), seen));
+                    awaited.write(Instant::now());
                 }
             } else if self.notice.wait_for_write(IDLE) {
                 begins = false;
-                written = Some((Instant::now(), false));
+                awaited.write(Instant::now());
                 // It may also be that a file was removed.
                 place_at = Instant::now();
                 self.notice.wait(COMMIT);
@@ -202,8 +230,7 @@ impl Eye {
                 }
                 Ok(is_changed) => {
                     lull = if is_changed { PAUSE } else { (lull * 2).min(LULL) };
-                    let seen = written.map(|(at, seen)| (at, seen || is_changed));
-                    written = seen.filter(|(at, seen)| at.elapsed() < if *seen { CLOSE } else { SYNC });
+                    awaited.look(is_changed, Instant::now());
                 }
             }
             spent = started.elapsed();
@@ -295,6 +322,32 @@ mod tests {
         let pause = |spent| pause(spent, PAUSE);
         assert_eq!([ms(0), ms(1), ms(10)].map(pause), [PAUSE, ms(20), ms(200)]);
         assert_eq!([ms(600_000), Duration::MAX].map(pause), [LONGEST_PAUSE; 2]);
+    }
+
+    /// The first of two may have been written before, and its sync be over sooner.
+    #[test]
+    fn a_second_commit_is_awaited_for_as_long_as_syncs_take() {
+        let (begun, ms) = (Instant::now(), Duration::from_millis);
+        let mut awaited = Awaited::default();
+        let mut look = |writes, changed, at| {
+            if writes {
+                awaited.write(begun + ms(at));
+            }
+            awaited.look(changed, begun + ms(at));
+            awaited.written.is_some()
+        };
+        assert!(look(true, false, 0) && look(false, false, 999), "no commit was seen");
+        assert!(!look(false, false, 1000), "none for a second");
+        assert!(look(true, false, 2000) && look(false, true, 2004) && look(false, false, 2019), "a fast disk");
+        assert!(!look(false, false, 2020));
+        assert!(look(true, false, 3000) && look(false, true, 3100), "a slow one");
+        assert!(look(true, false, 3105) && look(false, false, 3304), "another commit beside it");
+        assert!(!look(false, false, 3305));
+        for at in (10_000..60_000).step_by(1000) {
+            assert!(look(true, false, at) && look(false, true, at + 4));
+            look(false, false, at + 900);
+        }
+        assert!(look(true, true, 70_000) && !look(false, false, 70_020), "fast again");
     }
 
     #[test]
