@@ -16,14 +16,16 @@
 //! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
 //! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
 //!
-//! A fourth, on `-shm`, marks the SQLite of this copy of the library in this process: another copy that brings its own does not
-//! see when this one writes, and both would grant one lock. So whoever comes second is refused. Nothing is seen of one that
-//! opens or closes the file in the very same moment.
+//! A fourth marks the SQLite of this copy of the library in this process, from before SQLite opens the file until it has closed
+//! it: another copy that brings its own does not see when this one writes, and both would grant one lock. So whoever
+//! comes second is refused.
 
+#[cfg(all(test, target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
+pub(super) use linux::is_marked_here;
 #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
-pub(super) use linux::{Idle, OwnLocks};
+pub(super) use linux::{Idle, Mark, OwnLocks};
 #[cfg(not(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl"))))]
-pub(super) use other::{Idle, OwnLocks};
+pub(super) use other::{Idle, Mark, OwnLocks};
 
 /// What became of an attempt to take the locks.
 #[derive(Debug)]
@@ -33,7 +35,16 @@ pub(super) enum Taken {
     Busy,
     /// Somebody has the file open by another path.
     Elsewhere,
-    /// Another copy of this library has it open in this process.
+}
+
+/// What became of an attempt to mark this copy of the library.
+#[derive(Debug)]
+pub(super) enum Marked {
+    /// `None` where that can't be: whoever could see it has no such locks, either.
+    As(Option<Mark>),
+    /// Another copy does it just now.
+    Busy,
+    /// Another copy has the file open in this process.
     Copied,
 }
 
@@ -52,7 +63,7 @@ mod linux {
     use nix::fcntl::{FcntlArg, fcntl};
     use nix::libc::{self, c_short, off_t};
 
-    use super::{Header, Taken};
+    use super::{Header, Marked, Taken};
     use crate::store::sqlite::file::{self, FileId};
 
     /// First byte and length.
@@ -65,8 +76,8 @@ mod linux {
     const WRITE: Bytes = (120, 1);
     /// The first of the bytes that each mean one place of the database; far behind SQLite's own.
     const PLACES: off_t = 1 << 61;
-    /// The first of the bytes of `-shm` that each mean one copy of this library in one process.
-    const COPIES: off_t = 1 << 62;
+    /// The first of the bytes that each mean one copy of this library in one process, up to those of the places.
+    const COPIES: off_t = 1 << 60;
     /// So many of them are those of one process.
     const OF_PROCESS: off_t = 1 << 20;
     /// At most this many descriptors without locks stay open: one for each file, and for each `-shm` that others still use.
@@ -86,7 +97,7 @@ mod linux {
             if idle.are_refused_beside(database) {
                 return Err(io::ErrorKind::Unsupported.into());
             }
-            let (shm, place, copy) = (file::beside(path, "-shm"), PLACES + place(path)?, copy()?);
+            let (shm, place) = (file::beside(path, "-shm"), PLACES + place(path)?);
             let database = idle.open(path, Some(database))?;
             let shm = match idle.open(&shm, None) {
                 Ok(shm) => shm,
@@ -96,40 +107,26 @@ mod linux {
                 }
             };
             let locks = OwnLocks { database, shm };
-            // Where offsets are not that large, two places or copies can't be known from each other.
-            let mark = |file: &File, kind: i32, at: off_t| match lock(file, kind, (at, 1)) {
-                Ok(()) => Ok(true),
-                Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
-                Err(error) => Err(error),
-            };
             let take = || {
                 lock(&locks.database, libc::F_RDLCK, SHARED)?;
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
-                if mark(&locks.database, libc::F_RDLCK, place)? && is_elsewhere(&locks.database, place) {
-                    return Ok(Some(Taken::Elsewhere));
+                match lock(&locks.database, libc::F_RDLCK, (place, 1)) {
+                    Ok(()) => Ok(is_elsewhere(&locks.database, place)),
+                    // Where offsets are not that large, two places can't be known from each other.
+                    Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
+                    Err(error) => Err(error),
                 }
-                let Some(copy) = copy else { return Ok(None) };
-                // One at a time, else each of two would see the other one. Who finds the turn taken tries again, and who is
-                // refused gives it up with its mark.
-                if !mark(&locks.shm, libc::F_WRLCK, copy.first)? || !mark(&locks.shm, libc::F_RDLCK, copy.own)? {
-                    return Ok(None);
-                }
-                if copy.sees_another(&locks.shm) {
-                    return Ok(Some(Taken::Copied));
-                }
-                lock(&locks.shm, libc::F_UNLCK, (copy.first, 1))?;
-                Ok(None)
             };
             match take() {
-                Ok(None) => Ok(Taken::Locks(locks)),
-                Ok(Some(refused)) => {
+                Ok(false) => Ok(Taken::Locks(locks)),
+                Ok(true) => {
                     locks.give_up(idle);
-                    Ok(refused)
+                    Ok(Taken::Elsewhere)
                 }
                 Err(error) => {
                     locks.give_up(idle);
                     match error {
-                        Errno::EAGAIN | Errno::EACCES => Ok(Taken::Busy),
+                        error if is_taken(error) => Ok(Taken::Busy),
                         error if is_refusal(error) => Err(io::Error::new(io::ErrorKind::Unsupported, error)),
                         error => Err(error.into()),
                     }
@@ -173,6 +170,18 @@ mod linux {
         }
     }
 
+    /// Has the lock that marks this copy of the library.
+    #[derive(Debug)]
+    pub struct Mark(File);
+
+    impl Mark {
+        pub fn give_up(self, idle: &mut Idle) {
+            // As for the other locks.
+            let _ = lock(&self.0, libc::F_UNLCK, ALL);
+            idle.0.push(self.0);
+        }
+    }
+
     /// Descriptors without locks.
     #[derive(Debug)]
     pub struct Idle(Vec<File>);
@@ -194,18 +203,28 @@ mod linux {
             found.unwrap_or(false)
         }
 
-        /// Whether another copy of this library has the file open in this process, where this one has not: asked before SQLite
-        /// opens it, whose close would end the other one's locks.
-        pub fn is_copied(&mut self, path: &Path, file: FileId) -> bool {
+        /// Marks this copy of the library, unless another one has: before SQLite opens the file, whose close would end the
+        /// other one's locks. What goes wrong here does so again when the locks are taken.
+        pub fn mark(&mut self, path: &Path, file: FileId) -> Marked {
             if self.are_refused_beside(file) {
-                return false;
+                return Marked::As(None);
             }
-            // What goes wrong here does so again when the locks are taken.
-            let Ok(Some(copy)) = copy() else { return false };
-            let Ok(shm) = self.open(&file::beside(path, "-shm"), None) else { return false };
-            let is_copied = copy.sees_another(&shm);
-            self.0.push(shm);
-            is_copied
+            let (Ok(Some(copy)), Ok(database)) = (copy(), self.open(path, Some(file))) else { return Marked::As(None) };
+            // One at a time, else each of two would see the other one.
+            let marked = lock(&database, libc::F_WRLCK, (copy.turn, 1))
+                .and_then(|()| lock(&database, libc::F_RDLCK, (copy.own, 1)));
+            let marked = match marked {
+                Ok(()) if !copy.sees_another(&database) => {
+                    // It can't fail, since it makes nothing longer.
+                    let _ = lock(&database, libc::F_UNLCK, (copy.turn, 1));
+                    return Marked::As(Some(Mark(database)));
+                }
+                Ok(()) => Marked::Copied,
+                Err(error) if is_taken(error) => Marked::Busy,
+                Err(_) => Marked::As(None),
+            };
+            Mark(database).give_up(self);
+            marked
         }
 
         /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
@@ -301,7 +320,7 @@ mod linux {
         is_marked(database, [(PLACES, place - PLACES), (place + 1, 0)], PLACES)
     }
 
-    /// Whether somebody has a lock of one byte there, from `first` on. One on all of the file, as a copy takes it, is none.
+    /// Whether somebody has a lock of one byte there, from `first` on. One on all of the file, as `close` takes it, is none.
     fn is_marked(file: &File, bytes: impl IntoIterator<Item = Bytes>, first: off_t) -> bool {
         let is_mark = |found: libc::flock| found.l_start >= first && found.l_len == 1;
         bytes.into_iter().any(|bytes| matches!(locked(file, bytes), Ok(Some(found)) if is_mark(found)))
@@ -310,15 +329,14 @@ mod linux {
     /// Where copies of this library in this process mark themselves.
     #[derive(Clone, Copy)]
     struct Copied {
-        /// The turn of who does so.
-        first: off_t,
+        turn: off_t,
         own: off_t,
     }
 
     impl Copied {
-        fn sees_another(self, shm: &File) -> bool {
-            let end = self.first + OF_PROCESS;
-            is_marked(shm, [(self.first + 1, self.own - self.first - 1), (self.own + 1, end - self.own - 1)], COPIES)
+        fn sees_another(self, database: &File) -> bool {
+            let end = self.turn + OF_PROCESS;
+            is_marked(database, [(self.turn + 1, self.own - self.turn - 1), (self.own + 1, end - self.own - 1)], COPIES)
         }
     }
 
@@ -341,15 +359,28 @@ mod linux {
         // chosen at random: what a child from before it keeps is not this program's. They stay when it changes its user.
         let which = [field(&process, 22), field(&thread, 26), field(&thread, 28), std::process::id().to_string()];
         let (process, own) = (fnv(which.join(" ").as_bytes()), fnv(&rusqlite::version().as_ptr().addr().to_le_bytes()));
-        let first = COPIES + (process >> 24) as off_t * OF_PROCESS;
+        let turn = COPIES + (process >> 24) as off_t * OF_PROCESS;
         // There are some on both sides, beside that of the turn.
-        Ok(Some(Copied { first, own: first + 2 + (own >> 24) as off_t % (OF_PROCESS - 3) }))
+        Ok(Some(Copied { turn, own: turn + 2 + (own >> 24) as off_t % (OF_PROCESS - 3) }))
+    }
+
+    /// Whether another copy of the library in this process would see a mark.
+    #[cfg(test)]
+    pub fn is_marked_here(path: &Path) -> bool {
+        let copy = copy().unwrap().unwrap();
+        let another = Copied { own: copy.turn + 1, ..copy };
+        another.sees_another(&File::open(path).unwrap())
     }
 
     /// The same in every version.
     fn fnv(bytes: &[u8]) -> u64 {
         let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash)
+    }
+
+    /// Whether somebody else has the lock.
+    fn is_taken(error: Errno) -> bool {
+        matches!(error, Errno::EAGAIN | Errno::EACCES)
     }
 
     /// Whether the system or the file system does not know such locks.
@@ -364,7 +395,7 @@ mod other {
     use std::io;
     use std::path::Path;
 
-    use super::{Header, Taken};
+    use super::{Header, Marked, Taken};
     use crate::store::sqlite::file::FileId;
 
     #[derive(Debug)]
@@ -393,6 +424,13 @@ mod other {
     }
 
     #[derive(Debug)]
+    pub struct Mark;
+
+    impl Mark {
+        pub fn give_up(self, _idle: &mut Idle) {}
+    }
+
+    #[derive(Debug)]
     pub struct Idle;
 
     impl Idle {
@@ -404,8 +442,8 @@ mod other {
             false
         }
 
-        pub fn is_copied(&mut self, _path: &Path, _file: FileId) -> bool {
-            false
+        pub fn mark(&mut self, _path: &Path, _file: FileId) -> Marked {
+            Marked::As(None)
         }
 
         pub fn close(&mut self) {}

@@ -7,7 +7,8 @@
 //! What a connection of the user's has open through this SQLite is not known here.
 //!
 //! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
-//! last one's closing: their descriptors must not be closed while SQLite has locks on the file.
+//! last one's closing, and the [`Mark`] of this copy of the library, all the time: their descriptors must not be closed
+//! while SQLite has locks on the file.
 
 use std::io;
 use std::path::Path;
@@ -18,7 +19,7 @@ use parking_lot::Mutex;
 
 use super::error::SqliteError;
 use super::file::{self, FileId, Log};
-use super::own_locks::{Header, Idle, OwnLocks, Taken};
+use super::own_locks::{Header, Idle, Mark, Marked, OwnLocks, Taken};
 use crate::model::error::Error;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
@@ -59,6 +60,7 @@ struct Open {
     log: Option<Log>,
     /// Each connection has them, too, and gives them back before it is closing.
     locks: Option<Arc<OwnLocks>>,
+    mark: Option<Mark>,
 }
 
 impl Open {
@@ -113,7 +115,11 @@ impl Files {
             (Some(open), IsCounted::AsUsing) => open.end_one(idle),
             (None, _) => {}
         }
-        open.retain(|open| open.using + open.closing > 0);
+        for mut over in open.extract_if(.., |open| open.using + open.closing == 0) {
+            if let Some(mark) = over.mark.take() {
+                mark.give_up(idle);
+            }
+        }
         idle.close();
     }
 }
@@ -174,27 +180,36 @@ enum IsCounted {
 impl Opened {
     /// The errors of [`check`], and one where those that have the file open have its log elsewhere.
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
-        let mut files = Turn::take(path, by)?;
-        // The first to open a database clears its `-shm`; our locks for another database would keep it from that.
-        let others = files.open.iter().filter(|open| open.file != file);
-        for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
-            locks.unlock();
-        }
-        if files.at(file).is_none() && files.idle.is_elsewhere(path, file) {
-            return Err(other_process(path));
-        }
-        if files.at(file).is_none() && files.idle.is_copied(path, file) {
-            files.idle.close();
-            return Err(SqliteError::OtherCopy { path: path.to_owned() });
-        }
-        match files.at(file) {
-            Some(open) => {
+        loop {
+            let mut files = Turn::take(path, by)?;
+            // The first to open a database clears its `-shm`; our locks for another database would keep it from that.
+            let others = files.open.iter().filter(|open| open.file != file);
+            for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
+                locks.unlock();
+            }
+            if let Some(open) = files.at(file) {
                 open.check_place(path)?;
                 open.using += 1;
+                return Ok(Opened { file, closing: None, locks: None });
             }
-            None => files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None }),
+            if files.idle.is_elsewhere(path, file) {
+                return Err(other_process(path));
+            }
+            match files.idle.mark(path, file) {
+                Marked::As(mark) => {
+                    files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None, mark });
+                    return Ok(Opened { file, closing: None, locks: None });
+                }
+                Marked::Copied => {
+                    files.idle.close();
+                    return Err(SqliteError::OtherCopy { path: path.to_owned() });
+                }
+                Marked::Busy => drop(files),
+            }
+            if !by.wait_for(PAUSE) {
+                return Err(SqliteError::Busy { path: path.to_owned() });
+            }
         }
-        Ok(Opened { file, closing: None, locks: None })
     }
 
     /// Takes our own locks, once SQLite has the file and its log open. Tells which log it is.
@@ -221,7 +236,6 @@ impl Opened {
                 // Somebody is closing the file just now, or opening it as the first.
                 Ok(Taken::Busy) => drop(files),
                 Ok(Taken::Elsewhere) => return Err(other_process(path)),
-                Ok(Taken::Copied) => return Err(SqliteError::OtherCopy { path: path.to_owned() }),
                 Err(source) if file::is_missing(&source) => return Err(moved()),
                 Err(source) => {
                     let is_unknown = source.kind() == io::ErrorKind::Unsupported;
@@ -302,6 +316,27 @@ mod tests {
         opened.closing.as_mut().unwrap().by = soon();
         drop(opened);
         assert!(Turn::take(&path, &soon()).unwrap().at(file).is_none());
+    }
+
+    /// SQLite opens and closes it between these, and whoever does so ends the locks of another copy.
+    #[test]
+    #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
+    fn the_copy_is_marked_from_before_sqlite_opens_a_file_until_after_it_has_closed_it() {
+        use crate::store::sqlite::own_locks::is_marked_here;
+        let (folder, store) = crate::store::sqlite::tests::store();
+        drop(store);
+        let path = folder.join("locks.db");
+        let file = file::identity(&path).unwrap().unwrap();
+        assert!(!is_marked_here(&path));
+        let mut first = Opened::new(&path, file, &soon()).unwrap();
+        let second = Opened::new(&path, file, &soon()).unwrap();
+        assert!(is_marked_here(&path));
+        first.closing();
+        drop(second);
+        assert!(is_marked_here(&path));
+        drop(first);
+        assert!(!is_marked_here(&path));
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     /// Each of its connections would wait for as long as one may.
