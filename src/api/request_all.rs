@@ -137,7 +137,8 @@ impl<'a> LockAllRequest<'a> {
 
     /// The error inside says who held one of them all that time.
     fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
-        self.check()?;
+        let family = self.client.family.clone();
+        self.check().map_err(|error| family.in_context(error))?;
         let patience = AskedWait::patience(self.wait);
         let pausing = self.pausing();
         loop {
@@ -176,7 +177,10 @@ impl<'a> LockAllRequest<'a> {
     fn check_no_wait(&self, why: &str) -> Result<()> {
         match self.wait {
             None => Ok(()),
-            Some(_) => Err(Error::new(ErrorKind::InvalidInput, format!("a wait is set, but {why}"))),
+            Some(_) => {
+                let error = Error::new(ErrorKind::InvalidInput, format!("a wait is set, but {why}"));
+                Err(self.client.family.in_context(error))
+            }
         }
     }
 
@@ -184,8 +188,7 @@ impl<'a> LockAllRequest<'a> {
     fn check(&mut self) -> Result<()> {
         check_keys(&self.client.family, &self.keys)?;
         if self.max_hold.is_some_and(|d| d.is_zero()) {
-            let error = Error::invalid("max_hold", Duration::ZERO, "above zero");
-            return Err(self.client.family.in_context(error));
+            return Err(Error::invalid("max_hold", Duration::ZERO, "above zero"));
         }
         self.keys.sort_unstable();
         self.keys.iter().try_for_each(|key| {

@@ -40,8 +40,8 @@ pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
         Some(url) => Ok(url.to_owned()),
         // The default would be another store than the outer one's.
         None if std::env::var_os(WITHHELD).is_some() => Err(Failure::config(
-            "the store of the leasehold around this one was not passed on, since its URL has a password; give a \
-             --store, or set LEASEHOLD_STORE",
+            "the store of the leasehold around this one was not passed on, since its URL names a user or may have a \
+             password; give a --store, or set LEASEHOLD_STORE",
         )),
         None => default_url(missing),
     }

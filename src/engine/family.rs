@@ -251,7 +251,7 @@ impl Family {
             hold.abandon();
             hold.drop_callbacks();
             self.check_open()?;
-            return Err(error);
+            return Err(self.in_context(error.with_key(&shown(&hold.granted().key))));
         }
         Ok(hold)
     }

@@ -149,8 +149,13 @@ impl Hold {
             reason,
             key: shown(&self.grant.lock.key).into_owned(),
             fencing_token: self.grant.lock.token,
-            held_for: self.setup.clock.now().since(self.grant.at),
+            held_for: self.held_for(),
         }
+    }
+
+    /// The end may be noticed long after the lease's, as by a process that was stopped: others may have had the lock since.
+    fn held_for(&self) -> Duration {
+        self.setup.clock.now().min(self.stands_until()).since(self.grant.at)
     }
 
     /// Whether it was lost because its lease ended.
@@ -208,7 +213,11 @@ impl Hold {
     /// How long the grant stands in the store, as far as is known. Whoever renewed its group may have made the lease longer
     /// than the guard does.
     fn stands_for(&self) -> Duration {
-        BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst)).since(self.setup.clock.now())
+        self.stands_until().since(self.setup.clock.now())
+    }
+
+    fn stands_until(&self) -> BootTime {
+        BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst))
     }
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
@@ -223,8 +232,7 @@ impl Hold {
 
     /// Reports to the observer the end that the caller has just finished.
     fn tell_end(&self, end: impl FnOnce(&str, Duration) -> Event<'_>) {
-        let held_for = self.setup.clock.now().since(self.grant.at);
-        self.setup.observing.tell(&end(&shown(&self.grant.lock.key), held_for));
+        self.setup.observing.tell(&end(&shown(&self.grant.lock.key), self.held_for()));
     }
 
     /// Marks the hold as ending, so that no later heartbeat can report it as held. Returns the state before.
@@ -314,7 +322,8 @@ impl Hold {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
                 }
                 Ok(Released::Free | Released::HeldByOther(_)) => {
-                    return Err(self.error(ErrorKind::Lost, "it was released by another, or its row was deleted"));
+                    return Err(self
+                        .error(ErrorKind::Lost, "it was released by another, or its row, table or file was deleted"));
                 }
                 Ok(Released::Unknown(error)) => {
                     earlier = Earlier::Unanswered;

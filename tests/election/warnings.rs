@@ -1,5 +1,6 @@
 //! What is warned of in the log: only what nobody else hears of.
 
+use leasehold::ErrorKind;
 use leasehold::internals::store::fault::{Call, Fault};
 
 use crate::support::logs;
@@ -47,6 +48,35 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
                     wait_until("it is warned of", || warned("could not resign", &name));
                 }
             }
+        }
+    });
+}
+
+/// The release ends a tenth of a second before the stop, and then is tried again.
+#[test]
+fn a_stop_tells_of_a_store_that_does_not_answer_and_of_no_thread() {
+    on_every_store(|store| {
+        let told = |with_work| {
+            let (client, faults) = store.faulty();
+            let client = client.drop_timeout(2 * SECOND).connect().unwrap();
+            let election = client.election("job").build().unwrap();
+            if with_work {
+                election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
+            } else {
+                election.run().unwrap();
+            }
+            wait_until("it leads", || election.is_leader());
+            faults.always(Call::Release, Fault::HangBefore);
+            let error = election.stop().unwrap_err();
+            faults.heal();
+            let _ = client.close();
+            store.outlast(MINUTE);
+            error.kind()
+        };
+        for with_work in [false, true] {
+            // A busy machine may take as long by itself, but not each time.
+            let in_time = (0..5).map(|_| told(with_work)).find(|kind| *kind != ErrorKind::TimedOut);
+            assert!(matches!(in_time, Some(ErrorKind::Ambiguous | ErrorKind::Store)), "{in_time:?}");
         }
     });
 }

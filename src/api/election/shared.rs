@@ -209,7 +209,11 @@ impl Shared {
             begin_to_keep_a_lock();
             serve::run(&stands, work);
         };
-        Thread::spawn("leasehold-elect", run).map(drop)
+        Thread::spawn("leasehold-elect", run).map(drop).map_err(|error| self.in_context(error))
+    }
+
+    fn in_context(&self, error: Error) -> Error {
+        self.node.client.family.in_context(error.with_key(&self.node.name))
     }
 
     pub fn campaign(self: &Arc<Self>, until: Option<Instant>) -> Result<Leadership> {
@@ -227,7 +231,10 @@ impl Shared {
                 begin_to_keep_a_lock();
                 serve::keep_healthy(&shared, &term);
             };
-            Thread::spawn("leasehold-elect", keep).inspect_err(|_| leadership.abandon())?;
+            Thread::spawn("leasehold-elect", keep).map_err(|error| {
+                leadership.abandon();
+                self.in_context(error)
+            })?;
         }
         Ok(leadership)
     }
@@ -327,10 +334,18 @@ impl Shared {
     /// Ends the campaign, and waits for the end.
     pub fn stop(&self, by: Instant, ends: Ends) -> Result<()> {
         let outcome = match self.ask(by, ends, Then::Waits) {
-            Some(standing) if standing.is_late(by) => {
-                Err(self.node.client.error(ErrorKind::TimedOut, &self.node.name, "its thread did not end in time"))
+            Some(standing) => {
+                let is_late = standing.is_late(by);
+                match standing.outcome.lock().clone() {
+                    Ok(()) if is_late => Err(self.node.client.error(
+                        ErrorKind::TimedOut,
+                        &self.node.name,
+                        "its thread did not end in time",
+                    )),
+                    // After a release that failed the thread tries once more, and may be late.
+                    outcome => outcome,
+                }
             }
-            Some(standing) => standing.outcome.lock().clone(),
             None => match self.term().filter(|_| ends == Ends::All) {
                 Some(term) => term.guard.release_within(by.saturating_duration_since(Instant::now())),
                 None => Ok(()),

@@ -16,10 +16,11 @@ use crate::model::key;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
-/// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC can't
-/// be compared as text.
+/// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC, or written in
+/// another way, can't be compared as text, nor can a year of five digits or with a sign.
 const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore \
-                    AND (attribute_exists(#fence) OR contains(#leasedUntil, :z))))";
+                    AND (attribute_exists(#fence) OR (#leasedUntil >= :first \
+                    AND contains(#leasedUntil, :at) AND contains(#leasedUntil, :z)))))";
 const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
 /// Not given up, and no lease.
 const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#floor) OR #floor < :t) \
@@ -166,6 +167,8 @@ impl Dynamodb {
         record.shared.push(holder.clone());
         let expr = granting(Expr::new(&attempt.key, condition, update), &holder, &times)
             .value(":expiredBefore", text(row::time(times.expired_before)))
+            .value(":first", text("1970"))
+            .value(":at", text("T"))
             .value(":z", text("Z"))
             .value(":many", number(MANY_GIVEN_UP as u64))
             .maybe(":m", row::shared(&record, None))

@@ -261,6 +261,7 @@ fn io_kind(error: &io::Error) -> (ErrorKind, bool) {
         | io::ErrorKind::NotADirectory
         | io::ErrorKind::InvalidInput
         | io::ErrorKind::InvalidFilename => (ErrorKind::Config, false),
+        _ if file::is_endless(error) => (ErrorKind::Config, false),
         _ => (ErrorKind::Store, true),
     }
 }
@@ -271,10 +272,13 @@ fn io_advice(error: &io::Error) -> &'static str {
         io::ErrorKind::PermissionDenied => "no permission; the file and its folder must be writable for this user",
         io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only; use another one, or mount it for writing",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full; make room on it",
-        io::ErrorKind::NotFound
-        | io::ErrorKind::NotADirectory
-        | io::ErrorKind::InvalidInput
-        | io::ErrorKind::InvalidFilename => "there is no such path; correct it",
+        io::ErrorKind::InvalidFilename => {
+            "the name is too long, also for the files that SQLite makes beside it; shorten it"
+        }
+        _ if file::is_endless(error) => "the symbolic links lead nowhere; correct them",
+        io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
+            "there is no such path; correct it"
+        }
         _ => "the system refused; see the cause",
     }
 }

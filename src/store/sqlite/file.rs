@@ -14,6 +14,11 @@ pub(super) use crate::sys::file::FileId;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId;
 
+/// What SQLite puts behind the name for the files that it keeps beside.
+const LONGEST_ENDING: &str = "-journal";
+/// In bytes, on most file systems.
+const LONGEST_NAME: usize = 255;
+
 /// The path of a file that SQLite keeps beside the one at `path`.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
     let mut name: OsString = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned()).into();
@@ -79,6 +84,15 @@ pub(super) fn is_exhausted(error: &io::Error) -> bool {
     #[cfg(not(unix))]
     let numbers: [i32; 0] = [];
     error.raw_os_error().is_some_and(|number| numbers.contains(&number))
+}
+
+/// Whether symbolic links lead to each other.
+pub(super) fn is_endless(error: &io::Error) -> bool {
+    #[cfg(unix)]
+    let number = Some(nix::errno::Errno::ELOOP as i32);
+    #[cfg(not(unix))]
+    let number = None;
+    number.is_some() && error.raw_os_error() == number
 }
 
 /// That no more files may be opened, for an error of SQLite that does not say it.
@@ -154,6 +168,10 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, kernels: Kernels) -> Resul
         folder: target.parent().unwrap_or(&target).to_owned(),
     })?;
     check_file_system(path, folder, kernels)?;
+    // SQLite would only say that it can't open something.
+    if target.file_name().is_some_and(|name| name.len() + LONGEST_ENDING.len() > LONGEST_NAME) {
+        return Err(failed(path, "create the file", io::ErrorKind::InvalidFilename.into()));
+    }
     match create(&target, folder, mode) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         Err(source) => Err(failed(path, "create the file", source)),

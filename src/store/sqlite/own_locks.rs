@@ -58,6 +58,7 @@ mod linux {
     use std::os::fd::AsRawFd;
     use std::os::unix::fs::{FileExt, MetadataExt};
     use std::path::Path;
+    use std::sync::Arc;
 
     use nix::errno::Errno;
     use nix::fcntl::{FcntlArg, fcntl};
@@ -78,7 +79,7 @@ mod linux {
     const PLACES: off_t = 1 << 61;
     /// The first of the bytes that each mean one copy of this library in one process, up to those of the places.
     const COPIES: off_t = 1 << 60;
-    /// So many of them are those of one process.
+    /// So many of them are those of one process, half of them of copies that only try.
     const OF_PROCESS: off_t = 1 << 20;
     /// At most this many descriptors without locks stay open: one for each file, and for each `-shm` that others still use.
     const KEPT: usize = 64;
@@ -87,22 +88,26 @@ mod linux {
 
     #[derive(Debug)]
     pub struct OwnLocks {
-        database: File,
+        /// Also the mark's, if there is one.
+        database: Arc<File>,
         shm: File,
     }
 
     impl OwnLocks {
         /// An error of kind `Unsupported` where the system has no such locks.
-        pub fn take(path: &Path, database: FileId, idle: &mut Idle) -> io::Result<Taken> {
+        pub fn take(path: &Path, database: FileId, mark: Option<&Mark>, idle: &mut Idle) -> io::Result<Taken> {
             if idle.are_refused_beside(database) {
                 return Err(io::ErrorKind::Unsupported.into());
             }
             let (shm, place) = (file::beside(path, "-shm"), PLACES + place(path)?);
-            let database = idle.open(path, Some(database))?;
+            let database = match mark {
+                Some(mark) => mark.0.clone(),
+                None => Arc::new(idle.open(path, Some(database))?),
+            };
             let shm = match idle.open(&shm, None) {
                 Ok(shm) => shm,
                 Err(error) => {
-                    idle.0.push(database);
+                    idle.0.extend(Arc::into_inner(database));
                     return Err(error);
                 }
             };
@@ -158,27 +163,29 @@ mod linux {
 
         /// Ends the locks of the description, so that a forked child that has it, too, does not keep them.
         pub fn unlock(&self) {
-            for file in [&self.database, &self.shm] {
+            let database = [(0, COPIES), (PLACES, 0)].map(|bytes| (&*self.database, bytes));
+            for (file, bytes) in database.into_iter().chain([(&self.shm, ALL)]) {
                 // There is nothing to do about an error: the locks then end with the process.
-                let _ = lock(file, libc::F_UNLCK, ALL);
+                let _ = lock(file, libc::F_UNLCK, bytes);
             }
         }
 
         pub fn give_up(self, idle: &mut Idle) {
             self.unlock();
-            idle.0.extend([self.database, self.shm]);
+            idle.0.extend(Arc::into_inner(self.database));
+            idle.0.push(self.shm);
         }
     }
 
     /// Has the lock that marks this copy of the library.
     #[derive(Debug)]
-    pub struct Mark(File);
+    pub struct Mark(Arc<File>);
 
     impl Mark {
         pub fn give_up(self, idle: &mut Idle) {
             // As for the other locks.
             let _ = lock(&self.0, libc::F_UNLCK, ALL);
-            idle.0.push(self.0);
+            idle.0.extend(Arc::into_inner(self.0));
         }
     }
 
@@ -210,16 +217,24 @@ mod linux {
                 return Marked::As(None);
             }
             let (Ok(Some(copy)), Ok(database)) = (copy(), self.open(path, Some(file))) else { return Marked::As(None) };
-            // One at a time, else each of two would see the other one.
-            let marked = lock(&database, libc::F_WRLCK, (copy.turn, 1))
-                .and_then(|()| lock(&database, libc::F_RDLCK, (copy.own, 1)));
-            let marked = match marked {
-                Ok(()) if !copy.sees_another(&database) => {
-                    // It can't fail, since it makes nothing longer.
-                    let _ = lock(&database, libc::F_UNLCK, (copy.turn, 1));
-                    return Marked::As(Some(Mark(database)));
+            let database = Arc::new(database);
+            // By locks that others may share: who copies the file may have one on all of it. Whoever tries says so first, so that
+            // of two at once the later one sees the other; then it is looked for marks, which come before that is over.
+            let try_once = || {
+                lock(&database, libc::F_RDLCK, (copy.trying, 1))?;
+                if copy.others(&database, copy.trying) {
+                    return Ok(Marked::Busy);
                 }
-                Ok(()) => Marked::Copied,
+                if copy.others(&database, copy.own) {
+                    return Ok(Marked::Copied);
+                }
+                lock(&database, libc::F_RDLCK, (copy.own, 1))?;
+                lock(&database, libc::F_UNLCK, (copy.trying, 1))?;
+                Ok(Marked::As(Some(Mark(database.clone()))))
+            };
+            let marked = match try_once() {
+                Ok(marked @ Marked::As(_)) => return marked,
+                Ok(marked) => marked,
                 Err(error) if is_taken(error) => Marked::Busy,
                 Err(_) => Marked::As(None),
             };
@@ -329,14 +344,16 @@ mod linux {
     /// Where copies of this library in this process mark themselves.
     #[derive(Clone, Copy)]
     struct Copied {
-        turn: off_t,
+        trying: off_t,
         own: off_t,
     }
 
     impl Copied {
-        fn sees_another(self, database: &File) -> bool {
-            let end = self.turn + OF_PROCESS;
-            is_marked(database, [(self.turn + 1, self.own - self.turn - 1), (self.own + 1, end - self.own - 1)], COPIES)
+        /// Whether another one has such a mark.
+        fn others(self, database: &File, such: off_t) -> bool {
+            let half = OF_PROCESS / 2;
+            let first = such - such % half;
+            is_marked(database, [(first, such - first), (such + 1, first + half - such - 1)], COPIES)
         }
     }
 
@@ -359,17 +376,18 @@ mod linux {
         // chosen at random: what a child from before it keeps is not this program's. They stay when it changes its user.
         let which = [field(&process, 22), field(&thread, 26), field(&thread, 28), std::process::id().to_string()];
         let (process, own) = (fnv(which.join(" ").as_bytes()), fnv(&rusqlite::version().as_ptr().addr().to_le_bytes()));
-        let turn = COPIES + (process >> 24) as off_t * OF_PROCESS;
-        // There are some on both sides, beside that of the turn.
-        Ok(Some(Copied { turn, own: turn + 2 + (own >> 24) as off_t % (OF_PROCESS - 3) }))
+        let first = COPIES + (process >> 24) as off_t * OF_PROCESS;
+        // There are some on both sides.
+        let trying = first + 1 + (own >> 24) as off_t % (OF_PROCESS / 2 - 2);
+        Ok(Some(Copied { trying, own: trying + OF_PROCESS / 2 }))
     }
 
     /// Whether another copy of the library in this process would see a mark.
     #[cfg(test)]
     pub fn is_marked_here(path: &Path) -> bool {
         let copy = copy().unwrap().unwrap();
-        let another = Copied { own: copy.turn + 1, ..copy };
-        another.sees_another(&File::open(path).unwrap())
+        let another = if copy.own % 2 == 0 { copy.own + 1 } else { copy.own - 1 };
+        copy.others(&File::open(path).unwrap(), another)
     }
 
     /// The same in every version.
@@ -402,7 +420,7 @@ mod other {
     pub struct OwnLocks;
 
     impl OwnLocks {
-        pub fn take(_path: &Path, _database: FileId, _idle: &mut Idle) -> io::Result<Taken> {
+        pub fn take(_path: &Path, _database: FileId, _mark: Option<&Mark>, _idle: &mut Idle) -> io::Result<Taken> {
             Ok(Taken::Locks(OwnLocks))
         }
 

@@ -228,7 +228,7 @@ impl Opened {
                 self.locks = open.locks.clone();
                 return Ok(there);
             }
-            match OwnLocks::take(path, self.file, idle) {
+            match OwnLocks::take(path, self.file, open.mark.as_ref(), idle) {
                 Ok(Taken::Locks(locks)) => {
                     self.locks = open.locks.insert(Arc::new(locks)).clone().into();
                     return Ok(there);

@@ -152,14 +152,16 @@ pub(super) fn check_table(conn: &Connection, path: &Path) -> Result<bool, Sqlite
 /// not ours to use. Tells whether the table was made here.
 pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bool, SqliteError> {
     // One transaction, so that the table and the version belong together.
-    let ready = busy_retried(path, by, "read the database", || {
+    let look = || {
         conn.execute_batch("BEGIN").map_err(|e| failed(path, "read the database", e))?;
         let ready = is_ready(conn, path);
         conn.execute_batch("COMMIT").map_err(|e| failed(path, "read the database", e))?;
         ready
-    })?;
+    };
+    let ready = busy_retried(path, by, "read the database", look)?;
     write_ahead_log(conn, path, by)?;
-    if ready {
+    // The first to read opens the log.
+    if ready && busy_retried(path, by, "read the database", look)? {
         return Ok(false);
     }
     let tx = Tx::begin(conn, Begin::Write, path, by)?;

@@ -139,7 +139,9 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
         let client = store.client();
         let nothing: [&str; 0] = [];
         for keys in [&nothing[..], &["a", "b", "a"], &["a", ""], &["a", "\n"]] {
-            assert_eq!(client.lock_all(keys).unwrap_err().kind(), ErrorKind::InvalidInput, "{keys:?}");
+            let error = client.lock_all(keys).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{keys:?}");
+            assert!(error.store().is_some(), "{error}");
         }
         let refused = [
             client.request_all(["a", "b"]).lock_id("").lock().unwrap_err(),
@@ -151,6 +153,7 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
         ];
         for error in refused {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+            assert!(error.store().is_some(), "{error}");
         }
         assert!(client.get("a").unwrap().is_none_or(|status| status.is_free()));
         let cancel = CancelToken::new();

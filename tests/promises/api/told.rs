@@ -26,7 +26,10 @@ fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
         assert_eq!(early.recv_timeout(LONG).unwrap().fencing_token, token);
         assert_eq!(waiter.join().unwrap(), token);
         assert_eq!(watch.receiver().recv().unwrap().key, "k");
-        assert!(matches!(watch.get().unwrap().reason, LossReason::Expired { .. }));
+        let loss = watch.get().unwrap();
+        assert!(matches!(loss.reason, LossReason::Expired { .. }));
+        // Others may have had it since.
+        assert!(loss.held_for <= Duration::from_secs(20), "{loss:?}");
     });
 }
 
@@ -105,7 +108,8 @@ fn a_loss_says_how_and_after_how_long() {
         store.advance(Duration::from_secs(21));
         let loss = lost(&old);
         assert_eq!(loss.to_string(), format!("expired{}", after(&loss)));
-        assert!(loss.held_for >= Duration::from_secs(21));
+        let lease = Duration::from_secs(20);
+        assert!(loss.held_for > lease / 2 && loss.held_for <= lease, "{loss:?}");
         drop(adopted);
     });
 }
@@ -119,7 +123,10 @@ fn a_release_of_what_stands_no_more_says_what_may_have_become_of_it() {
         assert!(matches!(deleted, Swapped::Done), "{deleted:?}");
         let failed = guard.release().unwrap_err();
         assert_eq!(failed.error().kind(), ErrorKind::Lost, "{failed}");
-        assert!(failed.to_string().ends_with("it was released by another, or its row was deleted"), "{failed}");
+        assert!(
+            failed.to_string().ends_with("it was released by another, or its row, table or file was deleted"),
+            "{failed}"
+        );
     });
 }
 

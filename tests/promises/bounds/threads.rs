@@ -34,6 +34,19 @@ on_each_local! {
     ;
 }
 
+#[test]
+fn what_finds_no_thread_says_for_which_lock_of_which_store() {
+    alone("bounds::threads::what_finds_no_thread_says_for_which_lock_of_which_store", || {
+        let client = LockClient::builder("memory:").connect().expect("a client");
+        let election = client.election("k").build().expect("an election");
+        no_new_threads();
+        for error in [client.try_lock("k").expect_err("no thread"), election.run().expect_err("no thread")] {
+            assert!(error.to_string().contains("can't be started"), "{error}");
+            assert_eq!((error.key(), error.store()), (Some("k"), Some("memory")), "{error}");
+        }
+    });
+}
+
 /// With the heartbeats of that lease, and no bound that a busy machine reaches.
 fn patient(store: &Store) -> ClientBuilder {
     store.builder().lease(20 * LEASE).heartbeat(LEASE / 3).request_timeout(PATIENCE).drop_timeout(PATIENCE)

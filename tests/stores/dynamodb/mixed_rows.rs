@@ -405,6 +405,27 @@ fn a_diagnosis_notes_no_grace() {
     drop(patient(config(), &table.0).connect().unwrap().lock("k").unwrap());
 }
 
+/// As text it is smaller than a time of now.
+#[test]
+fn what_is_written_in_another_way_is_read_and_not_compared() {
+    let world = needs_server!(World::new());
+    let until = world.go.now() + jiff::SignedDuration::from_secs(600);
+    let put = |key: &str, text: String| {
+        world.go.acquire_until(key, "x", until, until.to_string()).unwrap();
+        let mut row = world.raw.get(key);
+        row.insert("leasedUntil".to_owned(), AttributeValue::S(text));
+        world.raw.put(row);
+    };
+    put("blank", until.to_string().replace('T', " "));
+    assert!(world.ours.try_lock("blank").unwrap().is_none());
+    for (key, text) in [("far", "10000-01-01T00:00:00Z"), ("signed", "+99999-01-01T00:00:00Z")] {
+        put(key, text.to_owned());
+        let before = world.raw.get(key);
+        assert_eq!(world.ours.try_lock(key).unwrap_err().kind(), ErrorKind::Schema);
+        assert_eq!(world.raw.get(key), before);
+    }
+}
+
 /// Their client, told no end, writes the first time that Go knows.
 #[test]
 fn an_end_before_all_times_is_over() {

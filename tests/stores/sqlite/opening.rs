@@ -247,7 +247,35 @@ fn symbolic_links_are_followed_also_to_what_is_not_there_yet() {
     held(&open(&folder.path().join("real/locks.db")), &mut attempt("k", "b"));
     let turning = folder.path().join("turning");
     symlink("turning", &turning).unwrap();
-    refused(&turning);
+    assert_eq!(refused(&turning).kind(), ErrorKind::Config);
+}
+
+/// Also with what SQLite makes beside it.
+#[test]
+fn a_name_that_is_too_long_is_told() {
+    let folder = Folder::new();
+    let named = |length| folder.path().join("n".repeat(length));
+    granted(&open(&named(247)), &mut attempt("k", "a"));
+    for length in [248, 255, 256] {
+        let error = refused(&named(length));
+        assert_eq!(error.kind(), ErrorKind::Config, "{error}");
+        assert!(error.to_string().contains("too long"), "{error}");
+        assert!(!named(length).exists());
+    }
+}
+
+/// As a backup by `VACUUM INTO` is.
+#[test]
+fn a_file_without_a_write_ahead_log_gets_one_and_is_used() {
+    let folder = Folder::new();
+    let backup = folder.path().join("backup.db");
+    drop(open(&folder.file()));
+    raw(&folder.file()).execute("VACUUM INTO ?1", [backup.to_str().unwrap()]).unwrap();
+    raw(&folder.file()).execute_batch("PRAGMA journal_mode = DELETE").unwrap();
+    for file in [&backup, &folder.file()] {
+        assert!(!std::path::PathBuf::from(format!("{}-wal", file.display())).exists());
+        granted(&open(file), &mut attempt("k", "a"));
+    }
 }
 
 /// Root may write everywhere: it runs this test as somebody else.
