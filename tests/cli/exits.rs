@@ -176,7 +176,7 @@ fn wrong_usage_is_64() {
         (&["run", "", "--", "true"], "key is \"\", but must be 1 to 1024 bytes"),
         (
             &["run", "k", "--lease", "30x", "--", "true"],
-            "a duration above zero and of at most 36500d is wanted, like 500ms, 30s, 5m, 1h30m or 1d",
+            "a duration above zero and of at most 30 days is wanted, like 500ms, 30s, 5m, 1h30m or 1d",
         ),
         (&["run", "k", "--lease=-1s", "--", "true"], "a duration above zero"),
         (&["run", "k", "--wait", "-5s", "--", "true"], "'-5s' for '--wait <DURATION>': a duration of at most 36500d"),

@@ -18,14 +18,14 @@ fn every_message_names_what_can_be_typed() {
     let empty = format!("sqlite:{}", store.path("empty").display());
     fs::write(store.path("empty"), "").unwrap();
     let cases: [(&[&str], i32, &str); 20] = [
-        (&["run", "k", "--lease", "1ms", "--", "true"], 64, "lease is 1ms"),
-        (&["run", "k", "--lease", "10w", "--", "true"], 64, "lease is 6048000s"),
+        (&["run", "k", "--lease", "1ms", "--", "true"], 64, "--lease is 1ms"),
+        (&["run", "k", "--lease", "10w", "--", "true"], 64, "of at most 30 days"),
         (&["run", "k", "--owner", "", "--", "true"], 64, "--owner is \"\""),
         (&["run", "k", "--comment", "a\nb", "--", "true"], 64, "--comment is \"a\\nb\""),
         (&["status", "--prefix", "a\nb"], 64, "--prefix is \"a\\nb\""),
         (&["status", "--lock-id", ""], 64, "the lock id is \"\""),
         (&["renew", ""], 64, "the lock id is \"\""),
-        (&["renew", "mine", "--lease", "1ms"], 64, "lease is 1ms"),
+        (&["renew", "mine", "--lease", "1ms"], 64, "--lease is 1ms"),
         (&["release", "", "--force", "--yes"], 64, "key is \"\""),
         (&["lease", "claim", "", "b"], 64, "name is \"\""),
         (&["lease", "claim", "a", "b", "--for", "1ms"], 64, "--for is 1ms"),
