@@ -59,7 +59,7 @@ fn as_text(diagnosis: &Diagnosis) -> String {
         .push(("schema", diagnosis.schema.as_ref().map_or_else(|error| format!("NO: {}", chain(error)), Clone::clone)));
     let grace = match diagnosis.grace.is_zero() {
         true => String::new(),
-        false => format!("; a lease is respected for {:.1} s after its end", diagnosis.grace.as_secs_f64()),
+        false => format!("; leases are respected for {:.1} s after their end", diagnosis.grace.as_secs_f64()),
     };
     lines.push(("clock", format!("{} decides{grace}", diagnosis.clock)));
     if let Some(millis) = diagnosis.clock_difference_ms {

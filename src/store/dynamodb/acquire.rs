@@ -17,7 +17,7 @@ use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
 /// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC, or written in
-/// another way, can't be compared as text, nor can a year of five digits or with a sign.
+/// another way, can't be compared as text, nor can most years of five digits or with a sign.
 const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore \
                     AND (attribute_exists(#fence) OR (#leasedUntil >= :first \
                     AND contains(#leasedUntil, :at) AND contains(#leasedUntil, :z)))))";

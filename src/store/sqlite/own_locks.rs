@@ -18,7 +18,7 @@
 //!
 //! A fourth marks the SQLite of this copy of the library in this process, from before SQLite opens the file until it has closed
 //! it: another copy that brings its own does not see when this one writes, and both would grant one lock. So whoever
-//! comes second is refused.
+//! comes second is refused. (Not where somebody else had a lock on all of the file before: the system tells only the first.)
 
 #[cfg(all(test, target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 pub(super) use linux::is_marked_here;
@@ -163,7 +163,7 @@ mod linux {
 
         /// Ends the locks of the description, so that a forked child that has it, too, does not keep them.
         pub fn unlock(&self) {
-            let database = [(0, COPIES), (PLACES, 0)].map(|bytes| (&*self.database, bytes));
+            let database = [SHARED, (PLACES, 0)].map(|bytes| (&*self.database, bytes));
             for (file, bytes) in database.into_iter().chain([(&self.shm, ALL)]) {
                 // There is nothing to do about an error: the locks then end with the process.
                 let _ = lock(file, libc::F_UNLCK, bytes);
@@ -211,13 +211,16 @@ mod linux {
         }
 
         /// Marks this copy of the library, unless another one has: before SQLite opens the file, whose close would end the
-        /// other one's locks. What goes wrong here does so again when the locks are taken.
-        pub fn mark(&mut self, path: &Path, file: FileId) -> Marked {
-            if self.are_refused_beside(file) {
-                return Marked::As(None);
-            }
-            let (Ok(Some(copy)), Ok(database)) = (copy(), self.open(path, Some(file))) else { return Marked::As(None) };
-            let database = Arc::new(database);
+        /// other one's locks.
+        pub fn mark(&mut self, path: &Path, file: FileId) -> io::Result<Marked> {
+            let copy = if self.are_refused_beside(file) { None } else { copy()? };
+            let Some(copy) = copy else { return Ok(Marked::As(None)) };
+            let database = match self.open(path, Some(file)) {
+                Ok(database) => Arc::new(database),
+                // Who may only read takes no locks of ours.
+                Err(error) if is_denied(&error) => return Ok(Marked::As(None)),
+                Err(error) => return Err(error),
+            };
             // By locks that others may share: who copies the file may have one on all of it. Whoever tries says so first, so that
             // of two at once the later one sees the other; then it is looked for marks, which come before that is over.
             let try_once = || {
@@ -233,10 +236,11 @@ mod linux {
                 Ok(Marked::As(Some(Mark(database.clone()))))
             };
             let marked = match try_once() {
-                Ok(marked @ Marked::As(_)) => return marked,
-                Ok(marked) => marked,
-                Err(error) if is_taken(error) => Marked::Busy,
-                Err(_) => Marked::As(None),
+                Ok(marked @ Marked::As(_)) => return Ok(marked),
+                Ok(marked) => Ok(marked),
+                Err(error) if is_taken(error) => Ok(Marked::Busy),
+                Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(Marked::As(None)),
+                Err(error) => Err(error.into()),
             };
             Mark(database).give_up(self);
             marked
@@ -360,10 +364,9 @@ mod linux {
     /// The mark of this copy, or of those that share one SQLite: then each sees when another one writes. `None` where there is
     /// no `/proc` for it.
     fn copy() -> io::Result<Option<Copied>> {
-        let is_closed =
-            |error: &io::Error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+        let is_absent = |error: &io::Error| is_denied(error) || error.kind() == io::ErrorKind::NotFound;
         let (process, thread) = match (fs::read("/proc/self/stat"), fs::read("/proc/thread-self/stat")) {
-            (Err(error), _) | (_, Err(error)) if is_closed(&error) => return Ok(None),
+            (Err(error), _) | (_, Err(error)) if is_absent(&error) => return Ok(None),
             (process, thread) => (process?, thread?),
         };
         // By its number among all fields: the second, in brackets, is a name.
@@ -394,6 +397,11 @@ mod linux {
     fn fnv(bytes: &[u8]) -> u64 {
         let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash)
+    }
+
+    /// Whether this user may not do it.
+    fn is_denied(error: &io::Error) -> bool {
+        matches!(error.kind(), io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem)
     }
 
     /// Whether somebody else has the lock.
@@ -460,8 +468,8 @@ mod other {
             false
         }
 
-        pub fn mark(&mut self, _path: &Path, _file: FileId) -> Marked {
-            Marked::As(None)
+        pub fn mark(&mut self, _path: &Path, _file: FileId) -> io::Result<Marked> {
+            Ok(Marked::As(None))
         }
 
         pub fn close(&mut self) {}

@@ -26,6 +26,7 @@ use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
 use crate::sys::process::{ForkGuard, ForkMutex, InUse, ProcessId};
 
+const MARK: &str = "mark this copy of the library";
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
 /// How long the end of a connection waits for its turn, which takes microseconds, unless the drop that it is a part of
@@ -192,20 +193,22 @@ impl Opened {
                 open.using += 1;
                 return Ok(Opened { file, closing: None, locks: None });
             }
-            if files.idle.is_elsewhere(path, file) {
-                return Err(other_process(path));
+            let marked = match files.idle.is_elsewhere(path, file) {
+                true => Err(other_process(path)),
+                false => match files.idle.mark(path, file) {
+                    Ok(Marked::Copied) => Err(SqliteError::OtherCopy { path: path.to_owned() }),
+                    Err(source) if file::is_missing(&source) => Err(SqliteError::Moved { path: path.to_owned() }),
+                    Err(source) => Err(SqliteError::File { path: path.to_owned(), doing: MARK, source }),
+                    Ok(marked) => Ok(marked),
+                },
+            };
+            if let Ok(Marked::As(mark)) = marked {
+                files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None, mark });
+                return Ok(Opened { file, closing: None, locks: None });
             }
-            match files.idle.mark(path, file) {
-                Marked::As(mark) => {
-                    files.open.push(Open { file, using: 1, closing: 0, log: None, locks: None, mark });
-                    return Ok(Opened { file, closing: None, locks: None });
-                }
-                Marked::Copied => {
-                    files.idle.close();
-                    return Err(SqliteError::OtherCopy { path: path.to_owned() });
-                }
-                Marked::Busy => drop(files),
-            }
+            files.idle.close();
+            marked?;
+            drop(files);
             if !by.wait_for(PAUSE) {
                 return Err(SqliteError::Busy { path: path.to_owned() });
             }
@@ -306,7 +309,9 @@ mod tests {
 
     #[test]
     fn a_connection_that_had_no_turn_before_it_was_closed_leaves_nothing_behind() {
-        let path = std::env::current_exe().unwrap();
+        let (folder, store) = crate::store::sqlite::tests::store();
+        drop(store);
+        let path = folder.join("locks.db");
         let file = file::identity(&path).unwrap().unwrap();
         let mut opened = Opened::new(&path, file, &soon()).unwrap();
         let turn = Turn::take(&path, &soon()).unwrap();
@@ -316,6 +321,7 @@ mod tests {
         opened.closing.as_mut().unwrap().by = soon();
         drop(opened);
         assert!(Turn::take(&path, &soon()).unwrap().at(file).is_none());
+        std::fs::remove_dir_all(folder).unwrap();
     }
 
     /// SQLite opens and closes it between these, and whoever does so ends the locks of another copy.

@@ -49,6 +49,8 @@ const COMMIT: Duration = Duration::from_millis(1);
 const CLOSE: Duration = Duration::from_millis(20);
 /// The same while no commit was seen: its sync may take long. And at most, where syncs do.
 const SYNC: Duration = Duration::from_secs(1);
+/// For so long it is remembered how long a commit took.
+const LATELY: Duration = Duration::from_secs(60);
 /// How long the store's end waits for the thread.
 const END: Duration = Duration::from_secs(1);
 
@@ -94,8 +96,8 @@ struct Eye {
 struct Awaited {
     /// When, and whether a commit was seen since.
     written: Option<(Instant, bool)>,
-    /// How long commits took lately from their last write until they were seen.
-    sync: Duration,
+    /// How long a commit took at most from its last write until it was seen, and when that was.
+    longest: Option<(Duration, Instant)>,
 }
 
 impl Awaited {
@@ -106,11 +108,13 @@ impl Awaited {
     fn look(&mut self, is_changed: bool, now: Instant) {
         let Some((at, seen)) = &mut self.written else { return };
         let since = now.saturating_duration_since(*at);
-        if is_changed && !*seen {
-            self.sync = since.max(self.sync * 7 / 8);
+        let is_old = |(longest, then)| longest <= since || now.saturating_duration_since(then) > LATELY;
+        if is_changed && self.longest.is_none_or(is_old) {
+            self.longest = Some((since.min(SYNC), now));
         }
         *seen |= is_changed;
-        let most = if *seen { (self.sync * 2).clamp(CLOSE, SYNC) } else { SYNC };
+        let longest = self.longest.map_or(Duration::ZERO, |(longest, _)| longest);
+        let most = if *seen { (longest * 2).clamp(CLOSE, SYNC) } else { SYNC };
         if since >= most {
             self.written = None;
         }
@@ -343,11 +347,12 @@ mod tests {
         assert!(look(true, false, 3000) && look(false, true, 3100), "a slow one");
         assert!(look(true, false, 3105) && look(false, false, 3304), "another commit beside it");
         assert!(!look(false, false, 3305));
-        for at in (10_000..60_000).step_by(1000) {
+        // Heartbeats are not synced.
+        for at in (10_000..63_000).step_by(100) {
             assert!(look(true, false, at) && look(false, true, at + 4));
-            look(false, false, at + 900);
         }
-        assert!(look(true, true, 70_000) && !look(false, false, 70_020), "fast again");
+        assert!(look(true, true, 63_050) && look(false, false, 63_200) && !look(false, false, 63_260));
+        assert!(look(true, true, 63_300) && !look(false, false, 63_320), "fast again");
     }
 
     #[test]
