@@ -11,8 +11,8 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, Document, doc};
 use parking_lot::Mutex;
 
-use super::pipeline::{NOW, locks};
-use super::row::{date, nobody, object_id};
+use super::pipeline::{NOW, are_sane, is_sane, locks};
+use super::row::{FORMAT, date, nobody, object_id};
 use super::{DatedDocument, Mongodb};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{End, GrantId, Holder, LockRecord, Mode, StoreTime};
@@ -161,8 +161,9 @@ impl Mongodb {
 fn over(now: StoreTime) -> Document {
     let past = doc! { "$lte": date(now) };
     // By its operator, for the driver's type of an expression is not the same with bson-2 and bson-3.
-    let ours = doc! { "$regex": format!(r"^{FORMAT_MAJOR}\.") };
-    let types = doc! { "$map": { "input": array(), "as": "l", "in": { "$type": "$$l.expiresAt" } } };
+    let ours = doc! { "$regex": format!(r"^{FORMAT_MAJOR}\.[0-9]{{1,9}}$") };
+    let all = doc! { "$concatArrays": [array(), ["$exclusive"]] };
+    let types = doc! { "$map": { "input": &all, "as": "l", "in": { "$type": "$$l.expiresAt" } } };
     let shared = doc! { "$map": { "input": array(), "as": "l", "in": is_over("$$l.expiresAt") } };
     doc! {
         "$or": [{ "exclusive.expiresAt": &past }, { "shared.locks.expiresAt": &past }],
@@ -171,7 +172,9 @@ fn over(now: StoreTime) -> Document {
         "exclusive": { "$type": "object" },
         "shared.locks": { "$type": "array" },
         "$expr": { "$and": [
-            { "$eq": [{ "$type": "$shared" }, "object"] },
+            // Of kind and format see above: any other would make this fail.
+            is_sane("lock".into(), FORMAT.into()),
+            are_sane(all),
             { "$setIsSubset": [types, ["date", "null", "missing"]] },
             { "$or": [is_exclusive_over(), { "$anyElementTrue": [shared] }] },
         ] },

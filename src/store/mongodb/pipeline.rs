@@ -51,9 +51,9 @@ pub(super) fn locks() -> Document {
     doc! { "$ifNull": ["$shared.locks", []] }
 }
 
-/// What a grant can be written over: the types of what decides, as one text. Anything else is left as it is, and
-/// reading the answer, or the document after an error, shows what is wrong.
-fn is_sane() -> Document {
+/// What can be written over, if this is its kind and its format: the types of what decides, as one text, and no number
+/// below zero. Anything else is left as it is, and reading the answer, or the document after an error, shows what is wrong.
+pub(super) fn is_sane(kind: Bson, format: Bson) -> Document {
     let all = doc! { "$concat": [
         { "$type": "$_id" },
         ";",
@@ -63,11 +63,13 @@ fn is_sane() -> Document {
         { "$type": "$fence" },
         { "$type": "$pins" },
         { "$type": "$version" },
-        { "$ifNull": ["$kind", "lock"] },
+        kind,
         ";",
-        { "$ifNull": ["$format", FORMAT] },
+        format,
     ] };
-    doc! { "$regexMatch": { "input": all, "regex": SANE } }
+    let is_sane = doc! { "$regexMatch": { "input": all, "regex": SANE } };
+    // What is missing is no least.
+    doc! { "$and": [is_sane, { "$gte": [{ "$min": ["$fence", "$version", 0] }, 0] }] }
 }
 
 /// In the order of `is_sane`. A document that is there says who holds it, if only that nobody does; a lease is no lock; of
@@ -78,12 +80,12 @@ const SANE: &str = concat!(
 );
 
 /// Entries that stay beside a new one.
-fn are_sane(entries: &str) -> Document {
+pub(super) fn are_sane(entries: impl Into<Bson>) -> Document {
     let is_sane = doc! { "$and": [
         { "$eq": [{ "$type": "$$l" }, "object"] },
         { "$in": [{ "$type": "$$l._id" }, ["objectId", "missing", "null"]] },
     ] };
-    doc! { "$allElementsTrue": [{ "$map": { "input": entries, "as": "l", "in": is_sane } }] }
+    doc! { "$allElementsTrue": [{ "$map": { "input": entries.into(), "as": "l", "in": is_sane } }] }
 }
 
 /// The same of a document in which nothing changes but the entry of one grant.
@@ -124,8 +126,8 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     });
     let mut runs_shared = vec![runs("$$l.expiresAt")];
     let mut blocks = vec![doc! { "$eq": ["$exclusive.acquired", true] }, runs("$exclusive.expiresAt")];
-    // What is missing is no least.
-    let mut conditions = vec![is_sane(), doc! { "$gte": [{ "$min": ["$fence", "$version", 0] }, 0] }];
+    let format = doc! { "$ifNull": ["$format", FORMAT] };
+    let mut conditions = vec![is_sane(doc! { "$ifNull": ["$kind", "lock"] }.into(), format.clone().into())];
     if let Some((old, token)) = &grant.old {
         conditions.push(stands(old, *token));
         if grant.fleet.is_mixed() {
@@ -142,7 +144,6 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     }
     conditions.push(doc! { "$not": [{ "$and": blocks }] });
     let live = doc! { "$filter": { "input": locks(), "as": "l", "cond": { "$and": runs_shared } } };
-    let format = doc! { "$ifNull": ["$format", FORMAT] };
     // A document that this makes is found by its key also where somebody dropped the unique index: two that make it
     // at once collide on its id. One that is there keeps its own, as mongo-lock and older versions gave it.
     let id = doc! { "$ifNull": ["$_id", "$resource"] };
