@@ -51,6 +51,8 @@ pub mod fault;
 pub mod fence;
 #[allow(dead_code)]
 pub mod fleet;
+#[cfg(any(feature = "mongodb", feature = "postgres"))]
+mod late;
 pub mod memory;
 #[cfg(feature = "mongodb")]
 pub mod mongodb;

@@ -25,6 +25,7 @@ impl Mongodb {
         let copy = fastrand::i32(..);
         let update = Update {
             key: attempt.key.clone(),
+            not_after: None,
             pipeline: pipeline::acquire(&Grant { ask, id, old, copy, fleet: self.fleet }),
             upsert: old.is_none(),
             after: true,

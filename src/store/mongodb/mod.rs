@@ -25,6 +25,7 @@ use super::{
 use crate::lease::{LockRecord, StoreTime, Times};
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
+use crate::store::late::Clocked;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
@@ -65,14 +66,20 @@ pub struct Mongodb {
     collection: String,
     /// None until it has connected.
     topology: Option<Topology>,
+    register: Arc<session::Register>,
+    fleet: Fleet,
+    beside: mixed::Beside,
+    noticed: Noticed,
+    driver: Driver<send::Owned>,
+}
+
+/// What one client noticed of its server.
+struct Noticed {
     /// The collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
     /// It was logged that waiters poll.
     said_deaf: AtomicBool,
-    register: Arc<session::Register>,
-    fleet: Fleet,
-    beside: mixed::Beside,
-    driver: Driver<send::Owned>,
+    clocked: Clocked,
 }
 
 impl fmt::Debug for Mongodb {
@@ -108,12 +115,15 @@ impl Mongodb {
         let (theirs, patience) = (register.clone(), by.remaining());
         let init = move || open::client(options, theirs, patience);
         let driver = Driver::start(by, init, MongodbError::unconnected)?;
-        let (is_unique, said_deaf, topology) = (AtomicBool::new(false), AtomicBool::new(false), None);
-        let mut store =
-            Mongodb { info, database, collection, topology, is_unique, said_deaf, register, fleet, beside, driver };
+        // The first answer says the time.
+        let clocked = Clocked::just(StoreTime::from_nanos(0));
+        let noticed = Noticed { is_unique: AtomicBool::new(false), said_deaf: AtomicBool::new(false), clocked };
+        let topology = None;
+        let mut store = Mongodb { info, database, collection, topology, register, fleet, beside, noticed, driver };
         let (hello, build) =
             store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
         store.topology = Some(open::topology(&hosts, &hello, &build)?);
+        open::local_time(&hello).into_iter().for_each(|now| store.noticed.clocked.note(now));
         store.warn_if_alone();
         Ok(store)
     }

@@ -105,10 +105,12 @@ impl Mongodb {
 
     /// What an answer shows. One that shows no document has no time either: that is asked for.
     pub(super) fn found(&self, key: &str, row: Option<Document>, by: &Deadline) -> Result<DatedDocument, MongodbError> {
-        match row {
-            Some(row) => DatedDocument::new(key, row),
-            None => Ok(DatedDocument::missing(key, self.server_time(by)?)),
-        }
+        let found = match row {
+            Some(row) => DatedDocument::new(key, row)?,
+            None => DatedDocument::missing(key, self.server_time(by)?),
+        };
+        self.noticed.clocked.note(found.now);
+        Ok(found)
     }
 
     /// The server's time, where no document says it.

@@ -13,6 +13,7 @@ impl Mongodb {
         let id = ours(attempt.grant())?;
         let update = Update {
             key: attempt.key.clone(),
+            not_after: None,
             pipeline: pipeline::release(attempt.ask.mode, id),
             upsert: false,
             after: false,

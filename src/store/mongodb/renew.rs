@@ -15,8 +15,10 @@ impl Mongodb {
         by: &Deadline,
     ) -> Result<Renewed, MongodbError> {
         let (id, mode) = (ours(attempt.grant())?, attempt.ask.mode);
+        let not_after = self.noticed.clocked.not_after(by);
         let update = Update {
             key: attempt.key.clone(),
+            not_after: Some(not_after),
             pipeline: mixed::renewal(self.fleet, mode, id, pipeline::renew(mode, id, renewal)),
             upsert: false,
             after: true,
@@ -28,6 +30,10 @@ impl Mongodb {
             Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
             Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
         };
+        // It found no document, since it came too late; by now the server's time is known.
+        if found.row.is_none() && found.now >= not_after {
+            return self.renew_grant(attempt, renewal, by);
+        }
         found.record.check_format()?;
         self.watch_fleet(&found);
         self.free_now_and_then(found.now, by);

@@ -66,7 +66,7 @@ impl Mongodb {
         let lacks = match self.indexes(by)? {
             Known::There(indexes) => match uniqueness(name, &indexes)? {
                 Unique::There => {
-                    self.is_unique.store(true, Ordering::Relaxed);
+                    self.noticed.is_unique.store(true, Ordering::Relaxed);
                     return Ok(format!("{name}: the collection is there, with its unique index on {UNIQUE:?}"));
                 }
                 Unique::Building => {
@@ -78,7 +78,7 @@ impl Mongodb {
             },
             Known::Missing => format!("the collection {name:?} does not exist; create_schema() makes it"),
             Known::Hidden => {
-                self.is_unique.store(true, Ordering::Relaxed);
+                self.noticed.is_unique.store(true, Ordering::Relaxed);
                 let text = "listIndexes is denied, so that the collection has its unique index was not checked";
                 log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
                 return Ok(text.to_owned());
@@ -94,11 +94,11 @@ impl Mongodb {
 
     /// An error while the collection may have two documents of one key. Asks until it may not.
     pub(super) fn must_be_unique(&self, by: &Deadline) -> Result<(), MongodbError> {
-        if self.is_unique.load(Ordering::Relaxed) {
+        if self.noticed.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
         let found = self.check(Missing::IsAllowed, by)?;
-        if self.is_unique.load(Ordering::Relaxed) {
+        if self.noticed.is_unique.load(Ordering::Relaxed) {
             return Ok(());
         }
         Err(MongodbError::Schema(format!("{found}: without a unique index two could hold one lock")))
@@ -200,7 +200,7 @@ impl Mongodb {
                 },
             }
         }
-        self.is_unique.store(true, Ordering::Relaxed);
+        self.noticed.is_unique.store(true, Ordering::Relaxed);
         Ok(format!("{}: the collection {is}", self.collection))
     }
 

@@ -17,9 +17,11 @@ use mongodb::{Client, Collection};
 use tokio::sync::Semaphore;
 
 use super::error::MongodbError;
-use super::pipeline::projection;
+use super::pipeline::{NOW, projection};
+use super::row::date;
 use super::session::Sessions;
 use super::{Mongodb, Topology, mixed};
+use crate::lease::StoreTime;
 use crate::store::failure::{Fate, Left};
 use crate::sys::deadline::Deadline;
 
@@ -118,6 +120,8 @@ pub(super) enum Wrote<T> {
 /// A `findAndModify`.
 pub(super) struct Update {
     pub key: String,
+    /// From this time of the server's on it finds no document.
+    pub not_after: Option<StoreTime>,
     pub pipeline: Vec<Document>,
     /// Makes the document if it is missing.
     pub upsert: bool,
@@ -210,16 +214,21 @@ impl Mongodb {
     fn find_and_modify(&self, update: &Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
         let limit = limit(by);
         let work = if update.extends { mixed::limit_of_extending(self.fleet, limit) } else { limit };
+        let mut filter = doc! { "resource": &update.key };
+        if let Some(not_after) = update.not_after {
+            filter.insert("$expr", doc! { "$lt": [NOW, date(not_after)] });
+        }
         let mut duplicates = 0;
         loop {
-            let Update { key, pipeline, upsert, after, session, .. } = update;
-            let (key, pipeline, upsert, after, session) = (key.clone(), pipeline.clone(), *upsert, *after, *session);
+            let Update { pipeline, upsert, after, session, .. } = update;
+            let (filter, pipeline, upsert, after, session) =
+                (filter.clone(), pipeline.clone(), *upsert, *after, *session);
             let answer = self.send(by, move |owned| async move {
                 let _turn = if upsert { owned.turns.acquire().await.ok() } else { None };
                 let session = owned.sessions.get(&owned.client, session).await?;
                 let mut session = session.lock().await;
                 let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
-                let request = owned.locks.find_one_and_update(doc! { "resource": key }, pipeline);
+                let request = owned.locks.find_one_and_update(filter, pipeline);
                 let request = request.upsert(upsert).return_document(returned).projection(projection());
                 request.write_concern(majority(Some(limit))).max_time(work).session(&mut *session).await
             });

@@ -93,7 +93,7 @@ impl Mongodb {
     }
 
     fn say_deaf(&self, why: &str) {
-        if !self.said_deaf.swap(true, Ordering::Relaxed) {
+        if !self.noticed.said_deaf.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: "leasehold::mongodb", store:? = self.info.label;
                 "waiters are not woken when a lock is free, and poll: {why}"

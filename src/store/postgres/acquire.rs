@@ -44,7 +44,7 @@ impl Postgres {
         let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
         let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
         let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));
-        let statement = statement.time(self.not_after());
+        let statement = statement.time(self.not_after(Lane::Wanting, by));
         let statement = match &ask.instead_of {
             Some((old, token)) => {
                 let statement = statement.text(old.as_str()).number(number(*token));

@@ -16,7 +16,6 @@ use std::fmt;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
-use parking_lot::Mutex;
 
 use super::{
     Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
@@ -24,6 +23,7 @@ use super::{
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
+use crate::store::late::Clocked;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
@@ -49,7 +49,6 @@ mod wakeup;
 use error::PostgresError;
 pub use open::PostgresOptions;
 use open::Table;
-use send::Clocked;
 use statements::Statements;
 
 /// What this store reads in an answer that a test made up, by its columns.
@@ -64,7 +63,7 @@ pub struct Postgres {
     table: Table,
     pooled: bool,
     statements: Statements,
-    clocked: Mutex<Clocked>,
+    clocked: Clocked,
     driver: Driver<send::Owned>,
 }
 
@@ -97,7 +96,7 @@ impl Postgres {
         };
         let driver = Driver::start(by, init, PostgresError::unconnected)?;
         let server = hears.try_recv().map_err(|_| PostgresError::NotSent)?;
-        let clocked = Mutex::new(Clocked::just(server.now));
+        let clocked = Clocked::just(server.now.time());
         let table = table.within(&server.schema);
         let statements = Statements::of(&table.quoted, pooled);
         Ok(Postgres { info, table, pooled, statements, clocked, driver })

@@ -21,7 +21,7 @@ impl Postgres {
         let mut rows = self.ask(by, lane, statement, move |answer| Found::read(answer, Some(&asked)))?;
         let found = rows.pop().ok_or_else(|| PostgresError::Damaged("the query of it has no answer".to_owned()))?;
         let found = found.map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
-        self.clocked(found.now);
+        self.clocked.note(found.now.time());
         Ok(found)
     }
 

@@ -21,7 +21,7 @@ impl Postgres {
         let statement = Statement::new(&self.statements.renew).text(&attempt.key).text(attempt.grant().as_str());
         // An end that moves back wakes waiters, which this statement does not.
         let may_be_endless = !renewal.may_end_endless || lease.is_none();
-        let statement = statement.maybe_number(lease).flag(may_be_endless);
+        let statement = statement.maybe_number(lease).flag(may_be_endless).time(self.not_after(Lane::Holding, by));
         let found = match self.write(by, Lane::Holding, &attempt.key, statement)? {
             Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,
@@ -34,7 +34,7 @@ impl Postgres {
             (true, Some((_, holder))) => Ok(Renewed::Until { until: holder.until, now: found.now.time() }),
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
                 RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
-                // It has no end, or the row that is shown is a moment older than what was decided by.
+                // It has no end, it came too late, or the row that is shown is a moment older than what was decided by.
                 RenewAnswer::Until(_) => transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by),
             },
         }

@@ -25,7 +25,6 @@ use super::tls::Tls;
 pub(super) use super::turns::Lane;
 use super::turns::{Soon, Turns};
 use super::{Postgres, direct};
-use crate::lease::StoreTime;
 use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -149,10 +148,6 @@ pub(super) enum Wrote<T> {
     /// It may or may not be written.
     Unknown(PostgresError),
 }
-
-/// What the server's time was, and when that came.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Clocked(StoreTime, Instant);
 
 impl Owned {
     pub async fn new(
@@ -448,25 +443,15 @@ impl Postgres {
             Err((_, error)) => return Err(error),
         };
         let found = row.transpose().map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
-        found.iter().for_each(|found| self.clocked(found.now));
+        found.iter().for_each(|found| self.clocked.note(found.now.time()));
         Ok(Wrote::Answered(found))
     }
 
-    /// Notes the server's time that an answer brought.
-    pub(super) fn clocked(&self, now: Micros) {
-        *self.clocked.lock() = Clocked::just(now);
-    }
-
-    /// The moment after which a copy of a statement that is sent now does nothing. A clock of the server's that was set
-    /// forward makes it too early: the answer brings the right time, and the next one is right.
-    pub(super) fn not_after(&self) -> Micros {
-        let Clocked(now, at) = *self.clocked.lock();
-        Micros::of(now.plus(at.elapsed())).plus(LATE)
-    }
-}
-
-impl Clocked {
-    pub fn just(now: Micros) -> Clocked {
-        Clocked(now.time(), Instant::now())
+    /// The moment after which a copy of a statement that is sent now does nothing. Of a heartbeat, whose holder may be gone
+    /// by then, when nobody waits for it any more.
+    pub(super) fn not_after(&self, lane: Lane, by: &Deadline) -> Micros {
+        let is_heartbeat = matches!(lane, Lane::Holding | Lane::Sharing);
+        let by = if is_heartbeat { by.clone().within(LATE) } else { Deadline::after(LATE) };
+        Micros::of(self.clocked.not_after(&by))
     }
 }

@@ -17,7 +17,7 @@ pub(super) struct Statements {
     pub acquire: Arc<str>,
     /// The same, the old grant id, its token, whether that was sent once
     pub transfer: Arc<str>,
-    /// key, grant id, lease or null for one without end, whether it may have no end now
+    /// key, grant id, lease or null for one without end, whether it may have no end now, not after
     pub renew: Arc<str>,
     /// key, grant id
     pub release: Arc<str>,
@@ -265,7 +265,7 @@ impl Statements {
                     "UPDATE {table} AS t SET (until, renewed) = (SELECT greatest(t.until, {asked}), \
                      CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
                      WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 \
-                     AND ($4 OR t.until < 'infinity') AND {}",
+                     AND clock_timestamp() < $5 AND ($4 OR t.until < 'infinity') AND {}",
                     known("t")
                 ),
                 "",

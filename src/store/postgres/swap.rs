@@ -49,7 +49,7 @@ impl Postgres {
         lane: Lane,
         by: &Deadline,
     ) -> Result<Wrote<Option<u64>>, PostgresError> {
-        let not_after = self.not_after();
+        let not_after = self.not_after(lane, by);
         let (statement, version) = match (native.version, new) {
             // Nothing to write; but a row may have come.
             (None, None) => {

@@ -13,6 +13,8 @@ mod failover;
 #[cfg(target_os = "linux")]
 mod failpoints;
 mod faults;
+#[cfg(target_os = "linux")]
+mod late;
 mod mixed;
 mod mixed_last;
 mod rights;

@@ -4,6 +4,8 @@ mod errors;
 mod faults;
 mod held_up;
 #[cfg(target_os = "linux")]
+mod late;
+#[cfg(target_os = "linux")]
 mod limits;
 mod neighbours;
 #[cfg(target_os = "linux")]

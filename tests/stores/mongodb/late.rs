@@ -1,0 +1,72 @@
+//! A server that stands still: what waits in its socket longer than its sender did.
+
+use std::time::Duration;
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::{Backend, Renewed, Schema};
+use leasehold::internals::sys::deadline::Deadline;
+use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::sync::Client;
+
+use crate::mongodb::*;
+use crate::support::cluster::Cluster;
+use crate::support::contract::{granted, renewal, renewed};
+use crate::support::mongodb::{Rows, host};
+use crate::support::proxy::{Flow, Proxy};
+use crate::support::wait::wait_until;
+
+const LEASE: Duration = Duration::from_secs(600);
+/// How long the holder waits.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// Nobody holds it any more: it would keep the key for one more lease.
+#[test]
+fn a_renewal_that_was_given_up_prolongs_nothing() {
+    let Some(mut cluster) = Cluster::one(&[]) else { return };
+    let store = open(Rows::options_named("locks", &cluster.uri()));
+    store.schema(Schema::Create, &soon()).unwrap();
+    let admin = Client::with_uri_str(cluster.uri()).unwrap().database("admin");
+    let run = |command: Document| admin.run_command(command).run().unwrap();
+    let begun = || {
+        let status = run(doc! { "serverStatus": 1 });
+        let commands = status.get_document("metrics").unwrap().get_document("commands").unwrap();
+        commands.get_document("findAndModify").unwrap().get_i64("total").unwrap()
+    };
+    let is_idle = || {
+        let running = run(doc! { "currentOp": 1, "command.findAndModify": { "$exists": true } });
+        running.get_array("inprog").unwrap().is_empty()
+    };
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, &mode.to_string(), mode);
+        let before = granted(&store, &mut a).until;
+        let so_far = begun();
+        cluster.stop(0);
+        let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
+        assert!(matches!(answer, Ok(Renewed::Unknown(_))), "{answer:?}");
+        cluster.go_on(0);
+        wait_until("it did what was sent", || begun() > so_far && is_idle());
+        assert_eq!(holders(&store, &a.key)[0].until, before, "{mode}");
+        // While somebody waits for the answer it is never too late.
+        assert!(renewed(&store, &mut a, renewal(Lease::For(LEASE))) > before);
+    }
+}
+
+/// A host that stood still, or a slow network: what is known of the server's time is old.
+#[test]
+fn a_late_answer_makes_no_renewal_too_late() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let proxy = Proxy::raw(&host(&crate::support::servers::mongod().unwrap()));
+    let store = open(rows.options_at(&format!(
+        "mongodb://{}/?directConnection=true&serverMonitoringMode=poll&heartbeatFrequencyMS=600000",
+        proxy.addr()
+    )));
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, &mode.to_string(), mode);
+        proxy.flow(Flow::Pass, Flow::Delay(2 * SHORT));
+        let before = granted(&store, &mut a).until;
+        proxy.flow(Flow::Pass, Flow::Pass);
+        let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
+        assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
+    }
+}

@@ -1,0 +1,72 @@
+//! A session that stands still, as all do of a server that does: what waits in its socket longer than its sender did.
+
+use std::time::Duration;
+
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Backend, Renewed, Schema};
+use leasehold::internals::sys::deadline::Deadline;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use crate::postgres::*;
+use crate::support::own::Own;
+use crate::support::postgres::{Rows, opened, sql_at};
+use crate::support::proxy::{Flow, Proxy};
+use crate::support::servers::{postgres, postgres_server};
+use crate::support::wait::wait_until;
+
+const LEASE: Duration = Duration::from_secs(600);
+/// How long the holder waits.
+const SHORT: Duration = Duration::from_secs(3);
+
+/// Nobody holds it any more: it would keep the key for one more lease.
+#[test]
+fn a_renewal_that_was_given_up_prolongs_nothing() {
+    let Some(server) = Own::start(&postgres::OWN) else { return };
+    let config = server.url().parse().unwrap();
+    for is_pooled in [false, true] {
+        let options = PostgresOptions::new(server.url().parse().unwrap(), "public.leasehold").unwrap();
+        let store = opened(if is_pooled { options.pooled().unwrap() } else { options });
+        store.schema(Schema::Create, &soon()).unwrap();
+        let mut a = exclusive(&store, &format!("pooled: {is_pooled}"));
+        granted_anew(&store, &mut a);
+        let select = format!("SELECT until FROM leasehold WHERE key = '{}'", a.key);
+        let end = || sql_at(&config, &select);
+        let before = end();
+        let sessions = || {
+            let named = sql_at(&config, "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'");
+            named.into_iter().map(|row| row[0].clone().unwrap()).collect::<Vec<_>>()
+        };
+        let stopped = sessions();
+        let signal = |signal| stopped.iter().for_each(|pid| kill(Pid::from_raw(pid.parse().unwrap()), signal).unwrap());
+        signal(Signal::SIGSTOP);
+        let stands = |pid: &String| std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap().contains(") T ");
+        wait_until("they stand still", || stopped.iter().all(stands));
+        let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
+        assert!(matches!(answer, Ok(Renewed::Unknown(_))), "{answer:?}");
+        signal(Signal::SIGCONT);
+        wait_until("they did what was sent and ended", || sessions().iter().all(|pid| !stopped.contains(pid)));
+        assert_eq!(end(), before, "pooled: {is_pooled}");
+        // While somebody waits for the answer it is never too late, nor for the lock as data.
+        renewed_anew(&store, &mut a, LEASE);
+        assert_ne!(end(), before, "pooled: {is_pooled}");
+    }
+}
+
+/// A host that stood still, or a slow network: what is known of the server's time is old.
+#[test]
+fn a_late_answer_makes_no_renewal_too_late() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let proxy = Proxy::raw(&postgres::host(&postgres_server().unwrap()).unwrap());
+    let store = opened(rows.options_at(&proxy.addr().to_string()));
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&store, &mode.to_string(), mode);
+        proxy.flow(Flow::Pass, Flow::Delay(2 * SHORT));
+        let before = granted(&store, &mut a).until;
+        proxy.flow(Flow::Pass, Flow::Pass);
+        let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
+        assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
+    }
+}
