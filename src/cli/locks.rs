@@ -103,7 +103,7 @@ fn with_lock_id(status: &LockStatus) -> Value {
 fn print_table(found: &[LockStatus]) -> io::Result<()> {
     let mut table = table(&["KEY", "STATE", "MODE", "OWNER", "SINCE", "LEASE", "TOKEN", "COMMENT"]);
     for status in found {
-        let lease = match (status.remaining(), status.leased_until()) {
+        let lease = match (status.remaining_now(), status.leased_until()) {
             (None, _) => "no end".to_owned(),
             (Some(left), _) if !left.is_zero() => format!("{} left", words(left)),
             (_, Some(end)) => format!("ended {}", ago(end)),

@@ -89,9 +89,13 @@ pub fn print_json(value: &Value) -> io::Result<()> {
 
 /// Who, since when, until when.
 pub fn holder(status: &LockStatus) -> String {
-    let until = match status.remaining() {
+    let until = match status.remaining_now() {
         None => "without end".to_owned(),
-        Some(left) if left.is_zero() => format!("its lease ended{}", end(status, |at| format!(" {}", ago(at)))),
+        Some(left) if left.is_zero() => {
+            // Nobody has looked since then.
+            let unless = if status.remaining() > Some(left) { ", unless it was renewed" } else { "" };
+            format!("its lease ended{}{unless}", end(status, |at| format!(" {}", ago(at))))
+        }
         // Nobody renews what a minimum hold left, which looks the same.
         Some(left) => format!("leased for {} more{}", words(left), end(status, |at| format!(" ({})", clock_time(at)))),
     };
@@ -142,7 +146,7 @@ pub fn holder_json(status: &LockStatus) -> Value {
         "created": timestamp(status.created()),
         "renewed": status.renewed().and_then(timestamp),
         "leased_until": status.leased_until().and_then(timestamp),
-        "remaining_ms": status.remaining().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
+        "remaining_ms": status.remaining_now().map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX)),
         "expired": status.is_expired(),
     })
 }

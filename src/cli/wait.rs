@@ -174,28 +174,16 @@ struct Display {
 struct Seen {
     waiting: Waiting,
     told: Instant,
-    looked: Instant,
 }
 
 impl Display {
-    fn told(&mut self, (told, mut waiting): (Instant, Waiting)) {
+    fn told(&mut self, (told, waiting): (Instant, Waiting)) {
         let is_outer = |outer: &mut String| waiting.holders.iter().any(|holder| holder.lock_id() == *outer);
         if self.outer.take_if(is_outer).is_some() {
             let key = &waiting.key;
             tell(&format!("{key:?} is held by the leasehold around this one, which waits for it: neither can go on"));
         }
-        let before = self.seen.take();
-        let is_first = before.is_none();
-        let looked = match before {
-            // Nobody has looked again: the holders are those of then.
-            Some(before) if (&before.waiting.key, before.waiting.attempts) == (&waiting.key, waiting.attempts) => {
-                waiting.holders = before.waiting.holders;
-                before.looked
-            }
-            _ => told,
-        };
-        self.seen = Some(Seen { waiting, told, looked });
-        if is_first {
+        if self.seen.replace(Seen { waiting, told }).is_none() {
             self.draw();
         }
     }
@@ -215,12 +203,12 @@ impl Display {
 }
 
 /// What is most wanted comes first: the end of the line may be cut off.
-fn line(Seen { waiting, told, looked }: &Seen) -> String {
+fn line(Seen { waiting, told }: &Seen) -> String {
     let holders = match (waiting.holders.as_slice(), &waiting.last_error) {
         (_, Some(error)) => format!("the store is in trouble: {error}"),
         ([], None) => "it looks free".to_owned(),
-        ([one], None) => held_by(one, looked.elapsed()),
-        ([one, rest @ ..], None) => format!("{} (and {} more)", held_by(one, looked.elapsed()), rest.len()),
+        ([one], None) => held_by(one),
+        ([one, rest @ ..], None) => format!("{} (and {} more)", held_by(one), rest.len()),
     };
     let place = if waiting.place == 0 { String::new() } else { format!(", {} before us", waiting.place) };
     let waited = waiting.waited + told.elapsed();
@@ -231,9 +219,8 @@ fn line(Seen { waiting, told, looked }: &Seen) -> String {
     format!("leasehold: {holders}; waiting for {:?} for {waited}{until}{place}", waiting.key)
 }
 
-/// `looked`: how long ago that was.
-fn held_by(status: &LockStatus, looked: Duration) -> String {
-    let lease = match status.remaining().map(|left| left.saturating_sub(looked)) {
+fn held_by(status: &LockStatus) -> String {
+    let lease = match status.remaining_now() {
         None => ", without end".to_owned(),
         // It may have been renewed meanwhile.
         Some(Duration::ZERO) => String::new(),

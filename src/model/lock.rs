@@ -188,6 +188,14 @@ impl LockStatus {
         self.remaining
     }
 
+    /// What is left of the lease by now, unless it was renewed since this was read; `None` if it never ends. By this host's
+    /// wall clock, as [`leased_until`](LockStatus::leased_until), and for people to read only.
+    pub fn remaining_now(&self) -> Option<Duration> {
+        let by_now = self.leased_until?.duration_since(SystemTime::now()).unwrap_or_default();
+        // Not more than then, where that clock was set back.
+        self.remaining.map(|left| left.min(by_now))
+    }
+
     /// Whether the lease and the store's grace after it had both ended when this was read, so that others can get the
     /// lock.
     pub fn is_expired(&self) -> bool {
@@ -196,10 +204,10 @@ impl LockStatus {
 }
 
 impl fmt::Display for LockStatus {
-    /// `owner (exclusive, token 7, 12.3 s left)`.
+    /// `owner (exclusive, token 7, 12.3 s left)`, counted [from now](LockStatus::remaining_now).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} ({}, token {}, ", self.labels.owner, self.mode, self.token)?;
-        match self.remaining {
+        match self.remaining_now() {
             None => f.write_str("no end)"),
             Some(_) if self.is_expired() => f.write_str("expired)"),
             Some(left) => write!(f, "{:.1} s left)", left.as_secs_f64()),
@@ -356,5 +364,34 @@ mod wire {
                 sent_once: wire.sent_once,
             })
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_a_lease_is_shown_as_it_is_by_now() {
+        const S: Duration = Duration::from_secs(1);
+        let now = StoreTime::from_nanos(0).plus(1000 * S);
+        let holder = |until| Holder {
+            grant: GrantId::from_text("g".to_owned()),
+            lock_id: "l".to_owned(),
+            labels: Labels::of("ann"),
+            token: 7,
+            created: now,
+            renewed: None,
+            until,
+        };
+        let read = |wall, end| LockStatus::at("k", Mode::Exclusive, &holder(end), (now, wall), true);
+        let (lease, wall) = (End::At(now.plus(40 * S)), SystemTime::now());
+        let status = read(wall - 15 * S, lease);
+        assert_eq!(status.remaining(), Some(40 * S), "as it was");
+        assert!(status.remaining_now() <= Some(25 * S) && status.remaining_now() > Some(20 * S), "{status}");
+        assert!(status.to_string().starts_with("\"ann\" (exclusive, token 7, 2"), "{status}");
+        assert_eq!(read(wall - 50 * S, lease).to_string(), "\"ann\" (exclusive, token 7, 0.0 s left)");
+        assert_eq!(read(wall + 3600 * S, lease).remaining_now(), Some(40 * S), "the clock was set back");
+        assert_eq!(read(wall, End::Never).remaining_now(), None);
     }
 }

@@ -52,6 +52,25 @@ fn every_message_names_what_can_be_typed() {
     }
 }
 
+/// However long ago the holder was seen for the last time.
+#[test]
+fn a_wait_that_is_over_tells_what_is_left_of_the_lease_by_then() {
+    let store = Store::new();
+    let (lease, wait) = (Duration::from_secs(40), Duration::from_secs(3));
+    let _lock = store.client().request("k").lease(lease).acquire().unwrap();
+    let told = |json: &[&str]| {
+        let ran = run(store.leasehold(&["run", "--wait", "3s", "k"]).args(json).args(["--", "true"]));
+        assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+        ran.stderr
+    };
+    let (text, json) = (told(&[]), told(&["--json"]));
+    let left = text.split_once("leased for ").and_then(|(_, left)| left.split_once(" s more")).expect(&text).0;
+    assert!(left.parse::<u64>().unwrap() <= (lease - wait).as_secs(), "{text}");
+    let json: serde_json::Value = serde_json::from_str(&json).expect(&json);
+    let left = json["error"]["holders"][0]["remaining_ms"].as_u64().unwrap();
+    assert!(u128::from(left) <= (lease - 2 * wait).as_millis(), "{json}");
+}
+
 /// The command writes there, too, and must not come in between.
 #[test]
 #[cfg(target_os = "linux")]
