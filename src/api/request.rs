@@ -19,7 +19,6 @@ use crate::model::key::check_text;
 use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
-use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
 use crate::sys::observing::Contained;
@@ -139,7 +138,7 @@ impl LockRequest {
         spec.stands_back = false;
         match obtain(&family, spec, Patience::Once)? {
             Obtained::Granted(granted) => Ok(family.as_data(&granted)),
-            Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, ErrorKind::Held, "others hold it")),
+            Obtained::Refused(holders) => Err(refusal(&family, &key, holders, ErrorKind::Held, "others hold it")),
         }
     }
 
@@ -180,7 +179,9 @@ impl LockRequest {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         Ok(match self.guard(patience, None)? {
             Obtained::Granted(guard) => Obtained::Granted(guard),
-            Obtained::Refused(seen) => Obtained::Refused(refusal(&family, &key, &seen, ErrorKind::TimedOut, WAITED)),
+            Obtained::Refused(holders) => {
+                Obtained::Refused(refusal(&family, &key, holders, ErrorKind::TimedOut, WAITED))
+            }
         })
     }
 
@@ -194,7 +195,7 @@ impl LockRequest {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         match self.guard(patience, progress)? {
             Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(seen) => Err(refusal(&family, &key, &seen, kind, message)),
+            Obtained::Refused(holders) => Err(refusal(&family, &key, holders, kind, message)),
         }
     }
 
@@ -394,8 +395,8 @@ impl RequestSpec {
 }
 
 /// The error that says who holds the lock, as far as that was seen.
-fn refusal(family: &Family, key: &str, seen: &[Seen], kind: ErrorKind, message: &str) -> Error {
-    of_holders(family, kind, message.to_owned(), seen, LockStatus::to_string).with_key(key)
+fn refusal(family: &Family, key: &str, holders: Vec<LockStatus>, kind: ErrorKind, message: &str) -> Error {
+    of_holders(family, kind, message.to_owned(), holders, LockStatus::to_string).with_key(key)
 }
 
 /// The error that carries the holders, names some of them, and says so when this client is one of them.
@@ -403,10 +404,9 @@ pub(crate) fn of_holders(
     family: &Family,
     kind: ErrorKind,
     mut message: String,
-    seen: &[Seen],
+    holders: Vec<LockStatus>,
     name: impl Fn(&LockStatus) -> String,
 ) -> Error {
-    let holders: Vec<LockStatus> = seen.iter().flat_map(LockStatus::live).collect();
     let named: Vec<String> = holders.iter().take(NAMED).map(name).collect();
     if !named.is_empty() {
         message = format!("{message}: {}", named.join(", "));

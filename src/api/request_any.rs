@@ -20,10 +20,9 @@ use crate::engine::spec::LockSpec;
 use crate::engine::spec::{Callbacks, Obtained, OnWait, Patience, WaitSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::lock::Lock;
+use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
-use crate::store::Seen;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
 use crate::sys::observing::Contained;
@@ -123,13 +122,13 @@ impl LockAnyRequest {
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
         self.spec.refuses.guard = Some(NO_GUARD);
-        let (family, order) = (self.spec.family.clone(), self.order);
+        let (family, order, keys) = (self.spec.family.clone(), self.order, self.keys.len());
         let _call = family.obtaining()?;
         let (mut specs, ..) = self.checked(None)?;
         specs.iter_mut().for_each(|spec| spec.stands_back = false);
         match obtain_any(&family, specs, Patience::Once, order)? {
             Obtained::Granted(granted) => Ok(family.as_data(&granted)),
-            Obtained::Refused(seen) => Err(refusal(&family, &seen, ErrorKind::Held, HELD)),
+            Obtained::Refused(holders) => Err(refusal(&family, keys, holders, ErrorKind::Held, HELD)),
         }
     }
 
@@ -140,10 +139,10 @@ impl LockAnyRequest {
         kind: ErrorKind,
         message: &str,
     ) -> Result<LockGuard> {
-        let family = self.spec.family.clone();
+        let (family, keys) = (self.spec.family.clone(), self.keys.len());
         match self.guard(patience, progress)? {
             Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(seen) => Err(refusal(&family, &seen, kind, message)),
+            Obtained::Refused(holders) => Err(refusal(&family, keys, holders, kind, message)),
         }
     }
 
@@ -187,9 +186,9 @@ pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
 }
 
 /// The error that says who holds each of the locks.
-fn refusal(family: &Family, seen: &[Seen], kind: ErrorKind, message: &str) -> Error {
-    let message = format!("{} locks, and {message}", seen.len());
-    of_holders(family, kind, message, seen, |h| format!("{:?} by {h}", h.key()))
+fn refusal(family: &Family, keys: usize, holders: Vec<LockStatus>, kind: ErrorKind, message: &str) -> Error {
+    let message = format!("{keys} locks, and {message}");
+    of_holders(family, kind, message, holders, |h| format!("{:?} by {h}", h.key()))
 }
 
 impl fmt::Debug for LockAnyRequest {

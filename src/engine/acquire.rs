@@ -219,6 +219,8 @@ impl<'a> Wait<'a> {
     /// The same for a wait whose begin is reported.
     pub(super) fn stand(&mut self) {
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone(), &self.users_code));
+        // What it asked before it stood there.
+        self.known.refusal.take().into_iter().for_each(|seen| self.saw(seen));
         pause!("acquire.entered");
     }
 
@@ -351,18 +353,18 @@ impl<'a> Wait<'a> {
     pub(super) fn ended(&mut self) -> Result<Obtained> {
         self.family.check_open()?;
         self.check_cancelled()?;
-        let is_in_line = self.line.ticket.is_some() || self.line.stood_back;
-        // Only the head of the line asks; the waiters behind it learn of a failing store from it.
-        if let Some(trouble) = self.family.queues.trouble(&self.spec.lock.key).filter(|_| is_in_line) {
+        if let Some(trouble) = self.heads_trouble() {
             self.known.is_out = true;
             self.known.last_error.get_or_insert(trouble);
         }
-        match (self.known.refusal.take(), self.known.last_error.take()) {
+        // Taken: a grant that fails after this is a reason of its own.
+        let (holders, _) = (self.holders(), self.known.refusal.take());
+        match (holders, self.known.last_error.take()) {
             // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
-            (Some(seen), _) => Ok(Obtained::Refused(vec![seen])),
+            (Some(holders), _) => Ok(Obtained::Refused(holders)),
             // It never came to the head of the line, or its end cut off its first look there.
-            (None, _) if is_in_line && self.effort.attempts == 0 && !self.known.is_out => {
+            (None, _) if self.is_in_line() && self.effort.attempts == 0 && !self.known.is_out => {
                 Ok(Obtained::Refused(Vec::new()))
             }
             (None, Some(error)) => Err(error),
@@ -483,7 +485,7 @@ impl<'a> Wait<'a> {
         };
         pause!("acquire.refused");
         let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);
-        self.known.refusal = Some(seen);
+        self.saw(seen);
         if is_mine {
             let message = "this client holds it already with the same lock id";
             return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders).held_here());

@@ -296,7 +296,7 @@ impl AnyWait<'_> {
         let mut refused = Vec::new();
         for wait in &mut self.waits {
             match wait.ended() {
-                Ok(Obtained::Refused(seen)) => refused.extend(seen),
+                Ok(Obtained::Refused(holders)) => refused.extend(holders),
                 Ok(Obtained::Granted(granted)) => return Ok(Obtained::Granted(granted)),
                 Err(error) => return Err(in_context(wait, error)),
             }

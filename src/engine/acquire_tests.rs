@@ -353,7 +353,7 @@ fn who_comes_to_the_head_of_the_line_just_before_its_end_was_refused() {
         wait.failed(cut_off, asked, &Deadline::at(Instant::now()));
         wait.ended()
     };
-    assert!(matches!(ended(Instant::now()), Ok(Obtained::Refused(seen)) if seen.is_empty()));
+    assert!(matches!(ended(Instant::now()), Ok(Obtained::Refused(holders)) if holders.is_empty()));
     // This one had time to answer.
     assert_eq!(ended(Instant::now() - 2 * SILENT).err().expect("an error").kind(), ErrorKind::Store);
 }
@@ -368,6 +368,23 @@ fn those_behind_see_how_long_a_request_takes() {
     assert!(trouble.to_string().contains("no answer for 2."), "{trouble}");
     wait.asks(None);
     assert!(bench.family.queues.trouble("k").is_none());
+}
+
+#[test]
+fn those_behind_know_what_the_first_saw_until_it_has_the_lock() {
+    let bench = Bench::new();
+    let _held = bench.granted(BootTime::NEVER);
+    let [mut first, mut next, mut last] = [(); 3].map(|()| bench.wait(Patience::Endless));
+    assert!(matches!(first.attempt(&Deadline::after(SLACK)), Ok(Round::Refused)));
+    for wait in [&mut first, &mut next, &mut last] {
+        assert_eq!(wait.holders().is_some(), wait.known.refusal.is_some(), "it stands nowhere");
+        wait.enter();
+        assert_eq!(wait.holders().expect("the first has asked").len(), 1);
+    }
+    drop(first);
+    assert_eq!([&next, &last].map(|wait| wait.holders().map(|holders| holders.len())), [Some(1); 2]);
+    next.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::WithLock));
+    assert!(last.holders().is_none(), "another holds it by now");
 }
 
 #[test]

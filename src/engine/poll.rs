@@ -6,11 +6,11 @@ use super::queue::{HANGS, Ticket};
 use crate::engine::acquire::Wait;
 use crate::engine::spec::{Obtained, Patience};
 use crate::lease::{backoff, transition};
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
 use crate::model::event::{Event, WaitEnd};
 use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
-use crate::store::{Consistency, Which};
+use crate::store::{Consistency, Seen, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained};
@@ -176,7 +176,7 @@ impl Wait<'_> {
         match answer {
             Ok(mut page) => {
                 self.answered();
-                self.known.refusal = page.records.pop().or(self.known.refusal.take());
+                page.records.pop().into_iter().for_each(|seen| self.saw(seen));
                 self.free_in() == Some(Duration::ZERO)
             }
             // The attempt that follows will get the error, too.
@@ -186,6 +186,27 @@ impl Wait<'_> {
                 false
             }
         }
+    }
+
+    /// What the store said of the lock, for those behind it, too.
+    pub(super) fn saw(&mut self, seen: Seen) {
+        self.line.ticket.iter().for_each(|ticket| ticket.saw(LockStatus::live(&seen)));
+        self.known.refusal = Some(seen);
+    }
+
+    pub(super) fn is_in_line(&self) -> bool {
+        self.line.ticket.is_some() || self.line.stood_back
+    }
+
+    /// Who holds the lock, as far as is known: only the head of the line asks, for whoever stands behind it, or stood back.
+    pub(super) fn holders(&self) -> Option<Vec<LockStatus>> {
+        let heads = self.family.queues.holders(&self.spec.lock.key).filter(|_| self.is_in_line());
+        heads.or_else(|| self.known.refusal.as_ref().map(LockStatus::live))
+    }
+
+    /// The error of a failing store that the head of the line got.
+    pub(super) fn heads_trouble(&self) -> Option<Error> {
+        self.family.queues.trouble(&self.spec.lock.key).filter(|_| self.is_in_line())
     }
 
     /// How long until the lock can be free if nobody releases it.
@@ -278,12 +299,13 @@ impl Wait<'_> {
         if !warn && !is_due {
             return;
         }
-        let holders = self.known.refusal.as_ref().map(LockStatus::live).unwrap_or_default();
+        let holders = self.holders().unwrap_or_default();
+        let last_error = self.known.last_error.clone().or_else(|| self.heads_trouble());
         if warn {
             let but =
                 |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
-            let last_error = self.known.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
+            let last_error = last_error.as_ref().map(ToString::to_string).unwrap_or_default();
             log::warn!(
                 target: "leasehold::client",
                 key:?, waited_s = waited.as_secs(), attempts = self.effort.attempts, holder:%, last_error:%;
@@ -303,7 +325,7 @@ impl Wait<'_> {
             },
             attempts: self.effort.attempts,
             place: self.line.ticket.as_ref().map_or(0, Ticket::place),
-            last_error: self.known.last_error.clone(),
+            last_error,
         };
         if let Some(on_wait) = self.spec.on_wait.as_mut().filter(|_| is_due) {
             self.effort.told = Some(Instant::now());

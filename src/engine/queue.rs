@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind};
+use crate::model::lock::LockStatus;
 use crate::sys::pause::pause;
 
 /// A store that takes longer to answer counts as failing.
@@ -48,6 +49,8 @@ struct Place {
     users_code: Arc<UsersCode>,
     /// The store fails, as the last requests found.
     trouble: Mutex<Option<Error>>,
+    /// Who holds the lock, as it saw last.
+    holders: Mutex<Option<Vec<LockStatus>>>,
 }
 
 /// Whether a call that waits is inside code of its user's, such as a callback: then it can't take its turn, and is
@@ -132,6 +135,7 @@ impl Queues {
             asked_at: Mutex::default(),
             users_code: users_code.clone(),
             trouble: Mutex::default(),
+            holders: Mutex::default(),
         });
         let key = place.spec.key.clone();
         self.lines.lock().entry(key).or_default().push_back(place.clone());
@@ -179,6 +183,11 @@ impl Queues {
         Some(Error::new(ErrorKind::Store, message).retryable())
     }
 
+    /// Who holds the lock, as the head of the line saw last; nobody behind it asks.
+    pub fn holders(&self, key: &str) -> Option<Vec<LockStatus>> {
+        self.head(key)?.holders.lock().clone()
+    }
+
     /// The keys that somebody waits for.
     pub fn keys(&self) -> BTreeSet<String> {
         self.lines.lock().keys().cloned().collect()
@@ -200,6 +209,13 @@ impl Queues {
 fn nudge(waiter: &Sender<()>) {
     // A full channel already contains one.
     let _ = waiter.try_send(());
+}
+
+/// What one that leaves the line has found becomes that of the next, unless it has found something itself.
+fn pass_on<T>(from: &Mutex<Option<T>>, to: &Mutex<Option<T>>) {
+    let found = from.lock().take();
+    let mut next = to.lock();
+    *next = next.take().or(found);
 }
 
 /// Whether code of a user's that began then has not returned for long.
@@ -316,6 +332,11 @@ impl Ticket {
         *self.place.trouble.lock() = trouble.map(Error::of_read);
     }
 
+    /// Who holds the lock, as those behind it see.
+    pub fn saw(&self, holders: Vec<LockStatus>) {
+        *self.place.holders.lock() = Some(holders);
+    }
+
     /// Whether the waiter may ask now; while it does, nobody hands over to it.
     pub fn may(&self) -> May {
         let mut turn = self.place.turn.lock();
@@ -379,10 +400,9 @@ impl Ticket {
             let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             if !has_lock {
-                // The next one has not asked yet; until it does it keeps the same error.
-                let trouble = self.place.trouble.lock().take();
-                let mut heads = head.trouble.lock();
-                *heads = heads.take().or(trouble);
+                // The next one has not asked yet; until it does it knows the same.
+                pass_on(&self.place.trouble, &head.trouble);
+                pass_on(&self.place.holders, &head.holders);
             }
             head.nudge();
         }

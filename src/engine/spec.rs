@@ -5,9 +5,10 @@ use std::time::{Duration, Instant};
 use crate::engine::options::Terms;
 use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime};
 use crate::model::error::Result;
+use crate::model::lock::LockStatus;
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
-use crate::store::{Attempt, Seen};
+use crate::store::Attempt;
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
@@ -140,11 +141,11 @@ impl Patience {
 }
 
 /// How a call for a lock, or for one of several, ended without an error.
-pub enum Obtained<T = Granted, R = Vec<Seen>> {
+pub enum Obtained<T = Granted, R = Vec<LockStatus>> {
     /// The lock is granted.
     Granted(T),
-    /// Others hold the lock, or wait for it in this process, and the patience is over. Contains what was last seen of
-    /// each lock that was read, or what was made of it.
+    /// Others hold the lock, or wait for it in this process, and the patience is over. Contains who held each
+    /// lock when it was last seen, or what was made of it.
     Refused(R),
 }
 
@@ -153,7 +154,7 @@ impl<T, R> Obtained<T, R> {
     pub fn try_map<U>(self, map: impl FnOnce(T) -> Result<U>) -> Result<Obtained<U, R>> {
         match self {
             Obtained::Granted(granted) => map(granted).map(Obtained::Granted),
-            Obtained::Refused(seen) => Ok(Obtained::Refused(seen)),
+            Obtained::Refused(holders) => Ok(Obtained::Refused(holders)),
         }
     }
 

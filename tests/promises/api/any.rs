@@ -108,6 +108,30 @@ fn a_wait_ends_at_its_deadline_with_the_holders_of_each() {
         assert_eq!(sorted_keys(error.holders()), ["a", "b"]);
         let until = client.request_any(["a", "b"]).wait_until(Instant::now());
         assert_eq!(until.lock().unwrap_err().holders().len(), 2);
+        // Behind another waiter, too, which alone asks for its key.
+        let (cancel, (told, tells)) = (CancelToken::new(), mpsc::channel());
+        let first = client.request("a").cancel(&cancel).on_wait(move |_| told.send(()).unwrap_or_default());
+        let first = std::thread::spawn(move || first.lock().unwrap_err().kind());
+        tells.recv_timeout(LONG).unwrap();
+        for wait in [Duration::ZERO, short] {
+            let error = ends(|| client.request_any(["a", "b"]).wait(wait).lock());
+            assert_eq!(sorted_keys(error.holders()), ["a", "b"], "{error}");
+            assert!(error.to_string().contains("2 locks, and others held each of them"), "{error}");
+        }
+        cancel.cancel();
+        assert_eq!(first.join().unwrap(), ErrorKind::Cancelled);
+    });
+}
+
+#[test]
+fn a_refusal_counts_the_keys_and_not_who_holds_them() {
+    on_every_store(|store| {
+        let rival = store.rival();
+        let _shared = [(); 2].map(|()| rival.lock_shared("a").unwrap());
+        let _held = rival.lock("b").unwrap();
+        let error = answered(|| store.client().request_any(["a", "b"]).acquire()).unwrap_err();
+        assert!(error.to_string().contains("2 locks, and others hold each of them"), "{error}");
+        assert_eq!(sorted_keys(error.holders()), ["a", "a", "b"]);
     });
 }
 

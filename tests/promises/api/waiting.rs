@@ -122,6 +122,41 @@ fn a_wait_for_oneself_goes_on_with_a_hint() {
     });
 }
 
+/// Only the first in line asks, and what it saw is told to all behind it.
+#[test]
+fn whoever_waits_behind_another_is_told_who_holds_the_lock() {
+    on_every_store(|store| {
+        let client = store.client();
+        let held = client.lock("k").unwrap();
+        let (cancel, (told, tells)) = (CancelToken::new(), mpsc::channel());
+        let first = client.request("k").cancel(&cancel).on_wait(move |_| told.send(()).unwrap_or_default());
+        let first = std::thread::spawn(move || first.lock().unwrap_err().kind());
+        tells.recv_timeout(LONG).unwrap();
+        let told = std::cell::RefCell::new(Vec::new());
+        let waits =
+            || client.request("k").wait(store.short_wait()).lock_with_progress(|w| told.borrow_mut().push(w.clone()));
+        let errors = [
+            answered(waits).unwrap_err(),
+            answered(|| client.request("k").wait(Duration::ZERO).lock()).unwrap_err(),
+            answered(|| client.request_all(["k", "l"]).wait(store.short_wait()).lock()).unwrap_err(),
+        ];
+        for error in errors {
+            assert_eq!((error.kind(), error.holders().len()), (ErrorKind::TimedOut, 1), "{error}");
+            assert!(error.held_by_this_client() && error.to_string().contains("very client"), "{error}");
+        }
+        let told = told.into_inner();
+        assert!(told.iter().any(|waiting| waiting.place == 1), "{told:?}");
+        for waiting in told {
+            assert!(
+                waiting.held_by_this_client && waiting.holders[0].fencing_token() == held.fencing_token(),
+                "{waiting:?}"
+            );
+        }
+        cancel.cancel();
+        assert_eq!(first.join().unwrap(), ErrorKind::Cancelled);
+    });
+}
+
 #[test]
 fn a_waiter_hears_how_often_it_asked_and_until_when_it_waits() {
     on_every_store(|store| {

@@ -101,8 +101,11 @@ fn whoever_stands_behind_one_in_trouble_ends_with_the_trouble() {
         bench.faults.always(Call::Acquire, fault);
         drop(held);
         bench.wait_for_call(Call::Acquire, 2);
-        let error = client.request("k").wait(SHORT).lock().unwrap_err();
+        let mut told = Vec::new();
+        let behind = client.request("k").wait(SHORT);
+        let error = behind.lock_with_progress(|waiting| told.push(waiting.last_error.is_some())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Store, "{error}");
+        assert!(told.first() == Some(&true), "{told:?}");
         assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Store);
         bench.faults.heal();
         assert!(head.join().unwrap().unwrap().is_held());
