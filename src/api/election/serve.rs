@@ -89,7 +89,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         None => never(),
     };
     let over = watch(shared, term, &standing.stop, &done);
-    let (is_done, is_lost) = (matches!(over, Over::Done(_)), matches!(over, Over::Lost));
+    let is_done = matches!(over, Over::Done(_));
     term.end(match over {
         Over::Unhealthy => TermEnd::Unhealthy,
         Over::HealthHangs => TermEnd::HealthHangs,
@@ -109,7 +109,8 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         let message = "the closure did not end in time; the lock is not released but ends with its lease";
         Err(shared.node.client.error(ErrorKind::TimedOut, &shared.node.name, message))
     };
-    let by_max_hold = term.guard.loss().get().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
+    // A closure that returns as it hears of the loss may be seen first.
+    let has_resigned = term.guard.loss().get().is_none_or(|loss| matches!(loss.reason, LossReason::MaxHold));
     if standing.stop.is_cancelled() {
         standing.outcome.lock().clone_from(&outcome);
     }
@@ -120,7 +121,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         log::warn!(target: "leasehold::election", name:? = shared.node.name;
             "the leader of {:?} could not resign; its lease runs out: {error}", shared.node.name);
     }
-    Ok(by_max_hold || !is_lost)
+    Ok(has_resigned)
 }
 
 /// Runs the closure on its own thread, which reports how it ended.
