@@ -67,7 +67,7 @@ fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
         let guard = store.client().lock("k").unwrap();
         store.advance(MINUTE);
         let error = guard.ensure_held().unwrap_err();
-        assert!(error.to_string().contains("lost: expired after 6"), "{error}");
+        assert!(error.to_string().contains("lost: expired after 20.0 s"), "{error}");
         assert!(guard.loss().get().is_some());
     }
 }
