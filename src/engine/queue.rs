@@ -383,9 +383,11 @@ impl Ticket {
         if matches!(before, Turn::Gone) {
             return None;
         }
+        let mut was_first = false;
         {
             let mut lines = self.queues.lines.lock();
             if let Some(line) = lines.get_mut(key) {
+                was_first = line.front().is_some_and(|place| Arc::ptr_eq(place, &self.place));
                 line.retain(|place| !Arc::ptr_eq(place, &self.place));
                 if line.is_empty() {
                     lines.remove(key);
@@ -399,10 +401,15 @@ impl Ticket {
             let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
             let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
-            if !has_lock {
+            if has_lock {
+                // Whoever it saw hold the lock, when it asked before it stood here, does so no more.
+                *head.holders.lock() = None;
+            } else {
                 // The next one has not asked yet; until it does it knows the same.
                 pass_on(&self.place.trouble, &head.trouble);
-                pass_on(&self.place.holders, &head.holders);
+                if was_first {
+                    pass_on(&self.place.holders, &head.holders);
+                }
             }
             head.nudge();
         }

@@ -1,6 +1,8 @@
 //! To be granted a key: one `findAndModify`, whose answer is the document as it is afterwards and the server's time.
 //! What became of the request is read from that document.
 
+use std::time::Instant;
+
 use mongodb::bson::oid::ObjectId;
 
 use super::Mongodb;
@@ -22,7 +24,7 @@ impl Mongodb {
             None => None,
         };
         self.must_be_unique(by)?;
-        let copy = fastrand::i32(..);
+        let (copy, sent) = (fastrand::i32(..), Instant::now());
         let update = Update {
             key: attempt.key.clone(),
             not_after: None,
@@ -39,7 +41,7 @@ impl Mongodb {
         });
         let mut found = match answer? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
-            Wrote::Answered(row) => self.found(&attempt.key, row, by)?,
+            Wrote::Answered(row) => self.found(&attempt.key, row, sent, by)?,
         };
         found.record.check_format()?;
         self.watch_fleet(&found);

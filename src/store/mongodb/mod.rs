@@ -12,7 +12,7 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use mongodb::bson::oid::ObjectId;
@@ -120,10 +120,11 @@ impl Mongodb {
         let noticed = Noticed { is_unique: AtomicBool::new(false), said_deaf: AtomicBool::new(false), clocked };
         let topology = None;
         let mut store = Mongodb { info, database, collection, topology, register, fleet, beside, noticed, driver };
+        let sent = Instant::now();
         let (hello, build) =
             store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
         store.topology = Some(open::topology(&hosts, &hello, &build)?);
-        open::local_time(&hello).into_iter().for_each(|now| store.noticed.clocked.note(now));
+        open::local_time(&hello).into_iter().for_each(|now| store.noticed.clocked.note(now, sent));
         store.warn_if_alone();
         Ok(store)
     }

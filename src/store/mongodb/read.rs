@@ -1,5 +1,7 @@
 //! To read: one key, or a page by prefix or lock id. Each has an index.
 
+use std::time::Instant;
+
 use mongodb::bson::{Document, doc};
 use mongodb::options::ReadConcern;
 
@@ -104,12 +106,18 @@ impl Mongodb {
     }
 
     /// What an answer shows. One that shows no document has no time either: that is asked for.
-    pub(super) fn found(&self, key: &str, row: Option<Document>, by: &Deadline) -> Result<DatedDocument, MongodbError> {
+    pub(super) fn found(
+        &self,
+        key: &str,
+        row: Option<Document>,
+        sent: Instant,
+        by: &Deadline,
+    ) -> Result<DatedDocument, MongodbError> {
         let found = match row {
             Some(row) => DatedDocument::new(key, row)?,
             None => DatedDocument::missing(key, self.server_time(by)?),
         };
-        self.noticed.clocked.note(found.now);
+        self.noticed.clocked.note(found.now, sent);
         Ok(found)
     }
 

@@ -1,5 +1,7 @@
 //! To remove a holder: one `findAndModify`, whose answer is the document as it stood before.
 
+use std::time::Instant;
+
 use super::acquire::ours;
 use super::error::MongodbError;
 use super::send::{Update, Wrote, has_time};
@@ -20,6 +22,7 @@ impl Mongodb {
             extends: false,
             session: self.register.of(&mut attempt.native),
         };
+        let sent = Instant::now();
         let row = match self.update(update, by)? {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             // No document: nobody holds it.
@@ -28,7 +31,7 @@ impl Mongodb {
             Wrote::Answered(Some(row)) if !has_time(&row) => return Ok(Released::Done),
             Wrote::Answered(row) => row,
         };
-        let found = self.found(&attempt.key, row, by)?;
+        let found = self.found(&attempt.key, row, sent, by)?;
         found.record.check_format()?;
         self.watch_fleet(&found);
         let seen = found.seen();

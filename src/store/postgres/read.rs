@@ -1,5 +1,7 @@
 //! To read one row or many, each with the server's time: one request for a page.
 
+use std::time::Instant;
+
 use serde_json::json;
 
 use super::Postgres;
@@ -16,12 +18,12 @@ const PAGE: usize = 200;
 impl Postgres {
     /// The row of a key, or that there is none.
     pub(super) fn look(&self, key: &str, lane: Lane, by: &Deadline) -> Result<Found, PostgresError> {
-        let asked = key.to_owned();
+        let (asked, sent) = (key.to_owned(), Instant::now());
         let statement = Statement::new(&self.statements.read).text(key);
         let mut rows = self.ask(by, lane, statement, move |answer| Found::read(answer, Some(&asked)))?;
         let found = rows.pop().ok_or_else(|| PostgresError::Damaged("the query of it has no answer".to_owned()))?;
         let found = found.map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
-        self.clocked.note(found.now.time());
+        self.clocked.note(found.now.time(), sent);
         Ok(found)
     }
 

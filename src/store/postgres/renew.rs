@@ -18,15 +18,20 @@ impl Postgres {
             Lease::For(lease) => Some(micros(lease)),
             Lease::Forever => None,
         };
-        let statement = Statement::new(&self.statements.renew).text(&attempt.key).text(attempt.grant().as_str());
         // An end that moves back wakes waiters, which this statement does not.
         let may_be_endless = !renewal.may_end_endless || lease.is_none();
-        let statement = statement.maybe_number(lease).flag(may_be_endless).time(self.not_after(Lane::Holding, by));
-        let found = match self.write(by, Lane::Holding, &attempt.key, statement)? {
-            Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
-            Wrote::Answered(Some(found)) => found,
-            Wrote::Answered(None) | Wrote::Duplicate => {
-                return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
+        let found = loop {
+            let not_after = self.not_after(Lane::Holding, by);
+            let statement = Statement::new(&self.statements.renew).text(&attempt.key).text(attempt.grant().as_str());
+            let statement = statement.maybe_number(lease).flag(may_be_endless).time(not_after);
+            match self.write(by, Lane::Holding, &attempt.key, statement)? {
+                Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
+                // Too late by what was known of the server's time, which the answer has put right.
+                Wrote::Answered(Some(found)) if !found.written && found.now >= not_after && !by.is_over() => {}
+                Wrote::Answered(Some(found)) => break found,
+                Wrote::Answered(None) | Wrote::Duplicate => {
+                    return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
+                }
             }
         };
         found.record.check_format().map_err(transactional::newer_format)?;
@@ -34,7 +39,7 @@ impl Postgres {
             (true, Some((_, holder))) => Ok(Renewed::Until { until: holder.until, now: found.now.time() }),
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
                 RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
-                // It has no end, it came too late, or the row that is shown is a moment older than what was decided by.
+                // It has no end, or the row that is shown is a moment older than what was decided by.
                 RenewAnswer::Until(_) => transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by),
             },
         }

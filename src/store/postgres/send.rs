@@ -434,7 +434,7 @@ impl Postgres {
         key: &str,
         statement: Statement,
     ) -> Result<Wrote<Option<Found>>, PostgresError> {
-        let asked = key.to_owned();
+        let (asked, sent) = (key.to_owned(), Instant::now());
         let rows = self.send(by, lane, statement.writing(key), move |answer| Found::read(answer, Some(&asked)));
         let row = match rows {
             Ok(mut rows) => rows.pop(),
@@ -443,7 +443,7 @@ impl Postgres {
             Err((_, error)) => return Err(error),
         };
         let found = row.transpose().map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
-        found.iter().for_each(|found| self.clocked.note(found.now.time()));
+        found.iter().for_each(|found| self.clocked.note(found.now.time(), sent));
         Ok(Wrote::Answered(found))
     }
 
