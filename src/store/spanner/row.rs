@@ -51,7 +51,8 @@ pub(super) enum At {
     Commit,
 }
 
-/// Whose times a row gets where its record has another grant or a later end.
+/// Whose time a row gets where its record has another grant. A renewal counts from when it was asked for, however late its
+/// commit comes: nobody may wait for that any more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stamps {
     Commits,
@@ -260,15 +261,15 @@ impl Row {
     /// This row with `new` in it, which was `old`.
     pub fn next(&self, old: &LockRecord, new: &LockRecord, stamps: Stamps) -> Row {
         let mut row = self.clone();
-        let stamp = |at: StoreTime| match stamps {
-            Stamps::Commits => Some(At::Commit),
-            Stamps::Records => Some(At::Time(at)),
-        };
         row.kind = Some(new.kind.as_str().to_owned());
         row.format = Some(format!("{}.{}", new.format.0, new.format.1));
         row.pins = (!new.pins.is_empty()).then(|| new.pins.iter().cloned().collect());
         // Only a grant raises it.
         let is_granted = new.token != old.token;
+        let stamp = |at: StoreTime| match stamps {
+            Stamps::Commits if is_granted => Some(At::Commit),
+            _ => Some(At::Time(at)),
+        };
         if is_granted {
             row.token = Some(At::Time(of_micros(new.token)));
         }

@@ -1,8 +1,11 @@
 //! What an answer to a commit says of it: a repeat of one that was written may be answered in many ways.
 
+use std::time::Instant;
+
 use leasehold::ErrorKind;
-use leasehold::internals::store::{Acquired, Swapped};
+use leasehold::internals::store::{Acquired, Renewed, Swapped};
 use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::deadline::Deadline;
 
 use crate::spanner::*;
 use crate::support::grpc::{Call, Fault, Grpc};
@@ -128,4 +131,31 @@ fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
     assert_eq!(grpc.clear(), 0, "the faults were not met");
     assert_eq!(get(&store, "k").record.pins, new.pins, "it was written");
     assert!(matches!(swapped, Ok(Swapped::Done | Swapped::Unknown(_))), "{swapped:?}");
+}
+
+/// Nobody holds it any more: it would keep the key for as long as the commit is late.
+#[test]
+fn a_renewal_whose_commit_is_late_prolongs_by_no_more_than_was_asked() {
+    needs_server!();
+    let Some((grpc, store)) = behind() else { return };
+    const LATE: Duration = Duration::from_secs(3);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut a = attempt(&mode.to_string(), mode);
+        let before = granted(&store, &mut a).until;
+        grpc.restart();
+        grpc.fault("Commit", 0, Fault::Late(LATE));
+        let asked = Instant::now();
+        let answer = store.renew(&mut a, RENEWAL, &Deadline::after(LATE / 2)).unwrap();
+        assert!(matches!(answer, Renewed::Unknown(_)), "{answer:?}");
+        let latest = Lease::For(LEASE).end(get(&store, "nobody's").times.now);
+        assert!(asked.elapsed() < LATE, "the machine is too busy to say by when it was asked");
+        let is_late = |call: &Call| call.method == "Commit" && call.answered;
+        grpc.wait_until("the late commit", |calls| calls.iter().any(is_late));
+        assert_eq!(grpc.clear(), 0, "the fault was not met");
+        let until = get(&store, &a.key).record.holders().next().unwrap().1.until;
+        assert!(before < until && until <= latest, "{mode}: {before:?} < {until:?} <= {latest:?}");
+        // Whoever asks again gets all of it.
+        let Ok(Renewed::Until { until: again, .. }) = store.renew(&mut a, RENEWAL, &soon()) else { panic!("{mode}") };
+        assert!(until < again, "{mode}");
+    }
 }
