@@ -166,6 +166,11 @@ impl Ask {
         Duration::from_secs(1).min(self.lease / 6)
     }
 
+    /// How often is looked whether the locks were renewed: the keeper must hear of it before it kills.
+    pub fn looks(&self) -> Duration {
+        (self.lease / 20).min((self.kill_after() + self.after_kill() / 2) / 2)
+    }
+
     /// So much of the lease is kept back, unless it is too much for it: then the shortest lease for which it is not.
     pub fn margin(&self) -> Result<Duration, Duration> {
         let (kill_after, margin) = (self.kill_after(), self.kill_after() + self.after_kill());
@@ -193,6 +198,11 @@ mod tests {
                 ask(lease, None).margin().is_ok_and(|margin| margin >= (lease / 7).min(Duration::from_secs(6))),
                 "{lease:?}"
             );
+        }
+        for (lease, kill_after) in [(10, Some(0)), (30, Some(0)), (110, None), (3_600, None), (86_400, Some(60))] {
+            let ask = ask(Duration::from_secs(lease), kill_after.map(Duration::from_secs));
+            // Half of the time is left for a look that is late.
+            assert!(2 * ask.looks() <= ask.kill_after() + ask.after_kill() / 2, "{ask:?}");
         }
         let usual = ask(Duration::from_secs(30), None);
         assert_eq!((usual.kill_after(), usual.margin()), (Duration::from_secs(5), Ok(Duration::from_secs(6))));

@@ -97,7 +97,7 @@ impl<'a> Holding<'a> {
     /// Until nothing of the command is left.
     pub fn go_on(&mut self, signals: &Receiver<Signal>) {
         let mut losses = self.locks.losses();
-        let looks = tick(self.ask.lease / 20);
+        let looks = tick(self.ask.looks());
         let asked = if self.job.shares_terminal() { tick(ASKED) } else { never() };
         loop {
             let goes_on_after = self.look();

@@ -107,7 +107,7 @@ impl<'a> Holding<'a> {
     /// Until nobody needs the lock, nothing is left to do for one that is lost, or this signal tells us to end.
     fn go_on(&mut self, interrupts: &Interrupts, mut handed_out: HandingOut) -> Outcome<Option<Signal>> {
         let mut losses = self.locks.losses();
-        let looks = tick(self.ask.lease / 20);
+        let looks = tick(self.ask.looks());
         let mut is_killed = false;
         loop {
             if self.lost.is_none()
