@@ -138,7 +138,8 @@ impl ElectionData {
             builder = builder.health_check(move || {
                 let Callback { function, user } = { callback };
                 // SAFETY: as above.
-                gate.pass(|| unsafe { function(user) }).unwrap_or(false)
+                // A leadership outlives its election: who can't be asked any more is not unwell.
+                gate.pass(|| unsafe { function(user) }).unwrap_or(true)
             });
         }
         let election = Arc::new(builder.build()?);
@@ -411,12 +412,16 @@ mod tests {
 
     /// A node of a store of its own, a call that is inside it, and a client of the same store.
     fn node() -> (ElectionHandle, Arc<Election>, LockClient) {
+        node_with(|_| Code::Ok)
+    }
+
+    fn node_with(set: impl FnOnce(ElectionHandle) -> Code) -> (ElectionHandle, Arc<Election>, LockClient) {
         let made = LockClient::connect("memory:").map_err(Failure::from).and_then(|client| {
             let (name, mut election) = ("job", ElectionHandle::default());
             let of = handle::insert(Client::new(client.clone(), None))?;
             // SAFETY: a text, and a place that can be written to.
             let code = unsafe { leasehold_election_new(of, name.as_ptr().cast(), name.len(), &mut election) };
-            assert_eq!(code, Code::Ok);
+            assert_eq!((code, set(election)), (Code::Ok, Code::Ok));
             handle::remove::<Client>(of)?;
             Ok((election, find(election)?, client))
         });
@@ -440,6 +445,23 @@ mod tests {
         assert_eq!(kind(inside.run()), None);
         inside.wait();
         assert_eq!(inside.terms(), 1);
+    }
+
+    #[test]
+    fn freeing_leaves_a_leadership_that_was_given_whatever_its_health_check_would_say() {
+        extern "C" fn is_well(_: *mut c_void) -> bool {
+            true
+        }
+        let (election, inside, _client) = node_with(|election| {
+            assert_eq!(leasehold_election_set_lease(election, 1_000), Code::Ok);
+            // SAFETY: it takes no data.
+            unsafe { leasehold_election_set_health_check(election, Some(is_well), std::ptr::null_mut()) }
+        });
+        let leadership = inside.campaign().unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(leasehold_election_free(election), Code::Ok);
+        let before = inside.iterations();
+        wait_until(|| inside.iterations() > before + 3);
+        assert!(leadership.is_leader(), "it was taken for unwell");
     }
 
     #[test]
