@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, Select, bounded, never, select, tick};
+use crossbeam_channel::{Receiver, Select, bounded, never, select, select_biased, tick};
 use parking_lot::Mutex;
 
 use super::leadership::{Leadership, Term, TermEnd};
@@ -14,7 +14,7 @@ use crate::model::error::{ErrorKind, Result};
 use crate::model::loss::LossReason;
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::log;
 use crate::sys::thread::{Thread, begin_to_keep_a_lock, here};
 
@@ -159,7 +159,7 @@ fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
         recv(stands.standing.stop.cancelled()) -> _ => {}
     }
     let (patience, _) = stands.standing.ends(far_from(Instant::now(), stands.shared.bound()));
-    !matches!(done.recv_deadline(patience), Err(RecvTimeoutError::Timeout))
+    is_ready_by(done, patience)
 }
 
 /// Waits until the term must end.
@@ -170,7 +170,8 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkE
     health.map(|health| health.ask());
     let mut asked = Instant::now();
     loop {
-        select! {
+        // What ended the term comes first: an answer of then is for the next campaign.
+        select_biased! {
             recv(loss) -> loss => return if loss.is_ok() { Over::Lost } else { Over::Asked },
             recv(stop.cancelled()) -> _ => return Over::Asked,
             recv(done) -> end => return Over::Done(end.unwrap_or(WorkEnd::Panicked)),
@@ -208,11 +209,14 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
     health.forget();
     loop {
         health.ask();
-        if !ready(health.answers(), forever) {
+        // Once more after a while: the thread of the last term may have taken the answer.
+        if !ready(health.answers(), forever, out_for(shared)) {
             return false;
         }
-        if health.answers().try_recv().inspect(|_| health.answered()) == Ok(true) {
-            return true;
+        match health.answers().try_recv().inspect(|_| health.answered()) {
+            Ok(true) => return true,
+            Ok(false) => {}
+            Err(_) => continue,
         }
         if !forever.wait_for(out_for(shared)) {
             return false;
@@ -223,18 +227,41 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
 /// Waits for the closure of the last term, if it did not end in time; false when it is stopped before.
 pub(super) fn wait_for_the_last(shared: &Shared, forever: &Deadline) -> bool {
     let Some(done) = shared.now.left_behind.lock().clone() else { return true };
-    let has_ended = ready(&done, forever);
+    let has_ended = ready(&done, forever, Duration::MAX);
     if has_ended {
         shared.now.left_behind.lock().take();
     }
     has_ended
 }
 
-/// Waits until there is something to receive; false when it is stopped before.
-fn ready<T>(receiver: &Receiver<T>, forever: &Deadline) -> bool {
+/// Waits until there is something to receive, or until `limit` has passed; false when it is stopped before.
+fn ready<T>(receiver: &Receiver<T>, forever: &Deadline, limit: Duration) -> bool {
     let mut select = Select::new();
     select.recv(receiver);
     forever.also_wait(&mut select);
-    let _ = select.ready_deadline(forever.instant());
+    let _ = select.ready_deadline(forever.instant().min(far_from(Instant::now(), limit)));
     !forever.is_over()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::LockClient;
+
+    #[test]
+    fn a_term_that_is_over_takes_no_answer_of_the_next_campaign() {
+        let client = LockClient::connect("memory:").unwrap();
+        let election = client.election("job").health_check(|| true).build().unwrap();
+        let (shared, health) = (&election.shared, election.shared.node.health.as_ref().unwrap());
+        health.start().unwrap();
+        let term = Term::new(client.lock("job").unwrap(), shared.clone());
+        term.guard.end_quietly();
+        let forever = shared.pausing(&CancelToken::new());
+        health.ask();
+        assert!(ready(health.answers(), &forever, Duration::MAX));
+        for _ in 0..100 {
+            assert!(matches!(watch(shared, &term, &CancelToken::new(), &never()), Over::Asked));
+            assert_eq!(health.answers().len(), 1);
+        }
+    }
 }
