@@ -1,8 +1,9 @@
 //! The callbacks, on one thread of their own, so that they come in order and each "won" is followed by its "lost".
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::{Receiver, Select, Sender, TryRecvError, never};
@@ -14,8 +15,9 @@ use crate::model::error::Result;
 use crate::model::loss::Loss;
 use crate::sys::aside::MOST_WAITING;
 use crate::sys::deadline::is_ready_by;
+use crate::sys::log;
 use crate::sys::observing::contained;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, keeping_a_lock};
 
 type OnWon = Box<dyn FnMut(u64) + Send>;
 type OnLost = Box<dyn FnMut(u64, &TermEnd) + Send>;
@@ -47,6 +49,9 @@ pub(super) struct Dispatcher {
     messages: Sender<Message>,
     inbox: Mutex<Option<Receiver<Message>>>,
     thread: Mutex<Option<Thread>>,
+    /// The terms that nothing is told of, by their tokens.
+    left_out: Mutex<BTreeSet<u64>>,
+    has_warned: AtomicBool,
 }
 
 impl Dispatcher {
@@ -54,7 +59,8 @@ impl Dispatcher {
         let is_wanted = callbacks.won.is_some() || callbacks.lost.is_some() || callbacks.leader.is_some();
         let (messages, inbox) = crossbeam_channel::unbounded();
         let (callbacks, inbox) = (Arc::new(Mutex::new(Some(callbacks))), Mutex::new(Some(inbox)));
-        Dispatcher { callbacks, is_wanted, messages, inbox, thread: Mutex::default() }
+        let (thread, left_out, has_warned) = (Mutex::default(), Mutex::default(), AtomicBool::new(false));
+        Dispatcher { callbacks, is_wanted, messages, inbox, thread, left_out, has_warned }
     }
 
     /// Starts the thread if there are callbacks. After this value is dropped it reports what is left, and ends.
@@ -74,12 +80,23 @@ impl Dispatcher {
         Ok(())
     }
 
+    /// A term is left out as a whole while a callback hangs and ten times as many messages wait as are kept of new leaders.
     pub fn won(&self, token: u64, loss: Receiver<Loss>) {
-        self.tell(Message::Won(token, loss));
+        if self.messages.len() < 10 * MOST_WAITING {
+            return self.tell(Message::Won(token, loss));
+        }
+        self.left_out.lock().insert(token);
+        if !self.has_warned.swap(true, Ordering::Relaxed) {
+            keeping_a_lock(
+                || log::warn!(target: "leasehold::election", "a callback of an election hangs: it is not told of all terms"),
+            );
+        }
     }
 
     pub fn over(&self, token: u64, end: TermEnd) {
-        self.tell(Message::Over(token, end));
+        if !self.left_out.lock().remove(&token) {
+            self.tell(Message::Over(token, end));
+        }
     }
 
     /// False where it is left out, while as many messages wait as are kept for a slow observer: a callback hangs.
@@ -223,6 +240,35 @@ mod tests {
         // The first of them may have been with the callback already.
         let count = tells.try_iter().count();
         assert!((MOST_WAITING..=MOST_WAITING + 1).contains(&count), "{count} were kept");
+    }
+
+    #[test]
+    fn terms_behind_a_callback_that_hangs_are_left_out_as_a_whole() {
+        let (told, tells) = channel();
+        let (won, lost) = (told.clone(), told);
+        let (open, gate) = crossbeam_channel::bounded::<Infallible>(0);
+        let dispatcher = Dispatcher::new(Callbacks {
+            won: Some(Box::new(move |token| {
+                let _ = gate.recv();
+                won.send((token, true)).unwrap_or_default();
+            })),
+            lost: Some(Box::new(move |token, _| lost.send((token, false)).unwrap_or_default())),
+            leader: None,
+        });
+        assert!(dispatcher.start().is_ok());
+        for token in 0..20 * MOST_WAITING as u64 {
+            dispatcher.won(token, never());
+            dispatcher.over(token, TermEnd::Resigned);
+        }
+        drop(open);
+        dispatcher.flush(far_from(Instant::now(), LONG));
+        dispatcher.won(u64::MAX, never());
+        dispatcher.over(u64::MAX, TermEnd::Resigned);
+        dispatcher.flush(far_from(Instant::now(), LONG));
+        let told: Vec<_> = tells.try_iter().collect();
+        assert!(told.len() <= 10 * MOST_WAITING + 6, "{} were kept", told.len());
+        assert!(told.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 && !pair[1].1), "pairs");
+        assert_eq!(told.last(), Some(&(u64::MAX, false)), "and those after it are told");
     }
 
     #[test]
