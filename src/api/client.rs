@@ -314,7 +314,8 @@ impl LockClient {
     /// was to end within a minute; `Ambiguous` or `Store` when it was not answered, after repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
-        check_origin(&self.family, lock)?;
+        let by = self.family.request_deadline();
+        check_origin(&self.family, lock, &by)?;
         let min_lease = self.family.backend.info().min_lease;
         let in_context = |error: Error| self.family.in_context(error.with_key(&lock.key));
         check_duration("lease", lease, min_lease, "").map_err(in_context)?;
@@ -327,10 +328,11 @@ impl LockClient {
             return Err(in_context(Error::new(ErrorKind::InvalidInput, message)));
         }
         let mut attempt = attempt_of(lock);
-        let answer = self.repeated(|by| match self.family.backend.renew(&mut attempt, renewal, by)? {
-            Renewed::Unknown(error) => Err(error),
-            answer => Ok(answer),
-        })?;
+        let answer =
+            self.family.repeated_until(&by, |by| match self.family.backend.renew(&mut attempt, renewal, by)? {
+                Renewed::Unknown(error) => Err(error),
+                answer => Ok(answer),
+            })?;
         match answer {
             Renewed::Until { until, now } => {
                 let wall = std::time::SystemTime::now();
@@ -354,15 +356,18 @@ impl LockClient {
     /// answered, after repeats within the request timeout: then it may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
-        check_origin(&self.family, lock)?;
+        let by = self.family.request_deadline();
+        check_origin(&self.family, lock, &by)?;
         let mut attempt = attempt_of(lock);
         let mut may_be_done = false;
-        let answer = self.repeated(|by| match self.family.backend.release(&mut attempt, Purpose::Release, by)? {
-            Released::Unknown(error) => {
-                may_be_done = true;
-                Err(error)
+        let answer = self.family.repeated_until(&by, |by| {
+            match self.family.backend.release(&mut attempt, Purpose::Release, by)? {
+                Released::Unknown(error) => {
+                    may_be_done = true;
+                    Err(error)
+                }
+                answer => Ok(answer),
             }
-            answer => Ok(answer),
         })?;
         match answer {
             Released::HeldByOther(seen) if !may_be_done => {
@@ -442,26 +447,7 @@ impl LockClient {
 
     /// Repeats a request that was not answered, within the request timeout.
     pub(crate) fn repeated<T>(&self, request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
-        self.repeated_until(&self.family.request_deadline(), request)
-    }
-
-    pub(crate) fn repeated_until<T>(
-        &self,
-        by: &Deadline,
-        mut request: impl FnMut(&Deadline) -> Result<T>,
-    ) -> Result<T> {
-        let mut failures = 0;
-        loop {
-            let error = match request(by) {
-                Err(error) if error.is_retryable() => error,
-                answer => return answer,
-            };
-            failures += 1;
-            if !by.wait_to_repeat(failures) {
-                self.family.check_open()?;
-                return Err(error);
-            }
-        }
+        self.family.repeated_until(&self.family.request_deadline(), request)
     }
 
     pub(crate) fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {

@@ -7,16 +7,17 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_key;
 use crate::model::lock::Lock;
 use crate::store::{Consistency, Which};
+use crate::sys::deadline::Deadline;
 use crate::sys::file::is_same_file;
 
 /// Refuses a lock that another store has granted: what that one knows of it is not here.
-pub(crate) fn check_origin(family: &Family, lock: &Lock) -> Result<()> {
+pub(crate) fn check_origin(family: &Family, lock: &Lock, by: &Deadline) -> Result<()> {
     // The lease of a name ends by its own rules.
     check_key(&lock.key).map_err(|error| family.in_context(error))?;
     let here = &family.backend.info().label;
     let Some(origin) = lock.store().filter(|origin| is_another(origin, here)) else { return Ok(()) };
-    let by = family.request_deadline();
-    let page = family.backend.read(&Which::Key(lock.key.clone()), None, Consistency::Strong, &by);
+    let which = Which::Key(lock.key.clone());
+    let page = family.repeated_until(by, |by| family.backend.read(&which, None, Consistency::Strong, by));
     let stands = |seen: &crate::store::Seen| seen.record.standing(&lock.grant).is_some();
     if page.map_err(|error| family.in_context(error.with_key(&lock.key)))?.records.iter().any(stands) {
         return Ok(());

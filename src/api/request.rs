@@ -144,7 +144,8 @@ impl LockRequest {
 
     /// Continues to hold a lock that was handed over as data, without a gap. Tries once.
     ///
-    /// Mode and lock id are the lock's. So are its comment and an endless lease, unless the request sets others.
+    /// Mode and lock id are the lock's. So are its comment and an endless lease, unless the request sets others. A lock that was
+    /// granted by another name of the store is looked for first, for at most another request timeout.
     ///
     /// # Errors
     /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it
@@ -160,7 +161,7 @@ impl LockRequest {
             return Err(Error::invalid("key", &spec.key, &right));
         }
         self.spec.family.check_open()?;
-        check_origin(&self.spec.family, &lock)?;
+        check_origin(&self.spec.family, &lock, &self.spec.family.request_deadline())?;
         pause!("adopt.checked");
         let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));
         spec.mode = lock.mode;

@@ -42,13 +42,19 @@ impl LockClient {
     ) -> Result<(A, Snapshot)> {
         let key = found.seen.record.key.clone();
         let mut unanswered: Option<(LockRecord, A, Snapshot)> = None;
-        let mut failures = 0;
+        let (mut failures, mut may_be_done) = (0, false);
         if self.family.clock.now().since(found.asked) > FRESH {
             found = self.look(&key, by)?;
         }
         loop {
             let step = decide(&found)?;
-            let Some(next) = step.record else { return Ok((step.answer, found)) };
+            let Some(next) = step.record else {
+                if may_be_done && !self.stays(&found.seen, by)? {
+                    found = self.look(&key, by)?;
+                    continue;
+                }
+                return Ok((step.answer, found));
+            };
             pause!("change.decided");
             let error = match self.family.backend.swap(&found.seen, Some(&next), by) {
                 Ok(Swapped::Done) => return Ok((step.answer, found)),
@@ -56,6 +62,7 @@ impl LockClient {
                     self.error(ErrorKind::Store, &key, "it was changed by others each time").retryable()
                 }
                 Ok(Swapped::Unknown(error)) => {
+                    may_be_done = true;
                     unanswered = Some((next, step.answer, found));
                     error
                 }
@@ -71,16 +78,30 @@ impl LockClient {
             let now = &found.seen.record;
             if let Some((_, answer, before)) =
                 unanswered.take_if(|(next, _, before)| arrived(next, &before.seen.record, now))
+                && self.stays(&found.seen, by)?
             {
                 return Ok((answer, before));
             }
         }
     }
 
+    /// Whether what was read stays, though a write without an answer may have left it; not where it was changed since.
+    fn stays(&self, seen: &Seen, by: &Deadline) -> Result<bool> {
+        let backend = &self.family.backend;
+        if !backend.info().reads_what_may_be_undone || !seen.record.exists() {
+            return Ok(true);
+        }
+        match backend.swap(seen, Some(&seen.record), by)? {
+            Swapped::Done => Ok(true),
+            Swapped::Changed => Ok(false),
+            Swapped::Unknown(error) => Err(error),
+        }
+    }
+
     /// The record of one key as it stands now.
     pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
         let which = Which::Key(key.to_owned());
-        self.repeated_until(by, |by| {
+        self.family.repeated_until(by, |by| {
             let asked = self.family.clock.now();
             let seen = self.family.backend.read(&which, None, Consistency::Strong, by)?.records.pop();
             let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");

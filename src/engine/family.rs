@@ -169,6 +169,22 @@ impl Family {
         Deadline::after(self.options.request_timeout).or_cancel(&self.closing.token)
     }
 
+    /// Makes the request again after each failure that may be over soon.
+    pub fn repeated_until<T>(&self, by: &Deadline, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
+        let mut failures = 0;
+        loop {
+            let error = match request(by) {
+                Err(error) if error.is_retryable() => error,
+                answer => return answer,
+            };
+            failures += 1;
+            if !by.wait_to_repeat(failures) {
+                self.check_open()?;
+                return Err(error);
+            }
+        }
+    }
+
     /// An error of a call, with the store that it was about.
     pub fn in_context(&self, error: Error) -> Error {
         error.with_store(&self.backend.info().label)

@@ -161,6 +161,8 @@ pub struct StoreInfo {
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
     pub most_shared: Option<fn(Duration) -> u32>,
+    /// What a write without an answer left may be read, and undone by a failover: only a later write tells that it stays.
+    pub reads_what_may_be_undone: bool,
     /// The other library whose rows are read there.
     pub beside: Option<&'static str>,
     /// What may not be asked for, where that library uses the store, too.
@@ -179,6 +181,7 @@ impl StoreInfo {
             min_margin,
             grant_form,
             most_shared: None,
+            reads_what_may_be_undone: false,
             beside: None,
             limits: None,
         }

@@ -84,7 +84,11 @@ impl Postgres {
     }
 
     fn connect(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
-        let info = StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE);
+        let info = StoreInfo {
+            // Where the wait for the standby was cut off.
+            reads_what_may_be_undone: true,
+            ..StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE)
+        };
         let (table, hosts, tls) = (options.table(), options.hosts(), options.tls()?);
         let pooled = options.is_pooled();
         let (said, hears) = crossbeam_channel::bounded(1);

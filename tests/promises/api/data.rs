@@ -130,6 +130,29 @@ fn data_of_an_earlier_version_names_no_store() {
     });
 }
 
+/// It is looked for by a request of its own, which fails no sooner than the call and takes no time beside it.
+#[test]
+#[cfg(feature = "serde")]
+fn a_lock_that_is_known_by_another_name_is_looked_for_until_the_same_deadline() {
+    use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = std::sync::Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = crate::support::bench::builder_over(faulty, store.clock.clone()).connect().unwrap();
+        let lock = client.request("k").lease(MINUTE).acquire().unwrap();
+        let mut json = serde_json::to_value(&lock).unwrap();
+        json["store"] = "memory:elsewhere".into();
+        let renamed: Lock = serde_json::from_value(json).unwrap();
+        for call in [|client: &LockClient, lock: &Lock| client.heartbeat(lock, MINUTE).map(drop), LockClient::release] {
+            faults.next(Call::Read, Fault::FailBefore);
+            call(&client, &renamed).unwrap();
+        }
+        faults.next(Call::Read, Fault::FailBefore);
+        let error = client.adopt(renamed).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::InvalidInput, "it was looked for, and does not stand: {error}");
+    });
+}
+
 /// Two clusters may have a database and a table of the same names, and one cluster hosts of several names.
 #[test]
 #[cfg(feature = "serde")]

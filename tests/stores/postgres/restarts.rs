@@ -317,6 +317,22 @@ fn what_no_standby_has_since_its_wait_was_cancelled_is_not_known() {
     }
 }
 
+/// A look finds it all the same.
+#[test]
+fn a_claim_or_a_renewal_of_a_group_that_no_standby_has_is_not_known() {
+    let Some(server) = Server::start() else { return };
+    let client = server.client();
+    client.create_schema().unwrap();
+    let lock = client.request("k").acquire().unwrap();
+    server.standbys("nobody");
+    let claimed = server.frees(|| client.leases("n").claim("job", "a", LEASE));
+    assert!(claimed.is_err(), "{claimed:?}");
+    let renewed = server.frees(|| client.renew(lock.lock_id(), 2 * LEASE));
+    assert!(renewed.is_err(), "{renewed:?}");
+    server.standbys("");
+    assert!(client.leases("n").claim("job", "b", LEASE).is_err(), "what was claimed may stay");
+}
+
 /// Which comes with every write that a trigger answers, or while the server is short of transaction ids.
 #[test]
 fn a_warning_of_something_else_costs_no_lock() {
