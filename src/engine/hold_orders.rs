@@ -5,6 +5,7 @@ use super::*;
 use crate::engine::orders::{self, LEASE, World as _, all_orders, spec};
 use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
+use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
 use crate::store::{Acquired, Purpose, Released};
 use crate::sys::deadline::Deadline;
@@ -384,6 +385,34 @@ fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
     let repeated = world.hold.release(SLACK);
     world.outcomes.push(repeated);
     world.check_end();
+}
+
+/// By a suspend, say, after which the release is quicker than the watcher, and its first request may not be answered.
+#[test]
+fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
+    for is_answered in [true, false] {
+        let mut world = World::new(&[]);
+        let faults = FaultPlan::default();
+        let faulty: Arc<dyn Backend> = Arc::new(Faulty::new(world.store.clone(), faults.clone()));
+        Arc::get_mut(&mut world.hold).expect("nobody else has it").setup.backend = faulty;
+        world.clock.advance(MOST + REST);
+        world.rival = world.ask();
+        assert!(world.rival.is_some());
+        if !is_answered {
+            faults.next(Call::Release, Fault::LostBefore);
+        }
+        let released = world.hold.release(SLACK);
+        assert!(released.is_err(), "{released:?}");
+        world.outcomes.push(released);
+        // By another thread, since the caller keeps a lock.
+        let by = Instant::now() + SLACK;
+        while *world.told.lost.lock() == 0 && Instant::now() < by {
+            std::thread::yield_now();
+        }
+        world.check();
+        world.check_end();
+        assert_eq!(*world.told.lost.lock(), 1);
+    }
 }
 
 /// Else the tries in the last moments of a lease would hide why it ends.

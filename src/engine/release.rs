@@ -51,6 +51,8 @@ impl Hold {
             return Ok(());
         }
         let by = far_from(Instant::now(), bound);
+        // What is over is lost, also where nobody has looked yet: else a release without an answer would hide it.
+        keeping_a_lock(|| self.expire_when_due());
         let before = self.begin_release();
         if before == Phase::Over {
             return Ok(());
