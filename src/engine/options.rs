@@ -175,7 +175,12 @@ impl Terms {
 
     /// The same of the first lease.
     pub fn first_held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
-        self.at_most_until(held_until(sent, until, now, self.share(self.first_margin(), until, now)))
+        let first = held_until(sent, until, now, self.share(self.first_margin(), until, now));
+        match (self.lease, self.ends_at) {
+            // Near a fixed end no longer lease follows, and the margin is that of the lease that was asked for.
+            (Lease::For(d), Some(end)) if d > MAX_ACQUIRE_LEASE => first.min(end - self.margin),
+            _ => self.at_most_until(first),
+        }
     }
 
     /// An acquire that is repeated asks for its whole lease again, beyond a fixed end.
@@ -360,6 +365,18 @@ mod tests {
         }
         assert_eq!(terms(None).held_until(sent, End::At(now.plus(60 * SECOND)), now), sent + 59 * SECOND);
         assert_eq!([terms(None), terms(Some(end))].map(|terms| terms.most_left(sent)), [59 * SECOND, 29 * SECOND]);
+    }
+
+    /// No renewal follows that would bring the margin of the lease.
+    #[test]
+    fn a_fixed_end_that_is_near_keeps_the_margin_of_the_lease_that_was_asked_for() {
+        let (sent, now) = (BootTime::from_nanos(1), StoreTime::from_nanos(0));
+        let (lease, margin, at_least) = (Lease::For(600 * SECOND), 30 * SECOND, Duration::ZERO);
+        let held = |left: Duration| {
+            let terms = Terms { lease, heartbeat: SECOND, margin, ends_at: Some(sent + left), at_least };
+            terms.first_held_until(sent, terms.lease_at(sent).end(now), now).since(sent)
+        };
+        assert_eq!([45, 60, 600].map(|left| held(left * SECOND)), [15, 30, 570].map(|held| held * SECOND));
     }
 
     #[test]
