@@ -20,6 +20,8 @@ use crate::sys::thread::{self, Thread};
 
 /// How often the guard of a lock without end checks whether it was released or replaced, or has an end by now.
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
+/// The same where it has an end that is near.
+const LEAST_LOOK: Duration = Duration::from_secs(1);
 /// An end of a lock that has none is not nearer than this, so that its guard knows of it before.
 pub const NEAREST_END: Duration = ENDLESS_LOOK.saturating_mul(2);
 /// The shortest time between repeats, however little of the lease is left: in less than that hardly any answer comes.
@@ -34,7 +36,9 @@ pub(super) fn next_after(terms: &Terms, left: Duration, now: BootTime) -> Durati
     let gives_more = |end: BootTime| end.since(now).saturating_sub(terms.margin) > left.saturating_add(left / 8);
     match terms.lease {
         Lease::For(_) if terms.ends_at.is_none_or(gives_more) => usual.min(left / 3 * 2),
-        _ => usual,
+        Lease::For(_) => usual,
+        // An end that it was given may be moved on, by somebody who does not tell.
+        Lease::Forever => usual.min((left / 3 * 2).max(LEAST_LOOK)),
     }
 }
 
@@ -112,5 +116,8 @@ mod tests {
         assert_eq!(next_after(&later, left, now), left / 3 * 2);
         let endless = Terms { lease: Lease::Forever, ..terms };
         assert!(next_after(&endless, Duration::MAX, now) > ENDLESS_LOOK / 2);
+        // It was given an end, which may be moved on.
+        assert_eq!(next_after(&endless, LEAST_LOOK * 21, now), LEAST_LOOK * 14);
+        assert_eq!(next_after(&endless, LEAST_LOOK / 2, now), LEAST_LOOK);
     }
 }
