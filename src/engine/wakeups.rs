@@ -153,9 +153,11 @@ impl Wakeups {
             let end = caught(|| self.watch()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
             pause!("wake.ends");
             let mut state = self.state.lock();
-            let watched = std::mem::take(&mut state.watched);
+            state.watched.clear();
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
-                // A waiter came while the thread ended.
+                // A waiter came while the thread ended, and may have counted on it.
+                drop(state);
+                self.nudge_all();
                 continue;
             }
             let is_news = state.poll(&end);
@@ -164,13 +166,19 @@ impl Wakeups {
                 state.thread = None;
             }
             drop(state);
-            // They sleep long, since they expect to be woken; and the logger may hang.
-            watched.iter().for_each(|key| self.queues.nudge(key));
+            // Before the log, which may hang.
+            self.nudge_all();
             if is_news {
                 self.say(&end);
             }
             return;
         }
+    }
+
+    /// Who sleeps long, since it expects to be woken, looks again. That may be of any key: of one that is watched no more, it
+    /// asked just before.
+    fn nudge_all(&self) {
+        self.queues.keys().iter().for_each(|key| self.queues.nudge(key));
     }
 
     /// Logs that waiters poll. The logger is the user's, so nothing is locked here.
@@ -207,6 +215,8 @@ impl Wakeups {
             shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
+                // Who comes for one of the others meanwhile polls.
+                self.state.lock().watched.retain(|key| wanted.contains(key));
                 let called = self.call(&wanted, to);
                 pause!("wake.asked");
                 call_at = Instant::now() + now.elapsed() * SHARE;

@@ -26,6 +26,7 @@ on_each_local! {
         a_line_of_waiters_makes_no_request_while_it_waits,
         a_wake_that_fails_is_tried_again_and_polled_for_meanwhile,
         a_wake_that_hangs_holds_up_nobody,
+        who_comes_while_its_key_is_let_go_counts_on_nobody,
     ;
     alone:
         an_idle_waiter_is_woken_seldom,
@@ -247,6 +248,37 @@ fn a_wake_that_hangs_holds_up_nobody(store: Store) {
         within("close", bound, || client.close()).expect("a close");
     }
     drop(unstick);
+}
+
+/// The store told of its key until just before, and tells of nothing from then on.
+fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
+    // Who counts on being told looks a hundredth as often.
+    let client = store.builder().lease(LEASE).poll(millis(300)..=millis(500)).connect().expect("a client");
+    let other = store.bystander();
+    let held = ["j", "k"].map(|key| other.request(key).lease(LEASE).acquire().expect("a lock"));
+    let leaves = CancelToken::new();
+    let stays = waiter(&client, "j", |request| request);
+    wait_until("the one is told of", || store.plan.count(Call::Wake) == 1);
+    let left = {
+        let leaves = leaves.clone();
+        waiter(&client, "k", move |request| request.cancel(&leaves))
+    };
+    wait_until("both are told of", || store.plan.count(Call::Wake) == 2);
+    at_rest("and asks no more", || asked(&store));
+    let calls = store.plan.count(Call::Wake);
+    store.plan.next(Call::Wake, Fault::ApplyThenDelay(millis(500)));
+    store.plan.always(Call::Wake, Fault::FailBefore);
+    leaves.cancel();
+    assert!(left.join().expect("a waiter").is_err());
+    wait_until("its key is let go", || store.plan.count(Call::Wake) > calls);
+    let comes = waiter(&client, "k", |request| request);
+    wait_until("the store tells of nothing", || store.plan.count(Call::Wake) > calls + 1);
+    let released = Instant::now();
+    other.release(&held[1]).expect("a release");
+    assert!(comes.join().expect("a waiter").is_ok());
+    assert!(released.elapsed() < slack(released) + SLACK, "{:?} on {}", released.elapsed(), store.name);
+    other.release(&held[0]).expect("a release");
+    assert!(stays.join().expect("a waiter").is_ok());
 }
 
 #[test]
