@@ -300,6 +300,19 @@ fn nothing_panics_on_purpose() {
     }
 }
 
+/// In the end of a thread, where a guard may be dropped, a channel's own waits panic: those of `sys::deadline` do not.
+#[test]
+fn the_library_waits_for_channels_in_one_way() {
+    // The fault switch is for tests.
+    let is_library = |path: &&PathBuf| !path.starts_with("src/cli") && !path.ends_with("store/fault.rs");
+    for path in files("src", "rs").iter().filter(is_library) {
+        let code = code(path);
+        for word in [".recv_timeout(", ".recv_deadline("] {
+            assert!(!code.contains(word), "{}: {word}", path.display());
+        }
+    }
+}
+
 #[test]
 fn lib_rs_is_a_table_of_contents() {
     let code = code(Path::new("src/lib.rs"));

@@ -17,6 +17,8 @@ use tokio::task::LocalSet;
 
 use super::caught::caught;
 use super::deadline::{Deadline, ready_by};
+#[cfg(any(feature = "mongodb", feature = "postgres"))]
+use super::deadline::{far_from, is_ready_by};
 use super::thread::{self, Thread};
 use crate::model::error::{Error, ErrorKind, Result};
 
@@ -132,7 +134,8 @@ impl<C: 'static> Driver<C> {
             let _alive = alive;
             make(owned).await
         });
-        let is_gone = || gone.recv_timeout(HEAR) == Err(crossbeam_channel::RecvTimeoutError::Disconnected);
+        // Nothing is ever sent: it is ready once it is dropped.
+        let is_gone = || is_ready_by(&gone, far_from(std::time::Instant::now(), HEAR));
         answer.map_err(|stopped| (stopped, is_gone()))
     }
 }
