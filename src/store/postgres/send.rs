@@ -246,14 +246,15 @@ impl Owned {
         statement: &Statement,
         went: &Went,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
-        let key = statement.row.as_deref().filter(|_| matches!(lane, Lane::Waiting | Lane::Sharing));
+        let may_wait = matches!(lane, Lane::Waiting | Lane::Sharing);
+        let key = statement.row.as_deref().filter(|_| may_wait);
         let mut row = None;
         if let Some(key) = key {
             *went.held_up.lock() = Some(PostgresError::Own(Own::Behind, None));
             row = Some(self.turns.of_row(key).await);
             *went.held_up.lock() = None;
         }
-        let soon = if lane == Lane::Waiting { Some(self.turns.soon().await) } else { None };
+        let soon = if may_wait { Some(self.turns.soon(lane).await) } else { None };
         let _turn = match soon {
             None => self.turns.of(lane).await,
             Some(Soon::Long(long)) => long,

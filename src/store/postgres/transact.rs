@@ -27,8 +27,10 @@ impl Transactional for Over<'_> {
     ) -> Result<Transacted<A>> {
         let Over(store, lane) = *self;
         let (mut version, mut unwritten, mut met) = (None, 0, 0);
+        // A look waits for no row.
+        let look = if lane == Lane::Sharing { Lane::Holding } else { lane };
         loop {
-            let found = store.look(key, lane, by)?;
+            let found = store.look(key, look, by)?;
             found.record.check_format().map_err(PostgresError::from)?;
             let step = transition(&found.record, &found.times());
             let Some(mut new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };

@@ -80,9 +80,9 @@ impl Drop for RowTurn<'_> {
     }
 }
 
-enum Either<'a> {
-    One(SemaphorePermit<'a>),
-    Other(SemaphorePermit<'a>),
+enum Either<T> {
+    One(T),
+    Other(T),
 }
 
 impl Turns {
@@ -111,27 +111,30 @@ impl Turns {
 
     /// A turn in that lane.
     pub async fn of(&self, lane: Lane) -> Turn<'_> {
-        let slow = match lane {
-            Lane::Wanting | Lane::Holding => None,
-            Lane::Waiting => self.waiting.acquire().await.ok(),
-            Lane::Sharing => match either(&self.waiting, &self.sharing).await {
-                Some(Either::One(turn) | Either::Other(turn)) => Some(turn),
-                None => None,
-            },
-        };
+        let slow = self.slow(lane).await;
         self.then(if lane == Lane::Wanting { &self.wanting } else { &self.holding }, slow).await
     }
 
-    /// A turn to wait for a row. Those who have one may wait for somebody's transaction until their time is over, which is
-    /// no reason for others to wait whose rows are free.
-    pub async fn soon(&self) -> Soon<'_> {
-        if let Ok(slow) = tokio::time::timeout(SOON, self.waiting.acquire()).await {
-            return Soon::Long(self.then(&self.holding, slow.ok()).await);
+    /// What bounds how many of that lane wait for a row.
+    async fn slow(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
+        match lane {
+            Lane::Wanting | Lane::Holding => None,
+            Lane::Waiting => self.waiting.acquire().await.ok(),
+            Lane::Sharing => match either(self.waiting.acquire(), self.sharing.acquire()).await {
+                Either::One(turn) | Either::Other(turn) => turn.ok(),
+            },
         }
-        match either(&self.waiting, &self.trying).await {
-            Some(Either::Other(slow)) => Soon::Brief(self.then(&self.holding, Some(slow)).await),
-            Some(Either::One(slow)) => Soon::Long(self.then(&self.holding, Some(slow)).await),
-            None => Soon::Long(self.then(&self.holding, None).await),
+    }
+
+    /// A turn in that lane to wait for a row. Those who have one may wait for somebody's transaction until their time is over, which is
+    /// no reason for others to wait whose rows are free.
+    pub async fn soon(&self, lane: Lane) -> Soon<'_> {
+        if let Ok(slow) = tokio::time::timeout(SOON, self.slow(lane)).await {
+            return Soon::Long(self.then(&self.holding, slow).await);
+        }
+        match either(self.slow(lane), async { self.trying.acquire().await.ok() }).await {
+            Either::One(slow) => Soon::Long(self.then(&self.holding, slow).await),
+            Either::Other(slow) => Soon::Brief(self.then(&self.holding, slow).await),
         }
     }
 
@@ -140,14 +143,14 @@ impl Turns {
     }
 }
 
-/// A turn of the first of them that has one.
-async fn either<'a>(one: &'a Semaphore, other: &'a Semaphore) -> Option<Either<'a>> {
-    let (mut one, mut other) = (pin!(one.acquire()), pin!(other.acquire()));
-    let turn = poll_fn(|context| match one.as_mut().poll(context) {
-        Poll::Pending => other.as_mut().poll(context).map(|turn| turn.map(Either::Other)),
-        Poll::Ready(turn) => Poll::Ready(turn.map(Either::One)),
+/// What the first of them gives.
+async fn either<T>(one: impl Future<Output = T>, other: impl Future<Output = T>) -> Either<T> {
+    let (mut one, mut other) = (pin!(one), pin!(other));
+    let first = poll_fn(|context| match one.as_mut().poll(context) {
+        Poll::Pending => other.as_mut().poll(context).map(Either::Other),
+        Poll::Ready(turn) => Poll::Ready(Either::One(turn)),
     });
-    turn.await.ok()
+    first.await
 }
 
 #[cfg(test)]
@@ -159,16 +162,17 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let (one, other) = (Semaphore::new(1), Semaphore::new(1));
+            let either = || either(one.acquire(), other.acquire());
             for free in [&one, &other] {
-                let taken = either(&one, &other).await;
-                let last = either(&one, &other).await;
-                assert!(matches!((&taken, &last), (Some(Either::One(_)), Some(Either::Other(_)))));
+                let (taken, last) = (either().await, either().await);
+                assert!(matches!((&taken, &last), (Either::One(Ok(_)), Either::Other(Ok(_)))));
                 assert_eq!(one.available_permits() + other.available_permits(), 0);
-                let mut waits = pin!(either(&one, &other));
+                let mut waits = pin!(either());
                 assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
                 // Whichever of the two it is that is given back.
                 drop(if std::ptr::eq(free, &one) { taken } else { last });
-                assert!(waits.await.is_some());
+                let (Either::One(turn) | Either::Other(turn)) = waits.await;
+                assert!(turn.is_ok());
             }
             assert_eq!(one.available_permits() + other.available_permits(), 2, "nobody who left has a turn");
         });
@@ -197,18 +201,25 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let turns = Turns::new();
-            let (one, two) = (turns.soon().await, turns.soon().await);
+            let soon = || turns.soon(Lane::Waiting);
+            let (one, two) = (soon().await, soon().await);
             assert!(matches!((&one, &two), (Soon::Long(_), Soon::Long(_))));
-            let third = turns.soon().await;
+            let third = soon().await;
             assert!(matches!(third, Soon::Brief(_)));
-            let mut fourth = pin!(turns.soon());
+            let mut fourth = pin!(soon());
             assert!(tokio::time::timeout(10 * SOON, &mut fourth).await.is_err(), "one at a time tries");
             let left = CONNECTIONS - WAITING - TRYING;
             assert_eq!(turns.holding.available_permits(), left, "what is left for heartbeats");
             drop(third);
             assert!(matches!(fourth.await, Soon::Brief(_)));
             drop(one);
-            assert!(matches!(turns.soon().await, Soon::Long(_)));
+            assert!(matches!(soon().await, Soon::Long(_)));
+            // A shared holder's heartbeat has one turn more to wait, and tries as well.
+            let _one = soon().await;
+            let sharing = || turns.soon(Lane::Sharing);
+            let long = sharing().await;
+            assert!(matches!(long, Soon::Long(_)));
+            drop((two, _one, long));
         });
     }
 }

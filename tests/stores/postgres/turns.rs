@@ -1,5 +1,6 @@
 //! Which statements may wait for which: a few connections serve all.
 
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
@@ -63,6 +64,42 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
                 }
             }
             drop(client);
+        });
+    });
+}
+
+/// A transaction that asserts many shared keys holds up the heartbeats of those alone.
+#[test]
+fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut held: Vec<Attempt> = (0..12).map(|at| shared(&store, &format!("k{at}"))).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let mut other = shared(&store, "z");
+    granted(&store, &mut other);
+    let lease = Lease::For(Duration::from_secs(60));
+    let is_over = AtomicBool::new(false);
+    block_on(async {
+        let client = connect(&config()).await;
+        let asserts = format!("BEGIN; SELECT FROM {} WHERE key LIKE 'k%' FOR SHARE", rows.0);
+        client.batch_execute(&asserts).await.unwrap();
+        std::thread::scope(|scope| {
+            for a in &mut held {
+                let (store, is_over) = (&store, &is_over);
+                scope.spawn(move || {
+                    while !is_over.load(SeqCst) {
+                        let _ = store.renew(a, renewal(lease), &Deadline::after(SHORT / 2));
+                    }
+                });
+            }
+            let waits = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
+            wait_until("some wait", || rows.sql(waits).len() > 2);
+            let answers: Vec<_> =
+                (0..10).map(|_| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT / 2))).collect();
+            is_over.store(true, SeqCst);
+            drop(client);
+            assert!(answers.iter().all(|answer| matches!(answer, Ok(Renewed::Until { .. }))), "{answers:?}");
         });
     });
 }
