@@ -40,7 +40,7 @@ impl Assertion {
             database: store.database.clone(),
             collection: store.collection.clone(),
             filter,
-            lost: standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            lost: standing.error(ErrorKind::Lost, "it is not held any more, or the transaction read something before it was granted: that must not be committed"),
             outside: standing.error(
                 ErrorKind::InvalidInput,
                 "the session is in no transaction, outside which an assertion protects nothing; call \

@@ -80,7 +80,10 @@ impl Assertion {
                 "the table lacks the unique index on key and grant_id, without which nothing keeps rivals out; \
                  create_schema() adds it",
             ),
-            None => (ErrorKind::Lost, "it is not held any more; the transaction must not be committed"),
+            None => (
+                ErrorKind::Lost,
+                "it is not held any more, or the transaction read something before it was granted: that must not be committed",
+            ),
         };
         Err(self.error(kind, message))
     }
