@@ -125,7 +125,7 @@ fn a_command_that_lives_through_a_signal_is_asked_on() {
     let store = Store::new();
     for signal in [Signal::SIGHUP, Signal::SIGINT, Signal::SIGQUIT] {
         let sick = store.path(&format!("sick-{signal}"));
-        let script = "trap 'echo heard' HUP INT QUIT; trap 'exit 3' TERM; echo ready; while :; do read never; done";
+        let script = "trap 'echo heard' HUP INT QUIT; trap 'exit 3' TERM; echo ready; while :; do sleep 0.05; done";
         let mut command = store.reading(&options("test ! -e $SICK", &["--health-retries", "2"]), script);
         let mut running = Running::ready(command.env("SICK", &sick));
         running.signal(signal);
