@@ -133,7 +133,8 @@ impl Sqlite {
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;
         for (row, view) in seen {
             if let Some(sightings) = &view.sightings {
-                row.write_sightings(&tx, &self.target.path, sightings)?;
+                // Where it was not, the row may have changed.
+                let _is_written = row.write_sightings(&tx, &self.target.path, sightings)?;
             }
         }
         self.target.check()?;

@@ -226,23 +226,21 @@ impl Row {
         }
     }
 
-    /// Writes these sightings, if the row is still the same.
+    /// Writes these sightings, if the row is still the same; whether they are written.
     pub(super) fn write_sightings(
         &self,
         conn: &Connection,
         path: &Path,
         sightings: &Sightings,
-    ) -> Result<(), SqliteError> {
+    ) -> Result<bool, SqliteError> {
         let (token, version) = (i64::try_from(self.token), i64::try_from(self.version));
         let write = || -> rusqlite::Result<usize> {
             let mut statement = conn.prepare_cached(SIGHT)?;
             statement.execute(params![self.key.as_bytes(), sightings.to_text(), token.ok(), version.ok()])
         };
-        write().map(drop).map_err(|source| SqliteError::Engine {
-            path: path.to_owned(),
-            doing: "note that a holder of an earlier boot was seen",
-            source,
-        })
+        let doing = "note that a holder of an earlier boot was seen";
+        let written = write().map_err(|source| SqliteError::Engine { path: path.to_owned(), doing, source })?;
+        Ok(written > 0)
     }
 }
 
@@ -317,8 +315,13 @@ fn unsigned(number: i64, name: &str) -> Result<u64, String> {
     u64::try_from(number).map_err(|_| format!("its {name} is negative"))
 }
 
-/// Removes the row of a key.
+/// Removes the row of a key, which is there.
 pub(super) fn delete(conn: &Connection, path: &Path, key: &str) -> Result<(), SqliteError> {
     let delete = || conn.prepare_cached("DELETE FROM locks WHERE key = ?1")?.execute([key.as_bytes()]);
-    delete().map(drop).map_err(|source| SqliteError::Engine { path: path.to_owned(), doing: "delete the row", source })
+    match delete() {
+        // As when a row is written.
+        Ok(0) => Err(SqliteError::Unwritten { path: path.to_owned() }),
+        Ok(_) => Ok(()),
+        Err(source) => Err(SqliteError::Engine { path: path.to_owned(), doing: "delete the row", source }),
+    }
 }

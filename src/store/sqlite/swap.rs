@@ -29,6 +29,8 @@ impl Sqlite {
                     let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };
                     stands.next(&view, new, None, here.clock).write(tx, &self.target.path, here.clock)?;
                 }
+                // There is no row.
+                None if stands.version == 0 => {}
                 None => row::delete(tx, &self.target.path, key)?,
             }
             Ok(Swapped::Done)

@@ -90,7 +90,10 @@ impl Sqlite {
                     next
                 }
                 (None, Some(sightings)) => {
-                    row.write_sightings(tx, &self.target.path, sightings)?;
+                    // It is the row that was read, so a trigger ignores it. Whoever waits for its holder would do so for ever.
+                    if !row.write_sightings(tx, &self.target.path, sightings)? {
+                        return Err(SqliteError::Unwritten { path: self.target.path.clone() });
+                    }
                     view.record
                 }
                 (None, None) => view.record,

@@ -52,10 +52,12 @@ fn a_token_that_no_integer_holds_is_an_error_and_nothing_is_written() {
     assert!(!look(&store, "k").record.exists());
 }
 
-/// A grant that is not in the file would be given twice.
+/// A grant that is not in the file would be given twice, and a holder of an earlier boot that nobody can note would stand
+/// for ever.
 #[test]
 fn a_trigger_that_lets_no_row_be_written_is_told() {
     let folder = Folder::new();
+    granted(&open_at(&folder.file(), "an earlier boot").0, &mut attempt("left", "a"));
     let store = open(&folder.file());
     let mut held = attempt("held", "a");
     granted(&store, &mut held);
@@ -71,6 +73,13 @@ fn a_trigger_that_lets_no_row_be_written_is_told() {
     other.execute_batch(update).unwrap();
     told(store.renew(&mut held, heartbeat(seconds(30)), &soon()).unwrap_err());
     told(store.release(&mut held, Purpose::Release, &soon()).unwrap_err());
+    told(store.acquire(&mut attempt("left", "b"), &soon()).unwrap_err());
+    // Who only reads need not write.
+    assert!(look(&store, "left").record.exists());
+    let delete = "DROP TRIGGER t; CREATE TRIGGER t BEFORE DELETE ON locks BEGIN SELECT RAISE(IGNORE); END";
+    other.execute_batch(delete).unwrap();
+    told(store.swap(&look(&store, "held"), None, &soon()).unwrap_err());
+    assert!(matches!(store.swap(&look(&store, "none"), None, &soon()).unwrap(), Swapped::Done), "there is no row");
     other.execute_batch("DROP TRIGGER t").unwrap();
     renewed(&store, &mut held, heartbeat(seconds(30)));
 }
