@@ -137,7 +137,7 @@ fn boot_nanos() -> u64 {
 
 #[cfg(unix)]
 fn nanos_of(clock: nix::time::ClockId) -> u64 {
-    // These clocks exist wherever this compiles. Without one everything counts as over.
+    // These clocks exist wherever this compiles. Where a sandbox forbids it, everything of this process counts as over.
     let now = clock.now().map_or(Duration::MAX, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }

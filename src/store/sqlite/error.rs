@@ -112,6 +112,12 @@ pub(super) enum SqliteError {
     )]
     Unwritten { path: PathBuf },
 
+    #[error(
+        "this system's boot-time clock can't be read, by which all who use this file tell when a lease ends; allow it \
+         (clock_gettime) in the sandbox that this process is in"
+    )]
+    NoClock { path: PathBuf },
+
     #[error("{what} is too large for SQLite's integers")]
     TooLarge { path: PathBuf, what: &'static str },
 }
@@ -148,6 +154,7 @@ impl SqliteError {
             | SqliteError::NoTable { path }
             | SqliteError::Damaged { path, .. }
             | SqliteError::Unwritten { path }
+            | SqliteError::NoClock { path }
             | SqliteError::TooLarge { path, .. } => path,
         }
     }
@@ -165,6 +172,7 @@ impl SqliteError {
             | SqliteError::OtherPath { .. }
             | SqliteError::OtherCopy { .. }
             | SqliteError::OpenInParent { .. }
+            | SqliteError::NoClock { .. }
             | SqliteError::ForbiddenFileSystem { .. } => (ErrorKind::Config, false),
             SqliteError::Moved { .. } => (ErrorKind::Store, false),
             SqliteError::NewerFormat { .. }

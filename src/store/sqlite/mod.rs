@@ -108,9 +108,8 @@ impl Target {
         }
     }
 
-    fn times(&self) -> Times {
-        let now = StoreTime::from_nanos(i64::try_from(self.clock.now().as_nanos()).unwrap_or(i64::MAX));
-        Times::without_grace(now, self.clock.wall_micros())
+    fn times(&self) -> Result<Times, SqliteError> {
+        Ok(Times::without_grace(now(&self.clock, &self.path)?, self.clock.wall_micros()))
     }
 
     fn here(&self, times: &Times) -> Here<'_> {
@@ -121,6 +120,13 @@ impl Target {
 impl Sqlite {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
+}
+
+/// An error where the clock can't be read, which then says that everything is over: also what others hold, whose clock is
+/// read.
+fn now(clock: &Clock, path: &Path) -> Result<StoreTime, SqliteError> {
+    let nanos = i64::try_from(clock.now().as_nanos());
+    nanos.map(StoreTime::from_nanos).map_err(|_| SqliteError::NoClock { path: path.to_owned() })
 }
 
 /// What the store is called in errors.

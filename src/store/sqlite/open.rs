@@ -10,7 +10,7 @@ use super::conn::{self, Writer};
 use super::error::SqliteError;
 use super::file::{self, Kernels, Log};
 use super::wakeup::Watch;
-use super::{Sqlite, Target, boot, identity, label, register, schema};
+use super::{Sqlite, Target, boot, identity, label, now, register, schema};
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
 use crate::store::url::{StoreUrl, config};
@@ -113,6 +113,7 @@ impl Sqlite {
             source,
         })?;
         // What is refused is not made.
+        now(&clock, &path)?;
         register::check(&path, by)?;
         let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsAllowed);
         file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;

@@ -37,7 +37,7 @@ impl Sqlite {
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
         match self.target.check() {
             Err(SqliteError::Moved { .. }) => {
-                let (record, times) = (LockRecord::missing(key), self.target.times());
+                let (record, times) = (LockRecord::missing(key), self.target.times()?);
                 return Ok(Page { records: vec![Seen::new(record, times, None)], next: None });
             }
             checked => checked?,
@@ -46,13 +46,13 @@ impl Sqlite {
             let conn = conn::lock(&self.reader, &self.target.path, by)?;
             conn::busy_retried(&self.target.path, by, "read the row", || Row::read(&conn, &self.target.path, key))?
         };
-        Ok(self.page(format, vec![row], None))
+        self.page(format, vec![row], None)
     }
 
     fn prefix(&self, prefix: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
         let (format, rows, end) =
             self.scan(prefix, from, PAGE + 1, by, |columns, path| pass_over(Row::decode(columns, path)))?;
-        Ok(self.page(format, rows, end))
+        self.page(format, rows, end)
     }
 
     fn lock_id(&self, id: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
@@ -69,7 +69,7 @@ impl Sqlite {
                 Err(error) => pass_over(Err(error)),
             }
         })?;
-        Ok(self.page(format, rows, end))
+        self.page(format, rows, end)
     }
 
     /// Looks at up to `limit` rows after `from`. Tells the last key if there may be more, also when the time
@@ -107,13 +107,13 @@ impl Sqlite {
 
     /// The records on our clock. Who sees a holder of an earlier boot for the first time writes that down.
     /// `end`: the last key that was looked at, if there may be more.
-    fn page(&self, format: Format, mut rows: Vec<Row>, end: Option<String>) -> Page {
+    fn page(&self, format: Format, mut rows: Vec<Row>, end: Option<String>) -> Result<Page, SqliteError> {
         let mut next = end;
         if rows.len() > PAGE {
             rows.truncate(PAGE);
             next = rows.last().map(|row| row.key().to_owned());
         }
-        let times = self.target.times();
+        let times = self.target.times()?;
         let views: Vec<View> = rows.iter().map(|row| row.view(format, self.target.here(&times))).collect();
         if views.iter().any(|view| view.sightings.is_some())
             && let Err(error) = self.sight(rows.iter().zip(&views))
@@ -122,7 +122,7 @@ impl Sqlite {
             keeping_a_lock(|| log::debug!(target: "leasehold::sqlite", "{}", Error::from(error)));
         }
         let records = views.into_iter().map(|view| Seen::new(view.record, times, None)).collect();
-        Page { records, next }
+        Ok(Page { records, next })
     }
 
     /// One try: a read waits for no writer.

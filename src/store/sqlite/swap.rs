@@ -23,7 +23,7 @@ impl Sqlite {
             }
             match new {
                 Some(new) => {
-                    let times = self.target.times();
+                    let times = self.target.times()?;
                     let here = self.target.here(&times);
                     // Unchanged is what the caller left as it was when it read.
                     let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };

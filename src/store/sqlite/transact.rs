@@ -75,7 +75,7 @@ impl Sqlite {
         let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
-            let times = self.target.times();
+            let times = self.target.times()?;
             let here = self.target.here(&times);
             let view = row.view(format, here);
             let step = transition(&view.record, &times);
@@ -109,7 +109,7 @@ impl Sqlite {
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(error @ SqliteError::Moved { .. }) => {
-                let (record, times) = (LockRecord::missing(key), self.target.times());
+                let (record, times) = (LockRecord::missing(key), self.target.times()?);
                 let step = transition(&record, &times);
                 match step.record {
                     None => Ok(Transacted::Done(step.answer, Seen::new(record, times, None))),

@@ -6,12 +6,12 @@ use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Barrier;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::sqlite::{Sqlite, SqliteOptions};
-use leasehold::internals::store::{Backend, Purpose, Schema};
-use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::store::{Backend, Consistency, Purpose, Schema, Which};
+use leasehold::internals::sys::clock::{BootTime, Clock};
 
 use crate::sqlite::support::*;
 
@@ -387,4 +387,38 @@ fn open_the_file_of_the_environment() {
             try_open(Path::new(&path)).map_or_else(|e| format!("{:?}: {e}", e.kind()), |_| "opened".to_owned())
         );
     }
+}
+
+/// By it everything is over, also what others hold whose clock is read.
+#[test]
+fn a_clock_that_can_not_be_read_ends_no_lease() {
+    let folder = Folder::new();
+    let (store, clock) = open_at(&folder.file(), "a");
+    let mut mine = attempt("k", "a");
+    granted(&store, &mut mine);
+    let seen = look(&store, "k");
+    // What it then says.
+    clock.advance(Duration::MAX);
+    assert_eq!(clock.now(), BootTime::NEVER);
+    let connect = |path| {
+        let options = SqliteOptions { clock_identity: Some("a".to_owned()), ..options(path) };
+        Sqlite::open(options, clock.clone(), &soon()).map(drop)
+    };
+    let never_made = folder.path().join("never-made.db");
+    let errors = [
+        store.acquire(&mut attempt("k", "b"), &soon()).map(drop),
+        store.acquire(&mut attempt("new", "b"), &soon()).map(drop),
+        store.renew(&mut mine, heartbeat(seconds(20)), &soon()).map(drop),
+        store.release(&mut mine, Purpose::Release, &soon()).map(drop),
+        store.swap(&seen, Some(&seen.record), &soon()).map(drop),
+        store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()).map(drop),
+        connect(&folder.file()),
+        connect(&never_made),
+    ];
+    for (call, error) in errors.into_iter().enumerate() {
+        let error = error.expect_err(&format!("call {call}"));
+        assert!(error.kind() == ErrorKind::Config && error.to_string().contains("boot-time clock"), "{error}");
+    }
+    assert!(!never_made.exists());
+    held(&open_at(&folder.file(), "a").0, &mut attempt("k", "b"));
 }

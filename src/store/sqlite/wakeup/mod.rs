@@ -260,7 +260,7 @@ impl Eye {
         let mut read = Vec::with_capacity(keys.len());
         for key in keys {
             let now = match Row::read(&self.conn, &self.target.path, &key) {
-                Ok((format, row)) => row.view(format, self.target.here(&self.target.times())).record,
+                Ok((format, row)) => row.view(format, self.target.here(&self.target.times()?)).record,
                 // Who waits for it sees it for itself.
                 Err(SqliteError::Damaged { .. }) => LockRecord::missing(&key),
                 Err(error) => return Err(error),
