@@ -1,5 +1,7 @@
 //! What only the inside shows: how safely a call writes.
 
+use std::sync::atomic::Ordering;
+
 use super::error::SqliteError;
 use super::*;
 use crate::lease::{Ask, Labels, Lease};
@@ -210,4 +212,33 @@ fn a_library_that_is_too_old_is_refused() {
     let error = check_version(3_036_000, "3.36.0").expect_err("it lacks what is used");
     assert_eq!(error.kind(), crate::ErrorKind::Config);
     assert!(error.to_string().contains("3.36.0") && error.to_string().contains("PKG_CONFIG"), "{error}");
+}
+
+/// Else heartbeats of this process would wait for as long as it does, and not for the gap between two transactions.
+#[test]
+fn an_acquisition_that_waits_for_another_process_does_not_keep_the_connection() {
+    let (folder, store) = store();
+    let other = rusqlite::Connection::open(folder.join("locks.db")).unwrap();
+    other.execute_batch("BEGIN IMMEDIATE").unwrap();
+    let has_ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| {
+            let answer = store.acquire(&mut attempt(), &Deadline::after(Duration::from_secs(60)));
+            has_ended.store(true, Ordering::SeqCst);
+            answer
+        });
+        // What it began as a reader has to begin anew, to write.
+        let is_seen = || store.writer.is_locked() || has_ended.load(Ordering::SeqCst);
+        while !is_seen() {
+            std::thread::yield_now();
+        }
+        let writer = store.writer.try_lock_for(Duration::from_secs(20));
+        let is_waiting = !has_ended.load(Ordering::SeqCst);
+        other.execute_batch("COMMIT").unwrap();
+        assert!(writer.is_some() && is_waiting);
+        drop(writer);
+        assert!(matches!(waiting.join().unwrap(), Ok(Acquired::Granted { .. })));
+    });
+    drop(store);
+    std::fs::remove_dir_all(folder).unwrap();
 }

@@ -1,5 +1,7 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
+use std::time::Instant;
+
 use super::Sqlite;
 use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
@@ -35,10 +37,13 @@ impl Sqlite {
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
+        // Heartbeats and releases keep the connection while they wait for other processes, and the rest does not: a heartbeat
+        // would wait behind it.
+        let one_try = (durability == Durability::PowerCut).then(|| Deadline::at(Instant::now()));
         let mut run = |begin| {
             let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
             writer.promise(durability, &self.target.path, by)?;
-            let tx = Tx::begin(&writer, begin, &self.target.path, by)?;
+            let tx = Tx::begin(&writer, begin, &self.target.path, one_try.as_ref().unwrap_or(by))?;
             let done = work(&tx)?;
             // Now, when others wait for the end of what is written.
             self.target.check()?;
@@ -48,12 +53,13 @@ impl Sqlite {
                 Some(error) => Written::Unknown(error),
             })
         };
+        let mut pause = conn::FIRST_PAUSE;
         let written = loop {
             match run(begin) {
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     begin = Begin::Write;
                 }
-                Err(SqliteError::Busy { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
+                Err(SqliteError::Busy { .. }) if by.wait_for(pause) => pause = conn::longer(pause),
                 written => break written,
             }
         };
