@@ -1,6 +1,6 @@
 //! Whether a grant holds, asked inside a user's own transaction.
 
-use std::path::Path;
+use std::path::PathBuf;
 
 use rusqlite::Connection;
 
@@ -33,7 +33,10 @@ pub fn statement(standing: Standing<'_>) -> Option<[String; 3]> {
 pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     let lock = standing.lock;
     let failed = |error: SqliteError| Error::from(error).with_key(&lock.key);
-    let path = Path::new(conn.path().unwrap_or_default());
+    let path = &*file_of(conn).map_err(|source| {
+        let doing = "ask for the name of the transaction's file";
+        failed(SqliteError::Engine { path: PathBuf::new(), doing, source })
+    })?;
     // One file may have several paths.
     let is_here = |store: &&Sqlite| identity(path).is_ok_and(|file| file == Some(store.target.file));
     let Some(store) = standing.store().filter(is_here) else {
@@ -56,4 +59,25 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
         return Ok(());
     }
     Err(standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"))
+}
+
+/// The file of the main database; no name for one in memory.
+fn file_of(conn: &Connection) -> rusqlite::Result<PathBuf> {
+    // Where it is UTF-8.
+    if let Some(path) = conn.path() {
+        return Ok(PathBuf::from(path));
+    }
+    // The first row is that of `main`, with number, name and file.
+    conn.prepare_cached("PRAGMA database_list")?.query_row([], |row| Ok(path_of(row.get_ref(2)?.as_bytes()?)))
+}
+
+#[cfg(unix)]
+fn path_of(bytes: &[u8]) -> PathBuf {
+    use std::os::unix::ffi::OsStrExt;
+    PathBuf::from(std::ffi::OsStr::from_bytes(bytes))
+}
+
+#[cfg(not(unix))]
+fn path_of(bytes: &[u8]) -> PathBuf {
+    PathBuf::from(String::from_utf8_lossy(bytes).into_owned())
 }

@@ -51,6 +51,23 @@ fn a_transaction_of_another_file_is_refused_by_name() {
     Table::new(&link).write(&guard, "a", "here").unwrap();
 }
 
+/// As macOS refuses to make one.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_path_need_not_be_utf_8() {
+    use std::os::unix::ffi::OsStrExt;
+    let folder = Folder::new();
+    let file = folder.path().join(std::ffi::OsStr::from_bytes(b"\xff'.db"));
+    let client = leasehold::sqlite::builder(&file).connect().unwrap();
+    let guard = client.lock("a").unwrap();
+    let other = folder.path().join(std::ffi::OsStr::from_bytes(b"\xfe.db"));
+    let error = Table::new(&other).write(&guard, "a", "elsewhere").unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+    let table = Table::new(&file);
+    table.write(&guard, "a", "here").unwrap();
+    assert_eq!(table.text("a").as_deref(), Some("here"));
+}
+
 /// A rival that comes while the transaction is open waits for its end, and one that came before makes it fail.
 #[test]
 fn no_rival_comes_between_the_assertion_and_the_commit() {
