@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -65,7 +65,10 @@ impl SqliteOptions {
     /// The store in this file.
     pub(crate) fn opener(self) -> Result<Opener> {
         check_version(rusqlite::version_number(), rusqlite::version())?;
-        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| Ok(Sqlite::connect(self, clock, missing, by)?)))
+        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| {
+            warn_of_lost_commits();
+            Ok(Sqlite::connect(self, clock, missing, by)?)
+        }))
     }
 }
 
@@ -78,6 +81,27 @@ pub(super) fn check_version(number: i32, name: &str) -> Result<()> {
         )));
     }
     Ok(())
+}
+
+/// Whether this version has <https://sqlite.org/wal.html#walresetbug>: where a checkpoint begins while another connection
+/// begins the log anew, a later checkpoint may leave out what was committed, which then nobody reads.
+pub(super) fn may_lose_commits(number: i32) -> bool {
+    let is_mended = matches!(number, 3_044_006..3_045_000 | 3_050_007..3_051_000 | 3_051_003..);
+    !is_mended
+}
+
+/// Once in a process. It is not refused, since a system may have mended it and kept the number.
+fn warn_of_lost_commits() {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
+    if may_lose_commits(rusqlite::version_number()) && !IS_TOLD.swap(true, Ordering::Relaxed) {
+        log::warn!(
+            target: "leasehold::sqlite",
+            "SQLite {} can, rarely, lose what two processes write at once (https://sqlite.org/wal.html#walresetbug), and a lock \
+             then has two holders, unless the system's has the mend without its number: link 3.51.3, 3.50.7, 3.44.6 or a later \
+             one of these lines, or build without LIBSQLITE3_SYS_USE_PKG_CONFIG, which brings one along",
+            rusqlite::version()
+        );
+    }
 }
 
 fn file_mode(text: &str) -> Result<u32> {

@@ -214,6 +214,17 @@ fn a_library_that_is_too_old_is_refused() {
     assert!(error.to_string().contains("3.36.0") && error.to_string().contains("PKG_CONFIG"), "{error}");
 }
 
+#[test]
+fn a_library_that_may_lose_commits_is_known_by_its_number() {
+    use super::open::may_lose_commits;
+    for has_it in [3_037_000, 3_040_001, 3_044_005, 3_045_000, 3_050_006, 3_051_000, 3_051_002] {
+        assert!(may_lose_commits(has_it), "{has_it}");
+    }
+    for is_mended in [3_044_006, 3_044_009, 3_050_007, 3_051_003, 3_052_000, 4_000_000, rusqlite::version_number()] {
+        assert!(!may_lose_commits(is_mended), "{is_mended}");
+    }
+}
+
 /// Else heartbeats of this process would wait for as long as it does, and not for the gap between two transactions.
 #[test]
 fn an_acquisition_that_waits_for_another_process_does_not_keep_the_connection() {
