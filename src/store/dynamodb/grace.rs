@@ -54,11 +54,16 @@ impl Noted {
         let most = note.map_or(own, |note| own.max(Duration::from_micros(note.most())));
         // Without a table nobody holds anything.
         let least = note.map_or(Duration::ZERO, |note| Duration::from_micros(note.least));
-        Grace { own: most, of_all: least }
+        // Where nothing is noted yet, or not any more, others may wait for as little as this client was told to.
+        Grace { own: most, of_all: least.min(own) }
     }
 
+    /// Notes the row as it was at `at` or later, unless a newer one is known.
     fn set(&self, row: Option<&Item>, at: BootTime) {
-        *self.0.lock() = Some(Note::of(row, at));
+        let mut known = self.0.lock();
+        if known.is_none_or(|known| known.looked <= at) {
+            *known = Some(Note::of(row, at));
+        }
     }
 }
 
@@ -70,8 +75,9 @@ impl Dynamodb {
 
     /// Reads the row: for the service's time, and for the grace.
     pub(super) fn read_time(&self, by: &Deadline) -> Result<(), DynamodbError> {
+        let sent = self.clock.now();
         match self.get_item(NOBODYS, Consistency::Strong, by) {
-            Ok(row) => self.noted.set(row.as_ref(), self.clock.now()),
+            Ok(row) => self.noted.set(row.as_ref(), sent),
             Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
             Err(error) => return Err(error),
         }
@@ -146,8 +152,10 @@ impl Dynamodb {
         if noted <= ours {
             return Ok(());
         }
+        let is_noted = self.noted.0.lock().is_some_and(|note| note.most.is_some());
+        let others = if is_noted { "other clients of this table use" } else { "for a table that notes none it is" };
         Err(DynamodbError::Config(format!(
-            "grace is {ours:?}, but other clients of this table use {noted:?}, and a client that waits for less would take over \
+            "grace is {ours:?}, but {others} {noted:?}, and a client that waits for less would take over \
              from them too early; use grace={}ms here, or a smaller one in all of them: then write {} as the number \
              graceMicros into the row {NOBODYS:?} while none of them runs",
             noted.as_micros().div_ceil(1_000),
@@ -158,4 +166,29 @@ impl Dynamodb {
 
 fn micros(grace: Duration) -> u64 {
     u64::try_from(grace.as_micros()).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIRST: BootTime = BootTime::from_nanos(1_000);
+    const LATER: BootTime = BootTime::from_nanos(2_000);
+
+    fn noting(grace: Duration) -> Item {
+        Item::from([("graceMicros".to_owned(), number(micros(grace)))])
+    }
+
+    #[test]
+    fn a_late_answer_takes_no_newer_note_back() {
+        let (noted, own, more) = (Noted::default(), Duration::from_millis(200), Duration::from_secs(30));
+        noted.set(Some(&noting(own)), FIRST);
+        assert_eq!(noted.with(own).own, own);
+        noted.set(Some(&noting(more)), LATER);
+        noted.set(Some(&noting(own)), FIRST);
+        assert_eq!(noted.with(own).own, more);
+        // One that is gone is news, too: then the default counts, on which nobody relies who was told less.
+        noted.set(None, LATER);
+        assert_eq!(noted.with(own), Grace { own: Dynamodb::GRACE, of_all: own });
+    }
 }

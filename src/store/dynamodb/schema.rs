@@ -113,7 +113,7 @@ impl Dynamodb {
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
         // Where it was missing or being made: whether this client made it, or another was faster.
-        let (mut made, mut protects, mut ready) = (None, false, None);
+        let (mut made, mut protects, mut ready, mut is_noted) = (None, false, None, false);
         let (started, mut logged) = (Instant::now(), Instant::now());
         loop {
             let each = &by.of_request();
@@ -130,14 +130,18 @@ impl Dynamodb {
                     }
                     // An updating table serves.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
-                    let is_protected = is_there && self.is_protected(&table, each)?;
-                    if is_protected {
+                    // Before the protections, which can take minutes: locks may be taken by now.
+                    if is_there && !is_noted {
                         let waited = self.clock.now().since(*ready.get_or_insert_with(|| self.clock.now()));
-                        if self.may_note_grace(made.filter(|is_ours| *is_ours || waited < NOTES), each)? {
+                        is_noted = self.may_note_grace(made.filter(|is_ours| *is_ours || waited < NOTES), each)?;
+                        if is_noted {
                             self.note_grace(each)?;
                             self.check_grace()?;
-                            return Ok(text);
                         }
+                    }
+                    let is_protected = is_there && self.is_protected(&table, each)?;
+                    if is_noted && is_protected {
+                        return Ok(text);
                     }
                     protects |= is_there && !is_protected;
                 }
@@ -148,8 +152,8 @@ impl Dynamodb {
                 Table::Missing(_) if made.is_some() => {}
                 Table::Missing(_) => made = Some(self.make(each)?),
             }
-            // Once it is there, only the note of who made it is waited for, and not for long.
-            if ready.is_none() && logged.elapsed() >= PROGRESS {
+            // The note of who made it is not waited for for long.
+            if (ready.is_none() || is_noted) && logged.elapsed() >= PROGRESS {
                 logged = Instant::now();
                 log::info!(target: "leasehold::dynamodb", table:? = self.target.table;
                     "the service is still making the table, after {} s", started.elapsed().as_secs());

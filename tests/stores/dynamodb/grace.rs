@@ -182,6 +182,21 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
     assert!((0..20).any(is_whole), "the lease is shorter than it may be");
 }
 
+/// Of the table that one is making with a small grace, before that is noted.
+#[test]
+fn nobody_relies_on_more_than_it_was_told_itself() {
+    needs_server!();
+    let (table, clock) = (Table(crate::support::stores::unique()), Clock::system());
+    let grace = Duration::from_millis(100);
+    let early = open(DynamodbOptions { grace, ..knowing(&table, &clock, Duration::ZERO) }, &clock);
+    waiting(&table, Dynamodb::GRACE).0.schema(Schema::Create, &soon()).unwrap();
+    Raw::new(&table).delete("\u{1}time");
+    match early.acquire(&mut exclusive("k"), &soon()).unwrap() {
+        Acquired::Granted { holder, now, .. } => assert!(now.since(holder.created) > Duration::from_millis(350)),
+        other => panic!("{other:?}"),
+    }
+}
+
 #[test]
 fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
     let table = needs_server!(Table::fresh());
