@@ -182,8 +182,8 @@ impl Table {
     }
 
     /// For how long after its end a lease is respected, since two clients know the service's time a little
-    /// differently: at most a minute. With less than 950 ms a client first has to learn the time better, from more
-    /// answers, before it takes anybody over. Defaults to 1 s.
+    /// differently: at most a minute. A client that knows the time less well than that waits for longer: by less than half a
+    /// second where answers are quick. Defaults to 1 s.
     ///
     /// All clients of a table must have the same, since whoever waits for less would take over too early: the table notes
     /// the largest with which a lock was ever acquired, and connecting with less is an error that says what to do. Who is

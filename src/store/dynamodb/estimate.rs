@@ -16,7 +16,7 @@ use crate::sys::clock::BootTime;
 
 /// A `Date` is cut to the second.
 const RESOLUTION: i64 = 1_000_000_000;
-/// What an answer's way may add to the second, for the interval to be good enough.
+/// What an answer's way may add to the second, for the interval to be good enough for the grace alone.
 pub(super) const SLACK: Duration = Duration::from_millis(100);
 /// Only what was never held or was released ended before this: 1970-01-02.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
@@ -166,24 +166,22 @@ pub struct Moment {
 impl Moment {
     /// As late as it may be. A holder takes off its own lease what of the width the grace of all others does not cover.
     ///
-    /// The holder may be behind by half its width w, and the client that takes over ahead by half of the widest that decides,
-    /// its grace g and `SLACK`. What is taken off here and the wait for g leave the takeover at most
-    /// `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end without its
-    /// margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
+    /// The holder may be behind by half its width w, and the client that takes over ahead by half of its grace g and `SLACK`:
+    /// for what its own width is more than these it waits for longer. What is taken off here and the wait for g leave the
+    /// takeover at most `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end
+    /// without its margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
     pub fn upper_bound(&self) -> StoreTime {
         let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace.of_all) / 2);
         let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
 
-    /// What the rules decide by. While the time is not known well enough, nobody is taken over.
+    /// What the rules decide by. A takeover waits for the grace, and for longer the less is known of the time: no earlier
+    /// than one by who knows it as well as it must be known for the grace alone. While it is in doubt, nobody is taken over.
     pub fn times(&self) -> Times {
-        let expired_before = if self.is_known() { self.now.minus(self.grace.own) } else { ONLY_RELEASED };
+        let wait = self.grace.own + self.width.saturating_sub(self.grace.own + SLACK) / 2;
+        let expired_before = if self.is_doubted() { ONLY_RELEASED } else { self.now.minus(wait) };
         Times { now: self.now, expired_before, stamp: self.stamp() }
-    }
-
-    fn is_known(&self) -> bool {
-        self.before.is_none() && self.width <= self.grace.own + SLACK
     }
 
     /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than `grace`,
@@ -263,7 +261,8 @@ mod tests {
         let idle = estimate.moment(boot(510 + days), GRACE).unwrap();
         assert_eq!(idle.width.as_millis(), 1_020 + u128::from(days) / 1_000);
         let is_old = |moment: &Moment| moment.is_wider(SECOND, Duration::ZERO);
-        assert!(is_old(&idle) && idle.times().expired_before == ONLY_RELEASED);
+        let wait = SECOND + (idle.width - SECOND - SLACK) / 2;
+        assert!(is_old(&idle) && idle.times().expired_before == idle.now.minus(wait));
         assert!(!is_old(&estimate.moment(boot(60_000), GRACE).unwrap()));
         // A clock that was 50 ppm fast is no contradiction, and one answer is enough.
         estimate.learn(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days));
@@ -278,7 +277,7 @@ mod tests {
         estimate.learn(100, boot(490), boot(510));
         let hour = 3_600_000;
         let idle = estimate.moment(boot(500 + hour), grace).unwrap();
-        assert!(idle.is_known() && idle.width > 4 * SECOND);
+        assert!(idle.width > 4 * SECOND && idle.times().expired_before == idle.now.minus(5 * SECOND));
         // Its clock was 500 ppm fast.
         estimate.learn(100 + 3_600 - 2, boot(490 + hour), boot(510 + hour));
         let known = estimate.moment(boot(510 + hour), grace).unwrap();
@@ -327,12 +326,12 @@ mod tests {
     }
 
     #[test]
-    fn too_wide_nobody_is_taken_over_and_a_holder_trusts_less() {
+    fn too_wide_a_takeover_waits_for_longer_and_a_holder_trusts_less() {
         let estimate = Estimate::default();
         estimate.learn(100, boot(0), boot(2_000));
         let wide = estimate.moment(boot(2_000), GRACE).unwrap();
         assert_eq!(wide.width, Duration::from_secs(3));
-        assert_eq!(wide.times().expired_before, ONLY_RELEASED);
+        assert_eq!(wide.times().expired_before, wide.now.minus(SECOND + (2 * SECOND - SLACK) / 2));
         assert_eq!(wide.upper_bound().since(wide.now), SECOND);
         estimate.learn(102, boot(2_000), boot(2_050));
         let fine = estimate.moment(boot(2_050), GRACE).unwrap();
@@ -344,35 +343,45 @@ mod tests {
     fn a_takeover_comes_before_the_holders_end_by_no_more_than_the_least_margin_covers() {
         let true_now = 120_000_000_000;
         let lease = 10_000_000_000;
-        let mut worst = i64::MIN;
-        // Where in its second the service is, for the holder and for the rival, and how long the answers took.
-        let seconds = (0..1_000).step_by(37).chain([999]);
-        let known = |phase: i64, way: i64, is_late: bool| {
+        // Where in its second the service is, for the holder and for the rival.
+        let seconds = (0..1_000).step_by(111);
+        // How long the answer took, and for how long the host's clock has run wrong since.
+        let known = |phase: i64, way: i64, is_late: bool, (idle, drift): (i64, i64), grace: Grace| {
             let estimate = Estimate::default();
             let (sent, received) = (20_000 - way, 20_000);
             // Said as it was sent, or as it was received.
             let said_at = if is_late { received } else { sent };
             let date = (said_at + 100_000 + phase).div_euclid(1_000);
             estimate.learn(date, boot(sent as u64), boot(received as u64));
-            (estimate.moment(boot(received as u64), GRACE).unwrap(), true_now + phase * 1_000_000)
+            let moment = estimate.moment(boot((received + idle) as u64), grace).unwrap();
+            (moment, true_now + (phase + idle + drift) * 1_000_000)
         };
-        let all: Vec<(Moment, i64)> = seconds
-            .flat_map(|phase| [0, 20, 100, 400, 3_000].map(|way| (phase, way)))
-            .flat_map(|(phase, way)| [false, true].map(|is_late| known(phase, way, is_late)))
-            .collect();
-        for (holder, now) in &all {
-            let end = holder.now.as_nanos() + lease;
-            // Counted from this moment, on a clock that runs as the service's.
-            let held_for = end - holder.upper_bound().as_nanos();
-            for (rival, rivals_now) in all.iter().filter(|(rival, _)| rival.is_known()) {
-                // How far the end that the rival takes over is behind the service's time.
-                let behind = rivals_now - rival.times().expired_before.as_nanos();
-                let taken_over_after = end + behind - now;
-                worst = worst.max(held_for - taken_over_after);
-            }
-        }
+        let clocks = [(0, 0), (60_000, 30), (60_000, -30), (3_600_000, 1_800), (3_600_000, -1_800)];
+        let all_by = |grace: Grace| -> Vec<(Moment, i64)> {
+            seconds
+                .clone()
+                .flat_map(|phase| [0, 20, 100, 400, 3_000].map(|way| (phase, way)))
+                .flat_map(|(phase, way)| [false, true].map(|is_late| (phase, way, is_late)))
+                .flat_map(|(phase, way, is_late)| clocks.map(|clock| known(phase, way, is_late, clock, grace)))
+                .collect()
+        };
         let slack = i64::try_from(SLACK.as_nanos()).unwrap();
-        assert!(worst <= slack / 2, "{worst}");
-        assert!(worst > slack / 2 - 5_000_000, "a margin of nothing leads to two holders: {worst}");
+        for own in [0, 100, 500, 950, 1_000, 5_000].map(Duration::from_millis) {
+            let (all, mut worst) = (all_by(Grace { own, of_all: own.min(SECOND) }), i64::MIN);
+            for (holder, now) in &all {
+                let end = holder.now.as_nanos() + lease;
+                // Counted from this moment, on a clock that runs as the service's.
+                let held_for = end - holder.upper_bound().as_nanos();
+                for (rival, rivals_now) in &all {
+                    // How far the end that the rival takes over is behind the service's time.
+                    let behind = rivals_now - rival.times().expired_before.as_nanos();
+                    let taken_over_after = end + behind - now;
+                    worst = worst.max(held_for - taken_over_after);
+                }
+            }
+            assert!(worst <= slack / 2, "{own:?}: {worst}");
+            let is_close = own > SECOND || worst > slack / 2 - 5_000_000;
+            assert!(is_close, "a margin of nothing leads to two holders: {own:?}: {worst}");
+        }
     }
 }

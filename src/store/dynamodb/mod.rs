@@ -140,7 +140,7 @@ impl Dynamodb {
     }
 
     /// The same moment, after an answer, for who would take somebody over: an error where the answers do not tell the
-    /// time any more, since nobody would ever be taken over.
+    /// time any more, since that takeover would wait for longer and longer.
     fn told(&self, moment: Moment) -> Result<Moment, DynamodbError> {
         if self.is_untold(&moment, Duration::ZERO) { Err(DynamodbError::Own(Own::Untold, None)) } else { Ok(moment) }
     }
