@@ -10,7 +10,8 @@
 //!
 //! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`): one that says `nginx` is
 //! refused when connecting, and of one that hides `Server` the log warns once, since some write a `Date` of their own.
-//! Where the time is told no more later, the log warns once, and who wants a lock gets an error, which may be repeated.
+//! Where the time is told no more later, the log warns once, and who wants a lock gets an error, which may be repeated. Held
+//! locks go on for a thousand leases; then their heartbeats fail with that error, and they are lost.
 //!
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;

@@ -42,7 +42,7 @@ impl Dynamodb {
                     if self.moment()?.contradicts(&moment) {
                         return Ok(Renewed::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
                     }
-                    return Ok(Renewed::Until { until, now: moment.upper_bound() });
+                    return Ok(self.renewed(until, renewal, &moment));
                 }
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
                 Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
@@ -52,7 +52,7 @@ impl Dynamodb {
             self.watch_fleet(&found, moment.now);
             let step = transition::renew(&found.record, attempt.grant(), renewal, &moment.times());
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
-            let Some(new) = step.record else { return Ok(Renewed::Until { until: end, now: moment.upper_bound() }) };
+            let Some(new) = step.record else { return Ok(self.renewed(end, renewal, &moment)) };
             until = end;
             let shrinks = found.record.standing(attempt.grant()).is_some_and(|(_, holder)| holder.until > end);
             let is_shared = found.record.exclusive.is_none();
@@ -63,6 +63,19 @@ impl Dynamodb {
                 renewing(attempt, end, &moment, row_end)
             };
         }
+    }
+
+    /// That it stands until then; but so much of that may be unsure that a guard would soon be lost, with each heartbeat
+    /// renewed. Where no answer tells the time any more, that is what is wrong.
+    fn renewed(&self, until: End, renewal: Renewal, moment: &Moment) -> Renewed {
+        let now = moment.upper_bound();
+        if let (Lease::For(lease), false) = (renewal.lease, renewal.may_end_endless) {
+            let is_short = until.left(now).is_some_and(|left| left < lease / 2);
+            if is_short && self.is_untold(moment, lease / 10) {
+                return Renewed::Unknown(DynamodbError::Own(Own::Untold, None).into());
+            }
+        }
+        Renewed::Until { until, now }
     }
 }
 

@@ -418,9 +418,16 @@ fn when_no_answer_tells_the_time_any_more_that_is_said() {
         assert_eq!(look(Consistency::Strong).unwrap().records[0].live().count(), 0);
         let renewed = store.renew(&mut held, renewal(Duration::from_secs(5)), &soon()).unwrap();
         assert!(matches!(renewed, Renewed::Until { .. }), "{renewed:?}");
+        // Later too little is left of a lease: the loss has a reason, and before it the heartbeats fail.
+        let hours = 12 * 3_600;
+        clock.advance(Duration::from_secs(hours));
+        match store.renew(&mut held, renewal(Duration::from_secs(20)), &soon()).unwrap() {
+            Renewed::Unknown(error) => assert!(error.to_string().contains("proxy_pass_header"), "{error}"),
+            other => panic!("{other:?}"),
+        }
         let warned = logs::take("leasehold::dynamodb");
         assert_eq!(warned.iter().filter(|said| said.contains("proxy_pass_header")).count(), 1, "{warned:?}");
-        at.proxy.shift_dates(passed as i64);
+        at.proxy.shift_dates((passed + hours) as i64);
         at.proxy.clear();
         // A slow answer tells little.
         wait_until("it is taken over", || {
