@@ -240,7 +240,7 @@ named_by_text!(Table: &str, String, &String);
 ///         match guard.read_reason(reason)? {
 ///             Canceled::Lost(lost) => return Err(lost.into()), // it was not applied
 ///             Canceled::Conflict => { /* nothing was applied: try again */ }
-///             Canceled::Other => { /* another part of the transaction was refused */ }
+///             Canceled::Other => { /* another part was refused, if the code is "None" */ }
 ///             _ => {}
 ///         }
 ///     }

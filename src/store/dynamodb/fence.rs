@@ -18,9 +18,10 @@ use crate::store::fence::Standing;
 pub enum Canceled {
     /// The lock is not held any more: an error of kind `Lost` that says who holds it.
     Lost(Error),
-    /// Another write was under way on one of the items. Try again.
+    /// Another write was under way on the lock's row, or the service limits the rate of requests to it. Try again.
     Conflict,
-    /// The check passed; another part was refused.
+    /// Another part was refused, where the reason's code is `None`; with any other code this part was, before it was looked at
+    /// whether the lock is held.
     Other,
 }
 
@@ -59,7 +60,7 @@ pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Resul
             let error = standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not applied");
             Canceled::Lost(error.with_holders(holders))
         }
-        Some("TransactionConflict") => Canceled::Conflict,
+        Some("TransactionConflict" | "ThrottlingError" | "ProvisionedThroughputExceeded") => Canceled::Conflict,
         _ => Canceled::Other,
     })
 }

@@ -3,6 +3,7 @@
 
 use std::error::Error as _;
 
+use leasehold::dynamodb::{Canceled, ConditionCheck};
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{Error, ErrorKind, LockClient};
@@ -179,6 +180,26 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
         at.proxy.clear();
         assert_eq!(get(&at.store, &held.key).record.exclusive, Some(holder), "{of}: nothing was written");
         assert!(get(&at.store, &free.key).record.exclusive.is_none(), "{of}");
+    }
+}
+
+/// A reason at the place of the check: it was not looked at where the service had no room for it, nor where it was refused.
+#[test]
+fn each_reason_of_a_cancelled_transaction_says_whether_to_repeat_it() {
+    let at = needs_server!(Behind::new());
+    let client = at.client();
+    let guard = client.lock("k").unwrap();
+    for (code, is_repeated) in [
+        ("TransactionConflict", true),
+        ("ThrottlingError", true),
+        ("ProvisionedThroughputExceeded", true),
+        ("None", false),
+        ("ValidationError", false),
+    ] {
+        let reason = sdk::types::CancellationReason::builder().code(code).build();
+        let said = guard.read_reason(&reason).unwrap();
+        assert_eq!(matches!(said, Canceled::Conflict), is_repeated, "{code}: {said:?}");
+        assert_eq!(matches!(said, Canceled::Other), !is_repeated, "{code}: {said:?}");
     }
 }
 
