@@ -166,8 +166,10 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::Own(Own::Invalid { key: target.described() }, Some(cause)))
             }
             _ if status == 429 => (Fate::NotDone, DynamodbError::Own(Own::Throttled, Some(cause))),
-            // Also what was done, but whose answer can't be read.
-            _ if !(300..500).contains(&status) => (Fate::Unknown, DynamodbError::Unanswered { cause: Some(cause) }),
+            // Also what was done, but whose answer can't be read, or which a proxy passed on and did not wait for.
+            _ if status == 408 || !(300..500).contains(&status) => {
+                (Fate::Unknown, DynamodbError::Unanswered { cause: Some(cause) })
+            }
             _ => (Fate::Refused, DynamodbError::Other { cause }),
         }
     }

@@ -39,7 +39,7 @@ const SKEWED: &str = says!("InvalidSignatureException", "Signature expired: 2026
 const UNKNOWN: &str = says!("UnrecognizedClientException", "The security token included in the request is invalid.");
 
 /// Of a client that was let in before. Status, answer, what it means, and what the message must say: what was going on and what would be right.
-const ANSWERS: [(u16, &str, Means, &str); 26] = [
+const ANSWERS: [(u16, &str, Means, &str); 27] = [
     (400, THROTTLED, Means::Repeat, "limits the rate"),
     (400, says!("ProvisionedThroughputExceededException", "x"), Means::Repeat, "limits the rate"),
     (400, says!("RequestLimitExceeded", "x"), Means::Repeat, "limits the rate"),
@@ -50,6 +50,8 @@ const ANSWERS: [(u16, &str, Means, &str); 26] = [
     (503, says!("ServiceUnavailable", "x"), Means::Unknown, "no answer settled"),
     (502, "<html>Bad Gateway</html>", Means::Unknown, "no answer settled"),
     (504, "{}", Means::Unknown, "no answer settled"),
+    // Some proxies say so after they have passed the request on.
+    (408, "<html>Request Timeout</html>", Means::Unknown, "no answer settled"),
     (400, says!("ResourceNotFoundException", "x"), Means::Fatal(ErrorKind::Schema), "create_schema() makes it"),
     (
         400,
