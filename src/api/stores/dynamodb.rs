@@ -33,8 +33,8 @@
 //!       PointInTimeRecoverySpecification: { PointInTimeRecoveryEnabled: true }
 //! ```
 //!
-//! No time to live: rows are small, and a purge deletes those that were free for a month. After a restore from a backup
-//! fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
+//! No time to live: rows are small, and a purge deletes those that are free and were last granted a month ago. After a
+//! restore from a backup fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
 //!
 //! # Shared holders
 //! They stand in one row, some 256 bytes each, and each renewal writes the whole row. The service writes no more than
