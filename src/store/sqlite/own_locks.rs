@@ -295,8 +295,6 @@ mod linux {
                         drop(alone);
                     }
                     Ok(other) => kept.extend([file, other]),
-                    // Without `/proc`: else every further file would leave one open, and such a fork is rare.
-                    Err(error) if is_absent(&error) && lock(&file, libc::F_WRLCK, ALL).is_ok() => drop(file),
                     Err(_) => kept.push(file),
                 }
             }
@@ -366,6 +364,7 @@ mod linux {
     /// The mark of this copy, or of those that share one SQLite: then each sees when another one writes. `None` where there is
     /// no `/proc` for it.
     fn copy() -> io::Result<Option<Copied>> {
+        let is_absent = |error: &io::Error| is_denied(error) || error.kind() == io::ErrorKind::NotFound;
         let (process, thread) = match (fs::read("/proc/self/stat"), fs::read("/proc/thread-self/stat")) {
             (Err(error), _) | (_, Err(error)) if is_absent(&error) => return Ok(None),
             (process, thread) => (process?, thread?),
@@ -398,11 +397,6 @@ mod linux {
     fn fnv(bytes: &[u8]) -> u64 {
         let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash)
-    }
-
-    /// Whether there is no such file of `/proc`, at least for this user.
-    fn is_absent(error: &io::Error) -> bool {
-        is_denied(error) || error.kind() == io::ErrorKind::NotFound
     }
 
     /// Whether this user may not do it.

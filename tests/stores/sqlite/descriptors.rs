@@ -28,22 +28,6 @@ fn a_process_that_opens_many_files_keeps_few_descriptors() {
     assert_eq!(descriptors(&folder) + descriptors(&other), 1);
 }
 
-/// They are closed while a lock is on the file, which is best taken by another descriptor, that `/proc` gives.
-#[test]
-fn without_proc_also_few_descriptors_are_kept() {
-    if !is_alone("sqlite::descriptors::without_proc_also_few_descriptors_are_kept") {
-        return;
-    }
-    let folder = Folder::new();
-    let stores: Vec<_> = (0..100).map(|name| open(&folder.path().join(format!("{name}.db")))).collect();
-    // As without it: nothing else is opened from here on that way.
-    let ours = libc::O_RDWR | libc::O_CLOEXEC;
-    let flags = libc::O_ACCMODE | libc::O_CLOEXEC | libc::O_NOFOLLOW;
-    refuse(libc::SYS_openat, (2, flags), [ours; 2], libc::ENOENT);
-    drop(stores);
-    assert_eq!(descriptors(&folder), 64);
-}
-
 /// As some file systems do.
 #[test]
 fn where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_file() {
