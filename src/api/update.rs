@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::api::client::LockClient;
 use crate::lease::{LockRecord, Step, StoreTime};
-use crate::model::error::{ErrorKind, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
@@ -47,55 +47,61 @@ impl LockClient {
             found = self.look(&key, by)?;
         }
         loop {
-            let step = decide(&found)?;
-            let Some(next) = step.record else {
-                if may_be_done && !self.stays(&found.seen, by)? {
-                    found = self.look(&key, by)?;
-                    continue;
+            let now = &found.seen.record;
+            let done = unanswered.take_if(|(next, _, before)| arrived(next, &before.seen.record, now));
+            let error = if let Some((next, answer, before)) = done {
+                match self.stays(&found.seen, by) {
+                    Ok(()) => return Ok((answer, before)),
+                    Err(error) => {
+                        unanswered = Some((next, answer, before));
+                        error
+                    }
                 }
-                return Ok((step.answer, found));
-            };
-            pause!("change.decided");
-            let error = match self.family.backend.swap(&found.seen, Some(&next), by) {
-                Ok(Swapped::Done) => return Ok((step.answer, found)),
-                Ok(Swapped::Changed) => {
-                    self.error(ErrorKind::Store, &key, "it was changed by others each time").retryable()
+            } else {
+                let step = decide(&found)?;
+                pause!("change.decided");
+                match step.record {
+                    None if !may_be_done => return Ok((step.answer, found)),
+                    None => match self.stays(&found.seen, by) {
+                        Ok(()) => return Ok((step.answer, found)),
+                        Err(error) => error,
+                    },
+                    Some(next) => match self.family.backend.swap(&found.seen, Some(&next), by) {
+                        Ok(Swapped::Done) => return Ok((step.answer, found)),
+                        Ok(Swapped::Changed) => self.changed(&key),
+                        Ok(Swapped::Unknown(error)) => {
+                            may_be_done = true;
+                            unanswered = Some((next, step.answer, found));
+                            error
+                        }
+                        Err(error) => error,
+                    },
                 }
-                Ok(Swapped::Unknown(error)) => {
-                    may_be_done = true;
-                    unanswered = Some((next, step.answer, found));
-                    error
-                }
-                Err(error) if error.is_retryable() => error,
-                Err(error) => return Err(error),
             };
             failures += 1;
-            if !by.wait_to_repeat(failures) {
+            if !error.is_retryable() || !by.wait_to_repeat(failures) {
                 self.family.check_open()?;
                 return Err(error);
             }
             found = self.look(&key, by)?;
-            let now = &found.seen.record;
-            if let Some((_, answer, before)) =
-                unanswered.take_if(|(next, _, before)| arrived(next, &before.seen.record, now))
-                && self.stays(&found.seen, by)?
-            {
-                return Ok((answer, before));
-            }
         }
     }
 
-    /// Whether what was read stays, though a write without an answer may have left it; not where it was changed since.
-    fn stays(&self, seen: &Seen, by: &Deadline) -> Result<bool> {
+    /// What was read stays, also where a write without an answer has left it; an error where that is not known.
+    fn stays(&self, seen: &Seen, by: &Deadline) -> Result<()> {
         let backend = &self.family.backend;
         if !backend.info().reads_what_may_be_undone || !seen.record.exists() {
-            return Ok(true);
+            return Ok(());
         }
         match backend.swap(seen, Some(&seen.record), by)? {
-            Swapped::Done => Ok(true),
-            Swapped::Changed => Ok(false),
+            Swapped::Done => Ok(()),
+            Swapped::Changed => Err(self.changed(&seen.record.key)),
             Swapped::Unknown(error) => Err(error),
         }
+    }
+
+    fn changed(&self, key: &str) -> Error {
+        self.error(ErrorKind::Store, key, "it was changed by others each time").retryable()
     }
 
     /// The record of one key as it stands now.

@@ -54,6 +54,8 @@ pub struct Wakeups {
 struct State {
     /// The keys that the store watches now.
     watched: BTreeSet<String>,
+    /// Those that it watches no more, since nobody waited for them; who came for one right before counts on being told.
+    let_go: BTreeSet<String>,
     thread: Option<Thread>,
     /// Until then waiters poll.
     polls_until: Option<Instant>,
@@ -153,11 +155,13 @@ impl Wakeups {
             let end = caught(|| self.watch()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
             pause!("wake.ends");
             let mut state = self.state.lock();
-            state.watched.clear();
+            // Who counts on being told sleeps long.
+            let mut counted_on = std::mem::take(&mut state.watched);
+            counted_on.append(&mut state.let_go);
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
-                // A waiter came while the thread ended, and may have counted on it.
+                // A waiter came while the thread ended.
                 drop(state);
-                self.nudge_all();
+                counted_on.iter().for_each(|key| self.queues.nudge(key));
                 continue;
             }
             let is_news = state.poll(&end);
@@ -167,18 +171,12 @@ impl Wakeups {
             }
             drop(state);
             // Before the log, which may hang.
-            self.nudge_all();
+            counted_on.iter().for_each(|key| self.queues.nudge(key));
             if is_news {
                 self.say(&end);
             }
             return;
         }
-    }
-
-    /// Who sleeps long, since it expects to be woken, looks again. That may be of any key: of one that is watched no more, it
-    /// asked just before.
-    fn nudge_all(&self) {
-        self.queues.keys().iter().for_each(|key| self.queues.nudge(key));
     }
 
     /// Logs that waiters poll. The logger is the user's, so nothing is locked here.
@@ -215,8 +213,14 @@ impl Wakeups {
             shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
-                // Who comes for one of the others meanwhile polls.
-                self.state.lock().watched.retain(|key| wanted.contains(key));
+                {
+                    let mut state = self.state.lock();
+                    // Who comes for one of the others from now on polls.
+                    let watched = std::mem::take(&mut state.watched);
+                    let (stay, mut go) = watched.into_iter().partition(|key| wanted.contains(key));
+                    state.watched = stay;
+                    state.let_go.append(&mut go);
+                }
                 let called = self.call(&wanted, to);
                 pause!("wake.asked");
                 call_at = Instant::now() + now.elapsed() * SHARE;
@@ -233,6 +237,8 @@ impl Wakeups {
                     let mut state = self.state.lock();
                     state.watched.clone_from(&watched);
                     state.polls_until = None;
+                    let waited_for = self.queues.keys();
+                    state.let_go.retain(|key| waited_for.contains(key) && !watched.contains(key));
                 }
                 pause!("wake.watches");
                 // The store does not report earlier changes.

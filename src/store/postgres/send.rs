@@ -20,7 +20,7 @@ use super::error::{Own, PostgresError, Stage};
 use super::open::{self, Table};
 use super::row::{Found, LATE, Micros};
 pub(super) use super::session::Connected;
-use super::statements::{briefly, patiently, untold};
+use super::statements::{BRIEF, BRIEFLY_SHARING, briefly, patiently, untold};
 use super::tls::Tls;
 pub(super) use super::turns::Lane;
 use super::turns::{Soon, Turns};
@@ -259,7 +259,8 @@ impl Owned {
             None => self.turns.of(lane).await,
             Some(Soon::Long(long)) => long,
             Some(Soon::Brief(brief)) => {
-                if let Some(briefly) = briefly(&statement.sql) {
+                let millis = if lane == Lane::Sharing { BRIEFLY_SHARING } else { BRIEF };
+                if let Some(briefly) = briefly(&statement.sql, millis) {
                     match self.ask_now(&briefly, statement, &went.sent).await {
                         Err((_, locked @ PostgresError::Own(Own::Locked, _))) => *went.held_up.lock() = Some(locked),
                         answer => return answer,

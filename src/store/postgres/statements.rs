@@ -51,14 +51,14 @@ pub(super) fn untold(sql: &str) -> Option<String> {
 }
 
 /// The same statement, which fails soon where somebody else has the row locked. `None`: nobody knows for what it waits.
-pub(super) fn briefly(sql: &str) -> Option<String> {
+pub(super) fn briefly(sql: &str, millis: u128) -> Option<String> {
     const ROW: &str = "WHERE t.key = $1 AND ";
     let (reads, has_row) = (sql.starts_with("SELECT"), sql.contains(ROW));
     if !has_row {
         return reads.then(|| sql.to_owned());
     }
     let without = sql.replacen(&limited(POOLED), "", 1);
-    Some(without.replacen(ROW, &format!("{ROW}{}", limited(BRIEF)), 1))
+    Some(without.replacen(ROW, &format!("{ROW}{}", limited(millis)), 1))
 }
 
 /// The same statement of a shared holder's heartbeat, which waits longer behind a pooler. One at a time of a client does
@@ -102,7 +102,10 @@ pub(super) const CHANNEL: &str = "leasehold";
 const TELL: &str = "pg_notify(";
 const TOLD: &str = ") /* told */";
 /// How long such a statement waits, in milliseconds.
-const BRIEF: u128 = 50;
+pub(super) const BRIEF: u128 = 50;
+/// The same for a shared holder's heartbeat. One transaction may assert hundreds of keys of a client, and those who can't
+/// wait long try one after the other: the last of them, and a release between them, must not come too late.
+pub(super) const BRIEFLY_SHARING: u128 = 5;
 /// How long one waits behind a pooler: all clients share its sessions, and one row that somebody has locked must not take
 /// them all. Whoever wants the row asks again.
 const POOLED: u128 = 100;

@@ -23,7 +23,9 @@ impl Transactional for Claiming<'_> {
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        self.0.transition(key, durability, Some(self.1), by, transition)
+        // An acquisition can be refused, and a refusal needs no write lock.
+        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
+        self.0.transition(key, begin, durability, Some(self.1), by, transition)
     }
 }
 
@@ -39,7 +41,7 @@ impl Sqlite {
     ) -> Result<Written<T>, SqliteError> {
         // Heartbeats and releases keep the connection while they wait for other processes, and the rest does not: a heartbeat
         // would wait behind it.
-        let one_try = (durability == Durability::PowerCut).then(|| Deadline::at(Instant::now()));
+        let one_try = (begin == Begin::Read).then(|| Deadline::at(Instant::now()));
         let mut run = |begin| {
             let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
             writer.promise(durability, &self.target.path, by)?;
@@ -72,13 +74,12 @@ impl Sqlite {
     fn transition<A>(
         &self,
         key: &str,
+        begin: Begin,
         durability: Durability,
         claim: Option<&GrantId>,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition can be refused, and a refusal needs no write lock.
-        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
             let times = self.target.times()?;
@@ -111,7 +112,7 @@ impl Sqlite {
                 Ok(Transacted::Done(answer, Seen::new(record, times, None)))
             }
             // What a commit promises can't be changed within its transaction.
-            Ok(Written::Done(None)) => self.transition(key, Durability::PowerCut, claim, by, transition),
+            Ok(Written::Done(None)) => self.transition(key, begin, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(error @ SqliteError::Moved { .. }) => {

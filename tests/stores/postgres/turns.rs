@@ -68,6 +68,14 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
     });
 }
 
+struct Ends<'a>(&'a AtomicBool);
+
+impl Drop for Ends<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, SeqCst);
+    }
+}
+
 /// A transaction that asserts many shared keys holds up the heartbeats of those alone.
 #[test]
 fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
@@ -85,6 +93,8 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
         let asserts = format!("BEGIN; SELECT FROM {} WHERE key LIKE 'k%' FOR SHARE", rows.0);
         client.batch_execute(&asserts).await.unwrap();
         std::thread::scope(|scope| {
+            // Also where this fails.
+            let _ends = Ends(&is_over);
             for a in &mut held {
                 let (store, is_over) = (&store, &is_over);
                 scope.spawn(move || {
@@ -97,7 +107,6 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
             wait_until("some wait", || rows.sql(waits).len() > 2);
             let answers: Vec<_> =
                 (0..10).map(|_| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT / 2))).collect();
-            is_over.store(true, SeqCst);
             drop(client);
             assert!(answers.iter().all(|answer| matches!(answer, Ok(Renewed::Until { .. }))), "{answers:?}");
         });

@@ -137,25 +137,32 @@ fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
 #[test]
 fn a_renewal_whose_commit_is_late_prolongs_by_no_more_than_was_asked() {
     needs_server!();
-    let Some((grpc, store)) = behind() else { return };
-    const LATE: Duration = Duration::from_secs(3);
     for mode in [Mode::Exclusive, Mode::Shared] {
-        let mut a = attempt(&mode.to_string(), mode);
-        let before = granted(&store, &mut a).until;
-        grpc.restart();
-        grpc.fault("Commit", 0, Fault::Late(LATE));
-        let asked = Instant::now();
-        let answer = store.renew(&mut a, RENEWAL, &Deadline::after(LATE / 2)).unwrap();
-        assert!(matches!(answer, Renewed::Unknown(_)), "{answer:?}");
-        let latest = Lease::For(LEASE).end(get(&store, "nobody's").times.now);
-        assert!(asked.elapsed() < LATE, "the machine is too busy to say by when it was asked");
-        let is_late = |call: &Call| call.method == "Commit" && call.answered;
-        grpc.wait_until("the late commit", |calls| calls.iter().any(is_late));
-        assert_eq!(grpc.clear(), 0, "the fault was not met");
-        let until = get(&store, &a.key).record.holders().next().unwrap().1.until;
-        assert!(before < until && until <= latest, "{mode}: {before:?} < {until:?} <= {latest:?}");
-        // Whoever asks again gets all of it.
-        let Ok(Renewed::Until { until: again, .. }) = store.renew(&mut a, RENEWAL, &soon()) else { panic!("{mode}") };
-        assert!(until < again, "{mode}");
+        // A busy machine may not be asked in time; then it begins again.
+        let known = [1, 3, 9].into_iter().any(|times| is_prolonged_in_time(mode, times * Duration::from_secs(3)));
+        assert!(known, "{mode}: it is not known by when it was asked");
     }
+}
+
+fn is_prolonged_in_time(mode: Mode, late: Duration) -> bool {
+    let Some((grpc, store)) = behind() else { return true };
+    let mut a = attempt("k", mode);
+    let before = granted(&store, &mut a).until;
+    grpc.restart();
+    grpc.fault("Commit", 0, Fault::Late(late));
+    let asked = Instant::now();
+    let answer = store.renew(&mut a, RENEWAL, &Deadline::after(late / 2));
+    let latest = Lease::For(LEASE).end(get(&store, "nobody's").times.now);
+    if !matches!(answer, Ok(Renewed::Unknown(_))) || asked.elapsed() >= late {
+        return false;
+    }
+    let is_late = |call: &Call| call.method == "Commit" && call.answered;
+    grpc.wait_until("the late commit", |calls| calls.iter().any(is_late));
+    assert_eq!(grpc.clear(), 0, "the fault was not met");
+    let until = get(&store, &a.key).record.holders().next().unwrap().1.until;
+    assert!(before < until && until <= latest, "{mode}: {before:?} < {until:?} <= {latest:?}");
+    // Whoever asks again gets all of it.
+    let Ok(Renewed::Until { until: again, .. }) = store.renew(&mut a, RENEWAL, &soon()) else { panic!("{mode}") };
+    assert!(until < again, "{mode}");
+    true
 }
