@@ -94,7 +94,12 @@ impl Estimate {
         };
         let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(answer));
         known.ahead = Some(match before {
-            _ if ahead.fits(answer) => ahead.and(answer),
+            // It says nothing of which of the two was wrong.
+            Some(before) if ahead.fits(answer) => {
+                known.before = Some(before.and(answer));
+                ahead.and(answer)
+            }
+            None if ahead.fits(answer) => ahead.and(answer),
             // The answer between them was wrong.
             Some(before) => before.and(answer),
             None => {
@@ -297,6 +302,19 @@ mod tests {
         let settled = estimate.moment(boot(510), GRACE).unwrap();
         assert!(!settled.contradicts(&used) && !settled.is_doubted());
         assert_eq!(moment(&estimate, 510).0, 100_510);
+    }
+
+    #[test]
+    fn an_answer_that_fits_both_settles_no_doubt() {
+        let (estimate, hour) = (Estimate::default(), 3_600_000);
+        estimate.learn(100, boot(490), boot(510));
+        estimate.learn(3_700, boot(490), boot(510));
+        // It took an hour.
+        estimate.learn(3_700, boot(490), boot(510 + hour));
+        let doubted = estimate.moment(boot(510 + hour), GRACE).unwrap();
+        assert!(doubted.is_doubted() && doubted.times().expired_before == ONLY_RELEASED, "{doubted:?}");
+        estimate.learn(3_700, boot(490 + hour), boot(510 + hour));
+        assert!(!estimate.moment(boot(510 + hour), GRACE).unwrap().is_doubted());
     }
 
     #[test]

@@ -51,11 +51,11 @@ impl Noted {
     /// What counts for a client that was made with `own`.
     pub fn with(&self, own: Duration) -> Grace {
         let note = *self.0.lock();
-        let most = note.map_or(own, |note| own.max(Duration::from_micros(note.most())));
-        // Without a table nobody holds anything.
-        let least = note.map_or(Duration::ZERO, |note| Duration::from_micros(note.least));
-        // Where nothing is noted yet, or not any more, others may wait for as little as this client was told to.
-        Grace { own: most, of_all: least.min(own) }
+        // Also before the first look: others may rely on the default by then.
+        let most = note.map_or_else(|| micros(Dynamodb::GRACE), |note| note.most());
+        // Where nothing is noted yet, or not any more, others may wait for nothing.
+        let least = note.filter(|note| note.most.is_some()).map_or(0, |note| note.least);
+        Grace { own: own.max(Duration::from_micros(most)), of_all: Duration::from_micros(least).min(own) }
     }
 
     /// Notes the row as it was at `at` or later, unless a newer one is known.
@@ -84,7 +84,8 @@ impl Dynamodb {
         Ok(())
     }
 
-    /// Before a grant: a client whose grace is larger than the noted one notes it, so that others learn of it.
+    /// Before a grant: a client whose grace is larger than the noted one notes it, so that others learn of it. So does one with
+    /// the default where nothing is noted: whoever has just made the table may be about to note less.
     pub(super) fn agree_on_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let now = self.clock.now();
         let is_old = |note: Note| now.since(note.looked) > LOOK_AGAIN;
@@ -92,7 +93,8 @@ impl Dynamodb {
             self.read_time(by)?;
         }
         // Without a table the grant fails, too.
-        let is_less = |note: Note| note.most() < micros(self.info.grace);
+        let ours = micros(self.info.grace);
+        let is_less = |note: Note| note.most() < ours || (note.most.is_none() && note.most() == ours);
         if self.noted.0.lock().is_some_and(is_less) { self.note_grace(by) } else { Ok(()) }
     }
 
@@ -149,10 +151,11 @@ impl Dynamodb {
     /// An error where other clients of this table wait for longer than this one does.
     pub(super) fn check_grace(&self) -> Result<(), DynamodbError> {
         let (ours, noted) = (self.info.grace, self.grace_now().own);
-        if noted <= ours {
+        let note = *self.noted.0.lock();
+        if noted <= ours || note.is_none() {
             return Ok(());
         }
-        let is_noted = self.noted.0.lock().is_some_and(|note| note.most.is_some());
+        let is_noted = note.is_some_and(|note| note.most.is_some());
         let others = if is_noted { "other clients of this table use" } else { "for a table that notes none it is" };
         Err(DynamodbError::Config(format!(
             "grace is {ours:?}, but {others} {noted:?}, and a client that waits for less would take over \
@@ -187,8 +190,9 @@ mod tests {
         noted.set(Some(&noting(more)), LATER);
         noted.set(Some(&noting(own)), FIRST);
         assert_eq!(noted.with(own).own, more);
-        // One that is gone is news, too: then the default counts, on which nobody relies who was told less.
+        // One that is gone is news, too: then the default is waited for, as before the first look, and nobody relies on any.
         noted.set(None, LATER);
-        assert_eq!(noted.with(own), Grace { own: Dynamodb::GRACE, of_all: own });
+        let nothing = Grace { own: Dynamodb::GRACE, of_all: Duration::ZERO };
+        assert_eq!([noted.with(own), Noted::default().with(own)], [nothing; 2]);
     }
 }

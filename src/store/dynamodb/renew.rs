@@ -71,7 +71,7 @@ impl Dynamodb {
         let now = moment.upper_bound();
         if let (Lease::For(lease), false) = (renewal.lease, renewal.may_end_endless) {
             let is_short = until.left(now).is_some_and(|left| left < lease / 2);
-            if is_short && self.is_untold(moment, lease / 10) {
+            if is_short && moment.is_wider(self.grace_now().of_all, lease / 10) {
                 return Renewed::Unknown(DynamodbError::Own(Own::Untold, None).into());
             }
         }

@@ -150,7 +150,11 @@ impl Dynamodb {
                     return Err(DynamodbError::Own(Own::MayNotMake { table, right }, cause));
                 }
                 Table::Missing(_) if made.is_some() => {}
-                Table::Missing(_) => made = Some(self.make(each)?),
+                // Also one that went meanwhile.
+                Table::Missing(_) => {
+                    made = Some(self.make(each)?);
+                    (ready, is_noted) = (None, false);
+                }
             }
             // The note of who made it is not waited for for long.
             if (ready.is_none() || is_noted) && logged.elapsed() >= PROGRESS {

@@ -197,6 +197,37 @@ fn nobody_relies_on_more_than_it_was_told_itself() {
     }
 }
 
+/// Whoever makes the table may be about to note less.
+#[test]
+fn who_relies_on_the_default_where_nothing_is_noted_notes_it() {
+    needs_server!();
+    let (table, clock) = (Table(crate::support::stores::unique()), Clock::system());
+    waiting(&table, Dynamodb::GRACE).0.schema(Schema::Create, &soon()).unwrap();
+    Raw::new(&table).delete("\u{1}time");
+    let early = open(options(&table.0, &clock), &clock);
+    granted(&early, &mut exclusive("k"));
+    let error = with_grace(&table, 200).unwrap_err();
+    assert!(error.to_string().contains("other clients of this table use 1s"), "{error}");
+}
+
+/// Who has not looked yet waits for as long as others may rely on.
+#[test]
+fn a_look_before_the_first_lock_ends_no_lease_early() {
+    needs_server!();
+    let (table, clock) = (Table(crate::support::stores::unique()), Clock::system());
+    let grace = Duration::from_millis(100);
+    // In the middle of a second of the service, so that it is right, and does not know that.
+    wait_until("the second is half over", || (450..550).contains(&jiff::Timestamp::now().subsec_millisecond()));
+    let early = open(DynamodbOptions { grace, ..knowing(&table, &clock, Duration::ZERO) }, &clock);
+    let other = waiting(&table, Dynamodb::GRACE).0;
+    other.schema(Schema::Create, &soon()).unwrap();
+    granted(&other, &mut exclusive("k"));
+    clock.advance(LEASE + Duration::from_millis(650));
+    let consistency = leasehold::internals::store::Consistency::Strong;
+    let page = early.read(&Which::Prefix(String::new()), None, consistency, &soon()).unwrap();
+    assert_eq!(page.records.iter().flat_map(|seen| seen.live()).count(), 1);
+}
+
 #[test]
 fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
     let table = needs_server!(Table::fresh());

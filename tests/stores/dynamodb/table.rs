@@ -74,7 +74,8 @@ fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
     let asked: Vec<_> = proxy.requests().into_iter().filter(|request| request.target == asks).collect();
     assert_eq!(asked.len(), 3, "{asked:?}");
     let first = |target: &str| proxy.requests().iter().position(|request| request.target == target);
-    assert!(first("UpdateItem") < first(asks), "the grace is noted as soon as locks may be taken");
+    let is_first = first("UpdateItem").is_some_and(|at| Some(at) < first(asks));
+    assert!(is_first, "the grace is noted as soon as locks may be taken");
     for request in &asked {
         assert!(request.has(&format!("\"TableName\":\"{}\"", table.0)), "{request:?}");
         assert!(request.has("\"PointInTimeRecoveryEnabled\":true"), "{request:?}");
