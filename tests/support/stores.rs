@@ -285,12 +285,18 @@ fn dynamodb() -> Opened {
 #[cfg(feature = "dynamodb")]
 fn dynamodb_sorted() -> Opened {
     use super::dynamodb::{Table, options, sort_key};
+    use leasehold::internals::store::Schema;
     use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions};
     let (table, clock) = (Table::sorted(), Clock::system());
-    for value in ["before", "other"] {
+    let open = |value| {
         let sort_key = Some(sort_key(value));
         let options = DynamodbOptions { sort_key, ..options(&table.0, &clock) };
-        let other = Dynamodb::open(options, clock.clone(), &soon()).unwrap();
+        Dynamodb::open(options, clock.clone(), &soon()).unwrap()
+    };
+    // Each of these parts notes its own grace, as whoever makes it does.
+    open("lock").schema(Schema::Create, &soon()).unwrap();
+    for value in ["before", "other"] {
+        let other = open(value);
         for key in ["k", "a", "b"] {
             let mut attempt = super::calls::attempt(other.info().grant_form, key, Mode::Exclusive);
             super::calls::acquired(&other, &mut attempt);

@@ -9,7 +9,7 @@ use crate::support::between::Between;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ClientBuilder, Error, ErrorKind, LeaseStatus, Leases, LossReason};
 
-use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, confirms, on_every_store, wait_until};
 use crate::support::stores::Opened;
 
 /// What is kept by heartbeats, also on a busy machine: two thirds of it less its margin are left when one is due.
@@ -329,7 +329,7 @@ fn what_a_claim_answers_is_what_stands_in_the_store() {
         let faulty = Arc::new(Faulty::new(Arc::new(between.clone()), faults));
         let leases = builder_over(faulty, store.clock.clone()).connect().unwrap().leases("space");
         let claimed = leases.claim("app", "unit/0", MINUTE).unwrap();
-        assert_eq!(between.swapped().len(), 2);
+        assert_eq!(between.swapped().len(), 2 + confirms(store));
         let stands = leases.get("app").unwrap().unwrap();
         assert_eq!(claimed.fencing_token(), stands.fencing_token());
     });

@@ -54,6 +54,11 @@ impl Opened {
     }
 }
 
+/// How many swaps more there are where what a look finds after a swap without an answer has to be confirmed.
+fn confirms(store: &Opened) -> usize {
+    usize::from(store.store.info().reads_what_may_be_undone)
+}
+
 /// Runs a case on an empty store of each kind.
 fn on_every_store(case: impl Fn(&Opened) + Sync) {
     on_each(|store| case(&(store.open)()));

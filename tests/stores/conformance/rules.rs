@@ -88,7 +88,8 @@ pub fn a_grant_is_what_was_asked_for(store: &Store) {
         let seen = at.get(&a.key);
         assert_eq!(seen.record.standing(a.grant()), Some((mode, &holder)), "it is stored as it was told");
         assert_eq!((&holder.lock_id, &holder.labels), (&a.ask.lock_id, &a.ask.labels));
-        assert!(before <= holder.created && holder.created <= seen.times.now);
+        let (created, now) = (holder.created, seen.times.now);
+        assert!(before <= created && created <= now, "{before:?} <= {created:?} <= {now:?}");
         assert_eq!((holder.until, holder.renewed), (End::At(holder.created.plus(LEASE)), None));
         assert_eq!(seen.record.kind, Kind::Lock);
     }
