@@ -215,26 +215,11 @@ pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Res
     }
 }
 
-/// The pause after this one.
-pub(super) fn longer(pause: Duration) -> Duration {
-    (pause * 3 / 2).min(LAST_PAUSE)
-}
-
 /// Repeats `what` while others have the file locked.
 pub(super) fn busy_retried<T>(
     path: &Path,
     by: &Deadline,
     doing: &'static str,
-    what: impl FnMut() -> Result<T, SqliteError>,
-) -> Result<T, SqliteError> {
-    repeated(path, by, doing, longer, what)
-}
-
-fn repeated<T>(
-    path: &Path,
-    by: &Deadline,
-    doing: &'static str,
-    next: impl Fn(Duration) -> Duration,
     mut what: impl FnMut() -> Result<T, SqliteError>,
 ) -> Result<T, SqliteError> {
     let mut pause = FIRST_PAUSE;
@@ -246,7 +231,7 @@ fn repeated<T>(
                 if !by.wait_for(pause) {
                     return Err(SqliteError::Busy { path: path.to_owned() });
                 }
-                pause = next(pause);
+                pause = (pause * 3 / 2).min(LAST_PAUSE);
             }
             done => return done,
         }
@@ -282,9 +267,7 @@ impl<'a> Tx<'a> {
             Begin::Read => "BEGIN",
         };
         let doing = "begin a transaction";
-        // Often, since somebody who writes without a pause leaves short gaps, in which every heartbeat must find its turn. One
-        // thread of a client at a time asks so, which takes some hundredths of one processor.
-        repeated(path, by, doing, |pause| pause, || run(conn, path, doing, sql))?;
+        busy_retried(path, by, doing, || run(conn, path, doing, sql))?;
         Ok(Tx { conn, path })
     }
 

@@ -1,7 +1,5 @@
 //! What only the inside shows: how safely a call writes.
 
-use std::sync::atomic::Ordering;
-
 use super::error::SqliteError;
 use super::*;
 use crate::lease::{Ask, Labels, Lease};
@@ -223,33 +221,4 @@ fn a_library_that_may_lose_commits_is_known_by_its_number() {
     for is_mended in [3_044_006, 3_044_009, 3_050_007, 3_051_003, 3_052_000, 4_000_000, rusqlite::version_number()] {
         assert!(!may_lose_commits(is_mended), "{is_mended}");
     }
-}
-
-/// Else heartbeats of this process would wait for as long as it does, and not for the gap between two transactions.
-#[test]
-fn an_acquisition_that_waits_for_another_process_does_not_keep_the_connection() {
-    let (folder, store) = store();
-    let other = rusqlite::Connection::open(folder.join("locks.db")).unwrap();
-    other.execute_batch("BEGIN IMMEDIATE").unwrap();
-    let has_ended = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let waiting = scope.spawn(|| {
-            let answer = store.acquire(&mut attempt(), &Deadline::after(Duration::from_secs(60)));
-            has_ended.store(true, Ordering::SeqCst);
-            answer
-        });
-        // What it began as a reader has to begin anew, to write.
-        let is_seen = || store.writer.is_locked() || has_ended.load(Ordering::SeqCst);
-        while !is_seen() {
-            std::thread::yield_now();
-        }
-        let writer = store.writer.try_lock_for(Duration::from_secs(20));
-        let is_waiting = !has_ended.load(Ordering::SeqCst);
-        other.execute_batch("COMMIT").unwrap();
-        assert!(writer.is_some() && is_waiting);
-        drop(writer);
-        assert!(matches!(waiting.join().unwrap(), Ok(Acquired::Granted { .. })));
-    });
-    drop(store);
-    std::fs::remove_dir_all(folder).unwrap();
 }

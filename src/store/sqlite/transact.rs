@@ -1,7 +1,5 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
-use std::time::Instant;
-
 use super::Sqlite;
 use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
@@ -23,9 +21,7 @@ impl Transactional for Claiming<'_> {
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition can be refused, and a refusal needs no write lock.
-        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
-        self.0.transition(key, begin, durability, Some(self.1), by, transition)
+        self.0.transition(key, durability, Some(self.1), by, transition)
     }
 }
 
@@ -39,13 +35,10 @@ impl Sqlite {
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
-        // Heartbeats and releases keep the connection while they wait for other processes, and the rest does not: a heartbeat
-        // would wait behind it.
-        let one_try = (begin == Begin::Read).then(|| Deadline::at(Instant::now()));
         let mut run = |begin| {
             let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
             writer.promise(durability, &self.target.path, by)?;
-            let tx = Tx::begin(&writer, begin, &self.target.path, one_try.as_ref().unwrap_or(by))?;
+            let tx = Tx::begin(&writer, begin, &self.target.path, by)?;
             let done = work(&tx)?;
             // Now, when others wait for the end of what is written.
             self.target.check()?;
@@ -55,13 +48,12 @@ impl Sqlite {
                 Some(error) => Written::Unknown(error),
             })
         };
-        let mut pause = conn::FIRST_PAUSE;
         let written = loop {
             match run(begin) {
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     begin = Begin::Write;
                 }
-                Err(SqliteError::Busy { .. }) if by.wait_for(pause) => pause = conn::longer(pause),
+                Err(SqliteError::Busy { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
                 written => break written,
             }
         };
@@ -74,12 +66,13 @@ impl Sqlite {
     fn transition<A>(
         &self,
         key: &str,
-        begin: Begin,
         durability: Durability,
         claim: Option<&GrantId>,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
+        // An acquisition can be refused, and a refusal needs no write lock.
+        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
             let times = self.target.times()?;
@@ -112,7 +105,7 @@ impl Sqlite {
                 Ok(Transacted::Done(answer, Seen::new(record, times, None)))
             }
             // What a commit promises can't be changed within its transaction.
-            Ok(Written::Done(None)) => self.transition(key, begin, Durability::PowerCut, claim, by, transition),
+            Ok(Written::Done(None)) => self.transition(key, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             // A file that is gone holds nothing, and nothing can be granted in it.
             Err(error @ SqliteError::Moved { .. }) => {
