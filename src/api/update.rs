@@ -59,23 +59,25 @@ impl LockClient {
                 }
             } else {
                 let step = decide(&found)?;
-                pause!("change.decided");
                 match step.record {
                     None if !may_be_done => return Ok((step.answer, found)),
                     None => match self.stays(&found.seen, by) {
                         Ok(()) => return Ok((step.answer, found)),
                         Err(error) => error,
                     },
-                    Some(next) => match self.family.backend.swap(&found.seen, Some(&next), by) {
-                        Ok(Swapped::Done) => return Ok((step.answer, found)),
-                        Ok(Swapped::Changed) => self.changed(&key),
-                        Ok(Swapped::Unknown(error)) => {
-                            may_be_done = true;
-                            unanswered = Some((next, step.answer, found));
-                            error
+                    Some(next) => {
+                        pause!("change.decided");
+                        match self.family.backend.swap(&found.seen, Some(&next), by) {
+                            Ok(Swapped::Done) => return Ok((step.answer, found)),
+                            Ok(Swapped::Changed) => self.changed(&key),
+                            Ok(Swapped::Unknown(error)) => {
+                                may_be_done = true;
+                                unanswered = Some((next, step.answer, found));
+                                error
+                            }
+                            Err(error) => error,
                         }
-                        Err(error) => error,
-                    },
+                    }
                 }
             };
             failures += 1;

@@ -14,8 +14,10 @@ use crate::sys::thread::{Thread, here, keeping_a_lock, keeps_a_lock};
 /// Who has something to tell about a key waits for so long for what is being told of it already.
 const TURN: Duration = Duration::from_millis(100);
 /// So many may wait for a slow observer. From then on only beginnings and ends are kept, of which there is one for each
-/// lock; and from ten times as many on, nothing.
+/// lock.
 pub(crate) const MOST_WAITING: usize = 10_000;
+/// From so many on nothing is kept, not even what comes in pairs.
+pub(crate) const MOST_IN_PAIRS: usize = 10 * MOST_WAITING;
 
 pub(crate) type Told = Box<dyn FnOnce() + Send>;
 
@@ -85,7 +87,7 @@ impl Aside {
     /// Has it wait; whether a thread must be started for it.
     fn add(&self, key: Option<&str>, weight: Weight, tell: Told) -> bool {
         let mut queue = self.0.queue.lock();
-        let most = if weight == Weight::Balance { 10 * MOST_WAITING } else { MOST_WAITING };
+        let most = if weight == Weight::Balance { MOST_IN_PAIRS } else { MOST_WAITING };
         // What waits needs a thread also where there is no place for more.
         let needs_thread = !std::mem::replace(&mut queue.has_thread, true);
         if queue.waiting.len() < most {

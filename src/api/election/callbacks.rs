@@ -13,7 +13,7 @@ use super::leader::Leader;
 use super::leadership::TermEnd;
 use crate::model::error::Result;
 use crate::model::loss::Loss;
-use crate::sys::aside::MOST_WAITING;
+use crate::sys::aside::{MOST_IN_PAIRS, MOST_WAITING};
 use crate::sys::deadline::is_ready_by;
 use crate::sys::log;
 use crate::sys::observing::contained;
@@ -80,9 +80,9 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// A term is left out as a whole while a callback hangs and ten times as many messages wait as are kept of new leaders.
+    /// A term is left out as a whole while a callback hangs and as many messages wait as are kept of what comes in pairs.
     pub fn won(&self, token: u64, loss: Receiver<Loss>) {
-        if self.messages.len() < 10 * MOST_WAITING {
+        if self.messages.len() < MOST_IN_PAIRS {
             return self.tell(Message::Won(token, loss));
         }
         self.left_out.lock().insert(token);
@@ -256,7 +256,7 @@ mod tests {
             leader: None,
         });
         assert!(dispatcher.start().is_ok());
-        for token in 0..20 * MOST_WAITING as u64 {
+        for token in 0..2 * MOST_IN_PAIRS as u64 {
             dispatcher.won(token, never());
             dispatcher.over(token, TermEnd::Resigned);
         }
@@ -266,7 +266,7 @@ mod tests {
         dispatcher.over(u64::MAX, TermEnd::Resigned);
         dispatcher.flush(far_from(Instant::now(), LONG));
         let told: Vec<_> = tells.try_iter().collect();
-        assert!(told.len() <= 10 * MOST_WAITING + 6, "{} were kept", told.len());
+        assert!(told.len() <= MOST_IN_PAIRS + 6, "{} were kept", told.len());
         assert!(told.chunks(2).all(|pair| pair[0].0 == pair[1].0 && pair[0].1 && !pair[1].1), "pairs");
         assert_eq!(told.last(), Some(&(u64::MAX, false)), "and those after it are told");
     }

@@ -199,9 +199,8 @@ pub trait AssertIn: Fenced {
     /// # Errors
     /// `Lost` when it is not held any more: **do not commit**. The same of a lock that is held where the transaction does not
     /// see its grant: a repeatable read that began before it, or a transaction in another database with such a table.
-    /// `Store` with the driver's own as its source, retryable where
-    /// a serializable transaction must begin again; `Schema` where the table lacks an index; `InvalidInput` for a lock of
-    /// another kind of store; `Closed` in a forked child.
+    /// `Store` with the driver's own as its source, retryable where a serializable transaction must begin again; `Schema`
+    /// where the table lacks an index; `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
     fn assert_in(&self, transaction: &Transaction<'_>) -> impl Future<Output = Result<()>>;
 
     /// The same as one statement, for transactions of other drivers.

@@ -8,7 +8,7 @@ use super::Mongodb;
 use super::row::{object_id, token};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::fence::Standing;
+use crate::store::fence::{NOT_SEEN, Standing};
 
 /// The write that asserts it, and what it says when it matched nothing.
 pub(crate) struct Assertion {
@@ -40,7 +40,7 @@ impl Assertion {
             database: store.database.clone(),
             collection: store.collection.clone(),
             filter,
-            lost: standing.error(ErrorKind::Lost, "it is not held any more, or the transaction read something before it was granted: that must not be committed"),
+            lost: standing.error(ErrorKind::Lost, NOT_SEEN),
             outside: standing.error(
                 ErrorKind::InvalidInput,
                 "the session is in no transaction, outside which an assertion protects nothing; call \

@@ -16,7 +16,7 @@ use crate::lease::Mode;
 use crate::lease::backoff::retry_delay;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::failure::Fate;
-use crate::store::fence::Standing;
+use crate::store::fence::{NOT_SEEN, Standing};
 
 /// For so long a transaction is begun again.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -80,10 +80,7 @@ impl Assertion {
                 "the table lacks the unique index on key and grant_id, without which nothing keeps rivals out; \
                  create_schema() adds it",
             ),
-            None => (
-                ErrorKind::Lost,
-                "it is not held any more, or the transaction read something before it was granted: that must not be committed",
-            ),
+            None => (ErrorKind::Lost, NOT_SEEN),
         };
         Err(self.error(kind, message))
     }

@@ -126,8 +126,8 @@ impl Turns {
         }
     }
 
-    /// A turn in that lane to wait for a row. Those who have one may wait for somebody's transaction until their time is over, which is
-    /// no reason for others to wait whose rows are free.
+    /// A turn in that lane to wait for a row. Those who have one may wait for somebody's transaction until their time is over,
+    /// which is no reason for others to wait whose rows are free.
     pub async fn soon(&self, lane: Lane) -> Soon<'_> {
         if let Ok(slow) = tokio::time::timeout(SOON, self.slow(lane)).await {
             return Soon::Long(self.then(&self.holding, slow).await);

@@ -1,6 +1,6 @@
 //! What an operator does: frees what others hold, looks before a purge, and asks what is wrong.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::support::bench::builder_over;
@@ -94,8 +94,14 @@ fn a_forced_release_spares_who_came_after_it() {
         let both = Arc::new(Faulty::new(Arc::new(acts.clone()), faults.clone()));
         let client = builder_over(both, store.clock.clone()).connect().unwrap();
         client.request("k").owner("ann").lease(MINUTE).acquire().unwrap();
-        let rival = store.rival();
-        acts.next(When::AfterSwap, move || drop(rival.request("k").acquire().unwrap()));
+        let (rival, granted) = (store.rival(), Arc::new(Mutex::new(None)));
+        let (renews, renewed) = (store.rival(), granted.clone());
+        acts.next(When::AfterSwap, move || *granted.lock().unwrap() = Some(rival.request("k").acquire().unwrap()));
+        acts.next(When::BeforeSwap, || ());
+        // Where what was found is confirmed, it has changed by then.
+        acts.next(When::BeforeSwap, move || {
+            renews.heartbeat(renewed.lock().unwrap().as_ref().unwrap(), 30 * MINUTE).unwrap();
+        });
         faults.next(Call::Swap, Fault::ApplyThenFail);
         assert_eq!(client.force_release("k").unwrap()[0].owner(), "ann");
         assert_eq!(client.get("k").unwrap().unwrap().holders()[0].owner(), "rival");

@@ -30,7 +30,7 @@ const SOON: Duration = Duration::from_secs(5);
 const LESS: Duration = Duration::from_secs(8);
 
 /// The sessions that wait for a row of this table.
-fn waiting(rows: &Rows) -> usize {
+pub(super) fn waiting(rows: &Rows) -> usize {
     rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len()
 }
 

@@ -8,6 +8,7 @@ use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::internals::store::{Acquired, Attempt, Purpose, Renewed, Seen};
 use leasehold::internals::sys::deadline::Deadline;
 
+use crate::postgres::held_up::waiting;
 use crate::postgres::*;
 use crate::support::contract::{granted, raised, renewal};
 use crate::support::lateness::at_rest;
@@ -50,12 +51,8 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
                 let store = &store;
                 scope.spawn(move || drop(store.swap(&seen, Some(&new), &soon())));
             }
-            let waits = || {
-                let waits = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
-                rows.sql(waits).len()
-            };
-            wait_until("one waits", || waits() > 0);
-            at_rest("no more of them wait", waits);
+            wait_until("one waits", || waiting(&rows) > 0);
+            at_rest("no more of them wait", || waiting(&rows));
             for _ in 0..3 {
                 let lease = Lease::For(Duration::from_secs(60));
                 for other in &mut others {
@@ -103,8 +100,7 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
                     }
                 });
             }
-            let waits = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'";
-            wait_until("some wait", || rows.sql(waits).len() > 2);
+            wait_until("some wait", || waiting(&rows) > 2);
             let answers: Vec<_> =
                 (0..10).map(|_| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT / 2))).collect();
             drop(client);
