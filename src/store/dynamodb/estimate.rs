@@ -94,10 +94,11 @@ impl Estimate {
         };
         let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(answer));
         known.ahead = Some(match before {
-            // It says nothing of which of the two was wrong.
+            // It says nothing of which of the two was wrong, while they contradict each other.
             Some(before) if ahead.fits(answer) => {
-                known.before = Some(before.and(answer));
-                ahead.and(answer)
+                let (before, ahead) = (before.and(answer), ahead.and(answer));
+                known.before = Some(before).filter(|before| !before.fits(ahead));
+                ahead
             }
             None if ahead.fits(answer) => ahead.and(answer),
             // The answer between them was wrong.
@@ -315,6 +316,21 @@ mod tests {
         assert!(doubted.is_doubted() && doubted.times().expired_before == ONLY_RELEASED, "{doubted:?}");
         estimate.learn(3_700, boot(490 + hour), boot(510 + hour));
         assert!(!estimate.moment(boot(510 + hour), GRACE).unwrap().is_doubted());
+    }
+
+    /// Else no answer would ever end the doubt, and nobody be taken over.
+    #[test]
+    fn a_doubt_ends_where_what_is_left_of_both_agrees() {
+        let estimate = Estimate::default();
+        // The service is 100 s ahead, which is known to 20 ms.
+        for (date, at) in [(100, 990), (101, 1_010)] {
+            estimate.learn(date, boot(at), boot(at));
+        }
+        // One of its hosts is 150 ms more, and the next answer fits that by what is allowed for the way alone.
+        estimate.learn(102, boot(1_860), boot(1_860));
+        assert!(estimate.moment(boot(1_860), GRACE).unwrap().is_doubted());
+        estimate.learn(101, boot(1_910), boot(1_910));
+        assert!(!estimate.moment(boot(1_910), GRACE).unwrap().is_doubted());
     }
 
     #[test]

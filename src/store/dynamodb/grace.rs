@@ -95,12 +95,12 @@ impl Dynamodb {
         // Without a table the grant fails, too.
         let ours = micros(self.info.grace);
         let is_less = |note: Note| note.most() < ours || (note.most.is_none() && note.most() == ours);
-        if self.noted.0.lock().is_some_and(is_less) { self.note_grace(by) } else { Ok(()) }
+        if self.noted.0.lock().is_some_and(is_less) { self.note_grace(by).map(drop) } else { Ok(()) }
     }
 
     /// Notes the grace, unless a larger one is noted, and beside it the least that others may still wait for. A client
-    /// that may not write needs no note, since it can't take over either.
-    pub(super) fn note_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
+    /// that may not write needs no note, since it can't take over either. False where the service does not know the table.
+    pub(super) fn note_grace(&self, by: &Deadline) -> Result<bool, DynamodbError> {
         let ours = micros(self.info.grace);
         loop {
             let seen = *self.noted.0.lock();
@@ -113,11 +113,12 @@ impl Dynamodb {
                 .value(":grace", number(ours))
                 .maybe(":seen", most.map(number))
                 .maybe(":least", seen.map(|note| number(note.least)));
+            let sent = self.clock.now();
             match self.update(expr, by) {
-                Ok(Wrote::Done(row)) => self.noted.set(row.as_ref(), self.clock.now()),
+                Ok(Wrote::Done(row)) => self.noted.set(row.as_ref(), sent),
                 Ok(Wrote::Failed(row)) => {
-                    let found = Note::of(row.as_ref(), self.clock.now());
-                    *self.noted.0.lock() = Some(found);
+                    let found = Note::of(row.as_ref(), sent);
+                    self.noted.set(row.as_ref(), sent);
                     // A row of a newer format is left as it is: nobody relies on a grace that is not noted.
                     if found.most != most && found.most() < ours {
                         continue;
@@ -126,11 +127,11 @@ impl Dynamodb {
                 Err(DynamodbError::Own(Own::Denied { .. }, _)) => {
                     self.noted.0.lock().iter_mut().for_each(|note| note.most = Some(ours));
                 }
-                Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
+                Err(DynamodbError::Own(Own::NoTable { .. }, _)) => return Ok(false),
                 Ok(Wrote::Unknown(error)) => return Err(error.of_read()),
                 Err(error) => return Err(error),
             }
-            return Ok(());
+            return Ok(true);
         }
     }
 

@@ -135,7 +135,8 @@ impl Dynamodb {
                         let waited = self.clock.now().since(*ready.get_or_insert_with(|| self.clock.now()));
                         is_noted = self.may_note_grace(made.filter(|is_ours| *is_ours || waited < NOTES), each)?;
                         if is_noted {
-                            self.note_grace(each)?;
+                            // It may not serve everywhere yet.
+                            is_noted = self.note_grace(each)?;
                             self.check_grace()?;
                         }
                     }

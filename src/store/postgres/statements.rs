@@ -104,8 +104,9 @@ const TOLD: &str = ") /* told */";
 /// How long such a statement waits, in milliseconds.
 pub(super) const BRIEF: u128 = 50;
 /// The same for a shared holder's heartbeat. One transaction may assert hundreds of keys of a client, and those who can't
-/// wait long try one after the other: the last of them, and a release between them, must not come too late.
-pub(super) const BRIEFLY_SHARING: u128 = 5;
+/// wait long try one after the other: the last of them, and a release between them, must not come too late. All the same it
+/// is more than a heartbeat of another process has the row, until a standby nearby has it.
+pub(super) const BRIEFLY_SHARING: u128 = 20;
 /// How long one waits behind a pooler: all clients share its sessions, and one row that somebody has locked must not take
 /// them all. Whoever wants the row asks again.
 const POOLED: u128 = 100;
