@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use crate::api::client::LockClient;
+use crate::engine::failures::Failures;
 use crate::lease::{LockRecord, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Consistency, Seen, Swapped, Which};
@@ -42,7 +43,7 @@ impl LockClient {
     ) -> Result<(A, Snapshot)> {
         let key = found.seen.record.key.clone();
         let mut unanswered: Option<(LockRecord, A, Snapshot)> = None;
-        let (mut failures, mut may_be_done) = (0, false);
+        let (mut failures, mut may_be_done) = (Failures::none(), false);
         if self.family.clock.now().since(found.asked) > FRESH {
             found = self.look(&key, by)?;
         }
@@ -80,8 +81,7 @@ impl LockClient {
                     }
                 }
             };
-            failures += 1;
-            if !error.is_retryable() || !by.wait_to_repeat(failures) {
+            if let Err(error) = failures.wait_if_retryable(error, by) {
                 self.family.check_open()?;
                 return Err(error);
             }

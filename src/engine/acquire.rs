@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::failures::tells_most;
 use super::family::Family;
 use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
@@ -314,9 +315,8 @@ impl<'a> Wait<'a> {
     /// about the store.
     pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
         let is_cut_off = overall.cut_off(asked, SILENT);
-        // It hides no error that does.
-        let known = self.known.last_error.take().filter(|_| is_cut_off);
-        self.is_in_trouble(known.unwrap_or(error), if is_cut_off { Before::Counts } else { Before::IsOut });
+        let told = tells_most(self.known.last_error.take(), error, is_cut_off);
+        self.is_in_trouble(told, if is_cut_off { Before::Counts } else { Before::IsOut });
     }
 
     pub(super) fn is_in_trouble(&mut self, error: Error, before: Before) {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
+use super::failures::Failures;
 use super::hold::{AtEnd, Hold, Setup};
 use super::queue::Queues;
 use super::undo::Undo;
@@ -171,14 +172,13 @@ impl Family {
 
     /// Makes the request again after each failure that may be over soon.
     pub fn repeated_until<T>(&self, by: &Deadline, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
-        let mut failures = 0;
+        let mut failures = Failures::none();
         loop {
             let error = match request(by) {
                 Err(error) if error.is_retryable() => error,
                 answer => return answer,
             };
-            failures += 1;
-            if !by.wait_to_repeat(failures) {
+            if let Err(error) = failures.wait(error, by) {
                 self.check_open()?;
                 return Err(error);
             }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::acquire::{Before, Round, Wait};
+use super::failures::Failures;
 use crate::engine::spec::Granted;
 use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -18,7 +19,7 @@ impl Wait<'_> {
     /// unanswered acquire leaves more than a minute.
     pub(super) fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Round> {
         let clock = &self.family.clock;
-        let mut failures = 0;
+        let mut failures = Failures::none();
         loop {
             let sent = clock.now();
             let lease = self.spec.lock.terms.granted_lease_at(sent);
@@ -59,8 +60,7 @@ impl Wait<'_> {
                 }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
-            failures += 1;
-            if !error.is_retryable() || !overall.clone().within(left).wait_to_repeat(failures) {
+            if let Err(error) = failures.wait_if_retryable(error, &overall.clone().within(left)) {
                 self.undo(granted.attempt, overall);
                 return self.not_had(error);
             }

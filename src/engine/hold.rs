@@ -7,6 +7,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
+use super::failures::tells_most;
 use super::heartbeat;
 use super::loss_watch::LossWatch;
 use super::queue::{Queues, SILENT};
@@ -411,8 +412,7 @@ impl Hold {
             if state.phase != Phase::Held {
                 return Beat::Over;
             }
-            let known = state.last_error.take().filter(|_| is_cut_off);
-            state.last_error = known.or_else(|| Some(error.clone()));
+            state.last_error = Some(tells_most(state.last_error.take(), error.clone(), is_cut_off));
         }
         // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);

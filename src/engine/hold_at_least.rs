@@ -5,6 +5,7 @@
 
 use std::time::{Duration, Instant};
 
+use super::failures::Failures;
 use super::hold::{Beat, Hold, LostBy, Phase};
 use super::undo::ends_hold;
 use crate::engine::options::check_at_least;
@@ -101,7 +102,7 @@ impl Hold {
         if matches!(before, Phase::Lost(_)) && self.is_expired() {
             return if self.must_stand() { Kept::Yes(Ok(())) } else { Kept::No(before) };
         }
-        let (mut phase, mut failures) = (before, 0);
+        let (mut phase, mut failures) = (before, Failures::none());
         loop {
             // Also while the store answers no reads: the release asks for none.
             if self.must_stand_for().is_zero() {
@@ -122,8 +123,7 @@ impl Hold {
                 Err(error) if !error.is_retryable() => return Kept::Yes(Err(error)),
                 Err(error) => error,
             };
-            failures += 1;
-            if !Deadline::at(by).wait_to_repeat(failures) {
+            if let Err(error) = failures.wait(error, &Deadline::at(by)) {
                 return Kept::Yes(Err(error));
             }
         }

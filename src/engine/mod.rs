@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_any;
+pub(crate) mod failures;
 pub(crate) mod family;
 mod first_lease;
 pub(crate) mod handover;

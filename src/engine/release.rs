@@ -3,6 +3,7 @@
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
+use super::failures::Failures;
 use super::handover::PassedOn;
 use super::heartbeat::NEAREST_END;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
@@ -302,7 +303,7 @@ impl Hold {
 
     /// Repeats the release until it is answered.
     fn repeat_release(&self, attempt: &mut Attempt, by: Instant, tries: Tries, mut earlier: Earlier) -> Result<()> {
-        let mut failures = 0;
+        let mut failures = Failures::none();
         loop {
             let deadline = Deadline::at(by).within(self.setup.request_timeout);
             // A copy of its acquire may still be on its way.
@@ -334,10 +335,10 @@ impl Hold {
                 Err(error) if !error.is_retryable() && earlier == Earlier::Nothing => return Err(error),
                 Err(error) => error,
             };
-            failures += 1;
-            if tries == Tries::One || !Deadline::at(by).wait_to_repeat(failures) {
+            if tries == Tries::One {
                 return Err(error);
             }
+            failures.wait(error, &Deadline::at(by))?;
         }
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
+use super::failures::Failures;
 use super::queue::Queues;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -287,7 +288,7 @@ pub fn give_up(
     deadline: &Deadline,
     request_timeout: Duration,
 ) -> Result<()> {
-    let mut failures = 0;
+    let mut failures = Failures::none();
     loop {
         let by = deadline.clone().within(request_timeout);
         let error = match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
@@ -295,10 +296,7 @@ pub fn give_up(
             Ok(Released::Unknown(error)) => error,
             Err(error) => error,
         };
-        failures += 1;
-        if !deadline.wait_to_repeat(failures) {
-            return Err(error);
-        }
+        failures.wait(error, deadline)?;
     }
 }
 

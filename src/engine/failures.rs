@@ -1,0 +1,93 @@
+//! Repeating what failed, until a call's time is over, and the error that says most about why it failed.
+
+use std::time::Instant;
+
+use super::queue::SILENT;
+use crate::model::error::{Error, ErrorKind};
+use crate::sys::deadline::Deadline;
+
+/// The failures in a row of what is repeated.
+#[derive(Debug)]
+pub struct Failures {
+    /// When the try that is under way began.
+    asked: Instant,
+    count: u32,
+    known: Option<Error>,
+}
+
+impl Failures {
+    /// The first try begins.
+    pub fn none() -> Failures {
+        Failures { asked: Instant::now(), count: 0, known: None }
+    }
+
+    /// Waits after a try that failed by `error`, until the next one begins.
+    ///
+    /// # Errors
+    /// The one that says most of all, once `by` is over.
+    pub fn wait(&mut self, error: Error, by: &Deadline) -> Result<(), Error> {
+        let may_be_done = |error: &Error| error.kind() == ErrorKind::Ambiguous;
+        let known = match self.known.take() {
+            // That another try did nothing says nothing of the one that may be done.
+            Some(known) if may_be_done(&known) != may_be_done(&error) => {
+                if may_be_done(&known) {
+                    known
+                } else {
+                    error
+                }
+            }
+            known => tells_most(known, error, by.cut_off(self.asked, SILENT)),
+        };
+        self.count += 1;
+        if !by.wait_to_repeat(self.count) {
+            return Err(known);
+        }
+        (self.asked, self.known) = (Instant::now(), Some(known));
+        Ok(())
+    }
+
+    /// The same, but what is final is not tried again.
+    ///
+    /// # Errors
+    /// `error` itself if it is final.
+    pub fn wait_if_retryable(&mut self, error: Error, by: &Deadline) -> Result<(), Error> {
+        if error.is_retryable() { self.wait(error, by) } else { Err(error) }
+    }
+}
+
+/// What is told of two errors: what the end of a call cut off right after it began says nothing of the store, and hides none
+/// that does.
+pub fn tells_most(known: Option<Error>, error: Error, is_cut_off: bool) -> Error {
+    known.filter(|_| is_cut_off).unwrap_or(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn told(tries: [(ErrorKind, &str); 2], last_by: Duration) -> String {
+        let mut failures = Failures::none();
+        let [first, last] = tries.map(|(kind, message)| Error::new(kind, message));
+        failures.wait(first, &Deadline::after(Duration::from_secs(60))).expect("time is left");
+        failures.asked -= 2 * last_by;
+        failures.wait(last, &Deadline::at(Instant::now())).expect_err("no time is left").to_string()
+    }
+
+    /// As with a full disk, when the last try has hardly begun.
+    #[test]
+    fn what_the_end_cut_off_right_after_it_began_hides_no_error() {
+        let tries = [(ErrorKind::Store, "the disk is full"), (ErrorKind::Store, "no answer in 1 ms")];
+        assert_eq!(told(tries, Duration::ZERO), "the disk is full");
+        assert_eq!(told(tries, SILENT), "no answer in 1 ms");
+    }
+
+    #[test]
+    fn what_may_be_done_is_told() {
+        let tries = [(ErrorKind::Ambiguous, "it may be done"), (ErrorKind::Store, "nothing was written")];
+        assert_eq!(told(tries, SILENT), "it may be done");
+        let [first, last] = tries;
+        assert_eq!(told([last, first], Duration::ZERO), "it may be done");
+    }
+}
