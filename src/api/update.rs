@@ -81,12 +81,19 @@ impl LockClient {
                     }
                 }
             };
-            if let Err(error) = failures.wait_if_retryable(error, by) {
-                self.family.check_open()?;
-                return Err(error);
-            }
-            found = self.look(&key, by)?;
+            self.wait(&mut failures, error, by)?;
+            found = loop {
+                match self.look(&key, by) {
+                    Ok(found) => break found,
+                    // It says nothing of the change, which may be done.
+                    Err(error) => self.wait(&mut failures, error, by)?,
+                }
+            };
         }
+    }
+
+    fn wait(&self, failures: &mut Failures, error: Error, by: &Deadline) -> Result<()> {
+        failures.wait_if_retryable(error, by).or_else(|error| self.family.check_open().and(Err(error)))
     }
 
     /// What was read stays, also where a write without an answer has left it; an error where that is not known.

@@ -453,7 +453,7 @@ mod tests {
             true
         }
         let (election, inside, _client) = node_with(|election| {
-            assert_eq!(leasehold_election_set_lease(election, 1_000), Code::Ok);
+            assert_eq!(leasehold_election_set_lease(election, 3_000), Code::Ok);
             // SAFETY: it takes no data.
             unsafe { leasehold_election_set_health_check(election, Some(is_well), std::ptr::null_mut()) }
         });

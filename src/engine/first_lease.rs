@@ -33,7 +33,8 @@ impl Wait<'_> {
             };
             pause!("lengthen.sent");
             let left = granted.held_until.since(sent);
-            let by = overall.clone().within(self.family.options.request_timeout.min(left));
+            let end = overall.clone().within(left);
+            let by = end.clone().within(self.family.options.request_timeout);
             let renewal = Renewal::heartbeat(lease);
             let backend = &self.family.backend;
             let later = later();
@@ -60,7 +61,7 @@ impl Wait<'_> {
                 }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
-            if let Err(error) = failures.wait_if_retryable(error, &overall.clone().within(left)) {
+            if let Err(error) = failures.wait_if_retryable(error, &end) {
                 self.undo(granted.attempt, overall);
                 return self.not_had(error);
             }

@@ -135,6 +135,17 @@ fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW))
 }
 
+/// How long this thread has had a processor so far. On Windows it is what has passed; where a sandbox forbids it, it stands
+/// still.
+#[cfg(feature = "sqlite")]
+pub fn thread_time() -> Duration {
+    #[cfg(unix)]
+    let nanos = nanos_of(nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID);
+    #[cfg(not(unix))]
+    let nanos = boot_nanos();
+    Duration::from_nanos(nanos)
+}
+
 #[cfg(unix)]
 fn nanos_of(clock: nix::time::ClockId) -> u64 {
     // These clocks exist wherever this compiles. Where a sandbox forbids it, everything of this process counts as over.

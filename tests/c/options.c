@@ -193,7 +193,7 @@ static void of_filters(void) {
     OK(leasehold_request_new(client, TEXT(keys[i]), &request));
     OK(leasehold_request_set_owner(request, TEXT(keys[i])));
     OK(leasehold_request_set_lock_id(request, TEXT(keys[i])));
-    OK(leasehold_request_set_lease(request, i == 2 ? 100 : HOUR));
+    OK(leasehold_request_set_lease(request, i == 2 ? 1000 : HOUR));
     if (i == 1) {
       OK(leasehold_request_set_shared(request));
     }

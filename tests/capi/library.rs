@@ -152,7 +152,7 @@ pub fn run(command: &mut Command) -> String {
 
 /// A store of its own for each run.
 pub fn store() -> (tempfile::TempDir, String) {
-    let folder = tempfile::tempdir().expect("a folder");
+    let folder = crate::room::room().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());
     (folder, url)
 }

@@ -5,6 +5,8 @@ mod header;
 mod install;
 mod library;
 mod programs;
+#[path = "../support/room.rs"]
+mod room;
 #[path = "../support/skip.rs"]
 mod skip;
 mod tools;

@@ -5,9 +5,8 @@ use std::process::{Command, Stdio};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{
-    Running, Shared, Store, full_pipe, leasehold, lines_after, on_each_server, run, wait_until_reaped,
-};
+use crate::shared::{Shared, on_each_server};
+use crate::support::{Running, Store, full_pipe, leasehold, lines_after, run, wait_until_reaped};
 use crate::wait::wait_until;
 
 /// A check that has the time it needs on a busy machine.

@@ -8,7 +8,7 @@ use crate::support::{Running, Store, run};
 /// The command is not what is missing. Only root may take that away, and not everywhere.
 #[test]
 fn what_it_needs_to_start_itself_is_named() {
-    let store = Store::new();
+    let store = Store::on_disk();
     let (no_proc, no_null) = ("umount -l /proc", "mount -t tmpfs none /dev");
     for (lacks, args) in [
         (no_proc, "run a -- echo in"),

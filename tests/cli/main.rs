@@ -9,6 +9,8 @@ mod faketime;
 mod lateness;
 #[path = "../support/nobody.rs"]
 mod nobody;
+#[path = "../support/room.rs"]
+mod room;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 
@@ -31,6 +33,7 @@ mod readme;
 mod recipes;
 mod rights;
 mod secrets;
+mod shared;
 mod signals;
 mod snapshots;
 mod steps;

@@ -7,7 +7,8 @@ use leasehold::LockStatus;
 use nix::sys::signal::Signal;
 use serde_json::Value;
 
-use crate::support::{Ran, Running, Shared, Store, leasehold, on_each_server, run, run_until_answered};
+use crate::shared::{Shared, on_each_server};
+use crate::support::{Ran, Running, Store, leasehold, run, run_until_answered};
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 use crate::wait::wait_until;
 
@@ -86,7 +87,7 @@ on_each_server!(cases, "periods");
 #[test]
 #[cfg(feature = "spanner")]
 fn where_others_would_not_respect_it_nothing_is_run() {
-    let Some(mut shared) = crate::support::spanner("mixed") else { return };
+    let Some(mut shared) = crate::shared::spanner("mixed") else { return };
     shared.init();
     shared.url += "&fleet=mixed&spindle_duration=30s";
     for option in ["--every", "--hold-at-least"] {

@@ -6,8 +6,8 @@ use std::process::Command;
 use nix::unistd::Pid;
 
 use crate::stops::its_pid;
-use crate::support::{run, state};
-use crate::terminal::shell;
+use crate::support::{Store, run, state};
+use crate::terminal::{Terminal, shell};
 use crate::wait::wait_until;
 
 /// As `less` does.
@@ -125,7 +125,8 @@ fn what_timeout_has_started_gets_the_terminal_too() {
 /// As `sudo`, to which leasehold may not pass on a key.
 #[test]
 fn what_has_more_rights_gets_the_keys_itself() {
-    let (store, mut terminal) = shell();
+    let store = Store::on_disk();
+    let mut terminal = Terminal::shell(&store);
     let nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups";
     let copies = format!("cp {} leasehold && cp $(command -v setpriv) more", env!("CARGO_BIN_EXE_leasehold"));
     let script = format!("{copies} && chmod 777 . && chmod 4755 more && {nobody} ./more --reuid=0 true");

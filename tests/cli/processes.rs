@@ -2,7 +2,8 @@
 
 use std::fs;
 
-use crate::support::{Running, Shared, Store, leasehold, on_each_server, run_until_answered};
+use crate::shared::{Shared, on_each_server};
+use crate::support::{Running, Store, leasehold, run_until_answered};
 
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 4;

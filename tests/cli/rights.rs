@@ -9,7 +9,7 @@ use crate::support::{Ran, Store, run};
 /// Root may do everything: it asks as somebody else.
 #[test]
 fn a_store_that_is_denied_is_77() {
-    let store = Store::new();
+    let store = Store::on_disk();
     drop(store.client());
     let ran = by_another_user(&store, 0o400, &["run", "--try", "k", "--", "true"]);
     assert_eq!(ran.code, Some(77), "{}", ran.stderr);
@@ -44,7 +44,7 @@ fn by_another_user(store: &Store, mode: u32, args: &[&str]) -> Ran {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_read_only_file_system_is_called_so() {
-    let store = Store::new();
+    let store = Store::on_disk();
     drop(store.client());
     let folder = store.folder.path().display();
     let mounted = format!("mount --bind {folder} {folder} && mount -o remount,ro,bind {folder} && echo mounted");
@@ -58,7 +58,7 @@ fn a_read_only_file_system_is_called_so() {
 
 #[test]
 fn who_may_only_read_the_file_sees_its_locks() {
-    let store = Store::new();
+    let store = Store::on_disk();
     let client = store.client();
     let guard = client.request("k").owner("ann").lock().unwrap();
     let ran = by_another_user(&store, 0o444, &["status"]);

@@ -4,7 +4,8 @@ use std::process::Stdio;
 use std::sync::LazyLock;
 
 use crate::nobody::Closed;
-use crate::support::{Running, Shared, leasehold, run};
+use crate::shared::Shared;
+use crate::support::{Running, leasehold, run};
 use crate::wait::wait_until;
 
 /// Also part of a name wherever it can be one.
@@ -100,17 +101,17 @@ fn shows_it_to_nobody(shared: Option<Shared>) {
 #[test]
 #[cfg(feature = "dynamodb")]
 fn neither_title_nor_environment_show_the_url_of_a_dynamodb() {
-    shows_it_to_nobody(crate::support::dynamodb(CANARY));
+    shows_it_to_nobody(crate::shared::dynamodb(CANARY));
 }
 
 #[test]
 #[cfg(feature = "mongodb")]
 fn neither_title_nor_environment_show_the_url_of_a_mongodb() {
-    shows_it_to_nobody(crate::support::mongodb(CANARY));
+    shows_it_to_nobody(crate::shared::mongodb(CANARY));
 }
 
 #[test]
 #[cfg(feature = "spanner")]
 fn neither_title_nor_environment_show_the_url_of_a_spanner() {
-    shows_it_to_nobody(crate::support::spanner(CANARY));
+    shows_it_to_nobody(crate::shared::spanner(CANARY));
 }

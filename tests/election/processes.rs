@@ -102,6 +102,8 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
             13 => Fate::IsStopped,
             _ => Fate::Resigns,
         };
+        // The one that takes the place of one that is killed: its start is no part of a takeover.
+        let fresh = (fate == Fate::IsKilled).then(|| nodes.worker());
         since = Some((fate, Instant::now()));
         match fate {
             Fate::Resigns => nodes.workers[at].tell(&format!("resign {token}")),
@@ -111,7 +113,7 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
             }
             Fate::IsKilled => {
                 nodes.workers[at].kill();
-                nodes.workers[at] = nodes.worker();
+                nodes.workers[at] = fresh.expect("it was started");
                 nodes.terms[at] = None;
             }
         }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::bench::Bench;
+use crate::support::harness::connected;
 use crate::support::stores::{Opened, Store, stores};
 use crate::support::wait::wait_until;
 use fastrand::Rng;
@@ -97,14 +98,14 @@ impl Run {
         let (opened, faults, ledger) = ((store.open)(), FaultPlan::default(), Arc::new(Ledger::default()));
         let faulty = Arc::new(Faulty::new(opened.store.clone(), faults.clone()));
         let builder = |store| builder_over(store, opened.clock.clone());
-        let client = builder(faulty)
-            .heartbeat(Duration::from_millis(20))
-            .poll(Duration::from_millis(1)..=Duration::from_millis(3))
-            .request_timeout(request_timeout)
-            .drop_timeout(drop_timeout)
-            .observer(ledger.clone())
-            .connect()
-            .unwrap();
+        let client = connected(|| {
+            builder(faulty.clone())
+                .heartbeat(Duration::from_millis(20))
+                .poll(Duration::from_millis(1)..=Duration::from_millis(3))
+                .request_timeout(request_timeout)
+                .drop_timeout(drop_timeout)
+                .observer(ledger.clone())
+        });
         let rival = builder(opened.second.clone()).owner("rival").connect().unwrap();
         let (guards, keepers, data) = (Vec::new(), Vec::new(), Vec::new());
         Run { rng: Rng::with_seed(seed), opened, faults, ledger, client, rival, guards, keepers, data }

@@ -59,8 +59,18 @@ pub fn sent<T>(mut step: impl FnMut() -> leasehold::Result<T>) -> T {
 pub struct Folder(PathBuf);
 
 impl Folder {
+    /// In memory where that can be.
     pub fn new() -> Folder {
-        let path = std::env::temp_dir().join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
+        Folder::at(super::room::place())
+    }
+
+    /// Where a commit takes its time.
+    pub fn on_disk() -> Folder {
+        Folder::at(std::env::temp_dir())
+    }
+
+    fn at(place: PathBuf) -> Folder {
+        let path = place.join(format!("leasehold-{}", GrantForm::Uuid.fresh().as_str()));
         std::fs::create_dir(&path).expect("a temporary folder");
         Folder(path)
     }

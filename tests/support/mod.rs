@@ -39,6 +39,7 @@ pub mod proxy;
 pub mod regressions;
 #[cfg(target_os = "linux")]
 pub mod roamer;
+pub mod room;
 pub mod seed;
 pub mod servers;
 #[cfg(unix)]

@@ -10,6 +10,7 @@ use nix::unistd::Pid;
 use tempfile::TempDir;
 
 use super::cluster::dies_with_us;
+use super::room::room;
 use super::servers::{Server, free_port, home, servers, skip};
 
 /// How long a start may take on a busy machine.
@@ -76,11 +77,6 @@ impl Own {
         kill(Pid::from_raw(i32::try_from(process.id()).expect("a process id")), signal).expect("a signal");
         process.wait().expect("its end");
     }
-}
-
-/// In memory where that can be: a process that is killed leaves its files as they are, also without a disk to wait for.
-pub fn room() -> std::io::Result<TempDir> {
-    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir())
 }
 
 impl Drop for Own {

@@ -11,6 +11,7 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::Pid;
 
 use super::faketime;
+use super::wait::wait_until;
 
 /// What the environment tells a process that shall be a worker.
 pub const WORKER: &str = "LEASEHOLD_TEST_WORKER";
@@ -151,11 +152,34 @@ impl Worker {
         self.child.wait().expect("the end of the worker");
     }
 
-    /// SIGSTOP. Every thread of it stands when this returns.
+    /// SIGSTOP. Every thread of it stands when this returns, and none within a write to SQLite, for whose end all others
+    /// would wait.
     pub fn stop(&self) {
-        self.signal(Signal::SIGSTOP);
-        let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("the stop of the worker");
-        assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
+        let mut goes_on = false;
+        wait_until("it writes no more", || {
+            if std::mem::replace(&mut goes_on, true) {
+                self.go_on();
+                // So long a write takes.
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            self.signal(Signal::SIGSTOP);
+            let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).expect("the stop of the worker");
+            assert!(matches!(status, WaitStatus::Stopped(..)), "{status:?}");
+            !self.is_writing()
+        });
+    }
+
+    /// Whether it has SQLite's lock of the one writer, the 120th byte of the log's index.
+    fn is_writing(&self) -> bool {
+        let (locks, pid) = (std::fs::read_to_string("/proc/locks").unwrap_or_default(), self.child.id().to_string());
+        locks.lines().map(|line| line.split_whitespace().skip(3).collect::<Vec<_>>()).any(|words| match words[..] {
+            // What is beside each other is one; to the end of the file are none of its locks.
+            ["WRITE", of, _, from, to] if of == pid => {
+                from.parse().is_ok_and(|from: u64| from <= 120)
+                    && to.parse().is_ok_and(|to: u64| (120..1000).contains(&to))
+            }
+            _ => false,
+        })
     }
 
     /// SIGCONT.

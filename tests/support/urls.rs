@@ -19,6 +19,8 @@ pub struct Shared {
     pub early: Duration,
     /// A client in this process.
     pub client: Box<dyn Fn() -> LockClient + Send + Sync>,
+    /// Another file on the same disk, where what is measured would keep the test from writing.
+    beside: Option<String>,
     /// What the environment has to say for it.
     pub env: Option<(&'static str, String)>,
     slowness: OnceLock<Slowness>,
@@ -30,7 +32,8 @@ impl Shared {
     /// From now on it is measured how slow this machine and the server on it are.
     pub fn measure(&self) {
         lateness::measure();
-        self.slowness.get_or_init(|| Slowness::of((self.client)()));
+        let beside = || self.beside.as_ref().map(|url| connected(|| patient(LockClient::builder(url))));
+        self.slowness.get_or_init(|| Slowness::of(beside().unwrap_or_else(|| (self.client)())));
     }
 
     /// What this machine, or a server on it, may have added to a bound since then.
@@ -74,8 +77,9 @@ pub fn of(module: &str) -> Option<Shared> {
 #[cfg(feature = "sqlite")]
 fn sqlite() -> Shared {
     let folder = tempfile::tempdir().unwrap();
-    let url = format!("sqlite:{}", folder.path().join("locks.db").display());
-    by_url("sqlite", url, Duration::from_millis(20), folder)
+    let [url, beside] = ["locks.db", "beside.db"].map(|file| format!("sqlite:{}", folder.path().join(file).display()));
+    // SQLite has one writer at a time.
+    Shared { beside: Some(beside), ..by_url("sqlite", url, Duration::from_millis(20), folder) }
 }
 
 /// The clients' estimates of the service's time differ by up to a second, beside the grace.
@@ -122,5 +126,15 @@ fn spanner() -> Shared {
 fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
     let (grace, known) = (Duration::ZERO, url.clone());
     let client = Box::new(move || connected(|| patient(LockClient::builder(&known))));
-    Shared { module, url, grace, early, client, env: None, slowness: OnceLock::new(), _room: Box::new(room) }
+    Shared {
+        module,
+        url,
+        grace,
+        early,
+        client,
+        beside: None,
+        env: None,
+        slowness: OnceLock::new(),
+        _room: Box::new(room),
+    }
 }

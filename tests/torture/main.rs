@@ -22,6 +22,9 @@ mod probe;
 mod readers;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod restarts;
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
+#[path = "../support/room.rs"]
+mod room;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod runs;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]

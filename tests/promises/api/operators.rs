@@ -108,6 +108,24 @@ fn a_forced_release_spares_who_came_after_it() {
     });
 }
 
+/// The look that would settle it is not answered either, and says nothing of what was written.
+#[test]
+fn a_forced_release_that_may_be_done_is_told_as_that() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let acts = Between::new(Arc::new(Faulty::new(store.store.clone(), faults.clone())));
+        let client = builder_over(Arc::new(acts.clone()), store.clock.clone()).connect().unwrap();
+        store.rival().request("k").lease(MINUTE).acquire().unwrap();
+        let gone = faults.clone();
+        acts.next(When::AfterSwap, move || gone.always(Call::Read, Fault::FailBefore));
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        let error = client.force_release("k").unwrap_err();
+        assert!(error.kind() == ErrorKind::Ambiguous && error.is_retryable(), "{error:?}");
+        faults.heal();
+        assert!(client.get("k").unwrap().unwrap().is_free());
+    });
+}
+
 /// A release before the least time is over keeps the place by another grant id.
 #[test]
 fn a_forced_release_that_did_not_happen_frees_what_its_holder_kept_meanwhile() {

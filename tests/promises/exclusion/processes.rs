@@ -18,6 +18,8 @@ use crate::support::worker::wall_millis;
 const LEASE: Duration = millis(3000);
 /// Nobody waits for the end of this one.
 const LONG: Duration = Duration::from_secs(600);
+/// Nor of this one, the longest that is granted by one write.
+const MINUTE: Duration = Duration::from_secs(60);
 
 macro_rules! suite {
     (memory) => {};
@@ -199,7 +201,7 @@ fn eight_processes_never_overlap(store: &Shared) {
         "spanner" => (40, millis(80)),
         _ => (60, millis(80)),
     };
-    let worker = |_| Worker::polling(&store.url, LONG, poll, store.env.as_ref());
+    let worker = |_| Worker::polling(&store.url, MINUTE, poll, store.env.as_ref());
     exclude((0..8).map(worker).collect(), each);
 }
 
@@ -248,7 +250,7 @@ fn two_processes_get_their_fair_share() {
 fn shares_are_fair() -> bool {
     const TOTAL: usize = 1000;
     let (store, folder) = (of("sqlite").expect("a file"), Folder::new());
-    let mut workers = [worker(&store, LONG), worker(&store, LONG)];
+    let mut workers = [worker(&store, MINUTE), worker(&store, MINUTE)];
     // Neither is ahead: it begins when both wait.
     let client = (store.client)();
     let held = client.lock("job").expect("a lock");
@@ -257,7 +259,7 @@ fn shares_are_fair() -> bool {
         assert_eq!(worker.answer_by(Instant::now() + millis(200)), None, "two hold it");
     }
     drop(held);
-    let by = Instant::now() + 9 * PATIENCE;
+    let by = Instant::now() + 30 * PATIENCE;
     let granted = workers.map(|worker| {
         let answer = worker.answer_by(by).expect("all grants are made");
         answer.strip_prefix("granted ").and_then(|count| count.parse::<usize>().ok()).expect("a number")

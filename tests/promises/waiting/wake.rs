@@ -70,7 +70,7 @@ fn settled(store: &Store) {
 
 fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     let (client, other) = (patient(&store), store.bystander());
-    let held = other.lock("k").expect("a lock");
+    let held = other.request("k").lease(HOUR).lock().expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
     settled(&store);
     // Other keys change the file, too; nothing comes of that, and that has no event.
@@ -123,14 +123,19 @@ fn an_idle_waiter_is_woken_seldom(store: Store) {
     let idle = woken_a_second(&format!("idle on {}", store.name), || std::thread::sleep(millis(2000)));
     // Ten looks a second at the file that nobody writes to, and one of each thread.
     assert!(idle < 25.0, "{idle} on {}", store.name);
+    let (began, mut written) = (Instant::now(), Duration::ZERO);
     let writes = || {
         for n in 0..10 {
+            let asked = Instant::now();
             drop(other.lock(&format!("other-{n}")).expect("a lock"));
+            written += asked.elapsed();
             std::thread::sleep(millis(200));
         }
     };
     let busy = woken_a_second(&format!("with ten writes on {}", store.name), writes);
-    assert!(busy < 100.0, "{busy} on {}", store.name);
+    // While a commit is synced, and twice as long afterwards, it looks each 5 ms.
+    let most = 100.0 + 600.0 * written.as_secs_f64() / began.elapsed().as_secs_f64();
+    assert!(busy < most, "{busy}, at most {most}, on {}", store.name);
     other.release(&held).expect("a release");
     assert!(waiting.join().expect("a waiter").is_ok());
 }
@@ -255,7 +260,7 @@ fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
     // Who counts on being told looks a hundredth as often.
     let client = store.builder().lease(LEASE).poll(millis(300)..=millis(500)).connect().expect("a client");
     let other = store.bystander();
-    let held = ["j", "k"].map(|key| other.request(key).lease(LEASE).acquire().expect("a lock"));
+    let held = ["j", "k"].map(|key| other.request(key).lease(HOUR).acquire().expect("a lock"));
     let leaves = CancelToken::new();
     let stays = waiter(&client, "j", |request| request);
     wait_until("the one is told of", || store.plan.count(Call::Wake) == 1);
@@ -346,7 +351,7 @@ fn a_telling_that_breaks_off_is_noticed_and_begun_again() {
 fn a_file_that_is_gone_ends_the_wait() {
     let store = Store::sqlite();
     let client = patient(&store);
-    let held = store.bystander().lock("k").expect("a lock");
+    let held = store.bystander().request("k").lease(HOUR).lock().expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
     settled(&store);
     std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");

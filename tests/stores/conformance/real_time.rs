@@ -42,13 +42,14 @@ fn end_of(holder: &Holder) -> StoreTime {
 fn grant(at: &Opened, key: String) -> Granted {
     let mut attempt = if fastrand::bool() { exclusive(at, &key) } else { shared(at, &key) };
     attempt.ask.lease = Duration::from_millis(fastrand::u64(1_000..=4_000));
+    let asked = Instant::now();
     match at.store.acquire(&mut attempt, &soon()) {
         Ok(Acquired::Granted { holder, now, .. }) => {
-            let (until, answered) = (end_of(&holder), Instant::now());
+            let until = end_of(&holder);
             assert_eq!(until.since(holder.created), attempt.ask.lease, "{key}: a grant is what was asked for");
             let rival = crate::support::contract::attempt(&*at.second, &key, Mode::Exclusive);
             // Of an answer that comes after the end nothing is left.
-            Granted { key, holder, ends: answered + until.since(now), rival, was_refused: false }
+            Granted { key, holder, ends: asked + until.since(now), rival, was_refused: false }
         }
         other => panic!("{key}: {other:?}"),
     }

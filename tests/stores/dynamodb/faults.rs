@@ -110,9 +110,9 @@ fn what_could_not_be_given_up_within_its_lease_is_over_by_then() {
     let other = patient(config(), &at.room.0).connect().unwrap();
     let of_key = |key: &str| format!("{{\"S\":\"{key}\"}}");
     let is_write = |one: &Request, key: &str| one.has(WRITE) && one.has(&of_key(key));
-    // Twice the lease, and half of it for how long the call takes.
-    let late = Network::CutLate(Dynamodb::MIN_LEASE * 5 / 2);
-    for (key, fault) in [("done", Network::CutAfter), ("late", late), ("held", late)] {
+    // Twice the lease, and half of it for how long the call takes; and time to get it before, where it is held.
+    let late = |halves| Network::CutLate(Dynamodb::MIN_LEASE * halves / 2);
+    for (key, fault) in [("done", Network::CutAfter), ("late", late(5)), ("held", late(12))] {
         at.all_were_met();
         // What was done for the last key may still be given up in the background.
         at.proxy.add(Rule::next(1, fault).on(WRITE).on(&of_key(key)));

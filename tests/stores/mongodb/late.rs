@@ -63,7 +63,7 @@ fn a_late_answer_makes_no_renewal_too_late() {
     )));
     for mode in [Mode::Exclusive, Mode::Shared] {
         let mut a = attempt(&store, &mode.to_string(), mode);
-        proxy.flow(Flow::Pass, Flow::Delay(2 * SHORT));
+        proxy.flow(Flow::Pass, Flow::Delay(SHORT * 4 / 3));
         let before = granted(&store, &mut a).until;
         proxy.flow(Flow::Pass, Flow::Pass);
         let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));

@@ -13,8 +13,9 @@ use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{granted, lost, refused, release, renewal, renewed};
 use crate::support::harness::PATIENCE;
-use crate::support::own::{Own, room};
+use crate::support::own::Own;
 use crate::support::postgres::{block_on, comes_soon, connect, connected, opened, sql_at, unless_late};
+use crate::support::room::room;
 use crate::support::servers::{Server, postgres};
 use crate::support::small_disk::{fill, on_a_small_disk};
 use crate::support::wait::wait_until;
@@ -152,7 +153,9 @@ fn keeps_its_sessions(server: &Own, url: &str) -> bool {
                 };
                 tokio::time::timeout(Duration::from_secs(120), over).await.unwrap();
             });
-            assert_eq!(pids(), before);
+            // One more may have come.
+            let after = pids();
+            assert!(before.iter().all(|pid| after.contains(pid)), "{before:?}, and then {after:?}");
         }
         drop(their);
         drop(waits.join().unwrap());

@@ -17,8 +17,9 @@ use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{give_up, granted, refused, release, renewal, renewed};
 use crate::support::harness::sent;
-use crate::support::own::{Own, room};
+use crate::support::own::Own;
 use crate::support::postgres::{Rows, block_on, config, connect, connected, opened, sql_at, told_of, unless_late};
+use crate::support::room::room;
 use crate::support::servers::{Server, postgres};
 use crate::support::wait::wait_until;
 

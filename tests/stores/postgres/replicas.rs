@@ -7,8 +7,9 @@ use leasehold::{ErrorKind, LockClient};
 use nix::sys::signal::Signal;
 
 use crate::errors::text;
-use crate::support::own::{Own, room};
+use crate::support::own::Own;
 use crate::support::postgres::{connected, sql_at, unless_late};
+use crate::support::room::room;
 use crate::support::servers::{postgres, skip};
 use crate::support::wait::wait_until;
 

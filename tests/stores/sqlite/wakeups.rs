@@ -63,7 +63,9 @@ fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
         return;
     }
     lateness::measure();
-    let folder = Folder::new();
+    let [folder, beside] = [(); 2].map(|()| Folder::on_disk());
+    // What the waiter is granted is on the disk, which others use as well.
+    let disk = lateness::Slowness::of(LockClient::connect(&beside.url()).unwrap());
     let client = || LockClient::builder(folder.url()).create_schema(true).connect().unwrap();
     let (holder, waiter, operator) = (client(), client(), client());
     let mut late = Vec::new();
@@ -78,7 +80,7 @@ fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
             operator.force_release("k").unwrap();
             let freed = Instant::now();
             let took = waiting.join().unwrap().1.saturating_duration_since(freed);
-            if took > Duration::from_millis(500) + lateness::slack(freed) {
+            if took > Duration::from_millis(500) + lateness::slack(freed) + disk.slack(freed) {
                 late.push(took);
             }
         });
@@ -86,8 +88,7 @@ fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
         // So that the next wait begins a watching of its own.
         wait_until("nobody watches", || looking().is_none());
     }
-    // The disk may once take so long for the waiter's own commit.
-    assert!(late.len() <= 1, "so long did some wait: {late:?}");
+    assert!(late.is_empty(), "so long did some wait: {late:?}");
 }
 
 /// Two hundred of them wait in two hundred processes.

@@ -89,7 +89,7 @@ if [ ! -e "$data/made" ]; then
     first=/tmp/leasehold-initdb-$(cat "$bin/initdb" "$bin/postgres" | cksum | tr ' ' -)-$(id -u)
     flock "$first.lock" sh -c '
       $2 test -O "$1/made" || { rm -rf "$1" && $2 mkdir -m 700 "$1" && $2 "$3/initdb" -D "$1/db" -U leasehold -A trust \
-        --no-locale -E UTF8 && $2 touch "$1/made"; }' sh "$first" "$as" "$bin"
+        --no-locale -E UTF8 --no-sync && $2 touch "$1/made"; }' sh "$first" "$as" "$bin"
     $as cp -a "$first/db" "$data/db"
   fi
   touch "$data/made"

@@ -24,6 +24,7 @@ use super::{Sqlite, Target, Which};
 use crate::lease::{LockRecord, transition};
 use crate::model::error::{Error, Result};
 use crate::store::transactional::Durability;
+use crate::sys::clock::thread_time;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::drop_by;
 use crate::sys::log;
@@ -36,9 +37,9 @@ use notice::{Bell, LULL, Notice};
 /// The time between two looks where writes come without a pause. Where they are not noticed it is doubled with each look
 /// that shows nothing new, up to [`LULL`].
 const PAUSE: Duration = Duration::from_millis(5);
-/// At most this part of the time goes into looking, however many rows are watched,
+/// At most this part of a processor's time goes into looking, however many rows are watched,
 const SHARE: u32 = 20;
-/// but no pause is longer than this, even where a look took long or the process was stopped in one.
+/// but no pause is longer than this.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// The time between two looks where writes are noticed and none comes; also for the file's place, of which most is
 /// noticed, too.
@@ -194,7 +195,7 @@ impl Sqlite {
 
 impl Eye {
     fn run(mut self) {
-        let (mut spent, mut lull) = (Duration::ZERO, PAUSE);
+        let (mut rest, mut lull) = (Duration::ZERO, PAUSE);
         let mut place_at = Instant::now() + IDLE;
         let mut awaited = Awaited::default();
         // One may have been noticed before this thread was there, and its commit be seen by nobody yet.
@@ -202,7 +203,7 @@ impl Eye {
         let mut begins = true;
         loop {
             if awaited.written.is_some() || !self.notice.is_watching() {
-                self.notice.wait(pause(spent, if awaited.written.is_some() && !begins { PAUSE } else { lull }));
+                self.notice.wait(pause(rest, if awaited.written.is_some() && !begins { PAUSE } else { lull }));
                 // A commit makes several writes; the last ones may be noticed after it was seen.
                 if self.notice.take_writes() {
                     begins = false;
@@ -218,13 +219,17 @@ impl Eye {
             if self.shared.lock().as_ref().is_none_or(|watched| watched.eye != self.number) {
                 return;
             }
-            let started = Instant::now();
-            let also_place = started >= place_at;
+            let now = Instant::now();
+            let also_place = now >= place_at;
             if also_place {
-                place_at = started + IDLE;
+                place_at = now + IDLE;
             }
-            let is_there = if also_place { self.target.check() } else { Ok(()) };
-            match is_there.and_then(|()| self.look()) {
+            let (looked, earned) = timed(|| {
+                let is_there = if also_place { self.target.check() } else { Ok(()) };
+                is_there.and_then(|()| self.look())
+            });
+            rest = earned;
+            match looked {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
                     // First: they sleep long, since they expect to be woken; and the logger may hang.
@@ -237,7 +242,6 @@ impl Eye {
                     awaited.look(is_changed, Instant::now());
                 }
             }
-            spent = started.elapsed();
         }
     }
 
@@ -284,9 +288,18 @@ impl Eye {
     }
 }
 
-/// The time between a look that took so long and the next one, at least so much.
-fn pause(spent: Duration, least: Duration) -> Duration {
-    spent.saturating_mul(SHARE).clamp(least, LONGEST_PAUSE)
+/// Looks, and tells how long to rest afterwards: by the time that it had a processor. What it only waited for one is no reason
+/// to be late, but what it waited for a slow disk is as much as others had to wait.
+fn timed<T>(look: impl FnOnce() -> T) -> (T, Duration) {
+    let (began, before) = (Instant::now(), thread_time());
+    let looked = look();
+    let ran = thread_time().saturating_sub(before);
+    (looked, ran.saturating_mul(SHARE).max(began.elapsed()))
+}
+
+/// The time until the next look: such a rest, or at least so much.
+fn pause(rest: Duration, least: Duration) -> Duration {
+    rest.clamp(least, LONGEST_PAUSE)
 }
 
 /// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see.
@@ -321,11 +334,26 @@ mod tests {
     use crate::store::sqlite::tests::{soon, store};
 
     #[test]
-    fn a_share_of_the_time_is_looked_and_a_frozen_look_is_not_slept_for() {
+    fn a_share_of_the_time_is_looked_and_no_pause_is_long() {
         let ms = Duration::from_millis;
-        let pause = |spent| pause(spent, PAUSE);
-        assert_eq!([ms(0), ms(1), ms(10)].map(pause), [PAUSE, ms(20), ms(200)]);
-        assert_eq!([ms(600_000), Duration::MAX].map(pause), [LONGEST_PAUSE; 2]);
+        let pause = |rest| pause(rest, PAUSE);
+        assert_eq!(
+            [ms(0), ms(20), ms(600_000), Duration::MAX].map(pause),
+            [PAUSE, ms(20), LONGEST_PAUSE, LONGEST_PAUSE]
+        );
+        let busy = || {
+            let until = thread_time() + ms(2);
+            while thread_time() < until {}
+        };
+        assert!(timed(busy).1 >= ms(2) * SHARE);
+    }
+
+    /// As where others have the processors.
+    #[test]
+    #[cfg(unix)]
+    fn for_a_look_that_stood_still_it_rests_no_twenty_times_as_long() {
+        let stood = || timed(|| std::thread::sleep(Duration::from_millis(100))).1;
+        assert!((0..5).any(|_| stood() < LONGEST_PAUSE));
     }
 
     /// The first of two may have been written before, and its sync be over sooner.
