@@ -51,6 +51,8 @@ pub fn make(goals: &[&str], cargo: &str) -> Command {
     let mut make = Command::new("make");
     make.arg("-C").arg(root().join("src/capi")).args(goals).arg("PROFILE=debug");
     make.arg(format!("TARGET={}", target("capi").display())).arg(format!("CARGO={cargo}"));
+    // What names lines is a third of the library, which each program links.
+    make.env("CARGO_PROFILE_DEV_DEBUG", "0");
     // Cargo tells its children about itself, and they would build again for it.
     make.env_remove("CARGO_TARGET_DIR").env_remove("MAKEFLAGS");
     make
