@@ -92,8 +92,16 @@ impl LockClient {
         }
     }
 
+    /// What is refused in the end says nothing of an earlier try, which may be done.
     fn wait(&self, failures: &mut Failures, error: Error, by: &Deadline) -> Result<()> {
-        failures.wait_if_retryable(error, by).or_else(|error| self.family.check_open().and(Err(error)))
+        let waited = match error.is_retryable() {
+            true => failures.wait(error, by),
+            false => Err(match failures.may_be_done() {
+                Some(done) => done.final_now().caused_by(error),
+                None => error,
+            }),
+        };
+        waited.or_else(|error| self.family.check_open().and(Err(error)))
     }
 
     /// What was read stays, also where a write without an answer has left it; an error where that is not known.

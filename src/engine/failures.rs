@@ -46,7 +46,12 @@ impl Failures {
         Ok(())
     }
 
-    /// The same, but what is final is not tried again.
+    /// The one of them that may be done all the same.
+    pub fn may_be_done(&mut self) -> Option<Error> {
+        self.known.take_if(|known| known.kind() == ErrorKind::Ambiguous)
+    }
+
+    /// The same as [`wait`](Self::wait), but what is final is not tried again.
     ///
     /// # Errors
     /// `error` itself if it is final.

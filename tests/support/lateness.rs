@@ -89,7 +89,8 @@ impl Slowness {
                 let began = Instant::now();
                 answers.lock().unwrap().push((began, None));
                 held = match held {
-                    Some(lock) => client.heartbeat(&lock, LEASE).ok(),
+                    // It stands also where one was not answered.
+                    Some(lock) => Some(client.heartbeat(&lock, LEASE).unwrap_or(lock)),
                     None => client.request("how slow").lease(LEASE).acquire().ok(),
                 };
                 answers.lock().unwrap().last_mut().unwrap().1 = Some(began.elapsed());

@@ -1,17 +1,32 @@
 //! Folders without a disk to wait for.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// In a container it may be small, and a full one kills who writes to what is mapped.
+#[cfg(target_os = "linux")]
 const LEAST_BYTES: u64 = 2 << 30;
 
-/// Where they are: in memory where that can be. A process that is killed leaves its files as they are there, too.
+/// Where they are: in memory where that can be, also for programs. A process that is killed leaves its files as they are there,
+/// too.
 pub fn place() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
-    let free = |of: nix::sys::statvfs::Statvfs| of.blocks_available() as u64 * of.fragment_size() as u64;
-    let is_there = || nix::sys::statvfs::statvfs(&memory).is_ok_and(|of| free(of) >= LEAST_BYTES);
-    if is_there() && tempfile::tempfile_in(&memory).is_ok() { memory } else { std::env::temp_dir() }
+    if is_fit(&memory) && tempfile::tempfile_in(&memory).is_ok() { memory } else { std::env::temp_dir() }
+}
+
+#[cfg(target_os = "linux")]
+#[allow(clippy::useless_conversion)] // With 32 bits they are narrower.
+fn is_fit(memory: &Path) -> bool {
+    use nix::sys::statvfs::{FsFlags, statvfs};
+    statvfs(memory).is_ok_and(|of| {
+        let blocks = LEAST_BYTES / u64::from(of.fragment_size()).max(1);
+        u64::from(of.blocks_available()) >= blocks && !of.flags().contains(FsFlags::ST_NOEXEC)
+    })
+}
+
+#[cfg(not(target_os = "linux"))]
+fn is_fit(_: &Path) -> bool {
+    false
 }
 
 /// One that is removed with the value.

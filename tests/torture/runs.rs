@@ -165,8 +165,10 @@ fn a_run_with_too_little_is_void() {
     command.args(["--store", &store, "--minutes", "0.02", "--faults", "none", "--least-ops", "100000000"]);
     let ran = command.arg("--out").arg(dir.path().join("out")).output().expect("the example starts");
     let said = String::from_utf8_lossy(&ran.stdout);
-    // A machine that is too busy for its leases finds some lost without a fault.
-    assert_eq!(ran.status.code(), Some(if said.contains("VIOLATION ") { 1 } else { 3 }), "{said}");
+    // A machine that is too busy for its leases finds some lost without a fault, or calls too late.
+    let mut violations = said.lines().filter_map(|line| line.strip_prefix("VIOLATION ")).peekable();
+    assert_eq!(ran.status.code(), Some(if violations.peek().is_some() { 1 } else { 3 }), "{said}");
+    assert!(violations.all(|found| found.starts_with("loss ") || found.starts_with("late ")), "{said}");
     assert!(said.contains("VOID") && said.contains("at least 100000000 are needed"), "{said}");
 }
 

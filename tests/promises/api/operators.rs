@@ -112,18 +112,24 @@ fn a_forced_release_spares_who_came_after_it() {
 #[test]
 fn a_forced_release_that_may_be_done_is_told_as_that() {
     on_every_store(|store| {
-        let faults = FaultPlan::default();
-        let acts = Between::new(Arc::new(Faulty::new(store.store.clone(), faults.clone())));
-        let client = builder_over(Arc::new(acts.clone()), store.clock.clone()).connect().unwrap();
-        store.rival().request("k").lease(MINUTE).acquire().unwrap();
-        let gone = faults.clone();
-        acts.next(When::AfterSwap, move || gone.always(Call::Read, Fault::FailBefore));
-        faults.next(Call::Swap, Fault::ApplyThenFail);
-        let error = client.force_release("k").unwrap_err();
-        assert!(error.kind() == ErrorKind::Ambiguous && error.is_retryable(), "{error:?}");
-        faults.heal();
-        assert!(client.get("k").unwrap().unwrap().is_free());
+        for (fault, is_retryable) in [(Fault::FailBefore, true), (Fault::Refuse, false)] {
+            may_be_done(store, &fault, is_retryable);
+        }
     });
+}
+
+fn may_be_done(store: &Opened, look: &Fault, is_retryable: bool) {
+    let faults = FaultPlan::default();
+    let acts = Between::new(Arc::new(Faulty::new(store.store.clone(), faults.clone())));
+    let client = builder_over(Arc::new(acts.clone()), store.clock.clone()).connect().unwrap();
+    store.rival().request("k").lease(MINUTE).acquire().unwrap();
+    let (gone, look) = (faults.clone(), look.clone());
+    acts.next(When::AfterSwap, move || gone.always(Call::Read, look.clone()));
+    faults.next(Call::Swap, Fault::ApplyThenFail);
+    let error = client.force_release("k").unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, is_retryable), "{error:?}");
+    faults.heal();
+    assert!(client.get("k").unwrap().unwrap().is_free());
 }
 
 /// A release before the least time is over keeps the place by another grant id.

@@ -165,8 +165,8 @@ fn is_told_after_a_stop(store: &Shared, lease: Duration) -> bool {
     assert!(resource.write(old));
     holder.tell(&format!("stopped job {}", lease.as_millis()));
     assert_eq!(holder.answer(), "spinning");
-    let stopped = Instant::now();
     holder.stop();
+    let stopped = Instant::now();
     let new = rival.token("lock job");
     assert!(resource.write(new));
     // The gap must be seen for what it is, even if the stop came late in the lease.

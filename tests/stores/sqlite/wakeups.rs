@@ -10,6 +10,7 @@ use leasehold::internals::store::{Backend, Purpose};
 use nix::libc;
 
 use crate::sqlite::support::*;
+use crate::support::harness::{connected, patient};
 use crate::support::lateness;
 use crate::support::wait::wait_until;
 
@@ -65,9 +66,9 @@ fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
     lateness::measure();
     let [folder, beside] = [(); 2].map(|()| Folder::on_disk());
     // What the waiter is granted is on the disk, which others use as well.
-    let disk = lateness::Slowness::of(LockClient::connect(&beside.url()).unwrap());
-    let client = || LockClient::builder(folder.url()).create_schema(true).connect().unwrap();
-    let (holder, waiter, operator) = (client(), client(), client());
+    let client = |of: &Folder| connected(|| patient(LockClient::builder(of.url())));
+    let disk = lateness::Slowness::of(client(&beside));
+    let (holder, waiter, operator) = (client(&folder), client(&folder), client(&folder));
     let mut late = Vec::new();
     for round in 0..30 {
         let held = holder.lock("k").unwrap();

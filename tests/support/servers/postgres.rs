@@ -147,7 +147,8 @@ pub fn with(port: u16, data: &Path, settings: &[&str]) -> Command {
 fn by(bin: &Path, port: u16, data: &Path, settings: &[&str]) -> Command {
     let mut postgres = Command::new("sh");
     postgres.args(["-c", RUN, "run"]).arg(bin).arg(port.to_string()).arg(data);
-    for setting in ["fsync=off"].iter().chain(settings) {
+    // Whoever is killed leaves its shared memory with its data, which is removed.
+    for setting in ["fsync=off", "dynamic_shared_memory_type=mmap"].iter().chain(settings) {
         postgres.args(["-c", setting]);
     }
     postgres

@@ -334,6 +334,7 @@ mod tests {
     use crate::store::sqlite::tests::{soon, store};
 
     #[test]
+    #[cfg(unix)]
     fn a_share_of_the_time_is_looked_and_no_pause_is_long() {
         let ms = Duration::from_millis;
         let pause = |rest| pause(rest, PAUSE);
