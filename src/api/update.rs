@@ -94,12 +94,10 @@ impl LockClient {
 
     /// What is refused in the end says nothing of an earlier try, which may be done.
     fn wait(&self, failures: &mut Failures, error: Error, by: &Deadline) -> Result<()> {
-        let waited = match error.is_retryable() {
-            true => failures.wait(error, by),
-            false => Err(match failures.may_be_done() {
-                Some(done) => done.final_now().caused_by(error),
-                None => error,
-            }),
+        let done = if error.is_retryable() { None } else { failures.may_be_done() };
+        let waited = match done {
+            Some(done) => Err(done.final_now().caused_by(error)),
+            None => failures.wait_if_retryable(error, by),
         };
         waited.or_else(|error| self.family.check_open().and(Err(error)))
     }
