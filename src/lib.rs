@@ -76,9 +76,10 @@
 //! (its headers and `pkg-config` must be there). rusqlite 0.41 needs 3.44 for that; on an older system, like Debian 12, take
 //! `cargo update --package rusqlite --precise 0.39.0`, with which 3.37 is enough, as the gate tries. It is no feature of
 //! this crate, since features add up: any other crate that asks rusqlite for the bundled one would turn it back on.
-//! The system's should have the mend of a [race](https://sqlite.org/wal.html#walresetbug) by which, rarely, a commit is lost and
-//! a lock has two holders: 3.51.3 has it, 3.50.7 and 3.44.6 too, and some systems' older ones, whose number does not tell. Of
-//! all others a client warns, once.
+//! The system's should have the fix of a [race](https://sqlite.org/wal.html#walresetbug) by which, rarely, a commit is
+//! lost and a lock has two holders: 3.51.3 and later have it, and 3.50.7 and 3.44.6 with the later ones of those two
+//! lines. A distribution may have put it into an older one, whose number does not tell: a client warns of every number
+//! that may lack it, once.
 //!
 //! TLS is rustls with aws-lc for every server, so that a program has one stack. What you can choose:
 //!

@@ -107,9 +107,11 @@ macro_rules! setters {
                 self
             }
 
-            /// Called on the waiting thread each time it checks the lock, once for each key. A call that takes more than
-            /// three seconds loses its turn until it returns: others of this client who wait come first. The closure must
-            /// be `Send`, since the request may be sent to another thread before it waits; for closures that are not, see
+            /// Called on the waiting thread, once for each key, after each check of the lock, and between two checks at
+            /// least once per longest [poll](crate::ClientBuilder::poll), by default 350 ms;
+            /// [`on_wait_every`](Self::on_wait_every) sets another time. A call that takes more than three seconds
+            /// loses its turn until it returns: others of this client who wait come first. The closure must be `Send`,
+            /// since the request may be sent to another thread before it waits; for closures that are not, see
             /// [`lock_with_progress`](Self::lock_with_progress). Defaults to nothing.
             pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
                 let mut on_wait = Contained::new(on_wait);
@@ -119,7 +121,8 @@ macro_rules! setters {
             }
 
             /// The time between two calls of [`on_wait`](Self::on_wait) for one key; the first call is made when the wait
-            /// begins. At least 10 ms; zero is refused. Defaults to a call at each check.
+            /// begins. At least 10 ms; zero is refused. Defaults to a call after each check, and between two checks at
+            /// least one per longest poll.
             pub fn on_wait_every(mut self, every: Duration) -> Self {
                 let least = Duration::from_millis(10);
                 self.spec.on_wait_every = Some(if every.is_zero() { every } else { every.max(least) });

@@ -105,7 +105,8 @@ pub enum Event<'a> {
         /// How it ended.
         end: WaitEnd,
     },
-    /// A wait goes on: sent after each look at the lock.
+    /// A wait goes on: sent after each look at the lock, and between two looks when a call of `on_wait` or the log's
+    /// warning is due (after 30 s, then each minute).
     Waited {
         /// The key.
         key: &'a str,

@@ -204,7 +204,7 @@ impl LockStatus {
 }
 
 impl fmt::Display for LockStatus {
-    /// `owner (exclusive, token 7, 12.3 s left)`, counted [from now](LockStatus::remaining_now).
+    /// `"owner" (exclusive, token 7, 12.3 s left)`, counted [from now](LockStatus::remaining_now).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} ({}, token {}, ", self.labels.owner, self.mode, self.token)?;
         match self.remaining_now() {

@@ -29,8 +29,8 @@
 //! | looks | `read` | `find` |
 //! | waits, and wants to be told at once | `read` | `changeStream`, beside `find` |
 //!
-//! Connecting asks for `listCollections` and `listIndexes`, which both roles have. Where they are denied, that the
-//! unique index is there is believed, with a warning. Where change streams are denied waiters poll, which is said once.
+//! Connecting asks for `listCollections` and `listIndexes`, which both roles have. Where they are denied, the unique
+//! index is taken for granted, with a warning. Where change streams are denied, waiters poll, which is said once.
 //!
 //! # Certificates
 //! The driver trusts the well-known authorities that it brings along, not those of the system. For a private one say

@@ -101,7 +101,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// The table of this name: 1 to 120 letters, digits and `_`.
+    /// The table of this name: 1 to 120 ASCII letters, digits and `_`, not beginning with a digit.
     pub fn new(name: impl Into<String>) -> Self {
         Table { name: name.into(), fleet: Fleet::Own, spindle_duration: None }
     }

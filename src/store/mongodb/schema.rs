@@ -79,7 +79,7 @@ impl Mongodb {
             Known::Missing => format!("the collection {name:?} does not exist; create_schema() makes it"),
             Known::Hidden => {
                 self.noticed.is_unique.store(true, Ordering::Relaxed);
-                let text = "listIndexes is denied, so that the collection has its unique index was not checked";
+                let text = "listIndexes is denied, so it was not checked that the collection has its unique index";
                 log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{text}");
                 return Ok(text.to_owned());
             }

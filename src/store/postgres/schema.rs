@@ -131,7 +131,7 @@ impl Postgres {
         });
         match asked.as_deref() {
             Ok([(names, copies)]) => failover(names, *copies),
-            _ => "which standbys copy this server can't be told".to_owned(),
+            _ => "it can't be told which standbys copy this server".to_owned(),
         }
     }
 

@@ -97,8 +97,8 @@ fn warn_of_lost_commits() {
         log::warn!(
             target: "leasehold::sqlite",
             "SQLite {} can, rarely, lose what two processes write at once (https://sqlite.org/wal.html#walresetbug), and a lock \
-             then has two holders, unless the system's has the mend without its number: link 3.51.3, 3.50.7, 3.44.6 or a later \
-             one of these lines, or build without LIBSQLITE3_SYS_USE_PKG_CONFIG, which brings one along",
+             then has two holders, unless the distribution has put the fix into it: link 3.51.3, 3.50.7, 3.44.6 or a \
+             later one of these lines, or build without LIBSQLITE3_SYS_USE_PKG_CONFIG, which brings one along",
             rusqlite::version()
         );
     }
