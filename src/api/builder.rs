@@ -93,15 +93,18 @@ impl ClientBuilder {
 
     /// How long a waiter pauses between two checks of a lock; each pause is drawn at random from this range. It also
     /// checks when the holder's lease can have ended. After a minute of waiting the range doubles, and after ten minutes
-    /// once more. Defaults to 150 to 350 ms.
+    /// once more. Where the store reports releases (SQLite, memory, MongoDB, PostgreSQL), a waiter checks at each
+    /// report and, in case one was lost, after a hundred times such a pause, which does not double. Defaults to 150 to
+    /// 350 ms.
     pub fn poll(mut self, poll: RangeInclusive<Duration>) -> Self {
         self.options.poll = poll;
         self
     }
 
-    /// Receives an event for everything that happens, for metrics. Defaults to none.
+    /// Receives an event for everything that happens, for metrics. Each call adds one, and they are called one after the
+    /// other. Defaults to none.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.options.observing = Observing::by(observer);
+        self.options.observing = self.options.observing.and(observer);
         self
     }
 

@@ -13,8 +13,7 @@ use crate::api::request_all::{LockAllGuard, LockAllRequest};
 use crate::api::request_any::LockAnyRequest;
 use crate::engine::family::Family;
 use crate::engine::heartbeat::NEAREST_END;
-use crate::engine::options::check_duration;
-use crate::lease::{Ask, Lease};
+use crate::lease::Ask;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::check_key;
@@ -318,9 +317,8 @@ impl LockClient {
         check_origin(&self.family, lock, &by)?;
         let min_lease = self.family.backend.info().min_lease;
         let in_context = |error: Error| self.family.in_context(error.with_key(&lock.key));
-        check_duration("lease", lease, min_lease, "").map_err(in_context)?;
-        let terms = self.family.options.terms(Some(Lease::For(lease)), None, min_lease).map_err(in_context)?;
-        let renewal = Renewal { lease: terms.lease, may_end_endless: true };
+        let asked = self.family.options.lease_of_data(lease, min_lease).map_err(in_context)?;
+        let renewal = Renewal { lease: asked, may_end_endless: true };
         if lock.leased_until.is_none() && lease < NEAREST_END {
             let least = NEAREST_END.as_secs();
             let message =

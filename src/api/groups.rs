@@ -6,7 +6,6 @@ use std::time::{Duration, SystemTime};
 use crate::api::admin::list::newest_first;
 use crate::api::client::LockClient;
 use crate::api::update::Snapshot;
-use crate::engine::options::check_duration;
 use crate::lease::group::{GroupAnswer, members, release_group, renew_group};
 use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -51,9 +50,8 @@ impl LockClient {
         let in_context = |error: Error| error.with_store(&info.label);
         self.family.check_open()?;
         check_text("lock_id", lock_id).map_err(in_context)?;
-        check_duration("lease", lease, info.min_lease, "").map_err(in_context)?;
-        let terms = self.family.options.terms(Some(Lease::For(lease)), None, info.min_lease).map_err(in_context)?;
-        let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, terms.lease);
+        let lease = self.family.options.lease_of_data(lease, info.min_lease).map_err(in_context)?;
+        let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, lease);
         // By the time of now, not of the read: the leases went on since.
         let check = |found: &Snapshot| {
             let times = Times { now: found.now(self.family.clock.now()), ..found.seen.times };

@@ -155,12 +155,12 @@ impl LockRequest {
     /// [`try_lock`](LockRequest::try_lock).
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
         self.spec.refuses.wait = Some("adopt asks once");
-        let spec = &mut self.spec.lock;
+        let (family, spec) = (&self.spec.family, &mut self.spec.lock);
+        family.check_open()?;
         if lock.key != spec.key {
             let right = format!("the key of the lock to be adopted, {:?}", lock.key);
-            return Err(Error::invalid("key", &spec.key, &right));
+            return Err(family.in_context(Error::invalid("key", &spec.key, &right).with_key(&spec.key)));
         }
-        self.spec.family.check_open()?;
         check_origin(&self.spec.family, &lock, &self.spec.family.request_deadline())?;
         pause!("adopt.checked");
         let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));

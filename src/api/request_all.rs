@@ -136,7 +136,7 @@ impl<'a> LockAllRequest<'a> {
     }
 
     /// The error inside says who held one of them all that time.
-    fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
+    pub(crate) fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
         let family = self.client.family.clone();
         self.check().map_err(|error| family.in_context(error))?;
         let patience = AskedWait::patience(self.wait);

@@ -15,7 +15,8 @@ use super::{handle, millis};
 use crate::api::guard::LockGuard;
 use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::LockAnyRequest;
-use crate::model::error::{Error, ErrorKind, Result as ApiResult};
+use crate::engine::spec::Obtained;
+use crate::model::error::{Error, Result as ApiResult};
 use crate::model::lock::Lock;
 use crate::model::loss::Loss;
 
@@ -192,11 +193,12 @@ impl Asked {
             Some(AskedWait::Until(until)) => all.wait_until(until),
             None => all,
         };
-        let refused = |error: Error| match error.kind() {
-            ErrorKind::TimedOut if once && !error.holders().is_empty() => Failure::with_code(error, Code::Held),
-            _ => error.into(),
-        };
-        let made = all.lock().map_err(refused).and_then(|held| {
+        let obtained = all.obtain().map_err(Failure::from).and_then(|obtained| match obtained {
+            Obtained::Granted(held) => Ok(held),
+            Obtained::Refused(error) if once => Err(Failure::with_code(error, Code::Held)),
+            Obtained::Refused(error) => Err(error.into()),
+        });
+        let made = obtained.and_then(|held| {
             granted.get_or_init(|| held.guards().iter().map(LockGuard::info).collect());
             held.ensure_held()?;
             handle::insert(Guards::new(held, watch.clone()))
@@ -252,6 +254,7 @@ mod tests {
 
     use super::super::loss::LossInfo;
     use super::*;
+    use crate::model::error::ErrorKind;
     use crate::model::loss::LossReason;
 
     static CALLED: AtomicBool = AtomicBool::new(false);
@@ -325,6 +328,44 @@ mod tests {
         assert_eq!(code(asked.lock_all(true)), Code::Held);
         assert!(client.request_all(["a", "b"]).try_lock().is_ok_and(|all| all.is_none()));
         assert_eq!(*told.0.lock(), (2, 0), "refusals and waits");
+    }
+
+    /// Who is next in the line of its own client has not looked since the lock changed hands.
+    #[test]
+    fn a_try_for_all_that_stands_back_is_told_that_they_are_held() {
+        use crate::{Event, Observer};
+
+        #[derive(Default)]
+        struct Waits(std::sync::atomic::AtomicU32);
+
+        impl Observer for Waits {
+            fn event(&self, event: &Event<'_>) {
+                if matches!(event, Event::WaitBegan { .. }) {
+                    self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+                }
+            }
+        }
+
+        let (waits, pause) = (Arc::new(Waits::default()), Duration::from_secs(60));
+        let builder = crate::LockClient::builder("memory:").poll(pause..=pause).observer(waits.clone());
+        let Ok(client) = builder.connect() else { panic!("no client") };
+        let asked = handle::insert(Client::new(client.clone(), None)).and_then(Asked::all);
+        let Ok(asked) = asked else { panic!("no request") };
+        let asked = Asked { keys: Keys::AllOf { keys: vec!["a".to_owned(), "b".to_owned()] }, ..asked };
+        let Ok(held) = client.lock("b") else { panic!("no lock") };
+        let (locked, locks) = crossbeam_channel::unbounded();
+        for begun in 1..=2 {
+            let (client, locked) = (client.clone(), locked.clone());
+            std::thread::spawn(move || client.lock("b").is_ok_and(|guard| locked.send(guard).is_ok()));
+            while waits.0.load(std::sync::atomic::Ordering::SeqCst) < begun {
+                std::thread::yield_now();
+            }
+        }
+        assert!(held.release().is_ok());
+        assert!(locks.recv().is_ok_and(|next| {
+            let code = code(asked.again().lock_all(true));
+            next.is_held() && code == Code::Held
+        }));
     }
 
     #[test]

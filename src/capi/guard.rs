@@ -365,6 +365,9 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         }
         // Nobody else takes it out meanwhile.
         let held = guard.guard.read().clone().ok_or_else(|| guard.ended())?;
+        if guard.loss.get().is_some() {
+            held.ensure_held()?;
+        }
         // Made before: a lock that was handed over without it could be released by nobody.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
         let mut drop_bound = DropBound::default();

@@ -216,6 +216,24 @@ fn a_guard_that_is_lost_hands_nothing_over() {
     assert_eq!((lock, leasehold_guard_free(guard)), (LockHandle::default(), Code::Ok));
 }
 
+/// The close that comes between has released nothing.
+#[test]
+fn a_guard_that_was_lost_before_a_close_says_so() {
+    type End = fn(GuardHandle) -> Code;
+    // SAFETY: a place that can be written to.
+    let into_lock: End = |guard| unsafe { leasehold_guard_into_lock(guard, &mut LockHandle::default()) };
+    let release: End = |guard| leasehold_guard_release(guard);
+    for (end, closes) in [(into_lock, false), (release, true)] {
+        let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
+        let Ok(held) = client.request("k").max_hold(Duration::from_millis(1)).lock() else { panic!("no lock") };
+        assert!(held.loss().wait_timeout(LONG).is_some());
+        let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+        let closed = if closes { client.close() } else { Ok(()) };
+        assert_eq!(end(guard), Code::Lost, "{closed:?}");
+        assert_eq!(leasehold_guard_free(guard), Code::Ok);
+    }
+}
+
 static TOLD: AtomicBool = AtomicBool::new(false);
 
 unsafe extern "C" fn told(_: *const LossInfo, _: *mut c_void) {

@@ -264,7 +264,7 @@ impl Observer for Slow {
 fn waiting_at_slow_reports() -> Vec<usize> {
     let (clock, cancel) = (Clock::system(), CancelToken::new());
     let slow = Arc::new(Slow { queues: Default::default(), waiting: Default::default(), cancel: cancel.clone() });
-    let options = ClientOptions { observing: Observing::by(slow.clone()), ..ClientOptions::default() };
+    let options = ClientOptions { observing: Observing::default().and(slow.clone()), ..ClientOptions::default() };
     let family = Family::new(Arc::new(Memory::open("", clock.clone())), clock, options);
     assert!(slow.queues.set(family.queues.clone()).is_ok());
     let specs = (0..10).map(|key| {

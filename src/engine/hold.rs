@@ -122,8 +122,10 @@ pub(super) enum Phase {
     Held,
     Lost(LostBy),
     Releasing,
-    /// Released or handed over: nothing is left to do.
-    Over,
+    /// Released, handed over, or `lost` before that was done: nothing is left to do.
+    Over {
+        lost: bool,
+    },
 }
 
 /// Who noticed that the lock is lost.
@@ -238,7 +240,7 @@ impl Hold {
 
     /// Whether nothing is left to do: it was released, or let go.
     pub fn is_over(&self) -> bool {
-        self.state.lock().phase == Phase::Over
+        matches!(self.state.lock().phase, Phase::Over { .. })
     }
 
     /// Whether the user has a guard of it, and it is no lease of a name.

@@ -65,7 +65,7 @@ impl Hold {
     /// `close` has begun to release it, for then nobody gets the guard.
     pub fn stands_at_least(&self, least: Duration) -> Result<()> {
         let mut state = self.state.lock();
-        if matches!(state.phase, Phase::Releasing | Phase::Over) {
+        if matches!(state.phase, Phase::Releasing | Phase::Over { .. }) {
             return Err(self.error(ErrorKind::Lost, "it is released already"));
         }
         state.at_least = least;

@@ -103,7 +103,7 @@ impl World {
             watcher: Arc::new(Watcher::new(clock.clone(), undo.clone())),
             queues: Arc::default(),
             undo,
-            observing: Observing::by(told.clone()),
+            observing: Observing::default().and(told.clone()),
             terms: spec().terms,
             request_timeout: SLACK,
             drop_timeout: SLACK,
@@ -189,7 +189,7 @@ impl orders::World for World {
                 Actor::Done
             }
             Actor::Releases => match self.hold.begin_release() {
-                Phase::Over => Actor::Done,
+                Phase::Over { .. } => Actor::Done,
                 before => {
                     self.hold.beats.stop.cancel();
                     Actor::Sends(before)
@@ -259,7 +259,7 @@ impl orders::World for World {
         // What expired while it must stand ends with its lease.
         let is_left = self.is_owed && lost == 1;
         assert!(is_left || self.seen().record.standing(&grant).is_none(), "its grant is left in the store");
-        assert!(matches!(self.hold.state.lock().phase, Phase::Over));
+        assert!(matches!(self.hold.state.lock().phase, Phase::Over { .. }));
         // A release that is the first to find the loss reports it to the observer alone.
         assert!(self.hold.loss.get().is_none() || lost == 1, "what is watched was not told");
         assert_eq!(lost + released + left, 1, "lost {lost} times, released {released} times, left {left} times");

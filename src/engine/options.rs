@@ -63,6 +63,13 @@ impl ClientOptions {
         positive("drop_timeout", self.drop_timeout)
     }
 
+    /// The lease of a lock as data, which no heartbeat of this client renews.
+    pub fn lease_of_data(&self, lease: Duration, min_lease: Duration) -> Result<Lease> {
+        check_duration("lease", lease, min_lease, "")?;
+        let lease = Lease::For(lease);
+        self.limits.map_or(Ok(lease), |limits| limits.check_lease(lease).map(|()| lease))
+    }
+
     /// Lease, heartbeat and margin of one hold. `ends_at`: a lease with a fixed end.
     pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
         let lease = lease.unwrap_or(Lease::For(self.lease));

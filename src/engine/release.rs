@@ -55,8 +55,9 @@ impl Hold {
         // What is over is lost, also where nobody has looked yet: else a release without an answer would hide it.
         keeping_a_lock(|| self.expire_when_due());
         let before = self.begin_release();
-        if before == Phase::Over {
-            return Ok(());
+        // A close that was first has told nobody of the loss that it found.
+        if let Phase::Over { lost } = before {
+            return if lost { Err(self.lost()) } else { Ok(()) };
         }
         pause!("release.begun");
         self.stop_heartbeat(bound / 2);
@@ -92,7 +93,7 @@ impl Hold {
             Phase::Lost(LostBy::Clock) if self.is_expired() => self.send_release(by, Tries::One, Earlier::Nothing),
             Phase::Lost(LostBy::Clock) => self.send_release(by, Tries::UntilAnswered, Earlier::Nothing),
             // An earlier try may have been done in part: no hand-over, only a plain release.
-            Phase::Releasing | Phase::Over => self.send_release(by, Tries::UntilAnswered, Earlier::Unanswered),
+            Phase::Releasing | Phase::Over { .. } => self.send_release(by, Tries::UntilAnswered, Earlier::Unanswered),
             Phase::Held => match self.pass_on(by) {
                 PassedOn::Yes(answer) => {
                     *worth_a_look = false;
@@ -125,14 +126,14 @@ impl Hold {
                     self.give_up_later();
                 }
             }
-            self.finish();
+            self.finish(true);
             // At last, for the logger may hang.
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
             }
             return Err(self.lost());
         }
-        if answer.as_ref().is_ok_and(|()| self.finish()) {
+        if answer.as_ref().is_ok_and(|()| self.finish(false)) {
             self.tell_end(|key, held_for| Event::Released { key, held_for });
         }
         answer.inspect_err(|error| {
@@ -140,7 +141,7 @@ impl Hold {
                 let by = error.holders().first().cloned();
                 let reason = if by.is_some() { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther };
                 // The guard's own watch ends without a loss, as by any release: the caller has the error.
-                if self.finish() {
+                if self.finish(true) {
                     self.setup.observing.tell(&Event::Lost { loss: &self.loss_by(reason) });
                 }
             }
@@ -228,7 +229,7 @@ impl Hold {
         pause!("transfer.begun");
         self.stop_heartbeat(bound);
         pause!("transfer.stopped");
-        if self.finish() {
+        if self.finish(false) {
             self.tell_end(end);
         }
     }
@@ -268,15 +269,18 @@ impl Hold {
 
     /// The hold is gone: nobody can release it or learn of its loss any more.
     pub fn let_go(&self) {
-        if self.finish() {
+        if self.finish(false) {
             self.tell_end(|key, held_for| Event::Left { key, held_for });
         }
     }
 
     /// Nothing is left to do. Whether this ended the hold, and not a loss or an earlier end: then the caller reports
     /// how.
-    fn finish(&self) -> bool {
-        let before = std::mem::replace(&mut self.state.lock().phase, Phase::Over);
+    fn finish(&self, lost: bool) -> bool {
+        let mut state = self.state.lock();
+        let before = state.phase;
+        state.phase = Phase::Over { lost: lost || matches!(before, Phase::Lost(_) | Phase::Over { lost: true }) };
+        drop(state);
         // Only this hold knows of a hand-over that was not given up yet.
         let handed = self.requests.handed.lock().take();
         handed.into_iter().for_each(|attempt| self.setup.undo.push(attempt));

@@ -13,43 +13,49 @@ use crate::sys::caught::caught;
 use crate::sys::log;
 use crate::sys::thread::{begin_users_code, keeps_a_lock};
 
-/// The observer of a client, if it has one.
+/// The observers of a client.
 #[derive(Clone, Default)]
 pub(crate) struct Observing {
-    observer: Option<Arc<dyn Observer>>,
+    observers: Arc<[Arc<dyn Observer>]>,
     aside: Aside,
-    /// It sees itself to it that nobody waits for the user's code.
+    /// The only one sees itself to it that nobody waits for the user's code.
     is_own_aside: bool,
 }
 
 impl Observing {
-    pub(crate) fn by(observer: Arc<dyn Observer>) -> Self {
-        Observing { observer: Some(Arc::new(Contained::new(observer))), ..Observing::default() }
+    /// By one more.
+    pub(crate) fn and(self, observer: Arc<dyn Observer>) -> Self {
+        let more: Arc<dyn Observer> = Arc::new(Contained::new(observer));
+        let observers = self.observers.iter().cloned().chain([more]).collect();
+        Observing { observers, ..self }
     }
 
     /// By one that sees itself to it that no lock waits for the user's code: it is told everything at once.
     #[cfg(feature = "capi")]
     pub(crate) fn by_own_aside(observer: Arc<dyn Observer>) -> Self {
-        Observing { is_own_aside: true, ..Observing::by(observer) }
+        Observing { is_own_aside: true, ..Observing::default().and(observer) }
     }
 
-    /// Whether there is an observer.
+    /// Whether there is any.
     pub(crate) fn is_on(&self) -> bool {
-        self.observer.is_some()
+        !self.observers.is_empty()
     }
 
     /// Reports it here; what heartbeats, the watcher and a close have to report is told by another thread, since an
     /// observer that is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        let Some(observer) = &self.observer else { return };
+        if !self.is_on() {
+            return;
+        }
         let goes_aside = keeps_a_lock() || event.leading_change() != 0;
         if self.is_own_aside || !goes_aside && event.key().is_none_or(|key| self.aside.tell_first(key)) {
-            return contained("observer", || observer.event(event));
+            return self.observers.iter().for_each(|observer| contained("observer", || observer.event(event)));
         }
         let changes = [event.held_change(), event.waits_change(), event.leading_change()];
         let weight = if changes == [0; 3] { Weight::Light } else { Weight::Balance };
-        let (kept, observer) = (kept(event), observer.clone());
-        self.aside.push(event.key(), weight, Box::new(move || contained("observer", || kept(&*observer))));
+        let (kept, observers) = (kept(event), self.observers.clone());
+        let tell = move || observers.iter().for_each(|observer| contained("observer", || kept(&**observer)));
+        self.aside.push(event.key(), weight, Box::new(tell));
     }
 
     /// Waits until everything was reported that other threads report, at most until `by`.
@@ -89,7 +95,7 @@ impl Observing {
     }
 }
 
-type Kept = Box<dyn FnOnce(&dyn Observer) + Send>;
+type Kept = Box<dyn Fn(&dyn Observer) + Send>;
 
 /// An event for later whose key is all that it borrows.
 macro_rules! of_key {

@@ -212,8 +212,9 @@ impl Election {
         self.shared.news.terms.load(Ordering::SeqCst)
     }
 
-    /// How many rounds this node has made: one for each time it checks the election while it waits and, in
-    /// [`run`](Election::run) and [`lead`](Election::lead), one every third of the lease while it leads.
+    /// How many rounds this node has made. While it waits, one after each check of the election, and between two checks
+    /// at least one per longest [poll](crate::ClientBuilder::poll), by default 350 ms; one when it is elected; while it
+    /// leads in [`run`](Election::run) or [`lead`](Election::lead), one every third of the lease.
     pub fn iterations(&self) -> u64 {
         self.shared.news.rounds.load(Ordering::SeqCst)
     }

@@ -179,8 +179,9 @@ impl Shared {
     /// Begins a campaign, unless there is one already.
     fn begin(self: &Arc<Self>, kind: Kind) -> Result<Stands> {
         self.node.client.family.check_open()?;
-        self.news.dispatcher.start()?;
-        self.node.health.as_ref().map_or(Ok(()), Health::start)?;
+        let started =
+            self.news.dispatcher.start().and_then(|()| self.node.health.as_ref().map_or(Ok(()), Health::start));
+        started.map_err(|error| self.in_context(error))?;
         let mut current = self.now.standing.lock();
         if current.is_some() || self.term().is_some_and(|term| term.is_leader()) {
             let message = "this election already campaigns or leads; a second node needs an election of its own";

@@ -279,3 +279,25 @@ fn the_schema_is_described_and_made_as_often_as_one_likes() {
         assert!(client.try_lock_for("k", LONG).unwrap().is_some());
     });
 }
+
+#[test]
+fn what_has_no_guard_here_knows_no_heartbeat_and_no_margin_of_guards() {
+    on_every_store(|store| {
+        let builder = store.builder().lease(MINUTE).heartbeat(Duration::from_secs(25)).margin(Duration::from_secs(8));
+        let client = builder.connect().unwrap();
+        let lock = client.request("k").lock_id("g").acquire().unwrap();
+        client.heartbeat(&lock, Duration::from_secs(30)).unwrap();
+        client.renew("g", Duration::from_secs(30)).unwrap();
+    });
+}
+
+#[test]
+fn what_can_not_be_adopted_is_told_with_key_and_store() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("a").acquire().unwrap();
+        let refused = client.request("b").adopt(lock).unwrap_err();
+        assert_eq!((refused.kind(), refused.key()), (ErrorKind::InvalidInput, Some("b")), "{refused}");
+        assert!(refused.store().is_some() && refused.to_string().contains("\"a\""), "{refused}");
+    });
+}

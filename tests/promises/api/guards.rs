@@ -399,3 +399,20 @@ fn a_lock_without_end_that_max_hold_ended_is_free_a_minute_later() {
         assert!(store.rival().try_lock("k").unwrap().is_some());
     });
 }
+
+#[test]
+fn a_release_after_a_close_tells_of_the_loss_before_it() {
+    on_every_store(|store| {
+        let client = store.client();
+        let expired = client.request("a").max_hold(millis(10)).lock().unwrap();
+        let [taken, held] = ["b", "c"].map(|key| client.lock(key).unwrap());
+        assert!(expired.loss().wait_timeout(LONG).is_some());
+        store.rival().release(&taken.info()).unwrap();
+        // It finds what nobody has noticed.
+        let _ = client.close();
+        for guard in [expired, taken] {
+            assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+        }
+        held.release().unwrap();
+    });
+}

@@ -206,6 +206,22 @@ fn an_observer_hears_of_every_request_and_event() {
     });
 }
 
+#[test]
+fn each_of_several_observers_hears_of_everything() {
+    on_every_store(|store| {
+        let both = [Arc::new(Recorded::default()), Arc::new(Recorded::default())];
+        let client = both.iter().fold(store.builder(), |builder, one| builder.observer(one.clone())).connect().unwrap();
+        client.lock("k").unwrap().release().unwrap();
+        // What the thread that watches has to tell is told by another one.
+        let max_hold = client.request("k").max_hold(Duration::from_millis(1)).lock().unwrap();
+        max_hold.loss().wait_timeout(LONG).unwrap();
+        for heard in &both {
+            wait_until("the loss is reported", || heard.0.lock().contains(&"lost k".to_owned()));
+            assert!(heard.0.lock().contains(&"released k".to_owned()));
+        }
+    });
+}
+
 /// Calls the guard when it hears of a heartbeat, once.
 #[derive(Default)]
 struct Calls {
