@@ -248,26 +248,43 @@ def interrupted(client, rival):
             rival.lock(key, wait=60).release()
     signal.signal(signal.SIGALRM, before)
     # Also where nothing waits, and while somebody looks into the exception.
-    kept = interrupt("request_lock", lambda: client.try_lock("k"))
+    kept = interrupt("request_try_lock", lambda: client.try_lock("k"))
     rival.lock("k", wait=0).release()
     assert kept.__traceback__ is not None
-    # At each line in turn of what waits and what frees: at once, by just what the handler raised, and free in the end.
-    line, ends = 0, False
-    while not ends:
-        line, guard, began = line + 1, None, time.monotonic()
-        try:
-            sys.settrace(raises_at(line, (leasehold._interruptibly.__code__, leasehold._Owned.free.__code__)))
-            guard = client.lock("k")
-            guard.free()
-            ends = True
-        except Interrupted:
+    # At each line in turn of what asks, waits and frees: at once, by just what the handler raised, and free in the end,
+    # also while somebody looks into the exception.
+    codes = [function.__code__ for function in (Client._ask, leasehold._interruptibly, leasehold._Owned.free)]
+    for lock in (lambda: client.lock("k"), lambda: client.try_lock("k")):
+        line, ends = 0, False
+        while not ends:
+            line, guard, kept, began = line + 1, None, None, time.monotonic()
+            try:
+                sys.settrace(raises_at(line, codes))
+                guard = lock()
+                guard.free()
+                ends = True
+            except Interrupted as error:
+                kept = error
+            finally:
+                sys.settrace(None)
             assert time.monotonic() - began < 9, line
-        finally:
-            sys.settrace(None)
-        if guard is not None:
-            guard.free()
-        rival.lock("k", wait=60).release()
-    assert line > 5
+            if guard is not None:
+                guard.free()
+            rival.lock("k", wait=60).release()
+            assert kept is None or freed(kept), line
+        assert line > 20, line
+
+
+def freed(error):
+    """Whether nothing is left of what the call that was interrupted made to ask for the lock."""
+    library, frame = leasehold._library(), error.__traceback__
+    while frame is not None and frame.tb_frame.f_code is not Client._ask.__code__:
+        frame = frame.tb_next
+    made = frame.tb_frame.f_locals if frame is not None else {}
+    gone = (Code.BAD_HANDLE, Code.STALE_HANDLE)
+    return all(
+        getattr(library, f"leasehold_{kind}_free")(made[kind]) in gone for kind in ("request", "cancel") if kind in made
+    )
 
 
 def raises_at(line, codes):

@@ -65,9 +65,10 @@ fn the_header_for_cpp_does_what_it_says() {
     }
 }
 
-#[test]
-fn the_package_for_python_works_in_an_environment_of_its_own() {
-    if !there("python3", answers(Command::new("python3").args(["-c", "import venv, ctypes"]))) {
+/// Runs a program of tests/c with the package, in an environment of its own.
+#[track_caller]
+fn package(program: &str, proof: &str) {
+    if !there("python3", answers(Command::new("python3").args(["-c", "import venv, ctypes, sqlite3"]))) {
         return;
     }
     let (folder, url) = store();
@@ -81,11 +82,21 @@ fn the_package_for_python_works_in_an_environment_of_its_own() {
         let from = root().join("examples/python/leasehold").join(file);
         std::fs::copy(from, package.join(file)).expect("without py.typed nobody's checker looks at the hints");
     }
-    let mut program = Command::new(&python);
-    program.arg("-B").arg(root().join("tests/c/package.py")).arg(&url);
-    program.env("LEASEHOLD_LIBRARY", library().folder.join("libleasehold.so"));
-    let printed = run(&mut program);
-    assert_eq!(printed.lines().last(), Some("proof: held inside `with`, and a loss is told"), "{printed}");
+    let mut command = Command::new(&python);
+    command.arg("-B").arg(root().join("tests/c").join(program)).arg(&url);
+    command.env("LEASEHOLD_LIBRARY", library().folder.join("libleasehold.so"));
+    let printed = run(&mut command);
+    assert_eq!(printed.lines().last(), Some(format!("proof: {proof}").as_str()), "{printed}");
+}
+
+#[test]
+fn the_package_for_python_works_in_an_environment_of_its_own() {
+    package("package.py", "held inside `with`, and a loss is told");
+}
+
+#[test]
+fn the_package_for_python_says_at_the_end_of_with_what_the_work_must_know() {
+    package("package_ends.py", "the end says what the work must know, and nothing else");
 }
 
 #[test]

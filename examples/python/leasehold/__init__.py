@@ -26,9 +26,10 @@ import math
 import os
 import threading
 import time
+import warnings
 import weakref
 from types import TracebackType
-from typing import Callable, Iterable, Iterator, NamedTuple, Optional, Type, TypeVar
+from typing import Callable, Iterable, NamedTuple, Optional, Type, TypeVar
 
 __all__ = [
     "Assertion",
@@ -40,6 +41,7 @@ __all__ = [
     "Guards",
     "Holder",
     "Keeper",
+    "KeyStatus",
     "Leases",
     "Loss",
     "Reason",
@@ -50,6 +52,7 @@ _VERSION_NUMBER = 1_000
 _FOR_EVER = 2**64 - 1
 # A text that ends in a NUL could not hold one: the length goes along.
 _Self = TypeVar("_Self", bound="_Owned")
+_T = TypeVar("_T")
 
 
 class Code(enum.IntEnum):
@@ -105,13 +108,24 @@ class Loss(NamedTuple):
 
 
 class Holder(NamedTuple):
-    """Who holds a lock or a lease, as it was when somebody looked. For a lease the key is its name and the owner its
-    holder. `remaining` is 0 where it had ended, and infinite where it has no end."""
+    """Who holds a lock or a lease, as it was when somebody looked. For a lease the key is its name, the owner its
+    holder, and there is no host. `remaining` is 0 where it had ended, and infinite where it has no end."""
 
     key: str
     owner: str
     token: int
     remaining: float
+    shared: bool = False
+    host: Optional[str] = None
+    comment: Optional[str] = None
+
+
+class KeyStatus(NamedTuple):
+    """What the store knows of a key: the highest fencing token that was ever issued, and every holder in the record,
+    also those whose lease has ended."""
+
+    token: int
+    holders: "list[Holder]"
 
 
 class Assertion(NamedTuple):
@@ -180,6 +194,10 @@ _FUNCTIONS = {
     "builder_free": (_Handle,),
     "client_close": (_Handle,),
     "client_free": (_Handle,),
+    "client_create_schema": (_Handle,),
+    "client_get": (_Handle, *_TEXT, *_OUT, *_OUT),
+    "client_list": (_Handle, _Handle, *_OUT),
+    "client_force_release": (_Handle, *_TEXT, *_OUT),
     "client_purge": (_Handle, ctypes.c_uint64, *_OUT),
     "client_purge_preview": (_Handle, ctypes.c_uint64, *_OUT),
     "list_len": (_Handle, *_OUT),
@@ -226,6 +244,7 @@ _FUNCTIONS = {
     "request_set_on_loss": (_Handle, _ON_LOSS, ctypes.c_void_p),
     "request_set_cancel": (_Handle, _Handle),
     "request_lock": (_Handle, *_OUT),
+    "request_try_lock": (_Handle, *_OUT),
     "request_lock_all": (_Handle, *_OUT),
     "request_free": (_Handle,),
     "cancel_new": _OUT,
@@ -313,19 +332,28 @@ def _copied(name: str, *arguments: object) -> str:
     return buffer.raw[: size.value].decode("utf-8")
 
 
+def _found(call: Callable[..., _T], name: str, *arguments: object) -> Optional[_T]:
+    """What `call` says; None where there is none."""
+    try:
+        return call(name, *arguments)
+    except Error as error:
+        if error.code != Code.NOT_FOUND:
+            raise
+        return None
+
+
 def _holders(name: str, *arguments: object) -> "list[Holder]":
     """What a call that gives a list says."""
     handle, holders = _made(name, *arguments), []
     try:
         for at in range(_got(ctypes.c_size_t, "list_len", handle)):
+            # A pin has no numbers.
             status = _Status()
-            try:
-                _call("list_status", handle, at, ctypes.byref(status), ctypes.sizeof(status))
-            except Error as error:
-                if error.code != Code.NOT_FOUND:  # a pin has no numbers
-                    raise
+            _found(_call, "list_status", handle, at, ctypes.byref(status), ctypes.sizeof(status))
             key, owner = (_copied("list_text", handle, at, text) for text in (0, 2))
-            holders.append(Holder(key, owner, status.token, _seconds(status.remaining_ms)))
+            host, comment = (_found(_copied, "list_text", handle, at, text) for text in (3, 4))
+            numbers = status.token, _seconds(status.remaining_ms), status.mode == 1
+            holders.append(Holder(key, owner, *numbers, host, comment))
     finally:
         _library().leasehold_list_free(handle)
     return holders
@@ -345,7 +373,8 @@ def _ms(seconds: Optional[float]) -> int:
 
 
 class _Owned:
-    """A handle that is freed once, by whoever is first: the end of `with`, the garbage collector, or the end of Python."""
+    """A handle that is freed once, by whoever is first: the end of `with`, the garbage collector, or the end of
+    Python."""
 
     _free = ""
     # What is to be ended when the interpreter exits.
@@ -372,7 +401,8 @@ class _Owned:
 
     def __del__(self) -> None:
         if hasattr(self, "_freed"):
-            # Not what a guard does in addition: the garbage collector may come between a call that failed and its error.
+            # Not what a guard does in addition: the garbage collector may come between a call that failed and its
+            # error.
             _Owned.free(self)
 
     def __enter__(self: _Self) -> _Self:
@@ -444,7 +474,10 @@ class _Held(_Owned):
     """What guards of one and of several locks have in common."""
 
     _is = ""
+    # By order, so that it is no loss.
     _released = False
+    # Another thread frees it.
+    _leaves = False
     _lost: Optional[Error] = None
 
     def __init__(self, callback: Optional[_Callback]) -> None:
@@ -453,8 +486,8 @@ class _Held(_Owned):
         self._callback = callback
 
     def is_held(self) -> bool:
-        """False before the lease can end, so before anybody else can be granted the lock, unless somebody takes it away by
-        order, as `force_release` does. Asks nobody and does not wait."""
+        """False before the lease can end, so before anybody else can be granted the lock, unless somebody takes it away
+        by order, as `force_release` does. Asks nobody and does not wait."""
         try:
             return _got(ctypes.c_bool, self._is + "_is_held", self._handle)
         except Error:
@@ -467,31 +500,73 @@ class _Held(_Owned):
             _call(self._is + "_ensure_held", self._handle)
         except Error as error:
             # The end of `with` says so, even if it was freed before.
-            if error.code == Code.LOST:
+            if error.code in (Code.LOST, Code.CLOSED):
                 self._lost = error.with_traceback(None)
         super().free()
 
     free.__doc__ = _Owned.free.__doc__
 
     def release(self) -> None:
-        """Releases the lock; raises when it was not held any more."""
-        _call(self._is + "_release", self._handle)
+        """Releases the lock; raises when it was not held any more. Closing the client counts as a release: after that
+        it raises nothing, though others may have had the lock since. The end of `with` says so, and `ensure_held`."""
+        # Before the call, so that the end of `with` takes it for no loss, whatever interrupts this.
         self._released = True
-
-    def _end(self) -> None:
-        if self._released:
-            return
         try:
-            self.release()
+            _call(self._is + "_release", self._handle)
         except Error as error:
+            self._released = error.code != Code.LOST
+            raise
+
+    def __exit__(
+        self,
+        kind: Optional[Type[BaseException]],
+        error: Optional[BaseException],
+        trace: Optional[TracebackType],
+    ) -> None:
+        try:
+            # Whoever left by an exception hears of that, not of the lock.
+            if kind is None:
+                self._end_work()
+        finally:
+            if not self._leaves:
+                self.free()
+
+    def _end_work(self) -> None:
+        """Raises only when the lock was not held to this end: for anything else a work that was safe would run again."""
+        try:
+            # A release would not say that the client was closed, and that others may have had the lock since.
+            _call(self._is + "_ensure_held", self._handle)
+        except Error as error:
+            if self._released:
+                return
             if error.code != Code.STALE_HANDLE:
                 raise
             if self._lost is not None:
                 raise self._lost from None
+            return
+        try:
+            self.release()
+        except Error as error:
+            if error.code == Code.LOST:
+                raise
+            if error.code not in (Code.CLOSED, Code.STALE_HANDLE):  # by another thread, just now
+                self._free_later()
+                message = f"held to the end of the work, and tried again, since it could not be released: {error}"
+                warnings.warn(message, RuntimeWarning, stacklevel=3)
+
+    def _free_later(self) -> None:
+        """To free it tries again, for as long as the release has waited already: beside what comes next."""
+        try:
+            threading.Thread(target=self.free, daemon=False).start()  # waited for when the interpreter exits
+            self._leaves = True
+        except RuntimeError:
+            pass  # none starts any more
 
 
 class Guard(_Held):
-    """A lock that is held: a thread renews it. The end of `with` releases it, and raises when it was lost."""
+    """A lock that is held: a thread renews it. The end of `with` releases it, and raises when it was not held to that
+    end: LOST, or CLOSED when its client was closed meanwhile. A release that the store does not answer is only warned
+    of (`RuntimeWarning`), and tried again."""
 
     _free = "guard_free"
     _is = "guard"
@@ -511,8 +586,9 @@ class Guard(_Held):
         """By which a transaction in the locks' own database asserts that the lock is held, by any driver.
 
         One row with a true value: it is, and nobody else is granted it before the transaction ends. Anything else: roll
-        back. Keep the transaction short: heartbeats may wait for it, in PostgreSQL those of every holder of a shared lock.
-        For PostgreSQL; for SQLite only in another process than this, whose sqlite3 is another one than the library's. `second` proves who holds the lock: keep it out of logs.
+        back. Keep the transaction short: heartbeats may wait for it, in PostgreSQL those of every holder of a shared
+        lock. For PostgreSQL; for SQLite only in another process than this, whose sqlite3 is another one than the
+        library's. `second` proves who holds the lock: keep it out of logs.
         """
         return Assertion(*(_copied("guard_assertion", self._handle, part) for part in range(3)))
 
@@ -528,13 +604,14 @@ class Guard(_Held):
         _call("guard_hold_at_least", self._handle, _ms(seconds))
 
     def wait_loss(self, seconds: Optional[float] = None) -> bool:
-        """Waits until the lock is lost; False when it is not within `seconds`. If the handler of a signal raises meanwhile,
-        a thread waits on for as long: give `seconds` where that happens again and again."""
+        """Waits until the lock is lost; False when it is not within `seconds`. If the handler of a signal raises
+        meanwhile, a thread waits on for as long: give `seconds` where that happens again and again."""
         return _wait_loss("guard_wait_loss", self._handle, seconds)
 
 
 class Guards(_Held):
-    """All of several locks, in the order of their keys. The end of `with` releases them."""
+    """All of several locks, in the order of their keys. The end of `with` releases them, and says what that of a
+    `Guard` says."""
 
     _free = "guards_free"
     _is = "guards"
@@ -551,11 +628,6 @@ class Guards(_Held):
     def hold_at_least(self, seconds: float) -> None:
         """`Guard.hold_at_least` for all of them."""
         _call("guards_hold_at_least", self._handle, _ms(seconds))
-
-    def release(self) -> None:
-        # What failed is given up in the background.
-        self._released = True
-        super().release()
 
 
 class Keeper(_Owned):
@@ -574,8 +646,8 @@ class Keeper(_Owned):
         return _seconds(_got(ctypes.c_uint64, "keeper_remaining", self._handle))
 
     def is_held(self) -> bool:
-        """False before somebody could expire the lease; of one that was revoked after the next extension. Asks nobody and
-        does not wait."""
+        """False before somebody could expire the lease; of one that was revoked after the next extension. Asks nobody
+        and does not wait."""
         try:
             return _got(ctypes.c_bool, "keeper_is_held", self._handle)
         except Error:
@@ -592,8 +664,8 @@ class Keeper(_Owned):
 
 class Leases(_Owned):
     """The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends
-    only when somebody expires it after its time, or revokes it. A call that finds the lease in another state than it needs
-    raises INVALID_LEASE."""
+    only when somebody expires it after its time, or revokes it. A call that finds the lease in another state than it
+    needs raises INVALID_LEASE."""
 
     _free = "leases_free"
 
@@ -654,10 +726,12 @@ class Election(_Owned):
     _works: "tuple[Callable[..., None], ...]" = ()
 
     def lead(self, work: Callable[[int], None]) -> None:
-        """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has won.
+        """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has
+        won.
 
-        `work` runs on a thread of the library's, and should return soon after `is_leader` became false: the end waits for
-        it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only `once`.
+        `work` runs on a thread of the library's, and should return soon after `is_leader` became false: the end waits
+        for it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only
+        `once`.
         """
 
         def works(token: int, _user: Optional[int]) -> None:
@@ -691,8 +765,14 @@ class Election(_Owned):
         _interruptibly(functools.partial(_call, "election_wait", self._handle))
 
     def stop(self) -> None:
-        """Ends the campaign, and resigns, so that the next node need not wait for the lease's end."""
-        _call("election_stop", self._handle)
+        """Ends the campaign, and resigns, so that the next node need not wait for the lease's end. TIMED_OUT when the
+        work does not return within the drop timeout: the lock is not released then, and ends with its lease."""
+        try:
+            _call("election_stop", self._handle)
+        except Error as error:
+            # The term was over before, which is what was to be.
+            if error.code != Code.LOST:
+                raise
 
 
 def _wait_loss(name: str, handle: _Handle, seconds: Optional[float]) -> bool:
@@ -711,7 +791,8 @@ def _wait_loss(name: str, handle: _Handle, seconds: Optional[float]) -> bool:
 
 def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, guard: Optional[_Held] = None) -> None:
     """Waits for `call`. The main thread has another one make it: only so it hears of signals meanwhile. What a handler
-    raises then fires `cancel` and frees the guard; a call that has none is left to its end, and must not keep its object.
+    raises then fires `cancel` and frees the guard; a call that has none is left to its end, and must not keep its
+    object.
     """
     if threading.current_thread() is not threading.main_thread():
         call()
@@ -798,12 +879,12 @@ class Client(_Owned):
 
         For `hold_at_least` seconds from its grant nobody else gets the lock, however soon it is released.
 
-        `on_loss` is called on a thread of the library's when the lock is lost; never after a release. Whatever frees the
-        guard waits for it: see `Guard.free`.
+        `on_loss` is called on a thread of the library's when the lock is lost; never after a release. Whatever frees
+        the guard waits for it: see `Guard.free`.
         """
         guard = Guard(None if on_loss is None else _Callback(on_loss))
-        request = _made("request_new", self._handle, *_text(key))
-        self._ask(guard, request, "request_lock", wait, shared, lease, max_hold, comment, least=hold_at_least)
+        begin = functools.partial(_call, "request_new", self._handle, *_text(key))
+        self._ask(guard, begin, "request_lock", wait, shared, lease, max_hold, comment, least=hold_at_least)
         return guard
 
     def lock_all(
@@ -818,20 +899,35 @@ class Client(_Owned):
         on_loss: Optional[Callable[[Loss], None]] = None,
     ) -> Guards:
         """All of several locks, or none. Callers with crossed orders never wait for each other."""
-        names: Iterator[str] = iter(keys)
+        if isinstance(keys, (str, bytes)):
+            raise TypeError(f"the keys are one text, {keys!r}, whose letters would be locked: give a list of keys")
         guards = Guards(None if on_loss is None else _Callback(on_loss))
-        request = _made("request_new_all", self._handle)
-        self._ask(guards, request, "request_lock_all", wait, shared, lease, max_hold, comment, names)
+        begin = functools.partial(_call, "request_new_all", self._handle)
+        self._ask(guards, begin, "request_lock_all", wait, shared, lease, max_hold, comment, keys)
         return guards
 
-    def try_lock(self, key: str, **options: object) -> Optional[Guard]:
-        """`lock` that tries once: None when others hold the lock."""
+    def try_lock(
+        self,
+        key: str,
+        *,
+        shared: bool = False,
+        lease: Optional[float] = None,
+        max_hold: Optional[float] = None,
+        hold_at_least: Optional[float] = None,
+        comment: Optional[str] = None,
+        on_loss: Optional[Callable[[Loss], None]] = None,
+    ) -> Optional[Guard]:
+        """`lock` that tries once: None when others hold the lock, or other calls of this client wait for it already.
+        TIMED_OUT when the store answered too late for the lock to be held."""
+        guard = Guard(None if on_loss is None else _Callback(on_loss))
+        begin = functools.partial(_call, "request_new", self._handle, *_text(key))
         try:
-            return self.lock(key, wait=0, **options)  # type: ignore[arg-type]
+            self._ask(guard, begin, "request_try_lock", 0, shared, lease, max_hold, comment, least=hold_at_least)
         except Error as error:
-            if error.code not in (Code.HELD, Code.TIMED_OUT):
+            if error.code != Code.HELD:
                 raise
             return None
+        return guard
 
     def leases(self, namespace: str) -> Leases:
         """The leases of a namespace."""
@@ -858,16 +954,34 @@ class Client(_Owned):
         return election
 
     def purge(self, older_than: float = 0) -> "list[Holder]":
-        """Removes holders whose lease ended more than `older_than` seconds ago, and returns them. It also deletes the rows
-        of free keys that were last granted 30 days ago."""
+        """Removes holders whose lease ended more than `older_than` seconds ago, and returns them. It also deletes the
+        rows of free keys that were last granted 30 days ago."""
         return _holders("client_purge", self._handle, _ms(older_than))
 
     def purge_preview(self, older_than: float = 0) -> "list[Holder]":
         """The holders that `purge` would remove; writes nothing."""
         return _holders("client_purge_preview", self._handle, _ms(older_than))
 
+    def create_schema(self) -> None:
+        """Makes the tables and indexes that the store needs, where they are missing; on some stores that takes minutes.
+        In SQLite connecting has made them."""
+        _call("client_create_schema", self._handle)
+
+    def get(self, key: str) -> Optional[KeyStatus]:
+        """What the store knows of a key; None when nobody ever held it, or its row was deleted. For finding out who
+        holds a lock, not for checking before taking it."""
+        token = ctypes.c_uint64()
+        holders = _found(_holders, "client_get", self._handle, *_text(key), ctypes.byref(token))
+        return None if holders is None else KeyStatus(token.value, holders)
+
+    def force_release(self, key: str) -> "list[Holder]":
+        """Frees a key, whoever holds it, and returns who did. That breaks the promise that was given to the holder: it
+        hears of its loss at its next heartbeat, and until then only the fencing token protects."""
+        return _holders("client_force_release", self._handle, *_text(key))
+
     def close(self) -> None:
-        """Ends everything: guards are released, and calls that wait are CLOSED. The end of `with` does it."""
+        """Ends everything: guards are released, also while somebody works under them, and calls that wait are CLOSED.
+        The end of `with` does it."""
         _call("client_close", self._handle)
 
     _end = close
@@ -875,7 +989,7 @@ class Client(_Owned):
     @staticmethod
     def _ask(
         guard: _Held,
-        request: _Handle,
+        begin: Callable[[object], None],
         end: str,
         wait: Optional[float],
         shared: bool,
@@ -885,9 +999,16 @@ class Client(_Owned):
         keys: Iterable[str] = (),
         least: Optional[float] = None,
     ) -> None:
-        """Gives the guard its handle."""
-        cancel = _Handle()
+        """Gives the guard its handle. `begin` makes the request, and `end` asks for the lock."""
+        # There before anything is made, so that whatever interrupts this leaves nothing behind.
+        request, cancel = _Handle(), _Handle()
+
+        def frees() -> None:
+            _library().leasehold_request_free(request)
+            _library().leasehold_cancel_free(cancel)
+
         try:
+            begin(ctypes.byref(request))
             for key in keys:
                 _call("request_add_key", request, *_text(key))
             if shared:
@@ -908,10 +1029,14 @@ class Client(_Owned):
                 _call("cancel_new", ctypes.byref(cancel))
                 _call("request_set_cancel", request, cancel)
                 _interruptibly(asks, cancel, guard)
+            frees()
         except BaseException:
-            # Now, since whoever keeps the exception keeps the guard.
+            # Now, since whoever keeps the exception keeps the guard. Some of it may be free, which does no harm.
             guard.free()
+            frees()
             raise
-        finally:
-            _library().leasehold_request_free(request)
-            _library().leasehold_cancel_free(cancel)
+
+    # The last one: for a type checker the class has no other `list` from here on.
+    def list(self) -> "list[Holder]":
+        """Every lock in the store, newest first, also those whose lease has ended and that nobody has taken since."""
+        return _holders("client_list", self._handle, _Handle())
