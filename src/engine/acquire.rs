@@ -161,7 +161,7 @@ impl<'a> Wait<'a> {
         self.spec.stands_back && self.family.queues.len(key) > 0 && !(lock_id.is_some() && holds())
     }
 
-    fn asks_once(&self) -> bool {
+    pub(super) fn asks_once(&self) -> bool {
         matches!(self.patience, Patience::Once) || self.spec.lock.instead_of.is_some()
     }
 
@@ -285,6 +285,7 @@ impl<'a> Wait<'a> {
             return Err(Error::new(ErrorKind::TimedOut, message));
         }
         self.effort.voids += 1;
+        self.tell_of_trouble();
         overall.wait_to_repeat(self.effort.voids);
         Ok(Round::Trouble)
     }
@@ -375,9 +376,7 @@ impl<'a> Wait<'a> {
     /// One acquisition with a grant id of its own: repeated until it is answered, given up when it gets too old.
     fn attempt(&mut self, overall: &Deadline) -> Result<Round> {
         let family = self.family;
-        let info = family.backend.info();
-        let clock = &family.clock;
-        let terms = self.spec.lock.terms;
+        let (info, clock, terms) = (family.backend.info(), &family.clock, self.spec.lock.terms);
         let asked_at = clock.now();
         let lease = terms.first_lease_at(asked_at);
         if !terms.leave_time_at(asked_at) {
@@ -438,6 +437,7 @@ impl<'a> Wait<'a> {
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
+            self.tell_of_trouble();
             // One repeat first: before asking for another key, it finds a grant whose answer was lost.
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);

@@ -322,7 +322,7 @@ impl Hold {
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
         let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
-            return Err(Error::new(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
+            return Err(self.error(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
         };
         let backend = &self.setup.backend;
         // The lease is counted from before the request.
@@ -339,7 +339,7 @@ impl Hold {
             Lease::Forever => {
                 let which = Which::Key(attempt.key.clone());
                 let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
-                    return Err(Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable());
+                    return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
                 };
                 match seen.record.standing(attempt.grant()) {
                     Some((_, holder)) => (holder.until, seen.times.now),

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::failures::Failures;
 use super::hold::{Beat, Hold, LostBy, Phase};
+use super::release::SHORT_REST;
 use super::undo::ends_hold;
 use crate::engine::options::check_at_least;
 use crate::lease::transition::{KeepAnswer, keep_standing};
@@ -100,7 +101,13 @@ impl Hold {
         }
         // Nothing is asked first: while it must stand it does so until its lease ends, which is later.
         if matches!(before, Phase::Lost(_)) && self.is_expired() {
-            return if self.must_stand() { Kept::Yes(Ok(())) } else { Kept::No(before) };
+            if !self.must_stand() {
+                return Kept::No(before);
+            }
+            if self.stands_for() > self.must_stand_for() + SHORT_REST {
+                self.give_up_later();
+            }
+            return Kept::Yes(Ok(()));
         }
         let (mut phase, mut failures) = (before, Failures::none());
         loop {

@@ -32,6 +32,7 @@ impl Hold {
                 None
             }
             Err(error) => {
+                let error = self.in_context(error);
                 let left = self.remaining();
                 let at = now + START_RETRY.min(left / 3).max(START_RETRY / 100);
                 state.start_at = Some(at);

@@ -387,6 +387,16 @@ fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
     world.check_end();
 }
 
+impl Told {
+    /// Of the caller, who keeps a lock, it is told by another thread.
+    fn waits_for_a_loss(&self) {
+        let by = Instant::now() + SLACK;
+        while *self.lost.lock() == 0 && Instant::now() < by {
+            std::thread::yield_now();
+        }
+    }
+}
+
 /// By a suspend, say, after which the release is quicker than the watcher, and its first request may not be answered.
 #[test]
 fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
@@ -404,15 +414,30 @@ fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
         let released = world.hold.release(SLACK);
         assert!(released.is_err(), "{released:?}");
         world.outcomes.push(released);
-        // By another thread, since the caller keeps a lock.
-        let by = Instant::now() + SLACK;
-        while *world.told.lost.lock() == 0 && Instant::now() < by {
-            std::thread::yield_now();
-        }
+        world.told.waits_for_a_loss();
         world.check();
         world.check_end();
         assert_eq!(*world.told.lost.lock(), 1);
     }
+}
+
+#[test]
+fn what_is_over_when_it_is_handed_over_is_lost() {
+    let World { hold, clock, told, .. } = World::new(&[]);
+    clock.advance(MOST + REST);
+    hold.hand_over(SLACK);
+    assert!(hold.loss.get().is_some());
+    told.waits_for_a_loss();
+    assert_eq!(*told.lost.lock(), 1);
+}
+
+#[test]
+fn what_hinders_a_heartbeat_names_lock_and_store() {
+    let World { hold, .. } = World::new(&[]);
+    let hangs = hold.requests.attempt.lock();
+    let Err(error) = hold.ask(Duration::ZERO, &Deadline::after(Duration::ZERO)) else { panic!("it is locked") };
+    assert_eq!((error.key(), error.store()), (Some("k"), Some("memory")), "{error}");
+    drop(hangs);
 }
 
 /// Else the tries in the last moments of a lease would hide why it ends.

@@ -212,7 +212,7 @@ impl Wait<'_> {
     /// How long until the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.refusal.as_ref()?;
-        transition::free_in(&seen.record, self.spec.lock.mode, self.spec.lock.max_holders, seen.times.expired_before)
+        transition::free_in(&seen.record, &self.spec.lock.wanted(), seen.times.expired_before)
     }
 
     /// Reports to the observer, once, that the call waits; a call that asks once never does.
@@ -246,6 +246,13 @@ impl Wait<'_> {
             self.say();
         }
         self.tells(None);
+    }
+
+    /// The same of a request that failed, or came too late. Who asks for several keys tells of each in its turn.
+    pub(super) fn tell_of_trouble(&mut self) {
+        if !self.is_one_of_several && !self.asks_once() {
+            self.tell();
+        }
     }
 
     /// Whether there is anybody to be told now.

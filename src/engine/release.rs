@@ -26,7 +26,7 @@ use crate::sys::thread::keeping_a_lock;
 /// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
 /// What is left of a lease for no longer is left to end by itself.
-const SHORT_REST: Duration = Duration::from_secs(60);
+pub(super) const SHORT_REST: Duration = Duration::from_secs(60);
 
 /// How often a release is sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -196,7 +196,7 @@ impl Hold {
     }
 
     /// Gives the grant up in the background.
-    fn give_up_later(&self) {
+    pub(super) fn give_up_later(&self) {
         let attempt = self.for_background();
         attempt.into_iter().for_each(|attempt| self.setup.undo.push_after(attempt, self.must_stand_for()));
     }
@@ -216,7 +216,7 @@ impl Hold {
 
     /// How long the grant stands in the store, as far as is known. Whoever renewed its group may have made the lease longer
     /// than the guard does.
-    fn stands_for(&self) -> Duration {
+    pub(super) fn stands_for(&self) -> Duration {
         self.stands_until().since(self.setup.clock.now())
     }
 
@@ -225,6 +225,8 @@ impl Hold {
     }
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
+        // As in a release, what is over is lost.
+        keeping_a_lock(|| self.expire_when_due());
         self.begin_release();
         pause!("transfer.begun");
         self.stop_heartbeat(bound);
@@ -426,6 +428,10 @@ impl Hold {
     }
 
     pub(super) fn error(&self, kind: ErrorKind, message: &str) -> Error {
-        Error::new(kind, message).with_key(&self.grant.lock.key).with_store(&self.setup.backend.info().label)
+        self.in_context(Error::new(kind, message))
+    }
+
+    pub(super) fn in_context(&self, error: Error) -> Error {
+        error.with_key(&self.grant.lock.key).with_store(&self.setup.backend.info().label)
     }
 }

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::engine::options::Terms;
-use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime};
+use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime, Wanted};
 use crate::model::error::Result;
 use crate::model::lock::LockStatus;
 use crate::model::loss::Loss;
@@ -85,6 +85,12 @@ impl LockSpec {
             instead_of: None,
             terms,
         }
+    }
+
+    /// Behind whom it waits.
+    pub fn wanted(&self) -> Wanted<'_> {
+        let replaces = self.replace_same_owner.then_some(self.labels.owner.as_str());
+        Wanted { mode: self.mode, max_holders: self.max_holders, lock_id: self.lock_id.as_deref(), replaces }
     }
 
     /// A new attempt at this lock, not sent yet.

@@ -12,7 +12,7 @@ pub mod record;
 pub mod transition;
 
 pub use record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode, StoreTime};
-pub use transition::{AcquireAnswer, Ask, Refusal, ReleaseAnswer, RenewAnswer, Renewal, Step, Times};
+pub use transition::{AcquireAnswer, Ask, Refusal, ReleaseAnswer, RenewAnswer, Renewal, Step, Times, Wanted};
 
 /// An acquire never asks for more, so that an unanswered one leaves no more than a minute.
 pub const MAX_ACQUIRE_LEASE: std::time::Duration = std::time::Duration::from_secs(60);

@@ -74,6 +74,37 @@ impl Ask {
     }
 }
 
+/// What of a request decides behind whom it waits.
+#[derive(Clone, Copy, Debug)]
+pub struct Wanted<'a> {
+    /// Alone or together with others.
+    pub mode: Mode,
+    /// As in [`Ask`].
+    pub max_holders: Option<u32>,
+    /// The group that was asked for: its other holders are waited for.
+    pub lock_id: Option<&'a str>,
+    /// An exclusive holder with this owner label is replaced.
+    pub replaces: Option<&'a str>,
+}
+
+impl Wanted<'_> {
+    /// The plain case.
+    pub const EXCLUSIVE: Wanted<'static> =
+        Wanted { mode: Mode::Exclusive, max_holders: None, lock_id: None, replaces: None };
+
+    fn replaces(&self, mode: Mode, holder: &Holder) -> bool {
+        let both = self.mode == Mode::Exclusive && mode == Mode::Exclusive;
+        both && self.replaces == Some(&holder.labels.owner)
+    }
+}
+
+impl<'a> From<&'a Ask> for Wanted<'a> {
+    fn from(ask: &'a Ask) -> Self {
+        let replaces = ask.replace_same_owner.then_some(ask.labels.owner.as_str());
+        Wanted { mode: ask.mode, max_holders: ask.max_holders, lock_id: Some(&ask.lock_id), replaces }
+    }
+}
+
 /// What a transition answers, and the record to write; `None` writes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step<A> {
@@ -209,13 +240,10 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
         None => None,
     };
     let others = || record.live(times.expired_before).filter(|(_, h)| Some(&h.grant) != replaced);
-    let is_same_owner = |(mode, h): &(Mode, &Holder)| {
-        let replaces = ask.replace_same_owner && ask.mode == Mode::Exclusive;
-        replaces && *mode == Mode::Exclusive && h.labels.owner == ask.labels.owner
-    };
+    let wanted = Wanted::from(ask);
     // A transfer keeps its place: the limit was checked when it was taken.
     let limit = ask.max_holders.filter(|_| replaced.is_none());
-    let blocking = || others().filter(|other| !is_same_owner(other));
+    let blocking = || others().filter(|(mode, h)| !wanted.replaces(*mode, h));
     if blocking().any(|(_, h)| h.lock_id == ask.lock_id) {
         return Some(Refusal::SameLockId);
     }
@@ -350,15 +378,15 @@ pub fn frees(before: &LockRecord, after: &LockRecord) -> bool {
         || (0..shared.len()).any(|at| sooner(shared.get(at), left.get(at)))
 }
 
-/// How long it takes at the least until `ask` could be granted if nobody releases; `None`: never.
+/// How long it takes at the least until `wanted` could be granted if nobody releases; `None`: never.
 ///
 /// Zero when it looks free already. A waiter looks again at this very moment.
-pub fn free_in(record: &LockRecord, mode: Mode, max_holders: Option<u32>, now: StoreTime) -> Option<Duration> {
-    let mut ends: Vec<End> = match mode {
-        Mode::Exclusive => record.live(now).map(|(_, h)| h.until).collect(),
-        Mode::Shared => record.exclusive.iter().filter(|h| h.until.is_after(now)).map(|h| h.until).collect(),
-    };
-    if let (Mode::Shared, Some(max)) = (mode, max_holders) {
+pub fn free_in(record: &LockRecord, wanted: &Wanted<'_>, now: StoreTime) -> Option<Duration> {
+    let keeps_out =
+        |mode: Mode, h: &Holder| [wanted.mode, mode].contains(&Mode::Exclusive) || wanted.lock_id == Some(&h.lock_id);
+    let blocking = record.live(now).filter(|(mode, h)| keeps_out(*mode, h) && !wanted.replaces(*mode, h));
+    let mut ends: Vec<End> = blocking.map(|(_, h)| h.until).collect();
+    if let (Mode::Shared, Some(max)) = (wanted.mode, wanted.max_holders) {
         let mut shared: Vec<End> = record.shared.iter().map(|h| h.until).filter(|end| end.is_after(now)).collect();
         shared.sort();
         // How many must go before one more fits.

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use crate::model::error::{Error, ErrorKind};
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
-use crate::sys::aside::{Aside, Weight};
+use crate::sys::aside::{Aside, Told, Weight};
 use crate::sys::caught::caught;
 use crate::sys::log;
 use crate::sys::thread::{begin_users_code, keeps_a_lock};
@@ -75,6 +75,7 @@ impl Observing {
             return;
         }
         let observing = self.clone();
+        let asked = key;
         let (key, error) = (key.map(str::to_owned), error.map(|(error, asked)| (error.clone(), asked)));
         let tell = move || {
             let key = key.as_deref();
@@ -84,14 +85,18 @@ impl Observing {
                 observing.tell(&Event::Unknown { operation, key, error });
             }
         };
-        let mut tell = Some(tell);
+        let mut tell = Some(Box::new(tell) as Told);
         // While a thread ends, its thread-local is gone before everything else is dropped.
-        let _ = KEPT.try_with(|kept| {
-            if let Some(kept) = &mut *kept.borrow_mut() {
-                kept.extend(tell.take().map(|tell| Box::new(tell) as Told));
-            }
+        let is_later = KEPT.try_with(|kept| {
+            let mut kept = kept.borrow_mut();
+            kept.iter_mut().filter(|kept| kept.len() < MOST_KEPT).for_each(|kept| kept.extend(tell.take()));
+            kept.is_some()
         });
-        tell.into_iter().for_each(|tell| tell());
+        match tell {
+            None => {}
+            Some(tell) if is_later == Ok(true) => self.aside.push(asked, Weight::Light, tell),
+            Some(tell) => tell(),
+        }
     }
 }
 
@@ -174,7 +179,8 @@ pub(crate) enum Asked {
     Unknown,
 }
 
-type Told = Box<dyn FnOnce()>;
+/// Who repeats for so long has more of it told by another thread.
+const MOST_KEPT: usize = 64;
 
 thread_local! {
     /// What is reported when the outermost [`Later`] of this thread ends.
@@ -245,5 +251,34 @@ pub(crate) fn contained(what: &str, run: impl FnOnce()) {
 pub(crate) fn panic_logged(what: &str, run: impl FnOnce()) {
     if caught(run).is_none() {
         log::error!(target: "leasehold::callback", "a panic in the {what} was contained");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Heard(AtomicUsize);
+
+    impl Observer for Heard {
+        fn event(&self, _: &Event<'_>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    /// As a release that is repeated for hours.
+    #[test]
+    fn what_is_told_later_grows_no_further() {
+        let heard = Arc::new(Heard::default());
+        let observing = Observing::default().and(heard.clone());
+        let later = later();
+        (0..MOST_KEPT + 3).for_each(|_| observing.asked(Operation::Release, Some("k"), Duration::ZERO, None));
+        observing.wait_until_told(Instant::now() + Duration::from_secs(20));
+        assert_eq!(heard.0.load(Ordering::SeqCst), 3);
+        drop(later);
+        assert_eq!(heard.0.load(Ordering::SeqCst), MOST_KEPT + 3);
     }
 }

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use leasehold::internals::lease::{Ask, GrantId, Labels, Lease, LockRecord, Mode, StoreTime, transition};
+use leasehold::internals::lease::{Ask, GrantId, Labels, Lease, LockRecord, Mode, StoreTime, Wanted, transition};
 
 /// A store URL, which is read and not opened.
 pub fn urls(bytes: &[u8]) {
@@ -55,7 +55,7 @@ fn rules(record: &LockRecord) {
         let _ = transition::give_up(record, &grant, &times);
     }
     let _ = (transition::purge(record, now, times.stamp), record.check_format());
-    let _ = transition::free_in(record, Mode::Shared, Some(1), now);
+    let _ = transition::free_in(record, &Wanted { mode: Mode::Shared, max_holders: Some(1), ..Wanted::EXCLUSIVE }, now);
 }
 
 /// The columns of a row as a JSON list; what is no text and no whole number is a BLOB.

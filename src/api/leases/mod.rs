@@ -8,7 +8,7 @@ use crate::api::update::Snapshot;
 use crate::engine::options::{Terms, check_duration};
 use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
-use crate::lease::{Holder, Kind, LockRecord, Mode, Step, Times, backoff, transition};
+use crate::lease::{Holder, Kind, LockRecord, Step, Times, Wanted, backoff, transition};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::{self, check_text};
 use crate::model::lease_status::LeaseStatus;
@@ -225,7 +225,7 @@ impl Leases {
         loop {
             let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
                 Ok(found) => {
-                    transition::free_in(&found.seen.record, Mode::Exclusive, None, found.seen.times.expired_before)
+                    transition::free_in(&found.seen.record, &Wanted::EXCLUSIVE, found.seen.times.expired_before)
                 }
                 Err(error) if error.is_retryable() => None,
                 Err(_) if by.is_over() => None,

@@ -423,3 +423,25 @@ fn what_makes_no_sense_is_refused_and_nothing_is_written() {
         assert_eq!(guard.hold_at_least(HOUR).unwrap_err().kind(), ErrorKind::Lost);
     });
 }
+
+/// With a margin that leaves most of the lease, or in a group that others renewed.
+#[test]
+fn what_expired_early_is_free_after_its_least_time_and_not_only_after_its_lease() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let second = Duration::from_secs(1);
+        let builder = builder_over(faulty, store.clock.clone()).lease(200 * second).margin(190 * second);
+        let client = builder.heartbeat(8 * second).connect().unwrap();
+        let guard = client.request("k").hold_at_least(18 * second).lock().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        store.advance(11 * second);
+        let loss = guard.loss().wait_timeout(LONG).expect("it is lost");
+        assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
+        drop(guard);
+        assert!(store.rival().try_lock("k").unwrap().is_none());
+        store.advance(8 * second);
+        // What waits in the background goes by real time.
+        wait_until("it is given up", || store.rival().try_lock("k").unwrap().is_some());
+    });
+}

@@ -1,12 +1,13 @@
 //! Waiting for a lock that others hold.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
-use leasehold::{CancelToken, ErrorKind};
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::{CancelToken, ErrorKind, SameOwner};
 
 use crate::api::{LONG, MINUTE, answered, on_every_store};
-use crate::support::bench::Bench;
+use crate::support::bench::{Bench, builder_over};
 use crate::support::lateness;
 
 /// More than the error of a clock that a store may have.
@@ -388,5 +389,42 @@ fn another_process_gets_its_turn_between_the_waiters_of_one() {
             over.store(true, std::sync::atomic::Ordering::SeqCst);
             assert!(got, "the waiters of one process starve all others");
         });
+    });
+}
+
+/// Whoever came to hold it while the call waits.
+#[test]
+fn who_replaces_its_owner_waits_behind_no_other_holder_of_that_owner() {
+    on_every_store(|store| {
+        let held = store.rival().request("k").owner("else").lock().unwrap();
+        let client = store.builder().poll(Duration::from_millis(2)..=Duration::from_millis(4)).connect().unwrap();
+        let (told, tells) = mpsc::channel();
+        let waiter = std::thread::spawn(move || {
+            let request = client.request("k").owner("job").same_owner(SameOwner::Replace).wait(LONG);
+            request.on_wait(move |_| told.send(()).unwrap_or_default()).lock().map(|guard| guard.is_held())
+        });
+        tells.recv_timeout(LONG).unwrap();
+        let _job = store.rival().request("k").owner("job").adopt(held.into_lock()).unwrap();
+        assert!(waiter.join().unwrap().unwrap());
+    });
+}
+
+/// Also who has never had an answer, and so does not stand in the line.
+#[test]
+fn a_wait_tells_of_the_trouble_that_it_waits_for() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let client = builder_over(faulty, store.clock.clone()).connect().unwrap();
+        faults.always(Call::Acquire, Fault::FailBefore);
+        let (cancel, (told, tells)) = (CancelToken::new(), mpsc::channel());
+        let request = client.request("k").cancel(&cancel);
+        let waits = std::thread::spawn(move || {
+            request.on_wait(move |waiting| told.send(waiting.last_error.clone()).unwrap_or_default()).lock().map(drop)
+        });
+        let told = tells.recv_timeout(LONG).expect("it waits in silence");
+        assert_eq!(told.map(|error| error.kind()), Some(ErrorKind::Store));
+        cancel.cancel();
+        assert_eq!(waits.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
     });
 }
