@@ -67,14 +67,18 @@ impl failure::Own for Own {
 
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
 /// 217: it was done, but its answer is not known any more.
-const INTERRUPTED: [i32; 10] = [24, 50, 91, 100, 189, 217, 262, 11600, 11601, 11602];
+const INTERRUPTED: [i32; 15] =
+    [24, 50, 91, 100, 189, 217, 262, 355, 450, 453, 11600, 11601, 11602, 91_331, 10_045_600];
 /// The network's. A router answers so of the connection to the shard to which it may have passed the write on.
-const CUT_OFF: [i32; 5] = [6, 7, 89, 202, 9001];
+const CUT_OFF: [i32; 6] = [6, 7, 89, 202, 407, 9001];
 /// These come before anything is written.
 const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
-/// A stale or recovering node, sharding that moves, too many requests, a cache that is full; an index or a database that
-/// is dropped meanwhile.
-const NOT_DONE_EITHER: [i32; 10] = [13436, 13388, 63, 150, 234, 462, 165, 365, 175, 215];
+/// A stale or recovering node, sharding that moves, too many requests, a cache that is full, writes that an operator
+/// blocks; an index or a database that is dropped meanwhile.
+const NOT_DONE_EITHER: [i32; 14] = [13436, 13388, 63, 150, 234, 462, 165, 365, 371, 402, 433, 449, 175, 215];
+/// By these labels a server says of a code that no list here has that nothing was written, or that it may have been.
+const NOTHING_WRITTEN: [&str; 2] = ["NoWritesPerformed", "SystemOverloadedError"];
+const MAY_BE_WRITTEN: &str = "RetryableWriteError";
 const DENIED: [i32; 2] = [13, 8000];
 const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
@@ -94,6 +98,10 @@ impl MongodbError {
         match fate {
             Fate::Duplicate | Fate::Unknown => (fate, failure),
             _ if sends > 1 => unanswered(cause(error)),
+            // Of a connection that was not had, or of one that the driver closed while it waited for the answer.
+            _ if sends > 0 && matches!(*error.kind, DriverKind::ConnectionPoolCleared { .. }) => {
+                unanswered(cause(error))
+            }
             _ => (fate, failure),
         }
     }
@@ -105,6 +113,8 @@ impl MongodbError {
             MongodbError::Own(Own::Conflict, cause) if fate == Fate::NotDone => {
                 (Fate::Unknown, MongodbError::Unanswered { cause })
             }
+            // Nor is it known from which try a code comes that no list here has.
+            MongodbError::Other { cause } => unanswered(cause),
             failure => (fate, failure),
         }
     }
@@ -148,8 +158,8 @@ fn unanswered(cause: Cause) -> (Fate, MongodbError) {
 fn one(error: &DriverError) -> (Fate, MongodbError) {
     let cause = cause(error);
     match error.kind.as_ref() {
-        DriverKind::Command(command) => by_code(command.code, cause),
-        DriverKind::Write(WriteFailure::WriteError(write)) => by_code(write.code, cause),
+        DriverKind::Command(command) => by_code(error, command.code, cause),
+        DriverKind::Write(WriteFailure::WriteError(write)) => by_code(error, write.code, cause),
         // Also of a write that did nothing, which waits for the majority as well.
         DriverKind::Write(_) | DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => unanswered(cause),
         DriverKind::Authentication { .. } => (Fate::Refused, MongodbError::Credentials { cause }),
@@ -182,7 +192,7 @@ fn is_certificate(message: &str) -> bool {
     untrusted > 0 && untrusted >= message.matches("Address: ").count()
 }
 
-fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
+fn by_code(error: &DriverError, code: i32, cause: Cause) -> (Fate, MongodbError) {
     match code {
         TOO_OLD => (Fate::NotDone, MongodbError::Own(Own::GivenUp, Some(cause))),
         NO_STREAMS => (Fate::Refused, MongodbError::Own(Own::NoStreams, Some(cause))),
@@ -195,6 +205,10 @@ fn by_code(code: i32, cause: Cause) -> (Fate, MongodbError) {
         }
         _ if DENIED.contains(&code) => (Fate::Refused, MongodbError::Own(Own::Denied, Some(cause))),
         _ if CREDENTIALS.contains(&code) => (Fate::Refused, MongodbError::Credentials { cause }),
+        _ if NOTHING_WRITTEN.iter().any(|label| error.contains_label(label)) => {
+            (Fate::NotDone, MongodbError::Own(Own::Conflict, Some(cause)))
+        }
+        _ if error.contains_label(MAY_BE_WRITTEN) => unanswered(cause),
         _ => (Fate::Refused, MongodbError::Other { cause }),
     }
 }
@@ -239,13 +253,16 @@ mod tests {
             (told.0, MongodbError::of_router(told).0)
         };
         // Not the primary, in conflict; a chunk that moved.
-        for code in [10107, 13435, 112, 63] {
+        for code in [10107, 13435, 112, 63, 371, 433, 449] {
             assert_eq!(of(code), (Fate::NotDone, Fate::Unknown), "{code}");
         }
         // Another made the document; a newer write of the session was done; access is denied.
         for (code, fate) in [(11000, Fate::Duplicate), (225, Fate::NotDone), (13, Fate::Refused)] {
             assert_eq!(of(code), (fate, fate), "{code}");
         }
+        // Cut off on the way to the shard; a code that nobody here knows.
+        assert_eq!(of(407), (Fate::Unknown, Fate::Unknown));
+        assert_eq!(of(987_654), (Fate::Refused, Fate::Unknown));
         // It got no request.
         let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
         assert_eq!(fate, Fate::NotDone);

@@ -153,7 +153,7 @@ impl Mongodb {
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
         // How often it left does not matter: the last answer counts.
-        self.request(by, operation, |_| 1).map_err(|(_, error)| error.of_read())
+        self.request(by, operation, |_| 0).map_err(|(_, error)| error.of_read())
     }
 
     /// Does one write. The error says whether it may have happened.

@@ -1,9 +1,9 @@
 //! A server that stands still: what waits in its socket longer than its sender did.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Backend, Renewed, Schema};
+use leasehold::internals::store::{Acquired, Backend, Renewed, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::sync::Client;
@@ -69,4 +69,40 @@ fn a_late_answer_makes_no_renewal_too_late() {
         let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
         assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
     }
+}
+
+/// The driver closes the connections of a server that it finds silent, also those on which a write waits for its answer.
+#[test]
+fn a_write_whose_connection_the_driver_closed_is_not_called_undone() {
+    let Some(mut cluster) = Cluster::one(&[]) else { return };
+    // It looks often, and finds no other server soon.
+    let often = "&serverMonitoringMode=poll&heartbeatFrequencyMS=500&connectTimeoutMS=500&serverSelectionTimeoutMS=500";
+    let store = open(Rows::options_named("locks", &format!("{}{often}", cluster.uri())));
+    let beside = open(Rows::options_named("locks", &cluster.uri()));
+    beside.schema(Schema::Create, &soon()).unwrap();
+    // Which an acquire would look at first.
+    sent(|| store.schema(Schema::Check, &soon()));
+    let is_closed = (0..20).any(|nth| {
+        let mut a = exclusive(&store, &format!("k{nth}"));
+        a.sends = 1;
+        // Else it may not have a connection yet.
+        let _ = get(&store, &a.key);
+        cluster.stop(0);
+        let answer = store.acquire(&mut a, &soon());
+        cluster.go_on(0);
+        match answer {
+            Ok(Acquired::Unknown(error)) => {
+                let why = std::error::Error::source(&error).map(ToString::to_string);
+                return why.is_some_and(|why| why.contains("monitor timeout"));
+            }
+            Ok(answer) => panic!("{answer:?}"),
+            Err(error) => println!("{error}"),
+        }
+        let by = Instant::now() + SHORT;
+        while Instant::now() < by {
+            assert!(holders(&beside, &a.key).is_empty(), "nothing was written, it said");
+        }
+        false
+    });
+    assert!(is_closed, "the driver closed nothing");
 }
