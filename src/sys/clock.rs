@@ -60,6 +60,7 @@ impl Sub<Duration> for BootTime {
 pub struct Clock {
     boot_offset: AtomicU64,
     wall_offset: AtomicI64,
+    slew_offset: AtomicI64,
     on_jump: Mutex<Vec<Weak<Sender<()>>>>,
 }
 
@@ -79,6 +80,18 @@ impl Clock {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let micros = i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX);
         u64::try_from(micros.saturating_add(self.wall_offset.load(Ordering::SeqCst))).unwrap_or(0)
+    }
+
+    /// By how many nanoseconds the boot-time clock was moved so far, a little with each tick, to correct it: `chronyd` lets it
+    /// run up to a twelfth too fast or too slow meanwhile. `None`: this look was interrupted, and so says nothing.
+    #[cfg(feature = "dynamodb")]
+    pub fn slew(&self) -> Option<i64> {
+        Some(slew_nanos()?.saturating_add(self.slew_offset.load(Ordering::SeqCst)))
+    }
+
+    /// Has it moved by so many nanoseconds more.
+    pub fn set_slew_offset(&self, nanos: i64) {
+        self.slew_offset.store(nanos, Ordering::SeqCst);
     }
 
     /// Lets `by` pass at once, as a suspend would, and wakes the watchers.
@@ -127,6 +140,21 @@ impl Jumps {
 #[cfg(any(target_os = "linux", target_os = "android"))]
 fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::CLOCK_BOOTTIME)
+}
+
+/// Neither of these counts suspend, and nobody corrects the second.
+#[cfg(all(feature = "dynamodb", any(target_os = "linux", target_os = "android")))]
+fn slew_nanos() -> Option<i64> {
+    const AT_ONCE: u64 = 100_000;
+    let raw = || nanos_of(nix::time::ClockId::CLOCK_MONOTONIC_RAW);
+    let (before, corrected, after) = (raw(), nanos_of(nix::time::ClockId::CLOCK_MONOTONIC), raw());
+    (after.saturating_sub(before) < AT_ONCE).then(|| corrected.wrapping_sub(before).cast_signed())
+}
+
+/// Elsewhere nobody corrects the clock that is used.
+#[cfg(all(feature = "dynamodb", not(any(target_os = "linux", target_os = "android"))))]
+fn slew_nanos() -> Option<i64> {
+    Some(0)
 }
 
 /// `CLOCK_MONOTONIC_RAW` counts sleep on macOS, and clock adjustments do not reach it.

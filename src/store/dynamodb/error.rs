@@ -138,8 +138,13 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::Own(Own::NoTable { table }, Some(cause)))
             }
             "AccessDeniedException" => (Fate::Refused, DynamodbError::Own(Own::Denied { table }, Some(cause))),
-            // The next request has other credentials, or is signed for the time that this answer says.
-            "ExpiredTokenException" | "ExpiredToken" | "InvalidSignatureException" | "RequestExpired"
+            // The next request has other credentials, also where the service does not know these any more or not yet, or is
+            // signed for the time that this answer says.
+            "ExpiredTokenException"
+            | "ExpiredToken"
+            | "InvalidSignatureException"
+            | "RequestExpired"
+            | "UnrecognizedClientException"
                 if target.was_accepted() =>
             {
                 (Fate::NotDone, DynamodbError::Own(Own::NotAccepted, Some(cause)))
@@ -175,13 +180,13 @@ impl DynamodbError {
     }
 }
 
-/// Whether the service says that the token of the credentials has ended.
+/// Whether the service says that the token of the credentials has ended, or that it does not know them.
 pub(super) fn is_ended_token<E>(error: &SdkError<E, HttpResponse>) -> bool
 where
     E: ProvideErrorMetadata,
 {
     let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    matches!(code, Some("ExpiredTokenException" | "ExpiredToken"))
+    matches!(code, Some("ExpiredTokenException" | "ExpiredToken" | "UnrecognizedClientException"))
 }
 
 /// No answer of the service. Where an earlier request was sent, there were credentials and a right configuration, and

@@ -21,8 +21,10 @@ pub(super) const SLACK: Duration = Duration::from_millis(100);
 /// Only what was never held or was released ended before this: 1970-01-02.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 
-/// A clock drifts by at most one part in this many (500 ppm), which is also as fast as NTP corrects one.
+/// A clock drifts by at most one part in this many (500 ppm), but for what [`Estimate::slewed`] sees.
 const DRIFT: u128 = 2_000;
+/// What a clock was corrected by since it was last looked at counts from here on, in nanoseconds.
+const SLEWED: i64 = 1_000_000;
 /// An answer that is no older than this is as good as a new one.
 const FRESH: Duration = Duration::from_secs(10);
 
@@ -38,6 +40,8 @@ struct Known {
     /// The latest time that was given out while it was known well, and when that was: a narrower interval may have its
     /// middle earlier, but time must not go back, only run slower.
     given: Option<(i64, BootTime)>,
+    /// By how much this host's clock had been corrected when that was last counted.
+    slew: Option<i64>,
 }
 
 /// The least and the most that the service's time may be ahead of the boot-time clock, in nanoseconds.
@@ -110,6 +114,21 @@ impl Estimate {
         });
         if !ahead.fits(answer) {
             known.given = None;
+        }
+    }
+
+    /// This host's clock has been corrected by so many nanoseconds so far: what that moved it since the last answer may be
+    /// off either way.
+    pub fn slewed(&self, slew: i64) {
+        let mut known = self.0.lock();
+        let by = known.slew.map_or(0, |before| slew.saturating_sub(before).saturating_abs());
+        if known.slew.is_some() && by < SLEWED {
+            return;
+        }
+        let Known { ahead, before, slew: counted, .. } = &mut *known;
+        *counted = Some(slew);
+        for ahead in [ahead, before].into_iter().flatten() {
+            (ahead.low, ahead.high) = (ahead.low.saturating_sub(by), ahead.high.saturating_add(by));
         }
     }
 
@@ -277,6 +296,23 @@ mod tests {
     }
 
     #[test]
+    fn it_widens_by_what_its_clock_is_corrected_by() {
+        let estimate = Estimate::default();
+        estimate.slewed(77_000_000_000);
+        estimate.learn(100, boot(500), boot(500));
+        let width = || estimate.moment(boot(500), GRACE).unwrap().width;
+        // What it was before nobody asks.
+        assert_eq!(width(), SECOND);
+        estimate.slewed(77_900_000_000);
+        assert_eq!(width(), SECOND + 2 * Duration::from_millis(900));
+        // Back again: the answer may have come at any time.
+        estimate.slewed(77_800_000_000);
+        assert_eq!(width(), SECOND + 2 * SECOND);
+        estimate.learn(100, boot(500), boot(500));
+        assert_eq!(width(), SECOND);
+    }
+
+    #[test]
     fn one_that_is_wide_binds_no_later_time_however_long_the_grace() {
         let estimate = Estimate::default();
         let grace = Grace { own: 5 * SECOND, of_all: 5 * SECOND };
@@ -386,11 +422,13 @@ mod tests {
             // Said as it was sent, or as it was received.
             let said_at = if is_late { received } else { sent };
             let date = (said_at + 100_000 + phase).div_euclid(1_000);
+            estimate.slewed(0);
             estimate.learn(date, boot(sent as u64), boot(received as u64));
+            estimate.slewed(drift * 1_000_000);
             let moment = estimate.moment(boot((received + idle) as u64), grace).unwrap();
             (moment, true_now + (phase + idle + drift) * 1_000_000)
         };
-        let clocks = [(0, 0), (60_000, 30), (60_000, -30), (3_600_000, 1_800), (3_600_000, -1_800)];
+        let clocks = [(0, 0), (60_000, 30), (60_000, -30), (3_600_000, 1_800), (3_600_000, -1_800), (11_000, 900)];
         let all_by = |grace: Grace| -> Vec<(Moment, i64)> {
             seconds
                 .clone()

@@ -21,6 +21,9 @@ use crate::sys::deadline::Deadline;
 /// A client that grants reads the note again when its last look is older.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
+/// What a global table of version 2017.11.29 keeps in each item. `DescribeTable` says nothing of its replicas.
+const REPLICATED: &str = "aws:rep:updateregion";
+
 /// What the row said when this client last looked.
 #[derive(Debug, Default)]
 pub(super) struct Noted(Mutex<Option<Note>>);
@@ -77,6 +80,14 @@ impl Dynamodb {
     pub(super) fn read_time(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let sent = self.clock.now();
         match self.get_item(NOBODYS, Consistency::Strong, by) {
+            Ok(Some(row)) if row.contains_key(REPLICATED) => {
+                return Err(DynamodbError::Schema(format!(
+                    "the table {:?} is a global table of version 2017.11.29, where two regions could hold one lock; use a \
+                     table of one region, or multi-region strong consistency. If it is none any more, delete its item with \
+                     the key {NOBODYS:?}",
+                    self.target.table
+                )));
+            }
             Ok(row) => self.noted.set(row.as_ref(), sent),
             Err(DynamodbError::Own(Own::NoTable { .. }, _)) => {}
             Err(error) => return Err(error),

@@ -121,6 +121,7 @@ impl Dynamodb {
     /// Now, by the service's clock.
     fn moment(&self) -> Result<Moment, DynamodbError> {
         let missing = || DynamodbError::Config(Own::Untold.to_string());
+        self.clock.slew().into_iter().for_each(|slew| self.estimate.slewed(slew));
         self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
     }
 

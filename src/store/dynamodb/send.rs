@@ -97,6 +97,7 @@ impl Intercept for Stamp {
     ) -> Result<(), BoxError> {
         let date = context.response().headers().get("date").filter(|_| is_dated_by_the_service(context.response()));
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
+            self.0.clock.slew().into_iter().for_each(|slew| self.0.estimate.slewed(slew));
             self.0.estimate.learn(date.as_second(), self.sent_at(), self.0.clock.now());
             // The service itself names one in each answer.
             let is_hidden = context.response().headers().get("server").is_none_or(str::is_empty);

@@ -67,8 +67,7 @@ impl failure::Own for Own {
 
 /// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
 /// 217: it was done, but its answer is not known any more.
-const INTERRUPTED: [i32; 15] =
-    [24, 50, 91, 100, 189, 217, 262, 355, 450, 453, 11600, 11601, 11602, 91_331, 10_045_600];
+const INTERRUPTED: [i32; 15] = [24, 50, 91, 100, 189, 217, 262, 355, 450, 453, 11600, 11601, 11602, 91_331, 10_045_600];
 /// The network's. A router answers so of the connection to the shard to which it may have passed the write on.
 const CUT_OFF: [i32; 6] = [6, 7, 89, 202, 407, 9001];
 /// These come before anything is written.

@@ -194,6 +194,10 @@ impl Row {
             _ if !self.is_ours() => exclusive = self.foreign(foreign_lease),
             Some(holders) => {
                 let holders = holders.as_array().ok_or("its holders are no list")?;
+                // Who holds it alone has none, and no list.
+                if holders.is_empty() {
+                    return Err("its list of holders is empty".to_owned());
+                }
                 for holder in holders {
                     shared.push(shared_holder(holder).ok_or("an entry of its holders can't be read")?);
                 }
@@ -312,13 +316,19 @@ impl Row {
         row
     }
 
-    /// Writes the columns in which this row differs from `old`.
+    /// Writes the columns in which this row differs from `old`; of one that is new all, so that no default fills them.
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
-        let mut builder = Mutation::new_insert_or_update_builder(table).set("name").to(key);
-        let (new, old) = (self.values(), old.map(Row::values).unwrap_or_else(|| Row::default().values()));
-        for (((column, _), new), old) in COLUMNS.into_iter().zip(new).zip(old) {
+        let mut builder = match old {
+            // The row was read in the same transaction, so it is there.
+            Some(_) => Mutation::new_update_builder(table),
+            None => Mutation::new_insert_or_update_builder(table),
+        };
+        builder = builder.set("name").to(key);
+        let (new, old) = (self.values(), old.map(Row::values));
+        for (at, ((column, _), new)) in COLUMNS.into_iter().zip(new).enumerate() {
             // The placeholder for the commit's timestamp looks the same and is another time.
-            if new != old || new.as_str() == Some(COMMIT_TIMESTAMP) {
+            let is_same = old.as_ref().is_some_and(|old| old[at] == new);
+            if !is_same || new.as_str() == Some(COMMIT_TIMESTAMP) {
                 builder = builder.set(column).to(new);
             }
         }
@@ -438,6 +448,10 @@ fn entry(holder: &Holder) -> Json {
 fn shared_holder(entry: &Json) -> Option<Holder> {
     let entry: &Map<String, Json> = entry.as_object()?;
     let text = |name: &str| Some(entry.get(name)?.as_str()?.to_owned());
+    let maybe_text = |name: &str| match entry.get(name) {
+        None | Some(Json::Null) => Some(None),
+        Some(value) => Some(Some(value.as_str()?.to_owned())),
+    };
     let at = |value: &Json| Some(StoreTime::from_nanos(value.as_i64()?.checked_mul(1_000)?));
     let time = |name: &str| match entry.get(name) {
         None | Some(Json::Null) => Some(None),
@@ -446,10 +460,14 @@ fn shared_holder(entry: &Json) -> Option<Holder> {
     Some(Holder {
         grant: GrantId::from_text(text("grant_id")?),
         lock_id: text("lock_id")?,
-        labels: Labels { owner: text("owner")?, host: text("host"), comment: text("comment") },
+        labels: Labels { owner: text("owner")?, host: maybe_text("host")?, comment: maybe_text("comment")? },
         token: entry.get("token")?.as_u64()?,
         created: time("created")??,
         renewed: time("renewed")?,
-        until: time("until")?.map_or(End::Never, End::At),
+        // Null is one without end; where it is missing nobody knows.
+        until: match entry.get("until")? {
+            Json::Null => End::Never,
+            until => End::At(at(until)?),
+        },
     })
 }

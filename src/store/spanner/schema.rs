@@ -44,6 +44,8 @@ struct Made {
     name: Option<String>,
     /// The table in whose rows its own are interleaved.
     parent: Option<String>,
+    /// By which the service deletes rows of a certain age.
+    deletes: Option<String>,
     columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     indexes: BTreeMap<String, Vec<String>>,
@@ -129,7 +131,7 @@ impl Spanner {
                    AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
                    WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
                    UNION ALL SELECT -1, table_name, IF(on_delete_action IS NULL, '', parent_table_name), \
-                   NULL, NULL, NULL, NULL FROM information_schema.tables \
+                   NULL, row_deletion_policy_expression, NULL, NULL FROM information_schema.tables \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) \
                    UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL, NULL \
                    FROM information_schema.index_columns \
@@ -149,7 +151,10 @@ impl Spanner {
                     found.columns.insert(name, Column { kind, nullable, stamped, generated, has_default });
                 }
                 1.. => found.indexes.entry(name).or_default().push(kind),
-                _ => (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty())),
+                _ => {
+                    (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty()));
+                    found.deletes = row.get(4).map_err(unread)?;
+                }
             }
         }
         Ok(found)
@@ -352,6 +357,9 @@ impl Target {
         if let Some(parent) = &found.parent {
             wrong.push(format!("it is interleaved in {parent:?}, so that only keys that stand there could be locked"));
         }
+        if let Some(policy) = &found.deletes {
+            wrong.push(format!("its row deletion policy {policy} would delete the rows of locks that are held"));
+        }
         let has = |name: &str| found.columns.contains_key(name);
         if has("token") && has("owner") && !has("heartbeat") && !has("writer") {
             wrong.push("it is that of a later spindle, whose locks have no heartbeat".to_owned());
@@ -371,6 +379,9 @@ impl Target {
                 // The service fills it.
                 None if column.has_default || column.generated => {}
                 _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
+                Some(_) if column.has_default => {
+                    wrong.push(format!("{name:?} has a DEFAULT, where null has a meaning"))
+                }
                 _ => {}
             }
         }

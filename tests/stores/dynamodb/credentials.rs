@@ -12,7 +12,7 @@ use leasehold::dynamodb::aws_config::SdkConfig;
 use leasehold::dynamodb::aws_config::identity::IdentityCache;
 use sdk::config::{Credentials, SharedCredentialsProvider};
 
-use crate::dynamodb::classes::{DENIED, EXPIRED};
+use crate::dynamodb::classes::{DENIED, EXPIRED, UNKNOWN};
 use crate::dynamodb::*;
 use crate::support::harness::PATIENCE;
 use crate::support::proxy::{Mode, Rule};
@@ -135,12 +135,16 @@ fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
     at.proxy.add(Rule::always(Mode::Say(400, EXPIRED)).on("token of load 0"));
     client.try_lock("k").unwrap().unwrap().release().unwrap();
     assert_eq!(source.begun(), 2);
+    // Nor are those of a user that was deleted meanwhile.
+    at.proxy.add(Rule::always(Mode::Say(400, UNKNOWN)).on("token of load 1"));
+    client.try_lock("k").unwrap().unwrap().release().unwrap();
+    assert_eq!(source.begun(), 3);
     // Of what is not to be loaded for the end of a token.
     at.proxy.clear();
     at.proxy.add(Rule::next(1, Mode::Say(400, DENIED)));
     client.try_lock("k").unwrap_err();
     client.try_lock("k").unwrap().unwrap().release().unwrap();
-    assert_eq!(source.begun(), 2);
+    assert_eq!(source.begun(), 3);
 }
 
 /// What it gave still serves for ten seconds by then.

@@ -3,6 +3,7 @@
 use leasehold::internals::store::Schema;
 use leasehold::{ErrorKind, Filter, LockClient};
 
+use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::table::MAKING;
 use crate::dynamodb::time::{blocking, note};
 use crate::dynamodb::*;
@@ -261,4 +262,18 @@ fn a_diagnosis_shows_the_grace_that_counts() {
     assert_eq!(client.diagnose().unwrap().grace, Dynamodb::GRACE);
     with_grace(&table, 3_000).unwrap().request("k").acquire().unwrap();
     assert_eq!(client.diagnose().unwrap().grace, Duration::from_secs(3));
+}
+
+/// `DescribeTable` says nothing of the replicas of a global table of the old kind, but each of its items does.
+#[test]
+fn a_global_table_of_the_old_kind_is_refused() {
+    let table = needs_server!(Table::fresh());
+    let (raw, client) = (Raw::new(&table), with_grace(&table, 1_000).unwrap());
+    client.lock("k").unwrap().release().unwrap();
+    let mut note = raw.get("\u{1}time");
+    note.insert("aws:rep:updateregion".to_owned(), AttributeValue::S("eu-west-1".to_owned()));
+    raw.put(note);
+    let error = with_grace(&table, 1_000).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+    assert!(error.to_string().contains("2017.11.29"), "{error}");
 }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use leasehold::ErrorKind;
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 
 use crate::spanner::*;
@@ -265,4 +266,37 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     assert!(error.kind() == leasehold::ErrorKind::Schema && error.to_string().contains("index"), "{error:?}");
     let error = store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap_err();
     assert!(error.to_string().contains("no index locks_lock_id; create_schema()"), "{error}");
+}
+
+/// A holder that nobody can read is nobody whom another one's heartbeat may change, or a grant replace.
+#[test]
+fn damaged_holders_stay_as_they_are() {
+    needs_server!();
+    let database = Database::fresh();
+    let (raw, store) = (database.raw(), database.open());
+    let set = |key: &str, holders: &serde_json::Value| {
+        let row = Mutation::new_update_builder(TABLE).set("name").to(key).set("holders").to(holders.to_string());
+        raw.write(row.build());
+    };
+    let [mut one, mut alone] = [shared("shared"), exclusive("alone")];
+    granted(&store, &mut one);
+    granted(&store, &mut shared("shared"));
+    granted(&store, &mut alone);
+    let text = row(&raw, "shared")["holders"].as_str().unwrap().to_owned();
+    let whole: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let [mut endless, mut nameless] = [whole.clone(), whole.clone()];
+    endless[1].as_object_mut().unwrap().remove("until");
+    nameless[1]["host"] = serde_json::json!(5);
+    for damaged in [&endless, &nameless] {
+        set("shared", damaged);
+        let before = row(&raw, "shared");
+        let error = store.renew(&mut one, RENEWAL, &soon()).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
+        assert_eq!(row(&raw, "shared"), before);
+    }
+    set("shared", &whole);
+    store.renew(&mut one, RENEWAL, &soon()).unwrap();
+    // Nobody but its holder holds it, and a list without anybody does not say otherwise.
+    set("alone", &serde_json::json!([]));
+    assert_eq!(store.acquire(&mut exclusive("alone"), &soon()).unwrap_err().kind(), ErrorKind::Schema);
 }

@@ -149,13 +149,20 @@ const COMMENT: &str = "comment STRING(MAX)";
 const GENERATED: &str = "comment STRING(MAX) AS (LOWER(name)) STORED";
 const LAST: &str = "\n) PRIMARY KEY (name)";
 const INTERLEAVED: &str = "\n) PRIMARY KEY (name), INTERLEAVE IN PARENT parents";
+const HOLDERS: &str = "holders JSON";
+const DEFAULT: &str = "holders JSON DEFAULT (JSON '[]')";
+const POLICY: &str = "\n) PRIMARY KEY (name), ROW DELETION POLICY (OLDER_THAN(token, INTERVAL 30 DAY))";
 const CHECKED: &str = ",\n  CONSTRAINT nobody CHECK (owner = 'nobody')\n) PRIMARY KEY (name)";
 
 #[test]
 fn a_table_whose_form_keeps_locks_out_is_refused_and_says_why() {
     needs_server!();
-    let cases =
-        [(COMMENT, GENERATED, "\"comment\" is generated"), (LAST, INTERLEAVED, "it is interleaved in \"parents\"")];
+    let cases = [
+        (COMMENT, GENERATED, "\"comment\" is generated"),
+        (LAST, INTERLEAVED, "it is interleaved in \"parents\""),
+        (HOLDERS, DEFAULT, "\"holders\" has a DEFAULT"),
+        (LAST, POLICY, "row deletion policy OLDER_THAN(token, INTERVAL 30 DAY)"),
+    ];
     for (from, to, says) in cases {
         let error = connect(&altered(from, to)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
@@ -179,6 +186,16 @@ fn columns_of_others_that_the_service_fills_are_no_obstacle() {
     let sql = "SELECT tenant, loud FROM locks WHERE name = 'k'";
     let rows = database.raw().query(Statement::builder(sql).build());
     assert_eq!(["tenant", "loud"].map(|column| rows[0][column].as_str()), [Some("all"), Some("K")]);
+}
+
+/// As if altered behind the back of whoever looked at connect.
+#[test]
+fn no_default_of_the_table_stands_in_the_row_of_a_lock() {
+    needs_server!();
+    let database = altered(HOLDERS, DEFAULT);
+    let (store, rival) = (database.open(), database.open());
+    granted(&store, &mut exclusive("k"));
+    refused(&rival, &mut exclusive("k"));
 }
 
 /// However often it is tried.
