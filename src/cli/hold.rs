@@ -207,6 +207,9 @@ impl<'a> Holding<'a> {
             if self.is_halted() {
                 self.job.go_on();
             }
+        } else if !self.is_halted() && self.may_go_on() {
+            // So would a part of it that stands still, of which nobody tells us.
+            self.job.signal(Signal::SIGCONT);
         }
     }
 
@@ -227,15 +230,19 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// This process was stopped, and so was the command. It goes on only if the lock is still held.
-    fn resume(&mut self) {
-        self.resume_at = never();
+    /// Nothing of it may run beside the next holder, and KILL needs no CONT.
+    fn may_go_on(&mut self) -> bool {
         // A heartbeat may have moved the end since the last look.
         self.killing.look(&self.locks, &self.losses.seen_to);
         let has_unseen = self.ask.on_loss.may_kill() && self.locks.has_other_than(&self.losses.seen_to);
-        // Nothing of it may run beside the next holder, and KILL needs no CONT.
         let is_late = has_unseen && self.killing.left(self.ask).is_zero();
-        if self.locks.is_held() || self.losses.first.is_some() && !is_late {
+        self.locks.is_held() || self.losses.first.is_some() && !is_late
+    }
+
+    /// This process was stopped, and so was the command. It goes on only if the lock is still held.
+    fn resume(&mut self) {
+        self.resume_at = never();
+        if self.may_go_on() {
             return self.job.go_on();
         }
         if let Some(loss) = self.locks.wait_for_loss(TOLD) {

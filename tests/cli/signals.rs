@@ -189,6 +189,18 @@ fn a_stopped_command_is_ended_by_term() {
     assert!(store.client().try_lock("k").unwrap().is_some());
 }
 
+/// The system tells of the stop only whoever started it.
+#[test]
+fn what_stands_still_beside_the_command_keeps_no_lock_after_a_term() {
+    let store = Store::new();
+    let mut running = Running::start(&mut store.script(&[], "sleep 1000 & kill -STOP $!; echo $!; wait"));
+    let beside = running.line();
+    wait_until("it stopped", || state(&beside) == "T");
+    running.signal(Signal::SIGTERM);
+    assert_eq!(running.end().code, Some(143));
+    assert!(store.client().try_lock("k").unwrap().is_some());
+}
+
 #[test]
 fn kill_follows_term_if_that_is_asked_for() {
     let store = Store::new();
