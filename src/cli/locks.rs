@@ -9,7 +9,7 @@ use comfy_table::{ContentArrangement, Table, presets};
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 use serde_json::{Value, json};
 
-use crate::args::{Global, Purge, Release, Renew, Status};
+use crate::args::{Global, Purge, Release, Renew, States, Status, Times};
 use crate::failure::{Failure, Outcome, code};
 use crate::show::{columns, err, former_holder, holder, holder_json, print, print_json, say};
 use crate::steps;
@@ -40,6 +40,8 @@ fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
     let code = u8::from(args.exit_code && is_free);
     let shown = match &args.key {
         _ if global.json => print_json(&found.iter().map(with_lock_id).collect()),
+        // What is held may have been left out.
+        _ if found.is_empty() && is_narrowed(args) => print("no such lock was found\n"),
         Some(key) if found.is_empty() => print(&format!("{key:?} is free\n")),
         None if found.is_empty() => print("no locks\n"),
         _ => print_table(&found),
@@ -49,6 +51,18 @@ fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
         Err(error) if code != 0 && error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
         shown => Ok(shown.map(|()| code)?),
     }
+}
+
+/// Whether it asks for less than all locks, or all that is known of a key.
+fn is_narrowed(args: &Status) -> bool {
+    let Times { older_than, newer_than, left_below, left_at_least } = args.times;
+    let States { exclusive, shared, live, expired } = args.states;
+    [&args.prefix, &args.owner, &args.lock_id].iter().any(|text| text.is_some())
+        || [older_than, newer_than, left_below, left_at_least].iter().any(Option::is_some)
+        || exclusive
+        || shared
+        || live
+        || expired
 }
 
 fn filter(args: &Status) -> Filter {

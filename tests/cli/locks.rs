@@ -125,6 +125,15 @@ fn status_finds_by_every_filter() {
         let keys: Vec<&str> = found.as_array().unwrap().iter().map(|lock| lock["key"].as_str().unwrap()).collect();
         assert_eq!(keys, expected, "{filter:?}");
     }
+    // What is held is not called free where another filter leaves it out.
+    for (filter, said) in [
+        (&["t/live", "--owner", "bob"][..], "no such lock was found\n"),
+        (&["t/live", "--expired"], "no such lock was found\n"),
+        (&["--owner", "nobody"], "no such lock was found\n"),
+        (&["t/never"], "\"t/never\" is free\n"),
+    ] {
+        assert_eq!(ok(run(store.leasehold(&["status"]).args(filter))), said, "{filter:?}");
+    }
     let live = &json(run(&mut store.leasehold(&["status", "t/live", "--json"])))[0];
     assert_eq!((&live["lock_id"], &live["comment"], &live["expired"]), (&"g".into(), &"why".into(), &false.into()));
     assert!(live["remaining_ms"].as_u64().unwrap() > 500_000 && live["leased_until"].is_string(), "{live}");
