@@ -22,7 +22,7 @@ use crate::on_loss::OnLoss;
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
 use crate::signals::{ENDING, Hangup, Interrupts};
-use crate::steps::{start_printing, was_printed};
+use crate::steps::{can_be_printed, start_printing, was_printed};
 use crate::store;
 use crate::wait::by_signal;
 use crate::warnings;
@@ -32,6 +32,7 @@ use crate::words::words;
 pub fn hold(global: &Global, args: &Hold) -> Outcome {
     // Before anything of ours is open.
     close_inherited(args.for_whom.fd);
+    can_be_printed()?;
     let watched = Watched::open(&args.for_whom, &args.ask.on_loss)?;
     let wanted = Wanted {
         keys: vec![args.key.get().to_owned()],

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crossbeam_channel::{Receiver, RecvError, bounded, never, select};
 use leasehold::Lock;
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -26,6 +27,7 @@ use crate::wait::{by_signal, on_thread};
 const LONGEST: u64 = 64 << 10;
 
 pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
+    can_be_printed()?;
     if is_printed_to_nobody() {
         return Err(Failure::usage(
             "standard output is closed, or /dev/null, so that nobody could release the lock; keep it with > FILE",
@@ -52,6 +54,17 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
         }
     })?;
     Ok(0)
+}
+
+/// Where it cannot, the standard library says of each write that it was done.
+pub fn can_be_printed() -> Outcome<()> {
+    let flags = fcntl(io::stdout(), FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
+    if flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) {
+        return Err(Failure::usage(
+            "standard output is open for reading only, so that the lock could not be written there; write it with > FILE",
+        ));
+    }
+    Ok(())
 }
 
 /// Whether standard output goes where nothing is read: a closed one was opened there before this process began.

@@ -145,6 +145,20 @@ fn a_lock_is_not_printed_to_nobody() {
     assert!(store.client().get("k").unwrap().is_none());
 }
 
+/// Rust takes such a write for one that was done.
+#[test]
+fn a_lock_is_not_printed_where_nothing_can_be_written() {
+    let store = Store::new();
+    let process = std::process::id().to_string();
+    for verb in [&["acquire", "k"][..], &["hold", "k", "--pid", &process, "--on-loss", "ignore"]] {
+        let read_only = Stdio::from(File::open("/etc/passwd").unwrap());
+        let ran = Running::start_to(read_only, &mut store.leasehold(verb)).end();
+        assert_eq!(ran.code, Some(64), "{verb:?}: {}", ran.stderr);
+        assert!(ran.stderr.contains("standard output is open for reading only"), "{verb:?}: {}", ran.stderr);
+    }
+    assert!(store.client().get("k").unwrap().is_none());
+}
+
 #[test]
 fn a_signal_takes_back_a_lock_that_nobody_reads() {
     let store = Store::new();
