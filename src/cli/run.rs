@@ -38,6 +38,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         at_least: args.hold_at_least,
         until: until(wait),
     };
+    can_be_told(&wanted.keys)?;
     let session = start(global, &args.ask, wanted.until, Hangup::Ends)?;
     let held = match session.wait(wanted) {
         Err(failure) => return refused(failure, global, &args.patience, args.every.is_some()),
@@ -54,6 +55,22 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         End::Lost(_) | End::Deposed(_) => Err(Failure::Silent(code::LOST)),
         End::Unhealthy(_) => Err(Failure::Silent(code::UNHEALTHY)),
     }
+}
+
+/// Whether the command can find all of these in its environment. The system would say so only once they are held.
+fn can_be_told(keys: &[String]) -> Outcome<()> {
+    // Linux takes 128 KiB for each text, with its name and its end.
+    let most = (128 << 10) - "LEASEHOLD_KEY=".len() - 1;
+    // With an end of line between two.
+    let length = (keys.iter().map(|key| key.len() + 1).sum::<usize>()).saturating_sub(1);
+    if cfg!(target_os = "linux") && length > most {
+        return Err(Failure::usage(format!(
+            "the {} keys are too long for LEASEHOLD_KEY, which names them all to the command: they take {length} bytes \
+             there, and Linux allows at most {most}; give fewer or shorter ones",
+            keys.len()
+        )));
+    }
+    Ok(())
 }
 
 /// When a wait that begins now is over.

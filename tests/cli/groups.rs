@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use crate::support::{Running, Store};
+use crate::support::{Running, Store, run};
 use crate::wait::wait_until;
 
 fn both(store: &Store, options: &[&str]) -> Running {
@@ -84,4 +84,26 @@ fn what_stands_though_nothing_is_run_is_freed_one_by_one_and_said() {
             assert_eq!([stands("a"), stands("b")], [true, false], "{}", ran.stderr);
         }
     }
+}
+
+/// The system would refuse to start the command when all of them are held.
+#[test]
+#[cfg(target_os = "linux")]
+fn keys_that_fit_into_no_environment_are_refused_before_they_are_taken() {
+    let store = Store::new();
+    // Each with its end of line, and the last one with the end of the text.
+    let keys = |all: usize| {
+        let keys = (0..130).map(|n| format!("{n:01000}")).collect::<Vec<_>>();
+        let rest = all - keys.iter().map(|key| key.len() + 1).sum::<usize>() - 1;
+        keys.into_iter().chain(["k".repeat(rest)])
+    };
+    let run = |keys| run(store.leasehold(&["run", "--try"]).args(keys).args(["--", "true"]));
+    let most = (128 << 10) - "LEASEHOLD_KEY=".len();
+    let ran = run(keys(most + 1));
+    assert_eq!(ran.code, Some(64), "{}", ran.stderr);
+    let said = ["the 131 keys", "131058 bytes", "at most 131057"];
+    assert!(said.iter().all(|said| ran.stderr.contains(said)), "{}", ran.stderr);
+    assert!(!store.path("locks.db").exists());
+    let ran = run(keys(most));
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }
