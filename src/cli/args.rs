@@ -263,9 +263,9 @@ pub struct Status {
     pub times: Times,
     #[command(flatten)]
     pub states: States,
-    /// Show it again and again, with this time in between
-    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, default_missing_value = "2s", value_parser = duration)]
-    pub watch: Option<Duration>,
+    /// Show it again and again, each 2 s, or after this time, which needs the equals sign
+    #[arg(long, value_name = "DURATION", num_args = 0..=1, require_equals = true, value_parser = duration)]
+    pub watch: Option<Option<Duration>>,
     /// End with 1 if none of what is shown is live, and with 0 if one is
     #[arg(long, conflicts_with = "watch")]
     pub exit_code: bool,
@@ -328,7 +328,7 @@ pub struct Release {
     /// Take it from whoever holds it; shows the holder and asks first
     #[arg(long)]
     pub force: bool,
-    /// Do not ask
+    /// Do not ask; with --json it must be given
     #[arg(long, requires = "force")]
     pub yes: bool,
 }

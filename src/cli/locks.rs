@@ -2,7 +2,7 @@
 
 use std::io::{self, IsTerminal, Write};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anstyle::{AnsiColor, Style};
 use comfy_table::{ContentArrangement, Table, presets};
@@ -14,11 +14,24 @@ use crate::failure::{Failure, Outcome, code};
 use crate::show::{columns, err, former_holder, holder, holder_json, print, print_json, say};
 use crate::steps;
 use crate::store::{Missing, client};
-use crate::words::{ago, fitted, plain, words};
+use crate::words::{ago, duration, fitted, plain, words};
+
+/// How often is looked where that is not said.
+const LOOK: Duration = Duration::from_secs(2);
 
 pub fn status(global: &Global, args: &Status) -> Outcome {
+    if let (Some(None), Some(key)) = (args.watch, &args.key)
+        && duration(key).is_ok()
+    {
+        // It would be watched for ever, since nobody has it.
+        return Err(Failure::usage(format!(
+            "{key:?} is taken for a key; give --watch={key} to look that often, or --watch=2s {key} to watch the lock of \
+             that name"
+        )));
+    }
     let client = client(global, Missing::Wrong)?;
     let Some(every) = args.watch else { return show_status(global, &client, args) };
+    let every = every.unwrap_or(LOOK);
     let clears = std::io::stdout().is_terminal() && !global.json;
     loop {
         let next = Instant::now().checked_add(every).unwrap_or_else(Instant::now);
@@ -203,6 +216,9 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
         })?;
         let freed = client(global, Missing::Wrong)?.unlock_key(key, &lock_id)?;
         return told(global, "released", &nothing, &freed, former_holder);
+    }
+    if global.json && !args.yes {
+        return Err(Failure::usage("--force asks before it takes a lock away, which is no JSON; give --yes"));
     }
     let client = client(global, Missing::Wrong)?;
     if args.yes {

@@ -171,6 +171,9 @@ fn a_lock_is_taken_from_its_holder_by_force() {
     let ran = run(&mut store.leasehold(&["release", "k", "--force"]));
     assert_eq!(ran.code, Some(64), "there is nobody to ask");
     assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
+    // A question is no JSON, and on a terminal this would ask.
+    let ran = run(&mut store.leasehold(&["release", "free", "--force", "--json"]));
+    assert_eq!((ran.code, ran.stderr.contains("give --yes")), (Some(64), true), "{}", ran.stderr);
     let freed = json(run(&mut store.leasehold(&["release", "k", "--force", "--yes", "--json"])));
     assert_eq!(freed[0]["key"], "k");
     assert_eq!(running.end().code, Some(76));

@@ -71,6 +71,13 @@ fn status_is_shown_again_after_the_time_that_is_asked_for() {
     let mut other = Running::start(&mut store.leasehold(&["status", "--watch", "k"]));
     (0..2).for_each(|_| other.expect("\"k\" is free"));
     assert_eq!(run(&mut store.leasehold(&["status", "--watch=0s"])).code, Some(64));
+    // What looks like one is not watched for ever as a key that nobody has.
+    for (args, right) in [(["--watch", "5s"], "--watch=5s to"), (["5", "--watch"], "--watch=2s 5 to")] {
+        let ran = run(store.leasehold(&["status"]).args(args));
+        assert!(ran.code == Some(64) && ran.stderr.contains(right), "{args:?}: {}", ran.stderr);
+    }
+    let mut key = Running::start(&mut store.leasehold(&["status", "--watch=1h", "5s"]));
+    key.expect("\"5s\" is free");
 }
 
 #[test]
