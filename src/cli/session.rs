@@ -14,6 +14,7 @@ use crate::show::is_stderr_a_terminal;
 use crate::signals::{self, Gone, Hangup, Interrupts};
 use crate::stops;
 use crate::wait::{Shows, connect, wait};
+use crate::warnings::Once;
 
 /// See the module.
 pub struct Session {
@@ -43,9 +44,11 @@ impl Session {
         hangup: Hangup,
         gone: impl FnOnce() -> Outcome<Receiver<Gone>>,
     ) -> Outcome<Session> {
+        // Before the first warning, which starts a thread.
+        stops::spare_us().map_err(internal)?;
+        let _once = Once::begin();
         // What is wrong with the options is told at once.
         drop(builder()?);
-        stops::spare_us().map_err(internal)?;
         let interrupts = Interrupts { signals: signals::watch().map_err(internal)?, gone: gone()?, hangup };
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
         let client = connect(move || Ok(builder()?.connect()?), until, &interrupts, shows)?;

@@ -3,6 +3,7 @@
 //! A thread of its own writes it: where nobody reads standard error, as on a terminal after Ctrl-S, neither a heartbeat
 //! nor what the lock is for must wait for that.
 
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread;
@@ -33,6 +34,35 @@ enum Message {
 static MESSAGES: OnceLock<Sender<Message>> = OnceLock::new();
 /// The waiting line, until it is drawn: only the newest.
 static LINE: Mutex<Option<String>> = Mutex::new(None);
+
+/// The warnings that were said while it is connected, see [`Once`].
+static SAID: Mutex<Option<BTreeSet<String>>> = Mutex::new(None);
+
+/// Until its drop each of the library's warnings is said once: every try to connect would say it again.
+pub struct Once;
+
+impl Once {
+    pub fn begin() -> Once {
+        *SAID.lock() = Some(BTreeSet::new());
+        Once
+    }
+}
+
+impl Drop for Once {
+    fn drop(&mut self) {
+        *SAID.lock() = None;
+    }
+}
+
+fn was_said(text: &str) -> bool {
+    let mut said = SAID.lock();
+    let Some(said) = said.as_mut() else { return false };
+    // A store may be away for months, and say something else each time.
+    if said.len() == MOST {
+        said.clear();
+    }
+    !said.insert(text.to_owned())
+}
 
 /// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all. Who `makes` the schema is told nothing
 /// of what is missing in it.
@@ -139,7 +169,10 @@ impl log::Log for Log {
         if self.enabled(record.metadata()) && (self.has_losses || !is_loss) && !is_made() {
             let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
             let level = record.level().as_str().to_ascii_lowercase();
-            let _ = messages().try_send(Message::Line(format!("{level}: {key}{}", record.args())));
+            let text = format!("{level}: {key}{}", record.args());
+            if record.level() > log::Level::Warn || !was_said(&text) {
+                let _ = messages().try_send(Message::Line(text));
+            }
         }
     }
 

@@ -88,3 +88,45 @@ fn a_warning_that_nobody_reads_costs_no_lock() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     drop((command, reader));
 }
+
+/// Waits for a store whose URL is warned of as it is read.
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+fn waits_for_a_store_that_is_warned_of(refused: &crate::nobody::Closed) -> Running {
+    let url = format!("mongodb://{}/d?compressors=zlib", refused.address());
+    Running::start(crate::support::leasehold(&["run", "k", "--", "true"]).env("LEASEHOLD_STORE", url))
+}
+
+/// Each of them would be stopped with all of the process when it writes to the terminal from the background.
+#[test]
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+fn no_thread_is_older_than_what_keeps_the_terminal_from_stopping_it() {
+    let refused = crate::nobody::Closed::new();
+    let mut waits = waits_for_a_store_that_is_warned_of(&refused);
+    waits.says("waiting for the store");
+    let tasks = std::fs::read_dir(format!("/proc/{}/task", waits.child.id())).unwrap();
+    let threads: Vec<String> =
+        tasks.map(|task| task.unwrap().path().join("status")).flat_map(std::fs::read_to_string).collect();
+    let field = |status: &str, name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
+    let is_stopped = |status: &&String| {
+        let blocked = u64::from_str_radix(&field(status, "SigBlk:"), 16).unwrap();
+        blocked >> (nix::sys::signal::Signal::SIGTTOU as u32 - 1) & 1 == 0
+    };
+    let stopped: Vec<String> = threads.iter().filter(is_stopped).map(|status| field(status, "Name:")).collect();
+    // It is the one that is to be told, and writes nothing.
+    assert_eq!(stopped, ["leasehold-stops"]);
+}
+
+#[test]
+#[cfg(all(feature = "mongodb", target_os = "linux"))]
+fn what_is_wrong_with_a_url_is_said_once_however_often_it_is_tried() {
+    let refused = crate::nobody::Closed::new();
+    let waits = waits_for_a_store_that_is_warned_of(&refused);
+    let tries = || waits.threads().iter().any(|name| name.starts_with("leasehold-conne"));
+    for _ in 0..3 {
+        wait_until("it tries to connect", tries);
+        wait_until("it has tried", || !tries());
+    }
+    waits.signal(nix::sys::signal::Signal::SIGTERM);
+    let ran = waits.end();
+    assert_eq!((ran.code, ran.stderr.matches("not used: compressors").count()), (Some(143), 1), "{}", ran.stderr);
+}
