@@ -349,7 +349,10 @@ pub struct Renew {
     /// The same as --group
     #[arg(required_unless_present_any = ["group", "from"], conflicts_with_all = ["group", "from"])]
     pub lock_id: Option<String>,
-    /// The lease from now on; none becomes shorter
+    /// The lease from now on, if that is longer than what is left of it
+    ///
+    /// The default is that of `run`, and shorter than that of `acquire`: say for how long the next step needs the lock. A
+    /// lease that ends later stays as it is, since whoever has the lock counts on the end that was told before.
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = at_most_30_days)]
     pub lease: Duration,
 }

@@ -27,15 +27,18 @@ pub mod code {
     pub const SIGNAL: u8 = 128;
 }
 
+/// What a refusal means.
+pub const NOT_IN_TIME: &str = "not obtained in time";
+pub const HELD: &str = "others hold it";
+pub const NOT_DUE: &str = "not due, since it ran in this period or runs now";
+
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
     /// What the library says. The code is that of its kind.
     Library(Error),
-    /// The lock was not obtained in time; with the code that the user wants for that.
-    Conflict(u8, Error),
-    /// The command is not due; with the code that the user wants for that.
-    NotDue(u8, Error),
+    /// The lock was not obtained: with the code that the user wants for that, and what it means.
+    Refused(u8, &'static str, Error),
     /// A message of the command's own.
     Own(u8, String),
     /// Our output could not be written.
@@ -58,9 +61,7 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Failure::Library(error) => code_of(error.kind()),
-            Failure::Conflict(code, _) | Failure::NotDue(code, _) | Failure::Own(code, _) | Failure::Silent(code) => {
-                *code
-            }
+            Failure::Refused(code, ..) | Failure::Own(code, _) | Failure::Silent(code) => *code,
             // Whoever reads has seen enough.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => code::OUTPUT,
@@ -70,8 +71,8 @@ impl Failure {
     /// The lines for people, without an end of line.
     pub fn text(&self) -> Option<String> {
         match self {
-            Failure::Library(error) | Failure::Conflict(_, error) => Some(told(error, "not obtained in time")),
-            Failure::NotDue(_, error) => Some(told(error, "not due, since it ran in this period or runs now")),
+            Failure::Library(error) => Some(told(error, NOT_IN_TIME)),
+            Failure::Refused(_, what, error) => Some(told(error, what)),
             Failure::Own(_, message) => Some(message.clone()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
             Failure::Output(error) => Some(format!("the output could not be written: {error}")),
@@ -83,7 +84,7 @@ impl Failure {
     pub fn json(&self) -> Option<Value> {
         let message = self.text()?;
         let mut told = json!({ "exit_code": self.code(), "message": message });
-        if let Failure::Library(error) | Failure::Conflict(_, error) | Failure::NotDue(_, error) = self {
+        if let Failure::Library(error) | Failure::Refused(_, _, error) = self {
             told["kind"] = json!(format!("{:?}", error.kind()));
             told["key"] = json!(error.key());
             told["store"] = json!(error.store());
@@ -125,7 +126,7 @@ fn told(error: &Error, timed_out: &str) -> String {
     let mut lines = match error.kind() {
         // Its text names the holders too, on one line.
         ErrorKind::TimedOut | ErrorKind::Held if !error.holders().is_empty() => {
-            let what = if error.kind() == ErrorKind::Held { "others hold it" } else { timed_out };
+            let what = if error.kind() == ErrorKind::Held { HELD } else { timed_out };
             let place = error.store().map_or_else(String::new, |store| format!(" on {store}"));
             vec![format!("lock {:?}{place}: {what}", error.key().unwrap_or_default())]
         }

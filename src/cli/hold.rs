@@ -356,7 +356,7 @@ impl<'a> Holding<'a> {
         }
         self.job.signal(Signal::SIGTERM);
         self.kill_within(kill_after);
-        format!("the command is ended, by KILL in {}", words(kill_after))
+        format!("the command gets TERM now, and KILL in {} if it still runs", words(kill_after))
     }
 
     /// Nothing of the command is left: the lock is released. `every`: after a success it stands for so long.

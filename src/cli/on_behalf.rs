@@ -216,7 +216,7 @@ impl<'a> Holding<'a> {
             return format!("{name} is killed");
         }
         self.watched.signal(Signal::SIGTERM);
-        format!("{name} is ended, by KILL in {}", words(kill_after))
+        format!("{name} gets TERM now, and KILL in {} if it still runs", words(kill_after))
     }
 
     /// Releases the lock. Whether it was lost, and whether the release was not answered.

@@ -11,7 +11,7 @@ use leasehold::{CancelToken, ErrorKind};
 use crate::args::{Elect, Global, Run};
 use crate::asked::{Ask, Patience};
 use crate::beside::Environment;
-use crate::failure::{Failure, Outcome, code};
+use crate::failure::{Failure, HELD, NOT_DUE, NOT_IN_TIME, Outcome, code};
 use crate::health::Checks;
 use crate::held::{Held, Wanted};
 use crate::hold::{End, Holding};
@@ -85,12 +85,14 @@ pub fn refused(failure: Failure, global: &Global, patience: &Patience, is_period
         other => return Err(other),
     };
     let code = patience.conflict_exit_code.unwrap_or(if is_periodic { code::NOT_DUE } else { code::CONFLICT });
-    match is_periodic {
+    let what = match patience.wait() {
         // Not worth a mail of cron's.
-        _ if global.quiet && code == 0 => Ok(0),
-        true => Err(Failure::NotDue(code, error)),
-        false => Err(Failure::Conflict(code, error)),
-    }
+        _ if global.quiet && code == 0 => return Ok(0),
+        _ if is_periodic => NOT_DUE,
+        Some(Duration::ZERO) => HELD,
+        _ => NOT_IN_TIME,
+    };
+    Err(Failure::Refused(code, what, error))
 }
 
 /// `elect`: a leadership is a lock whose key is the election's name.

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use crossbeam_channel::{Receiver, RecvError, bounded, never, select};
 use leasehold::Lock;
@@ -22,6 +22,7 @@ use crate::show::{print, print_json, say};
 use crate::signals::{ENDING, Hangup};
 use crate::store::{self, Missing, client};
 use crate::wait::{by_signal, on_thread};
+use crate::words::{clock_time, whole, words};
 
 /// No lock's JSON is longer.
 const LONGEST: u64 = 64 << 10;
@@ -163,7 +164,13 @@ pub fn renew(global: &Global, from: &Path, lease: Duration) -> Outcome {
     let renewed = client(global, Missing::Wrong)?.heartbeat(&taken(from)?, lease)?;
     match global.json {
         true => print_json(&as_json(&renewed))?,
-        false => print(&format!("renewed {:?}, token {}\n", renewed.key(), renewed.fencing_token()))?,
+        false => {
+            let until = renewed.leased_until().map_or_else(String::new, |end| {
+                let left = end.duration_since(SystemTime::now()).unwrap_or_default();
+                format!(", for {} (until {})", words(whole(left)), clock_time(end))
+            });
+            print(&format!("renewed {:?}, token {}{until}\n", renewed.key(), renewed.fencing_token()))?
+        }
     }
     Ok(0)
 }

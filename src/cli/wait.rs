@@ -14,7 +14,7 @@ use crate::held::{Held, Told};
 use crate::signals::{Gone, Interrupts, ended_by_key};
 use crate::terminal::Terminal;
 use crate::warnings::{draw, settle, tell};
-use crate::words::{age, ours, words};
+use crate::words::{age, ours, whole, words};
 
 /// The pause behind the first try to connect; doubled up to the last one, and up to half as long again at random, so
 /// that many who start together do not come together.
@@ -78,8 +78,8 @@ fn connected(
             recv(again) -> _ => (outcome, again) = (try_once()?, never()),
             recv(over) -> _ => return Err(trouble.map_or_else(ended_early, Failure::from)),
             recv(seconds) -> _ => if let Some(error) = trouble.as_ref().filter(|_| shows.line) {
-                let of = until.map_or_else(String::new, |until| format!(" of {}", whole(until - started)));
-                let waited = whole(started.elapsed());
+                let of = until.map_or_else(String::new, |until| format!(" of {}", in_seconds(until - started)));
+                let waited = in_seconds(started.elapsed());
                 draw(format!("leasehold: waiting for the store for {waited}{of}: {}", ours(&error.to_string())));
             },
             recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
@@ -213,9 +213,9 @@ fn line(Seen { waiting, told }: &Seen) -> String {
     let place = if waiting.place == 0 { String::new() } else { format!(", {} before us", waiting.place) };
     let waited = waiting.waited + told.elapsed();
     let until = waiting.until.map_or_else(String::new, |until| {
-        format!(" of {}", whole(waited + until.saturating_duration_since(Instant::now())))
+        format!(" of {}", in_seconds(waited + until.saturating_duration_since(Instant::now())))
     });
-    let waited = whole(waited);
+    let waited = in_seconds(waited);
     format!("leasehold: {holders}; waiting for {:?} for {waited}{until}{place}", waiting.key)
 }
 
@@ -224,12 +224,12 @@ fn held_by(status: &LockStatus) -> String {
         None => ", without end".to_owned(),
         // It may have been renewed meanwhile.
         Some(Duration::ZERO) => String::new(),
-        Some(left) => format!(", leased for {} more", whole(left)),
+        Some(left) => format!(", leased for {} more", in_seconds(left)),
     };
-    format!("held by {:?} for {}{lease}", status.owner(), whole(age(status.created())))
+    format!("held by {:?} for {}{lease}", status.owner(), in_seconds(age(status.created())))
 }
 
-/// In whole seconds, so that it does not flicker.
-fn whole(d: Duration) -> String {
-    words(Duration::from_secs((d + Duration::from_millis(500)).as_secs()))
+/// So that it does not flicker.
+fn in_seconds(d: Duration) -> String {
+    words(whole(d))
 }

@@ -115,6 +115,11 @@ pub fn words(d: Duration) -> String {
     }
 }
 
+/// The same to the nearest second.
+pub fn whole(d: Duration) -> Duration {
+    Duration::from_secs((d + Duration::from_millis(500)).as_secs())
+}
+
 /// How long ago that was.
 pub fn age(at: SystemTime) -> Duration {
     SystemTime::now().duration_since(at).unwrap_or_default()

@@ -34,7 +34,7 @@ fn the_command_is_ended_and_the_lock_given_back_once_it_has_failed_often_enough(
     let ran = running.end();
     assert_eq!(ran.code, Some(80), "{}", ran.stderr);
     let said = "leasehold: the lock \"k\" is given back, since --health-cmd failed 2 times in a row: it ended with 7; \
-                the command is ended, by KILL in 5 s\n";
+                the command gets TERM now, and KILL in 5 s if it still runs\n";
     assert_eq!(ran.stderr, said);
     assert!(store.client().get("k").unwrap().unwrap().is_free());
 }
@@ -70,7 +70,7 @@ fn a_check_that_hangs_has_failed_and_is_killed() {
     running.output_ends();
     let ran = running.end();
     assert_eq!(ran.code, Some(80));
-    assert!(ran.stderr.contains("--health-cmd failed: it took more than 8 s; the command is ended"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--health-cmd failed: it took more than 8 s; the command gets TERM"), "{}", ran.stderr);
 }
 
 #[test]

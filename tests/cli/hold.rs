@@ -124,7 +124,7 @@ fn a_loss_ends_the_process() {
     let ran = holds.end();
     assert_eq!(ran.code, Some(76));
     let id = script.child.id();
-    for said in ["released by another after", &format!("; process {id} is ended, by KILL in ")] {
+    for said in ["released by another after", &format!("; process {id} gets TERM now, and KILL in ")] {
         assert!(ran.stderr.contains(said), "{}", ran.stderr);
     }
 }

@@ -17,7 +17,7 @@ fn every_message_names_what_can_be_typed() {
     let missing = format!("sqlite:{}", store.path("missing").display());
     let empty = format!("sqlite:{}", store.path("empty").display());
     fs::write(store.path("empty"), "").unwrap();
-    let cases: [(&[&str], i32, &str); 20] = [
+    let cases: [(&[&str], i32, &str); 21] = [
         (&["run", "k", "--lease", "1ms", "--", "true"], 64, "--lease is 1ms"),
         (&["run", "k", "--lease", "10w", "--", "true"], 64, "of at most 30 days"),
         (&["run", "k", "--owner", "", "--", "true"], 64, "--owner is \"\""),
@@ -31,7 +31,8 @@ fn every_message_names_what_can_be_typed() {
         (&["lease", "claim", "a", "b", "--for", "1ms"], 64, "--for is 1ms"),
         (&["renew", "unknown"], 76, "no lock with the lock id"),
         (&["release", "held", "--lock-id", "other"], 75, "others hold it"),
-        (&["run", "held", "--try", "--", "true"], 75, "not obtained in time"),
+        (&["run", "held", "--try", "--", "true"], 75, ": others hold it\n"),
+        (&["run", "held", "--wait", "100ms", "--", "true"], 75, ": not obtained in time\n"),
         (&["lease", "claim", "claimed", "bob"], 75, "held by \"ann\""),
         (&["lease", "revoke", "nothing", "bob"], 75, "nobody holds it"),
         (&["--store", "sqlite:x?made=1", "status"], 78, "made"),

@@ -54,7 +54,13 @@ fn cases(shared: &Shared) {
 
     // The lease counts from now on, and none becomes shorter.
     let left = |key: &str| status(key)[0]["remaining_ms"].as_u64().unwrap();
-    assert!(ends(step(&["renew", "--from", "-", "--lease", "5h"], &taken), 0).stdout.starts_with("renewed \"k\""));
+    let token = lock.fencing_token();
+    for lease in [&["--lease", "5h"][..], &[]] {
+        let said = ends(step(&[&["renew", "--from", "-"], lease].concat(), &taken), 0).stdout;
+        let start = format!("renewed \"k\", token {token}, for ");
+        let left = said.strip_prefix(&start).and_then(|rest| rest.split_once(" (until 20")).expect(&said).0;
+        assert!(["4 h 59 min", "5 h"].contains(&left), "{said}");
+    }
     assert!(left("k") > 4 * 3_600_000, "{}", left("k"));
     let renewed = ends(step(&["renew", "--from", "-", "--json"], &taken), 0).stdout;
     assert_eq!(serde_json::from_str::<Value>(&renewed).unwrap()["grant_id"], json["grant_id"]);
