@@ -97,8 +97,13 @@ pub enum Command {
 /// Runs a command while holding a lock.
 ///
 /// Waits for the lock, runs the command in a process group of its own, and releases the lock when every process of
-/// that group is gone. The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID,
-/// LEASEHOLD_OWNER and LEASEHOLD_STORE in its environment, the last one only if the URL has no password.
+/// that group is gone. An example:
+///
+/// leasehold run nightly --wait 10m -- ./report.sh
+///
+/// The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID, LEASEHOLD_OWNER and
+/// LEASEHOLD_STORE in its environment, the last one unless it is a URL of MongoDB or PostgreSQL that names a user, or may have
+/// a password among its options: a leasehold inside the command then needs its own --store.
 ///
 /// With several keys it waits for all of them, and takes them sorted, whatever the order given here, so that two
 /// commands never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, sorted, too.
@@ -106,6 +111,7 @@ pub enum Command {
 /// INT, TERM, HUP, QUIT, USR1, USR2 and WINCH are passed on to the command's group. When leasehold is killed, the
 /// command's group is killed with it.
 #[derive(clap::Args, Debug)]
+#[command(override_usage = "leasehold run [OPTIONS] <KEY|--key <KEY>>... -- <COMMAND>...")]
 #[command(after_long_help = AFTER, mut_arg("conflict_exit_code", |code| code.help(IN_VAIN)))]
 pub struct Run {
     #[command(flatten)]
@@ -141,10 +147,12 @@ pub struct Run {
 /// Runs a command while this node leads an election.
 ///
 /// Waits until it leads (each time at most for --wait), runs the command as `run` does, and ends it when the leadership
-/// is lost: then it campaigns again. When the command ends by itself, or by a signal to leasehold, the node resigns and leasehold ends with its code. The
-/// name of the election is the key of the leader's lock.
+/// is lost: then it campaigns again. When the command ends by itself, or by a signal to leasehold, the node resigns and
+/// leasehold ends with its code. The name of the election is the key of the leader's lock. An example, which every node runs:
+///
+/// leasehold elect scheduler -- ./scheduler
 #[derive(clap::Args, Debug)]
-#[command(after_long_help = AFTER)]
+#[command(override_usage = "leasehold elect [OPTIONS] <NAME|--name <NAME>> -- <COMMAND>...", after_long_help = AFTER)]
 pub struct Elect {
     #[command(flatten)]
     pub name: Name,

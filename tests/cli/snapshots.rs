@@ -65,11 +65,10 @@ fn help() {
 
 #[test]
 fn manual_pages() {
-    let pages = COMMANDS.iter().filter(|name| !name.contains(' '));
     assert_accepted("src/cli/man/leasehold.1", &run(&mut leasehold(&["man"])).stdout);
-    for name in pages {
-        let ran = run(&mut leasehold(&["man", name]));
-        assert_accepted(&format!("src/cli/man/leasehold-{name}.1"), &ran.stdout);
+    for name in COMMANDS {
+        let ran = run(leasehold(&["man"]).args(name.split(' ')));
+        assert_accepted(&format!("src/cli/man/leasehold-{}.1", name.replace(' ', "-")), &ran.stdout);
     }
     assert_eq!(run(&mut leasehold(&["man", "fly"])).code, Some(64));
 }
@@ -83,6 +82,26 @@ fn manual_pages_keep_columns_and_have_the_exit_codes() {
         assert!(codes.lines().all(|line| line.starts_with("  ")) && codes.lines().count() == 15, "{codes}");
         let (_, stores) = page.split_once("The store, one of\n.nf\n").expect("the stores");
         assert!(stores.split_once("\n.fi\n").is_some_and(|(stores, _)| stores.lines().count() == 6), "{page}");
+    }
+}
+
+#[test]
+fn manual_pages_say_how_to_type_it_and_refer_to_pages_that_are_there() {
+    let pages = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/cli/man");
+    let is_there = |name: &str| pages.join(format!("{}.1", name.replace('\\', ""))).exists();
+    for page in std::fs::read_dir(&pages).unwrap() {
+        let text = std::fs::read_to_string(page.unwrap().path()).unwrap();
+        let missing: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_suffix("(1)")).filter(|name| !is_there(name)).collect();
+        assert!(missing.is_empty(), "{missing:?}");
+        assert!(text.contains("LEASEHOLD_STORE\\fR environment variable"), "{text}");
+    }
+    for (command, usage) in [
+        ("run", "<KEY|\\-\\-key <KEY>>... \\-\\- <COMMAND>..."),
+        ("elect", "<NAME|\\-\\-name <NAME>> \\-\\- <COMMAND>..."),
+    ] {
+        let page = run(&mut leasehold(&["man", command])).stdout;
+        assert!(page.contains(&format!("\\fBleasehold {command}\\fR [OPTIONS] {usage}\n")), "{page}");
     }
 }
 
