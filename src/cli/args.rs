@@ -102,8 +102,8 @@ pub enum Command {
 /// leasehold run nightly --wait 10m -- ./report.sh
 ///
 /// The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID, LEASEHOLD_OWNER and
-/// LEASEHOLD_STORE in its environment, the last one unless it is a URL of MongoDB or PostgreSQL that names a user, or may have
-/// a password among its options: a leasehold inside the command then needs its own --store.
+/// LEASEHOLD_STORE in its environment, the last one unless it is a URL of MongoDB or PostgreSQL that names a user, or
+/// may have a password among its options: a leasehold inside the command then needs its own --store.
 ///
 /// With several keys it waits for all of them, and takes them sorted, whatever the order given here, so that two
 /// commands never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, sorted, too.
@@ -148,7 +148,8 @@ pub struct Run {
 ///
 /// Waits until it leads (each time at most for --wait), runs the command as `run` does, and ends it when the leadership
 /// is lost: then it campaigns again. When the command ends by itself, or by a signal to leasehold, the node resigns and
-/// leasehold ends with its code. The name of the election is the key of the leader's lock. An example, which every node runs:
+/// leasehold ends with its code. The name of the election is the key of the leader's lock. An example, which every node
+/// runs:
 ///
 /// leasehold elect scheduler -- ./scheduler
 #[derive(clap::Args, Debug)]
