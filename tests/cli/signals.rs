@@ -164,6 +164,19 @@ fn the_command_has_the_signal_masks_of_any_other() {
     assert_eq!(run(store.leasehold(&["run", "k", "--", "grep"]).args(args)).stdout, plain.stdout);
 }
 
+/// As by systemd: what Rust starts has the system's default, whatever leasehold has.
+#[test]
+fn a_command_that_is_to_ignore_pipe_does_so_itself() {
+    let store = Store::new();
+    for (command, code) in [("kill -PIPE $$; exit 7", 141), ("trap '' PIPE; exec sh -c 'kill -PIPE $$; exit 7'", 7)] {
+        let leasehold = store.script(&[], command);
+        let mut ignores = Command::new("sh");
+        ignores.args(["-c", "trap '' PIPE; exec \"$@\"", "sh"]).arg(leasehold.get_program()).args(leasehold.get_args());
+        let ran = run(ignores.env("LEASEHOLD_STORE", &store.url));
+        assert_eq!(ran.code, Some(code), "{command}: {}", ran.stderr);
+    }
+}
+
 #[test]
 fn the_lock_is_kept_until_all_of_the_group_is_gone() {
     let store = Store::new();
