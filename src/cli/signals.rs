@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use crossbeam_channel::{Receiver, unbounded};
-use nix::sys::signal::Signal;
+use nix::sys::signal::{SigSet, Signal};
 use nix::unistd::{Pid, getpid};
 use signal_hook::flag::{register, register_conditional_shutdown};
 use signal_hook::iterator::Signals;
@@ -86,7 +86,10 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
     let mut signals = Signals::new(wanted.iter().map(|signal| *signal as i32))?;
     let (sender, receiver) = unbounded();
     stops::obey(sender.clone())?;
+    // Also what whoever started us has blocked. The command, which is started by another thread, has it as it was.
+    let let_in: SigSet = wanted.into_iter().collect();
     thread::Builder::new().name("leasehold-signal".to_owned()).spawn(move || {
+        let _ = let_in.thread_unblock();
         for signal in signals.forever().filter_map(|number| Signal::try_from(number).ok()) {
             if sender.send(signal).is_err() {
                 return;

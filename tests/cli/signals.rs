@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
 use crate::support::{Running, Store, run, state};
@@ -162,6 +162,27 @@ fn the_command_has_the_signal_masks_of_any_other() {
     let args = ["-E", "^Sig(Blk|Ign)", "/proc/self/status"];
     let plain = run(Command::new("grep").args(args));
     assert_eq!(run(store.leasehold(&["run", "k", "--", "grep"]).args(args)).stdout, plain.stdout);
+}
+
+/// As a program does that reads its signals from a descriptor, and starts others without letting them in again.
+#[test]
+#[cfg(target_os = "linux")]
+fn signals_that_were_blocked_are_told_leasehold_and_stay_so_for_the_command() {
+    let store = Store::new();
+    let _guard = store.client().lock("k").unwrap();
+    let blocked: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD].into_iter().collect();
+    // Of this thread alone.
+    blocked.thread_block().unwrap();
+    let mut waits = Running::start(&mut store.leasehold(&["run", "k", "-vv", "--", "true"]));
+    let args = ["^SigBlk", "/proc/self/status"];
+    let plain = run(Command::new("grep").args(args)).stdout;
+    let inner = run(store.leasehold(&["run", "free", "--", "grep"]).args(args)).stdout;
+    blocked.thread_unblock().unwrap();
+    waits.says("refused: \"k\"");
+    waits.signal(Signal::SIGTERM);
+    assert_eq!(waits.end().code, Some(143));
+    assert_eq!(inner, plain);
+    assert!(!plain.ends_with("0000\n"), "{plain}");
 }
 
 /// As by systemd: what Rust starts has the system's default, whatever leasehold has.
