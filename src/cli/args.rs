@@ -407,6 +407,14 @@ pub enum Lease {
     Expire(LeaseName),
     /// Ends the lease of a holder before its time.
     Revoke(Revoke),
+    /// Keeps a lease from being expired, until it is unpinned.
+    ///
+    /// Several can pin it, also while nobody holds it, and a pin outlasts the claim. `revoke` ends the lease all the same.
+    Pin(Pin),
+    /// Takes back a pin, also that of a program that is gone.
+    ///
+    /// `lease list` shows who pins what. The exit code is 0 also where there is no such pin.
+    Unpin(Pin),
     /// Shows the leases of a namespace.
     List(LeaseList),
 }
@@ -437,6 +445,14 @@ pub struct Revoke {
     pub lease: LeaseName,
     /// The name that holds it
     pub holder: String,
+}
+
+#[derive(clap::Args, Debug)]
+pub struct Pin {
+    #[command(flatten)]
+    pub lease: LeaseName,
+    /// Who pins it, as `lease list` shows it
+    pub pin: String,
 }
 
 #[derive(clap::Args, Debug)]

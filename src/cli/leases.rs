@@ -1,9 +1,11 @@
 //! `lease`: what a name holds until somebody expires it.
 
+use std::collections::BTreeSet;
+
 use leasehold::{ErrorKind, LeaseStatus};
 use serde_json::json;
 
-use crate::args::{Global, Lease};
+use crate::args::{Global, Lease, Pin};
 use crate::failure::Outcome;
 use crate::locks::{cell, table};
 use crate::show::{lease_json, print, print_json};
@@ -36,8 +38,43 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
             client.leases(&args.lease.namespace).revoke(&args.lease.name, &args.holder)?;
             gone(global, "revoked", &args.lease.name)
         }
+        Lease::Pin(args) => {
+            let leases = client.leases(&args.lease.namespace);
+            leases.pin(&args.lease.name, &args.pin)?;
+            let pins = leases.pinned_by(&args.lease.name)?;
+            let others: BTreeSet<String> = pins.iter().filter(|pin| **pin != args.pin).cloned().collect();
+            let too = if others.is_empty() { String::new() } else { format!("; pinned by {}, too", quoted(&others)) };
+            pinned(global, args, &pins, &format!("pinned: {:?} by {:?}{too}", args.lease.name, args.pin))
+        }
+        Lease::Unpin(args) => {
+            let (leases, name) = (client.leases(&args.lease.namespace), &args.lease.name);
+            // Whoever has mistyped it would wait for an end that does not come.
+            let was_pinned = leases.pinned_by(name)?.contains(&args.pin);
+            leases.unpin(name, &args.pin)?;
+            let left = leases.pinned_by(name)?;
+            let said = match (was_pinned, left.is_empty()) {
+                (true, true) => format!("unpinned: {name:?} by {:?}", args.pin),
+                (true, false) => format!("unpinned: {name:?} by {:?}; still pinned by {}", args.pin, quoted(&left)),
+                (false, true) => format!("{name:?} is not pinned"),
+                (false, false) => format!("{name:?} is not pinned by {:?}, but by {}", args.pin, quoted(&left)),
+            };
+            pinned(global, args, &left, &said)
+        }
         Lease::List(args) => list(global, &client.leases(&args.namespace).list()?),
     }
+}
+
+/// By whom it is pinned now.
+fn pinned(global: &Global, args: &Pin, by: &BTreeSet<String>, said: &str) -> Outcome {
+    match global.json {
+        true => print_json(&json!({ "name": args.lease.name, "pinned_by": by }))?,
+        false => print(&format!("{said}\n"))?,
+    }
+    Ok(0)
+}
+
+fn quoted(names: &BTreeSet<String>) -> String {
+    names.iter().map(|name| format!("{name:?}")).collect::<Vec<_>>().join(", ")
 }
 
 fn one(global: &Global, what: &str, status: &LeaseStatus) -> Outcome {

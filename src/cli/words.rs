@@ -44,7 +44,7 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// What the library's messages name, and what can be typed instead.
-const OURS: [(&str, &str); 15] = [
+const OURS: [(&str, &str); 16] = [
     ("create_schema()", "`leasehold init`"),
     ("schema() says", "`leasehold init --print` says"),
     (", or lease_forever()", ""),
@@ -61,6 +61,7 @@ const OURS: [(&str, &str); 15] = [
     ("comment is ", "--comment is "),
     ("owner is ", "--owner is "),
     ("duration is ", "--for is "),
+    ("entity is ", "the pin is "),
 ];
 
 /// A message of the library's, in the words of this command, but for what it quotes. One that is in them already stays as

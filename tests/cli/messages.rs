@@ -17,7 +17,7 @@ fn every_message_names_what_can_be_typed() {
     let missing = format!("sqlite:{}", store.path("missing").display());
     let empty = format!("sqlite:{}", store.path("empty").display());
     fs::write(store.path("empty"), "").unwrap();
-    let cases: [(&[&str], i32, &str); 21] = [
+    let cases: [(&[&str], i32, &str); 22] = [
         (&["run", "k", "--lease", "1ms", "--", "true"], 64, "--lease is 1ms"),
         (&["run", "k", "--lease", "10w", "--", "true"], 64, "of at most 30 days"),
         (&["run", "k", "--owner", "", "--", "true"], 64, "--owner is \"\""),
@@ -29,6 +29,7 @@ fn every_message_names_what_can_be_typed() {
         (&["release", "", "--force", "--yes"], 64, "key is \"\""),
         (&["lease", "claim", "", "b"], 64, "name is \"\""),
         (&["lease", "claim", "a", "b", "--for", "1ms"], 64, "--for is 1ms"),
+        (&["lease", "unpin", "a", ""], 64, "the pin is \"\""),
         (&["renew", "unknown"], 76, "no lock with the lock id"),
         (&["release", "held", "--lock-id", "other"], 75, "others hold it"),
         (&["run", "held", "--try", "--", "true"], 75, ": others hold it\n"),

@@ -30,7 +30,7 @@ fn redacted(text: &str, store: &Store) -> String {
     redacted.replace("#.# s", "# s")
 }
 
-const COMMANDS: [&str; 19] = [
+const COMMANDS: [&str; 21] = [
     "run",
     "elect",
     "acquire",
@@ -47,6 +47,8 @@ const COMMANDS: [&str; 19] = [
     "lease extend",
     "lease expire",
     "lease revoke",
+    "lease pin",
+    "lease unpin",
     "lease list",
     "completions",
     "man",

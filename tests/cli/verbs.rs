@@ -80,6 +80,33 @@ fn status_is_shown_again_after_the_time_that_is_asked_for() {
     key.expect("\"5s\" is free");
 }
 
+/// As after the end of the program that pinned it.
+#[test]
+fn a_pin_can_be_taken_back_by_an_operator() {
+    let store = Store::new();
+    let leases = store.client().leases("default");
+    leases.claim("app", "app/0", Duration::from_millis(100)).unwrap();
+    leases.pin("app", "gone").unwrap();
+    leases.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();
+    let said = |args: &[&str], code: i32| {
+        let ran = run(store.leasehold(&["lease"]).args(args));
+        assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.stderr);
+        ran.stdout
+    };
+    assert_eq!(said(&["pin", "app", "me"], 0), "pinned: \"app\" by \"me\"; pinned by \"gone\", too\n");
+    said(&["expire", "app"], 75);
+    assert_eq!(said(&["unpin", "app", "me"], 0), "unpinned: \"app\" by \"me\"; still pinned by \"gone\"\n");
+    assert_eq!(said(&["unpin", "app", "mistyped"], 0), "\"app\" is not pinned by \"mistyped\", but by \"gone\"\n");
+    assert_eq!(said(&["unpin", "app", "me", "--json"], 0), "{\"name\":\"app\",\"pinned_by\":[\"gone\"]}\n");
+    said(&["unpin", "app", "gone", "--namespace", "other"], 0);
+    said(&["expire", "app"], 75);
+    assert_eq!(said(&["unpin", "app", "gone"], 0), "unpinned: \"app\" by \"gone\"\n");
+    assert_eq!(said(&["unpin", "app", "gone"], 0), "\"app\" is not pinned\n");
+    assert_eq!(said(&["pin", "app", "me", "--json"], 0), "{\"name\":\"app\",\"pinned_by\":[\"me\"]}\n");
+    said(&["unpin", "app", "me"], 0);
+    assert_eq!(said(&["expire", "app"], 0), "expired: \"app\"\n");
+}
+
 #[test]
 fn whoever_campaigns_may_say_for_how_long_and_what_a_loss_does() {
     let store = Store::new();
