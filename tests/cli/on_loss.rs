@@ -159,6 +159,7 @@ fn hold_has_it_too() {
 }
 
 /// Whatever the store.
+#[allow(dead_code)] // Where no server is compiled in.
 fn cases(shared: &Shared) {
     let mut command = leasehold(&["run", "k", "--max-hold", "5s", "--on-loss", "cmd:kill $LEASEHOLD_PID"]);
     command.args(TIME).env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
