@@ -360,8 +360,8 @@ pub struct Renew {
     pub lock_id: Option<String>,
     /// The lease from now on, if that is longer than what is left of it
     ///
-    /// The default is that of `run`, and shorter than that of `acquire`: say for how long the next step needs the lock. A
-    /// lease that ends later stays as it is, since whoever has the lock counts on the end that was told before.
+    /// The default is that of `run`, and shorter than that of `acquire`: say for how long the next step needs the lock.
+    /// A lease that ends later stays as it is, since whoever has the lock counts on the end that was told before.
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "30s", value_parser = at_most_30_days)]
     pub lease: Duration,
 }
@@ -409,7 +409,8 @@ pub enum Lease {
     Revoke(Revoke),
     /// Keeps a lease from being expired, until it is unpinned.
     ///
-    /// Several can pin it, also while nobody holds it, and a pin outlasts the claim. `revoke` ends the lease all the same.
+    /// Several can pin it, also while nobody holds it, and a pin outlasts the claim. `revoke` ends the lease all the
+    /// same.
     Pin(Pin),
     /// Takes back a pin, also that of a program that is gone.
     ///

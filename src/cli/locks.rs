@@ -25,8 +25,8 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
     {
         // It would be watched for ever, since nobody has it.
         return Err(Failure::usage(format!(
-            "{key:?} is taken for a key; give --watch={key} to look that often, or --watch=2s {key} to watch the lock of \
-             that name"
+            "{key:?} is taken for a key; give --watch={key} to look that often, or --watch=2s {key} to watch the lock \
+             of that name"
         )));
     }
     let client = client(global, Missing::Wrong)?;

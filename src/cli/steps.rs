@@ -62,7 +62,7 @@ pub fn can_be_printed() -> Outcome<()> {
     let flags = fcntl(io::stdout(), FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
     if flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) {
         return Err(Failure::usage(
-            "standard output is open for reading only, so that the lock could not be written there; write it with > FILE",
+            "standard output is open for reading only, so that the lock could not be written there; keep it with > FILE",
         ));
     }
     Ok(())
