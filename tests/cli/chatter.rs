@@ -103,16 +103,21 @@ fn no_thread_is_older_than_what_keeps_the_terminal_from_stopping_it() {
     let refused = crate::nobody::Closed::new();
     let mut waits = waits_for_a_store_that_is_warned_of(&refused);
     waits.says("waiting for the store");
-    let tasks = std::fs::read_dir(format!("/proc/{}/task", waits.child.id())).unwrap();
-    let threads: Vec<String> =
-        tasks.map(|task| task.unwrap().path().join("status")).flat_map(std::fs::read_to_string).collect();
     let field = |status: &str, name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim().to_owned();
-    let is_stopped = |status: &&String| {
+    let is_stopped = |status: &str| {
         let blocked = u64::from_str_radix(&field(status, "SigBlk:"), 16).unwrap();
         blocked >> (nix::sys::signal::Signal::SIGTTOU as u32 - 1) & 1 == 0
     };
-    let stopped: Vec<String> = threads.iter().filter(is_stopped).map(|status| field(status, "Name:")).collect();
+    let mut threads = Vec::new();
+    // Their list misses some where one ends meanwhile.
+    wait_until("those are seen that matter", || {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", waits.child.id())).unwrap();
+        let statuses = tasks.flat_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")));
+        threads = statuses.map(|status| (field(&status, "Name:"), is_stopped(&status))).collect();
+        ["leasehold-log", "leasehold-stops"].iter().all(|name| threads.iter().any(|(seen, _)| seen == name))
+    });
     // It is the one that is to be told, and writes nothing.
+    let stopped: Vec<&str> = threads.iter().filter(|(_, stopped)| *stopped).map(|(name, _)| name.as_str()).collect();
     assert_eq!(stopped, ["leasehold-stops"]);
 }
 
