@@ -86,7 +86,9 @@ impl Clock {
     /// run up to a twelfth too fast or too slow meanwhile. `None`: this look was interrupted, and so says nothing.
     #[cfg(feature = "dynamodb")]
     pub fn slew(&self) -> Option<i64> {
-        Some(slew_nanos()?.saturating_add(self.slew_offset.load(Ordering::SeqCst)))
+        // Once more, for it is hardly ever interrupted twice.
+        let slew = slew_nanos().or_else(slew_nanos)?;
+        Some(slew.saturating_add(self.slew_offset.load(Ordering::SeqCst)))
     }
 
     /// Has it moved by so many nanoseconds more.

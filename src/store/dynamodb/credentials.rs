@@ -5,7 +5,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
 use aws_credential_types::Credentials;
@@ -30,14 +30,23 @@ const ENDLESS: Duration = Duration::from_secs(15 * 60);
 const REFUSED: Duration = Duration::from_secs(5);
 
 /// Tells that the service does not accept credentials any more, for their token has ended. By this host's clock, which may
-/// be behind, they may go on for long.
+/// be behind, they may go on for long. And whether it did not know some, which may be wrong only for now.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ended(Arc<AtomicU64>);
+pub(super) struct Ended(Arc<AtomicU64>, Arc<AtomicBool>);
 
 impl Ended {
     /// A request that was sent then was answered so.
     pub fn said_of(&self, sent: BootTime) {
         self.0.fetch_max(sent.as_nanos(), Ordering::SeqCst);
+    }
+
+    /// The service does not know them.
+    pub fn said_unknown(&self) {
+        self.1.store(true, Ordering::SeqCst);
+    }
+
+    fn take_unknown(&self) -> bool {
+        self.1.swap(false, Ordering::SeqCst)
     }
 
     /// Whether that is said of what was loaded then: what is sent later has those credentials.
@@ -77,8 +86,13 @@ impl Loaded {
             let _ = self.end(&mut state).await;
         }
         let now = self.clock.now();
-        if state.loaded_at.is_some_and(|at| self.ended.is_said_of(at) && now.since(at) >= REFUSED) {
+        let may_ask = state.loaded_at.is_some_and(|at| now.since(at) >= REFUSED);
+        if may_ask && state.loaded_at.is_some_and(|at| self.ended.is_said_of(at)) {
             state.last = None;
+        }
+        // Until others are there, the service may know these again.
+        if self.ended.take_unknown() && may_ask {
+            state.begin(&self.source);
         }
         let now = SystemTime::now();
         let Some(last) = state.last.clone().filter(|last| last.expiry().is_none_or(|end| now + LAST < end)) else {

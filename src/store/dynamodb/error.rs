@@ -48,7 +48,7 @@ pub(super) enum Own {
 
     #[error(
         "the service does not accept the credentials or the signature any more, so nothing was written; a token may just have \
-         ended, or this host's wall clock have stepped: the call may be repeated"
+         ended or a key been replaced, or this host's wall clock have stepped: the call may be repeated"
     )]
     NotAccepted,
 
@@ -180,13 +180,22 @@ impl DynamodbError {
     }
 }
 
-/// Whether the service says that the token of the credentials has ended, or that it does not know them.
+/// Whether the service says that it does not know the credentials.
+pub(super) fn is_unknown_key<E>(error: &SdkError<E, HttpResponse>) -> bool
+where
+    E: ProvideErrorMetadata,
+{
+    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
+    code == Some("UnrecognizedClientException")
+}
+
+/// Whether the service says that the token of the credentials has ended.
 pub(super) fn is_ended_token<E>(error: &SdkError<E, HttpResponse>) -> bool
 where
     E: ProvideErrorMetadata,
 {
     let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    matches!(code, Some("ExpiredTokenException" | "ExpiredToken" | "UnrecognizedClientException"))
+    matches!(code, Some("ExpiredTokenException" | "ExpiredToken"))
 }
 
 /// No answer of the service. Where an earlier request was sent, there were credentials and a right configuration, and

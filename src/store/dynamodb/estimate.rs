@@ -85,10 +85,15 @@ impl Ahead {
 impl Estimate {
     /// Learns from an answer with this `Date`, in seconds since 1970.
     pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) {
-        let date = date.saturating_mul(1_000_000_000);
+        self.learn_corrected(date, sent, received, 0);
+    }
+
+    /// The same where this host's clock was corrected by so many nanoseconds meanwhile.
+    pub fn learn_corrected(&self, date: i64, sent: BootTime, received: BootTime, moved: i64) {
+        let (date, moved) = (date.saturating_mul(1_000_000_000), moved.saturating_abs());
         let answer = Ahead {
-            low: date.saturating_sub(nanos(received)),
-            high: date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)),
+            low: date.saturating_sub(nanos(received)).saturating_sub(moved),
+            high: date.saturating_add(RESOLUTION).saturating_sub(nanos(sent)).saturating_add(moved),
             at: received,
         };
         let mut known = self.0.lock();
@@ -310,6 +315,10 @@ mod tests {
         assert_eq!(width(), SECOND + 2 * SECOND);
         estimate.learn(100, boot(500), boot(500));
         assert_eq!(width(), SECOND);
+        let corrected = Estimate::default();
+        corrected.learn_corrected(100, boot(500), boot(500), -100_000_000);
+        let known = corrected.moment(boot(500), GRACE).unwrap();
+        assert_eq!(known.width, SECOND + 2 * SLACK);
     }
 
     #[test]
@@ -415,8 +424,8 @@ mod tests {
         let lease = 10_000_000_000;
         // Where in its second the service is, for the holder and for the rival.
         let seconds = (0..1_000).step_by(111);
-        // How long the answer took, and for how long the host's clock has run wrong since.
-        let known = |phase: i64, way: i64, is_late: bool, (idle, drift): (i64, i64), grace: Grace| {
+        // How long the answer took, and for how long the host's clock has run wrong since, and was corrected.
+        let known = |phase: i64, way: i64, is_late: bool, (idle, drift, slew): (i64, i64, i64), grace: Grace| {
             let estimate = Estimate::default();
             let (sent, received) = (20_000 - way, 20_000);
             // Said as it was sent, or as it was received.
@@ -424,17 +433,20 @@ mod tests {
             let date = (said_at + 100_000 + phase).div_euclid(1_000);
             estimate.slewed(0);
             estimate.learn(date, boot(sent as u64), boot(received as u64));
-            estimate.slewed(drift * 1_000_000);
+            estimate.slewed(slew * 1_000_000);
             let moment = estimate.moment(boot((received + idle) as u64), grace).unwrap();
             (moment, true_now + (phase + idle + drift) * 1_000_000)
         };
-        let clocks = [(0, 0), (60_000, 30), (60_000, -30), (3_600_000, 1_800), (3_600_000, -1_800), (11_000, 900)];
+        let drifts = [(0, 0), (60_000, 30), (60_000, -30), (3_600_000, 1_800), (3_600_000, -1_800)];
+        let [drifts, slews] = [drifts.map(|(idle, drift)| (idle, drift, 0)).to_vec(), vec![(11_000, 900, 900)]];
+        let clocks = [drifts, slews].concat();
         let all_by = |grace: Grace| -> Vec<(Moment, i64)> {
             seconds
                 .clone()
                 .flat_map(|phase| [0, 20, 100, 400, 3_000].map(|way| (phase, way)))
                 .flat_map(|(phase, way)| [false, true].map(|is_late| (phase, way, is_late)))
-                .flat_map(|(phase, way, is_late)| clocks.map(|clock| known(phase, way, is_late, clock, grace)))
+                .flat_map(|(phase, way, is_late)| clocks.iter().map(move |clock| (phase, way, is_late, *clock)))
+                .map(|(phase, way, is_late, clock)| known(phase, way, is_late, clock, grace))
                 .collect()
         };
         let slack = i64::try_from(SLACK.as_nanos()).unwrap();

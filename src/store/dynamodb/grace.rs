@@ -83,8 +83,8 @@ impl Dynamodb {
             Ok(Some(row)) if row.contains_key(REPLICATED) => {
                 return Err(DynamodbError::Schema(format!(
                     "the table {:?} is a global table of version 2017.11.29, where two regions could hold one lock; use a \
-                     table of one region, or multi-region strong consistency. If it is none any more, delete its item with \
-                     the key {NOBODYS:?}",
+                     table of one region, or multi-region strong consistency. If it is none any more, remove the attribute \
+                     {REPLICATED:?} of its item with the key {NOBODYS:?}",
                     self.target.table
                 )));
             }

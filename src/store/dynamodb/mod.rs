@@ -14,7 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use aws_sdk_dynamodb::Client;
 use crossbeam_channel::Sender;
 
 use super::{
@@ -84,7 +83,7 @@ pub struct Dynamodb {
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
     noted: grace::Noted,
-    driver: Driver<Client>,
+    driver: Driver<send::Owned>,
     fleet: Fleet,
     /// A large row was warned of.
     warned: AtomicBool,
@@ -121,8 +120,10 @@ impl Dynamodb {
     /// Now, by the service's clock.
     fn moment(&self) -> Result<Moment, DynamodbError> {
         let missing = || DynamodbError::Config(Own::Untold.to_string());
+        // What is read first can only be older than what it was corrected by.
+        let now = self.clock.now();
         self.clock.slew().into_iter().for_each(|slew| self.estimate.slewed(slew));
-        self.estimate.moment(self.clock.now(), self.grace_now()).ok_or_else(missing)
+        self.estimate.moment(now, self.grace_now()).ok_or_else(missing)
     }
 
     /// Now, for a write that needs the time to within the grace, or to within `most` where that is more. Asks the service

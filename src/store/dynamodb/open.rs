@@ -5,7 +5,6 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use aws_config::{BehaviorVersion, SdkConfig};
-use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
@@ -14,6 +13,7 @@ use super::credentials::{Ended, Loaded};
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::row;
+use super::send::Owned;
 use super::target::{SortKey, Target};
 use super::{Dynamodb, mixed, most_shared};
 use crate::model::error::Result;
@@ -277,7 +277,7 @@ impl Dynamodb {
 }
 
 /// Makes the client. Loading may ask the machine for its region.
-async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Result<Client> {
+async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Result<Owned> {
     let config = match options.settings {
         Settings::Given(config) => {
             let mut builder = config.into_builder();
@@ -317,5 +317,5 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
     if config.behavior_version().is_none() {
         builder = builder.behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::v2026_01_12());
     }
-    Ok(Client::from_conf(builder.build()))
+    Ok(Owned::new(options.table, builder.build()))
 }

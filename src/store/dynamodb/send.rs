@@ -1,12 +1,12 @@
 //! One request at a time: on the driver's thread, stamped, within its deadline, and what became of it.
 
+use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::time::Instant;
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::config::interceptors::{
     BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
@@ -14,6 +14,7 @@ use aws_sdk_dynamodb::config::interceptors::{
 use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_dynamodb::error::BoxError;
 use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
+use aws_sdk_dynamodb::{Client, Config};
 use jiff::fmt::rfc2822::DateTimeParser;
 
 use super::error::DynamodbError;
@@ -29,6 +30,8 @@ use crate::sys::log;
 const WAITING: u8 = 0;
 const SENT: u8 = 1;
 const CALLED_OFF: u8 = 2;
+/// Of the clock's correction, which a look may miss.
+const UNSEEN: i64 = i64::MIN;
 
 /// Follows a request: whether it left this host, and what its answer says of the time.
 #[derive(Clone, Debug)]
@@ -41,6 +44,8 @@ struct Stamping {
     hides_server: AtomicBool,
     state: AtomicU8,
     sent: AtomicU64,
+    /// By how much the clock had been corrected then.
+    slew: AtomicI64,
 }
 
 impl Stamp {
@@ -51,6 +56,7 @@ impl Stamp {
             hides_server: AtomicBool::new(false),
             state: AtomicU8::new(WAITING),
             sent: AtomicU64::new(0),
+            slew: AtomicI64::new(UNSEEN),
         }))
     }
 
@@ -85,6 +91,7 @@ impl Intercept for Stamp {
         if state == Err(CALLED_OFF) {
             return Err("the caller is gone".into());
         }
+        self.0.clock.slew().into_iter().for_each(|slew| self.0.slew.store(slew, Ordering::SeqCst));
         self.0.sent.store(self.0.clock.now().as_nanos(), Ordering::SeqCst);
         Ok(())
     }
@@ -97,8 +104,11 @@ impl Intercept for Stamp {
     ) -> Result<(), BoxError> {
         let date = context.response().headers().get("date").filter(|_| is_dated_by_the_service(context.response()));
         if let Some(date) = date.and_then(|date| DateTimeParser::new().parse_timestamp(date).ok()) {
-            self.0.clock.slew().into_iter().for_each(|slew| self.0.estimate.slewed(slew));
-            self.0.estimate.learn(date.as_second(), self.sent_at(), self.0.clock.now());
+            let (received, slew) = (self.0.clock.now(), self.0.clock.slew());
+            slew.into_iter().for_each(|slew| self.0.estimate.slewed(slew));
+            let sent = Some(self.0.slew.load(Ordering::SeqCst)).filter(|sent| *sent != UNSEEN);
+            let moved = slew.zip(sent).map_or(0, |(now, sent)| now.saturating_sub(sent));
+            self.0.estimate.learn_corrected(date.as_second(), self.sent_at(), received, moved);
             // The service itself names one in each answer.
             let is_hidden = context.response().headers().get("server").is_none_or(str::is_empty);
             self.0.hides_server.store(is_hidden, Ordering::SeqCst);
@@ -116,6 +126,53 @@ fn is_dated_by_the_service(answer: &HttpResponse) -> bool {
     headers.contains_key("x-amzn-requestid")
         && !headers.contains_key("age")
         && !["nginx", "openresty", "tengine"].iter().any(|proxy| server.starts_with(proxy))
+}
+
+/// So long without any answer, and the next request does not go by the connections of those before.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// What lives on the driver's thread.
+pub(super) struct Owned {
+    table: String,
+    config: Config,
+    client: RefCell<Rc<Client>>,
+    /// When the first request was sent of those since the last answer.
+    silent_since: Cell<Option<Instant>>,
+}
+
+impl Owned {
+    pub fn new(table: String, config: Config) -> Self {
+        let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
+        Owned { table, config, client, silent_since: Cell::default() }
+    }
+
+    /// Waits for a request.
+    ///
+    /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
+    /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
+    /// without an answer takes them along: a new client has none.
+    async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>) -> T {
+        self.silent_since.set(self.silent_since.get().or_else(|| Some(Instant::now())));
+        let left = Leaves(self);
+        let answer = asks.await;
+        left.0.silent_since.set(None);
+        answer
+    }
+}
+
+/// A request that may be left before it is answered.
+struct Leaves(Rc<Owned>);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        let own = &self.0;
+        if own.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) {
+            own.silent_since.set(None);
+            own.client.replace(Rc::new(Client::from_conf(own.config.clone())));
+            log::debug!(target: "leasehold::dynamodb", table:? = own.table;
+                "nothing came from the service any more; the next request connects anew");
+        }
+    }
 }
 
 /// What an operation answers on the driver's thread.
@@ -143,7 +200,10 @@ impl Dynamodb {
         let started = Instant::now();
         let stamp = Stamp::new(&self.clock, &self.estimate);
         let (theirs, target) = (stamp.clone(), self.target.clone());
-        let answer = self.driver.run(by, move |client| operation(client, theirs, target));
+        let answer = self.driver.run(by, move |owned| {
+            let asks = operation(owned.client.borrow().clone(), theirs, target);
+            owned.within(asks)
+        });
         if stamp.0.hides_server.load(Ordering::SeqCst) && !self.target.said_hidden.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: "leasehold::dynamodb", table:? = self.target.table;

@@ -2,6 +2,7 @@
 
 use crate::remote::Remote;
 use crate::support::harness::{PATIENCE, millis, sent};
+use crate::support::proxy::Flow;
 use crate::support::wait::wait_until;
 
 /// The kernel would send again for a quarter of an hour.
@@ -17,4 +18,37 @@ fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
     guard.release().expect("a release");
 }
 
+/// As many as once were of use at the same time, each of which would cost a part of the lease.
+fn many_silent_connections_cost_no_lock(remote: &Remote) {
+    let builder = || remote.behind().lease(millis(12_000)).heartbeat(millis(1000)).request_timeout(PATIENCE);
+    let client = sent(|| builder().drop_timeout(PATIENCE).connect());
+    let guard = client.lock("kept").expect("a lock");
+    remote.proxy.flow(Flow::Pass, Flow::Delay(millis(200)));
+    std::thread::scope(|scope| {
+        for nth in 0..12 {
+            let client = &client;
+            scope.spawn(move || client.lock(&format!("{nth}")).expect("a lock").release().expect("a release"));
+        }
+    });
+    remote.proxy.flow(Flow::Pass, Flow::Pass);
+    let renews = || {
+        let renewed = guard.info().renewed();
+        wait_until("a heartbeat is answered", || guard.info().renewed() != renewed);
+    };
+    renews();
+    let renewed = guard.info().renewed();
+    remote.proxy.silence_open();
+    wait_until("a heartbeat is answered, or it is lost", || guard.info().renewed() != renewed || !guard.is_held());
+    assert!(guard.is_held(), "{:?}", guard.loss().get());
+    guard.release().expect("a release");
+}
+
 crate::remote::on_each_remote! { together: a_silent_connection_is_left_for_a_new_one }
+
+/// The clients of the others have one connection, or find out by themselves (MongoDB's, once it looks at the server again).
+mod many {
+    use super::many_silent_connections_cost_no_lock;
+
+    crate::remote::on_each_remote! { @ "dynamodb" dynamodb together many_silent_connections_cost_no_lock }
+    crate::remote::on_each_remote! { @ "postgres" postgres together many_silent_connections_cost_no_lock }
+}
