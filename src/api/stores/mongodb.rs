@@ -39,7 +39,8 @@
 //! kind `Config`, told at connect.
 //!
 //! # Sharded clusters
-//! Shard the collection by `{resource: 1}`, unique. The clock is then the router's, so the clocks of all routers must
+//! Shard the collection by `{resource: 1}`, unique, before `create_schema`, whose own index is sparse, which no shard key
+//! may have. The clock is then the router's, so the clocks of all routers must
 //! agree within the margin of a lease, as those of a replica set's members must. The tests have no `mongos` to run: not
 //! tried are the steps through a router, its errors while a shard elects or a chunk moves, and change streams over
 //! several shards.
@@ -62,7 +63,8 @@
 //! stopped there and blocks the key for up to a minute, and waiters poll.
 //!
 //! # Connections
-//! A client opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a warning), of which
+//! A client closes connections that nobody has used for a minute (`maxIdleTimeMS` says another time), since a router may
+//! have forgotten them, and opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a warning), of which
 //! one tells while somebody waits, and two that watch each server. Three fifths of the pool are for those who want a
 //! lock, so that heartbeats and releases never queue behind a thousand waiters.
 //!

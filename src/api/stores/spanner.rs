@@ -46,7 +46,8 @@
 //! above `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the environment variable
 //! `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another place. It waits for up to ten minutes for what the service has
 //! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`. Other columns
-//! may stand beside these if they are nullable, have a default or are generated.
+//! may stand beside these if they are nullable, have a default or are generated; these may have no default, and the table
+//! no row deletion policy.
 //!
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.

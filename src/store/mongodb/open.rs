@@ -180,6 +180,10 @@ impl MongodbOptions {
     }
 }
 
+/// A connection that nobody has used for longer may be one that a router has forgotten, which says so to nobody: some do after
+/// four minutes. Each that is tried costs a part of a lease.
+const IDLE: Duration = Duration::from_secs(60);
+
 /// Makes the client. A `mongodb+srv` URL asks the DNS for its hosts.
 ///
 /// `patience`: how long a request may take, so that the driver says why it failed before the caller's time is over.
@@ -205,6 +209,7 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     let is_polled = settings.server_monitoring_mode == Some(ServerMonitoringMode::Poll);
     settings.heartbeat_freq = sooner(settings.heartbeat_freq, if is_polled { LOOK_POLLED } else { LOOK });
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
+    settings.max_idle_time.get_or_insert(IDLE);
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
     let turns = turns(settings.max_pool_size);
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
