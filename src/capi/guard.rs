@@ -349,8 +349,8 @@ pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
 }
 
 /// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
-/// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
-/// stays yours to free, which releases nothing then.
+/// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
+/// LEASEHOLD_CODE_CLOSED when the guard was released already. The guard stays yours to free, which releases nothing then.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -365,9 +365,7 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         }
         // Nobody else takes it out meanwhile.
         let held = guard.guard.read().clone().ok_or_else(|| guard.ended())?;
-        if guard.loss.get().is_some() {
-            held.ensure_held()?;
-        }
+        held.ensure_held()?;
         // Made before: a lock that was handed over without it could be released by nobody.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
         let mut drop_bound = DropBound::default();

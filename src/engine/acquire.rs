@@ -200,7 +200,8 @@ impl<'a> Wait<'a> {
                         break;
                     }
                 }
-                Round::Trouble => {}
+                Round::Trouble if overall.is_over() => break,
+                Round::Trouble => self.tell_of_trouble(),
             }
             if overall.is_over() {
                 break;
@@ -285,7 +286,6 @@ impl<'a> Wait<'a> {
             return Err(Error::new(ErrorKind::TimedOut, message));
         }
         self.effort.voids += 1;
-        self.tell_of_trouble();
         overall.wait_to_repeat(self.effort.voids);
         Ok(Round::Trouble)
     }
@@ -437,7 +437,8 @@ impl<'a> Wait<'a> {
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
-            self.tell_of_trouble();
+            // What may still be granted is given up before code of the user's can hang or close the client.
+            unanswered.is_none().then(|| self.tell_of_trouble());
             // One repeat first: before asking for another key, it finds a grant whose answer was lost.
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);

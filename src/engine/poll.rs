@@ -212,7 +212,11 @@ impl Wait<'_> {
     /// How long until the lock can be free if nobody releases it.
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.refusal.as_ref()?;
-        transition::free_in(&seen.record, &self.spec.lock.wanted(), seen.times.expired_before)
+        let mut wanted = self.spec.lock.wanted();
+        // Calls of one client that wait do not take the lock from each other.
+        let is_here = || LockStatus::live(seen).iter().any(|holder| self.family.holds_here(holder));
+        wanted.replaces = wanted.replaces.filter(|_| !is_here());
+        transition::free_in(&seen.record, &wanted, seen.times.expired_before)
     }
 
     /// Reports to the observer, once, that the call waits; a call that asks once never does.
@@ -251,6 +255,7 @@ impl Wait<'_> {
     /// The same of a request that failed, or came too late. Who asks for several keys tells of each in its turn.
     pub(super) fn tell_of_trouble(&mut self) {
         if !self.is_one_of_several && !self.asks_once() {
+            self.begins();
             self.tell();
         }
     }

@@ -87,16 +87,18 @@ impl Observing {
         };
         let mut tell = Some(Box::new(tell) as Told);
         // While a thread ends, its thread-local is gone before everything else is dropped.
-        let is_later = KEPT.try_with(|kept| {
+        let surplus = KEPT.try_with(|kept| {
             let mut kept = kept.borrow_mut();
-            kept.iter_mut().filter(|kept| kept.len() < MOST_KEPT).for_each(|kept| kept.extend(tell.take()));
-            kept.is_some()
+            let kept = kept.as_mut()?;
+            kept.extend(tell.take());
+            (kept.len() > MOST_KEPT).then(|| std::mem::take(kept))
         });
-        match tell {
-            None => {}
-            Some(tell) if is_later == Ok(true) => self.aside.push(asked, Weight::Light, tell),
-            Some(tell) => tell(),
+        if let Ok(Some(surplus)) = surplus {
+            // In one piece, so that it stays in order.
+            let tell_all = move || surplus.into_iter().for_each(|tell| tell());
+            self.aside.push(asked, Weight::Light, Box::new(tell_all));
         }
+        tell.into_iter().for_each(|tell| tell());
     }
 }
 
@@ -256,29 +258,30 @@ pub(crate) fn panic_logged(what: &str, run: impl FnOnce()) {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicUsize, Ordering};
-
     use super::*;
 
     #[derive(Default)]
-    struct Heard(AtomicUsize);
+    struct Heard(parking_lot::Mutex<Vec<Duration>>);
 
     impl Observer for Heard {
-        fn event(&self, _: &Event<'_>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
+        fn event(&self, event: &Event<'_>) {
+            if let Event::Request { took, .. } = event {
+                self.0.lock().push(*took);
+            }
         }
     }
 
     /// As a release that is repeated for hours.
     #[test]
-    fn what_is_told_later_grows_no_further() {
+    fn what_is_told_later_grows_no_further_and_stays_in_order() {
         let heard = Arc::new(Heard::default());
         let observing = Observing::default().and(heard.clone());
         let later = later();
-        (0..MOST_KEPT + 3).for_each(|_| observing.asked(Operation::Release, Some("k"), Duration::ZERO, None));
+        let all: Vec<_> = (0..2 * MOST_KEPT as u64).map(Duration::from_nanos).collect();
+        all.iter().for_each(|nth| observing.asked(Operation::Release, Some("k"), *nth, None));
         observing.wait_until_told(Instant::now() + Duration::from_secs(20));
-        assert_eq!(heard.0.load(Ordering::SeqCst), 3);
+        assert_eq!(heard.0.lock().len(), MOST_KEPT + 1);
         drop(later);
-        assert_eq!(heard.0.load(Ordering::SeqCst), MOST_KEPT + 3);
+        assert_eq!(*heard.0.lock(), all);
     }
 }

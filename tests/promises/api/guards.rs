@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{Receiver, bounded};
 use leasehold::{ErrorKind, Event, LockGuard, LossReason, Mode, Observer, SameOwner};
 
-use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, answered, on_every_store, wait_until};
 use crate::support::harness::{Store, millis};
 use leasehold::internals::store::fault::{Call, Fault};
 
@@ -414,5 +414,20 @@ fn a_release_after_a_close_tells_of_the_loss_before_it() {
             assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
         }
         held.release().unwrap();
+    });
+}
+
+#[test]
+fn with_lock_of_a_request_has_its_limit() {
+    on_every_store(|store| {
+        let client = store.client();
+        let held = store.rival().lock("k").unwrap();
+        let wait = store.short_wait();
+        let run = || client.request("k").wait(wait).with_lock(|guard| guard.is_held());
+        let refused = answered(|| run().map_err(leasehold::WithLockError::into_error)).unwrap_err();
+        assert_eq!(refused.kind(), ErrorKind::TimedOut, "{refused}");
+        held.release().unwrap();
+        assert!(run().unwrap());
+        assert!(store.rival().try_lock("k").unwrap().is_some());
     });
 }

@@ -215,6 +215,20 @@ fn a_close_in_a_callback_of_a_wait_leaves_no_lock_to_that_wait() {
     }
 }
 
+/// What was not answered may be granted all the same.
+#[test]
+fn a_close_in_a_callback_of_a_wait_leaves_no_grant_without_an_answer() {
+    let store = Store::memory();
+    // It counts as trouble once it is too old to be repeated.
+    let client = store.builder().lease(millis(1000)).connect().unwrap();
+    store.plan.always(Call::Acquire, Fault::ApplyThenFail);
+    let closes = client.clone();
+    let error = client.request("k").on_wait(move |_| closes.close().unwrap()).lock();
+    assert_eq!(error.unwrap_err().kind(), ErrorKind::Closed);
+    store.plan.heal();
+    assert!(store.builder().connect().unwrap().try_lock("k").unwrap().is_some(), "nobody holds it");
+}
+
 /// Nobody tells who waits behind one that hangs that it is first now: the release came from elsewhere, and early.
 #[test]
 fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
