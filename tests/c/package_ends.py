@@ -24,7 +24,7 @@ def main(url):
     slow = {"request_timeout": 60, "drop_timeout": 60, "lease": LONG}  # for a busy machine
     with Client(url, owner="me", **slow) as client, Client(url, **slow) as rival:
         closes(url, rival)
-        by_order(client)
+        by_order(client, rival)
         unanswered(url, rival)
         tries(client)
         texts(client)
@@ -69,7 +69,7 @@ def closes(url, rival):
             pass
 
 
-def by_order(client):
+def by_order(client, rival):
     """Who ends it himself hears of nothing at the end of `with`, unless it was lost by then."""
     for lock in LOCKS:
         for end in ("release", "free"):
@@ -83,6 +83,14 @@ def by_order(client):
 
     for end in ("release", "free"):
         assert code_of(lambda: lost(end)) == Code.LOST, end
+
+    def taken(lock):
+        with lock(client) as guard:
+            rival.force_release("k")
+            assert code_of(guard.release) == Code.LOST
+
+    for lock in LOCKS:
+        assert code_of(lambda: taken(lock)) == Code.LOST
 
 
 @contextlib.contextmanager
@@ -222,7 +230,7 @@ def stops(url, client, rival):
         won.set()
         lost.wait(60)
 
-    with client.election("leader", lease=2) as election:
+    with client.election("leader", lease=15) as election:
         election.lead(leads)
         assert won.wait(60)
         assert [one.key for one in rival.force_release("leader")] == ["leader"]

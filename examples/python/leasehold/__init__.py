@@ -508,13 +508,15 @@ class _Held(_Owned):
 
     def release(self) -> None:
         """Releases the lock; raises when it was not held any more. Closing the client counts as a release: after that
-        it raises nothing, though others may have had the lock since. The end of `with` says so, and `ensure_held`."""
+        it raises nothing, though others may have had the lock since: only `ensure_held` before it says so, or the end
+        of `with` in its place."""
         # Before the call, so that the end of `with` takes it for no loss, whatever interrupts this.
         self._released = True
         try:
             _call(self._is + "_release", self._handle)
         except Error as error:
-            self._released = error.code != Code.LOST
+            if error.code == Code.LOST:
+                self._released, self._lost = False, error.with_traceback(None)
             raise
 
     def __exit__(
@@ -539,10 +541,10 @@ class _Held(_Owned):
         except Error as error:
             if self._released:
                 return
-            if error.code != Code.STALE_HANDLE:
-                raise
             if self._lost is not None:
                 raise self._lost from None
+            if error.code != Code.STALE_HANDLE:
+                raise
             return
         try:
             self.release()
