@@ -109,9 +109,9 @@
 //! - A guard may be kept across `.await`: its heartbeats have a thread of their own, which a busy runtime doesn't
 //!   delay. Drop it by `spawn_blocking(move || drop(guard))`.
 //! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread goes on waiting, may be granted the
-//!   lock, and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for)), or a
-//!   [`CancelToken`] whose [`drop_guard`](CancelToken::drop_guard) lives in the task: when the task is dropped or times out, the
-//!   wait ends.
+//!   lock, and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for),
+//!   or a request's [`wait`](LockRequest::wait) and [`with_lock`](LockRequest::with_lock)), or a [`CancelToken`] whose
+//!   [`drop_guard`](CancelToken::drop_guard) lives in the task: when the task is dropped or times out, the wait ends.
 //!
 //! ```no_run
 //! # mod tokio { // also where no feature brings it

@@ -4,6 +4,9 @@
 #[path = "support/servers/mod.rs"]
 mod servers;
 
+#[path = "support/room.rs"]
+mod room;
+
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -64,6 +67,8 @@ fn run(name: &str, args: &[&str]) -> Ran {
 fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
     let mut child = Command::new(binary(name))
         .args(args)
+        // A disk that stands still for as long as a request may take leaves them nothing to prove.
+        .env("TMPDIR", room::place())
         .envs(env.iter().copied())
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -20,7 +20,6 @@ use crate::model::key::check_key;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
 use crate::store::{self, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Which};
 use crate::sys::deadline::{Deadline, far_from};
-use crate::sys::log;
 
 /// The environment variable that [`LockClient::from_env`] reads.
 pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
@@ -152,7 +151,8 @@ impl LockClient {
     /// decides who goes first and nothing else: a reader that does not look breaks no promise of the lock. The price is
     /// one read of the store for each reader, and an acquire and a release for each writer; a reader that finds a writer
     /// at the gate has those, too. A reader that holds the lock already must not come by the gate again: it would wait
-    /// for a writer that waits for it. The example `readers_and_writer` shows it with two processes, and what a writer
+    /// for a writer that waits for it. Inside one client there is a queue already: a reader that comes after a writer of
+    /// the same client stands behind it, also while that waits for readers elsewhere. The example `readers_and_writer` shows it with two processes, and what a writer
     /// does that loses the gate while it waits.
     pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
         self.request(key).shared().lock()
@@ -200,26 +200,7 @@ impl LockClient {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn with_lock<T>(&self, key: &str, work: impl FnOnce(&LockGuard) -> T) -> Result<T, WithLockError<T>> {
-        let guard = self.lock(key).map_err(|error| WithLockError::new(error, None))?;
-        let value = work(&guard);
-        // A close has released it, and then a release succeeds, whoever was granted the lock since.
-        if self.family.closing().is_cancelled()
-            && let Err(error) = guard.ensure_held()
-        {
-            return Err(WithLockError::new(error, Some(value)));
-        }
-        match guard.release() {
-            Ok(()) => Ok(value),
-            Err(failed) if failed.error().kind() == ErrorKind::Lost => {
-                Err(WithLockError::new(failed.error().clone(), Some(value)))
-            }
-            // It was held to the end of the work, which is what was asked; the guard tries again.
-            Err(failed) => {
-                let error = Error::from(failed);
-                log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {error}");
-                Ok(value)
-            }
-        }
+        self.request(key).with_lock(work)
     }
 
     /// A request for `key` with everything that can be asked for.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use parking_lot::Mutex;
 
-use crate::api::guard::LockGuard;
+use crate::api::guard::{LockGuard, WithLockError};
 use crate::api::origin::{check_origin, told_origin};
 use crate::api::setters::setters;
 use crate::engine::acquire::obtain;
@@ -21,6 +21,7 @@ use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::far_from;
+use crate::sys::log;
 use crate::sys::observing::Contained;
 use crate::sys::pause::pause;
 
@@ -85,6 +86,36 @@ impl LockRequest {
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
+    }
+
+    /// Runs `work` while the lock is held, as [`LockClient::with_lock`](crate::LockClient::with_lock) does, with the
+    /// options of this request: with a limit to its [`wait`](LockRequest::wait), say, or a token that
+    /// [ends](LockRequest::cancel) it.
+    ///
+    /// # Errors
+    /// As that function.
+    pub fn with_lock<T>(self, work: impl FnOnce(&LockGuard) -> T) -> Result<T, WithLockError<T>> {
+        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        let guard = self.lock().map_err(|error| WithLockError::new(error, None))?;
+        let value = work(&guard);
+        // A close has released it, and then a release succeeds, whoever was granted the lock since.
+        if family.closing().is_cancelled()
+            && let Err(error) = guard.ensure_held()
+        {
+            return Err(WithLockError::new(error, Some(value)));
+        }
+        match guard.release() {
+            Ok(()) => Ok(value),
+            Err(failed) if failed.error().kind() == ErrorKind::Lost => {
+                Err(WithLockError::new(failed.error().clone(), Some(value)))
+            }
+            // It was held to the end of the work, which is what was asked; the guard tries again.
+            Err(failed) => {
+                let error = Error::from(failed);
+                log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {error}");
+                Ok(value)
+            }
+        }
     }
 
     /// Tries once; `None` when others hold the lock, or other calls of this client wait for it already.

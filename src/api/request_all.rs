@@ -125,6 +125,15 @@ impl<'a> LockAllRequest<'a> {
         self.wait(Duration::ZERO).obtain().map(Obtained::granted)
     }
 
+    /// [`try_lock`](Self::try_lock) with the error that says who holds it in place of `None`.
+    #[cfg(feature = "capi")]
+    pub(crate) fn lock_once(self) -> Result<Result<LockAllGuard, Error>> {
+        Ok(match self.wait(Duration::ZERO).obtain()? {
+            Obtained::Granted(guard) => Ok(guard),
+            Obtained::Refused(error) => Err(error),
+        })
+    }
+
     /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.
     ///
     /// # Errors
@@ -136,7 +145,7 @@ impl<'a> LockAllRequest<'a> {
     }
 
     /// The error inside says who held one of them all that time.
-    pub(crate) fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
+    fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
         let family = self.client.family.clone();
         self.check().map_err(|error| family.in_context(error))?;
         let patience = AskedWait::patience(self.wait);

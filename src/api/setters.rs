@@ -59,6 +59,10 @@ macro_rules! setters {
             /// [`SameOwner::Replace`](crate::SameOwner::Replace). What is left standing has a lock id of its own, so that no
             /// group renews or releases it; [`unlock_key`](crate::LockClient::unlock_key) with the id that it shows does.
             ///
+            /// Each hold of a [shared](Self::shared) lock leaves an entry of its own in the row until its time is over, and
+            /// each write carries all of them: with many short holds let the time be short, or set
+            /// [`max_holders`](Self::max_holders).
+            ///
             /// The guard knows of it, not the lock: after [`into_lock`](crate::LockGuard::into_lock) whoever adopts the lock
             /// asks for it anew, and [`release`](crate::LockClient::release) of a lock as data frees it at once. In SQLite it
             /// is counted anew after a reboot, from when somebody first looks; and outside Linux by each process from when it

@@ -1,7 +1,6 @@
 //! What is asked for by a request, and how it is asked of the Rust API.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use super::callback::Callback;
 use super::client::{Client, ClientHandle};
@@ -15,7 +14,6 @@ use super::{handle, millis};
 use crate::api::guard::LockGuard;
 use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::LockAnyRequest;
-use crate::engine::spec::Obtained;
 use crate::model::error::{Error, Result as ApiResult};
 use crate::model::lock::Lock;
 use crate::model::loss::Loss;
@@ -187,17 +185,14 @@ impl Asked {
         if let Some(max_hold) = max_hold {
             all = all.max_hold(max_hold);
         }
-        let all = match wait {
-            _ if once => all.wait(Duration::ZERO),
-            Some(AskedWait::For(wait)) => all.wait(wait),
-            Some(AskedWait::Until(until)) => all.wait_until(until),
-            None => all,
+        let locked = match wait {
+            _ if once => all.lock_once(),
+            Some(AskedWait::For(wait)) => all.wait(wait).lock().map(Ok),
+            Some(AskedWait::Until(until)) => all.wait_until(until).lock().map(Ok),
+            None => all.lock().map(Ok),
         };
-        let obtained = all.obtain().map_err(Failure::from).and_then(|obtained| match obtained {
-            Obtained::Granted(held) => Ok(held),
-            Obtained::Refused(error) if once => Err(Failure::with_code(error, Code::Held)),
-            Obtained::Refused(error) => Err(error.into()),
-        });
+        let held = |refused| Failure::with_code(refused, Code::Held);
+        let obtained = locked.map_err(Failure::from).and_then(|locked| locked.map_err(held));
         let made = obtained.and_then(|held| {
             granted.get_or_init(|| held.guards().iter().map(LockGuard::info).collect());
             held.ensure_held()?;
@@ -251,6 +246,7 @@ fn give<H>(made: Result<H, Failure>, watch: Arc<Watch>) -> Result<H, Failure> {
 mod tests {
     use std::ffi::c_void;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::time::Duration;
 
     use super::super::loss::LossInfo;
     use super::*;

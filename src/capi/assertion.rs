@@ -33,7 +33,7 @@ pub enum Assertion {
 /// heartbeat of the file waits until the transaction ends, so keep it short; whether the connection's file and log are
 /// still those at the path, which the library's own calls look at, it cannot tell: open it anew after a restore. An SQLite of your own in this process harms
 /// the locks (see the top): let another process run the statement, or build this library with the system's SQLite, and use
-/// that one: the page `c` of the guide says how. Before 3.51.3 it may lack the mend of a rare loss of commits, by which a lock
+/// that one: the page `c` of the guide says how. Before 3.51.3 it may lack the fix of a rare loss of commits, by which a lock
 /// gets two holders (https://sqlite.org/wal.html#walresetbug).
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]

@@ -213,7 +213,8 @@ pub extern "C" fn leasehold_builder_set_must_exist(builder: BuilderHandle) -> Co
 
 /// Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
 /// connecting to a table that is missing succeeds, and its first lock fails. Not together with
-/// leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
+/// leasehold_builder_set_must_exist. Making them may take as long as by that function, while there is no client yet that
+/// could be closed. Defaults to making nothing but a missing SQLite file.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) -> Code {
     call(|| set(builder, |options| options.create_schema = true))
@@ -239,8 +240,8 @@ pub unsafe extern "C" fn leasehold_builder_set_on_event(
 }
 
 /// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it says is wrong,
-/// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout. The
-/// builder stays yours and can be used again.
+/// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout, but
+/// for what leasehold_builder_set_create_schema makes. The builder stays yours and can be used again.
 /// \param client Gets the client.
 #[unsafe(no_mangle)]
 #[must_use]

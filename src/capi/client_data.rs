@@ -9,7 +9,9 @@ use super::{call, handle, millis, out_arg};
 
 /// Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
 /// nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
-/// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it. The data stays yours to free.
+/// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, LEASEHOLD_CODE_TIMED_OUT when it was handed over
+/// too late to be held; after LEASEHOLD_CODE_AMBIGUOUS, LEASEHOLD_CODE_CANCELLED and LEASEHOLD_CODE_CLOSED, too, the lock
+/// may be gone. The data stays yours to free.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -366,7 +366,9 @@ pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
 }
 
 /// Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
-/// for the store for at most the drop timeout. The node can campaign again later.
+/// for the work and for the store for at most the drop timeout. The node can campaign again later.
+/// LEASEHOLD_CODE_TIMED_OUT when the work did not end in time: the lock is then not released, and ends with its lease.
+/// LEASEHOLD_CODE_LOST when the term was lost already, which needs no answer at a shutdown.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.stop()?))

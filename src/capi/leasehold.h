@@ -655,7 +655,8 @@ leasehold_code leasehold_builder_set_must_exist(leasehold_builder builder);
 
 // Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
 // connecting to a table that is missing succeeds, and its first lock fails. Not together with
-// leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
+// leasehold_builder_set_must_exist. Making them may take as long as by that function, while there is no client yet that
+// could be closed. Defaults to making nothing but a missing SQLite file.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 
@@ -675,8 +676,8 @@ leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
                                               void *user);
 
 // Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it says is wrong,
-// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout. The
-// builder stays yours and can be used again.
+// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout, but
+// for what leasehold_builder_set_create_schema makes. The builder stays yours and can be used again.
 // \param client Gets the client.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -731,7 +732,8 @@ leasehold_code leasehold_client_lock(leasehold_client client,
                                      leasehold_guard *guard);
 
 // Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-// wait for the lock already.
+// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+// LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -938,7 +940,8 @@ leasehold_code leasehold_request_set_on_wait(leasehold_request request,
                                              void *user);
 
 // Waits for all locks of a request made by leasehold_request_new_all, for as long as was set for all of them together.
-// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released.
+// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released in
+// the background: a program that ends at once calls leasehold_client_close first.
 // Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while others were waited for. The loss
 // callback is called for the first of them that is lost; the others stay held until they are released or freed.
 // \param guards Gets the guard of all of them.
@@ -965,6 +968,7 @@ leasehold_code leasehold_request_lock(leasehold_request request,
 
 // Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
 // wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+// LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set,
 // LEASEHOLD_CODE_ALREADY_HELD when this client holds it by the same lock id.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -1126,8 +1130,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
-// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_CLOSED when the guard was released already. The guard
-// stays yours to free, which releases nothing then.
+// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
+// LEASEHOLD_CODE_CLOSED when the guard was released already. The guard stays yours to free, which releases nothing then.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1157,7 +1161,7 @@ leasehold_code leasehold_guard_free(leasehold_guard guard);
 // heartbeat of the file waits until the transaction ends, so keep it short; whether the connection's file and log are
 // still those at the path, which the library's own calls look at, it cannot tell: open it anew after a restore. An SQLite of your own in this process harms
 // the locks (see the top): let another process run the statement, or build this library with the system's SQLite, and use
-// that one: the page `c` of the guide says how. Before 3.51.3 it may lack the mend of a rare loss of commits, by which a lock
+// that one: the page `c` of the guide says how. Before 3.51.3 it may lack the fix of a rare loss of commits, by which a lock
 // gets two holders (https://sqlite.org/wal.html#walresetbug).
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
@@ -1280,7 +1284,9 @@ LEASEHOLD_API leasehold_code leasehold_lock_free(leasehold_lock lock);
 
 // Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
 // nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
-// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it. The data stays yours to free.
+// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, LEASEHOLD_CODE_TIMED_OUT when it was handed over
+// too late to be held; after LEASEHOLD_CODE_AMBIGUOUS, LEASEHOLD_CODE_CANCELLED and LEASEHOLD_CODE_CLOSED, too, the lock
+// may be gone. The data stays yours to free.
 // \param guard Gets the guard.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1365,8 +1371,11 @@ leasehold_code leasehold_client_purge_preview(leasehold_client client,
                                               uint64_t older_than_ms,
                                               leasehold_list *list);
 
-// Creates the tables and indexes that the store needs, where they are missing.
-LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_client_create_schema(leasehold_client client);
+// Creates the tables and indexes that the store needs, where they are missing. DynamoDB, MongoDB and Spanner may take
+// minutes: it waits for up to ten, or until the client is closed.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_client_create_schema(leasehold_client client);
 
 // What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
@@ -1803,7 +1812,9 @@ LEASEHOLD_API
 leasehold_code leasehold_election_wait(leasehold_election election);
 
 // Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
-// for the store for at most the drop timeout. The node can campaign again later.
+// for the work and for the store for at most the drop timeout. The node can campaign again later.
+// LEASEHOLD_CODE_TIMED_OUT when the work did not end in time: the lock is then not released, and ends with its lease.
+// LEASEHOLD_CODE_LOST when the term was lost already, which needs no answer at a shutdown.
 LEASEHOLD_API
 leasehold_code leasehold_election_stop(leasehold_election election);
 

@@ -527,8 +527,13 @@ class [[nodiscard]] election {
   }
   /// Waits until the thread of lead() or run() is over.
   void wait() const { check(leasehold_election_wait(get())); }
-  /// Ends the campaign, and resigns. The node can campaign again later.
-  void stop() const { check(leasehold_election_stop(get())); }
+  /// Ends the campaign, and resigns. The node can campaign again later. That the term was lost already is no failure.
+  void stop() const {
+    const leasehold_code code = leasehold_election_stop(get());
+    if (code != LEASEHOLD_CODE_LOST) {
+      check(code);
+    }
+  }
 
  private:
   election &set(leasehold_code code) {

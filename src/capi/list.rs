@@ -201,7 +201,8 @@ pub unsafe extern "C" fn leasehold_client_purge_preview(
     })
 }
 
-/// Creates the tables and indexes that the store needs, where they are missing.
+/// Creates the tables and indexes that the store needs, where they are missing. DynamoDB, MongoDB and Spanner may take
+/// minutes: it waits for up to ten, or until the client is closed.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_client_create_schema(client: ClientHandle) -> Code {

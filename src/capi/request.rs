@@ -306,7 +306,8 @@ pub unsafe extern "C" fn leasehold_request_set_on_wait(
 }
 
 /// Waits for all locks of a request made by leasehold_request_new_all, for as long as was set for all of them together.
-/// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released.
+/// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released in
+/// the background: a program that ends at once calls leasehold_client_close first.
 /// Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while others were waited for. The loss
 /// callback is called for the first of them that is lost; the others stay held until they are released or freed.
 /// \param guards Gets the guard of all of them.
@@ -345,6 +346,7 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
 
 /// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
 /// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+/// LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set,
 /// LEASEHOLD_CODE_ALREADY_HELD when this client holds it by the same lock id.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]

@@ -414,7 +414,8 @@ pub enum Lease {
     Pin(Pin),
     /// Takes back a pin, also that of a program that is gone.
     ///
-    /// `lease list` shows who pins what. The exit code is 0 also where there is no such pin.
+    /// `lease list` shows who pins what somebody holds; of a name that nobody holds the answer to this says who pins it
+    /// still. The exit code is 0 also where there is no such pin.
     Unpin(Pin),
     /// Shows the leases of a namespace.
     List(LeaseList),

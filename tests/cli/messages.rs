@@ -33,7 +33,7 @@ fn every_message_names_what_can_be_typed() {
         (&["renew", "unknown"], 76, "no lock with the lock id"),
         (&["release", "held", "--lock-id", "other"], 75, "others hold it"),
         (&["run", "held", "--try", "--", "true"], 75, ": others hold it\n"),
-        (&["run", "held", "--wait", "100ms", "--", "true"], 75, ": not obtained in time\n"),
+        (&["run", "held", "--wait", "3s", "--", "true"], 75, ": not obtained in time\n"),
         (&["lease", "claim", "claimed", "bob"], 75, "held by \"ann\""),
         (&["lease", "revoke", "nothing", "bob"], 75, "nobody holds it"),
         (&["--store", "sqlite:x?made=1", "status"], 78, "made"),

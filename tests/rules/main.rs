@@ -2,6 +2,7 @@
 
 mod claims;
 mod lease;
+mod looking;
 mod properties;
 mod search;
 #[path = "../support/mod.rs"]
