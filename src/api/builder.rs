@@ -15,7 +15,6 @@ use crate::store::observed::Observed;
 use crate::store::{self, Backend, Missing, Opener, Schema};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
-use crate::sys::observing::Observing;
 
 /// Options of a client, made by [`LockClient::builder`].
 ///
@@ -111,7 +110,7 @@ impl ClientBuilder {
     /// The same for one that sees itself to it that no lock waits for the user's code.
     #[cfg(feature = "capi")]
     pub(crate) fn own_observer(mut self, observer: Arc<dyn Observer>) -> Self {
-        self.options.observing = Observing::by_own_aside(observer);
+        self.options.observing = crate::sys::observing::Observing::by_own_aside(observer);
         self
     }
 
