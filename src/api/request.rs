@@ -42,7 +42,8 @@ pub enum SameOwner {
     #[default]
     Respect,
     /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
-    /// resource. Needs an explicit owner, since threads and containers can share the default one.
+    /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that waits already
+    /// leaves a guard of its own client alone; one that is made anew does not.
     Replace,
 }
 

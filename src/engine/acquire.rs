@@ -437,8 +437,6 @@ impl<'a> Wait<'a> {
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
-            // What may still be granted is given up before code of the user's can hang or close the client.
-            unanswered.is_none().then(|| self.tell_of_trouble());
             // One repeat first: before asking for another key, it finds a grant whose answer was lost.
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
@@ -460,6 +458,8 @@ impl<'a> Wait<'a> {
                 }
                 return Ok(Round::Trouble);
             }
+            // What may still be granted is given up before `on_wait` can hang or close the client.
+            unanswered.is_none().then(|| self.tell_of_trouble());
         }
     }
 

@@ -213,7 +213,7 @@ impl Wait<'_> {
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.refusal.as_ref()?;
         let mut wanted = self.spec.lock.wanted();
-        // Calls of one client that wait do not take the lock from each other.
+        // Else the calls of one client that wait would take the lock from each other, one after the other.
         let is_here = || LockStatus::live(seen).iter().any(|holder| self.family.holds_here(holder));
         wanted.replaces = wanted.replaces.filter(|_| !is_here());
         transition::free_in(&seen.record, &wanted, seen.times.expired_before)

@@ -136,23 +136,31 @@ pub(super) struct Owned {
     table: String,
     config: Config,
     client: RefCell<Rc<Client>>,
-    /// When the first request was sent of those since the last answer.
+    /// When the first request was sent of those since the last answer, but for a pause in which nothing was asked.
     silent_since: Cell<Option<Instant>>,
+    /// How many requests are under way, and when the last one ended.
+    asking: Cell<usize>,
+    ended: Cell<Option<Instant>>,
 }
 
 impl Owned {
     pub fn new(table: String, config: Config) -> Self {
         let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
-        Owned { table, config, client, silent_since: Cell::default() }
+        let (silent_since, asking, ended) = Default::default();
+        Owned { table, config, client, silent_since, asking, ended }
     }
 
     /// Waits for a request.
     ///
     /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
     /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
-    /// without an answer takes them along: a new client has none.
+    /// after a second without any answer takes them along: a new client has none.
     async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>) -> T {
-        self.silent_since.set(self.silent_since.get().or_else(|| Some(Instant::now())));
+        let has_paused = self.asking.get() == 0 && self.ended.get().is_none_or(|ended| ended.elapsed() >= SILENCE);
+        if has_paused || self.silent_since.get().is_none() {
+            self.silent_since.set(Some(Instant::now()));
+        }
+        self.asking.set(self.asking.get() + 1);
         let left = Leaves(self);
         let answer = asks.await;
         left.0.silent_since.set(None);
@@ -166,6 +174,8 @@ struct Leaves(Rc<Owned>);
 impl Drop for Leaves {
     fn drop(&mut self) {
         let own = &self.0;
+        own.asking.set(own.asking.get().saturating_sub(1));
+        own.ended.set(Some(Instant::now()));
         if own.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) {
             own.silent_since.set(None);
             own.client.replace(Rc::new(Client::from_conf(own.config.clone())));

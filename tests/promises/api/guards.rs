@@ -427,7 +427,7 @@ fn with_lock_of_a_request_has_its_limit() {
         let refused = answered(|| run().map_err(leasehold::WithLockError::into_error)).unwrap_err();
         assert_eq!(refused.kind(), ErrorKind::TimedOut, "{refused}");
         held.release().unwrap();
-        assert!(run().unwrap());
+        assert!(client.request("k").with_lock(|guard| guard.is_held()).unwrap());
         assert!(store.rival().try_lock("k").unwrap().is_some());
     });
 }

@@ -414,18 +414,21 @@ fn who_replaces_its_owner_waits_behind_no_other_holder_of_that_owner() {
 fn who_waits_takes_nothing_from_its_own_client() {
     on_every_store(|store| {
         let held = store.rival().request("k").owner("else").lock().unwrap();
-        let client = store.builder().poll(Duration::from_millis(2)..=Duration::from_millis(4)).connect().unwrap();
+        let poll = Duration::from_millis(100);
+        let client = store.builder().poll(poll..=poll).connect().unwrap();
         let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
-        let (told, tells) = mpsc::channel();
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                let told = told.clone();
+                // Each was refused once, before which it would be a call that is made anew.
+                let (told, tells) = mpsc::channel();
                 let request = request().on_wait(move |_| told.send(()).unwrap_or_default());
                 scope.spawn(move || {
                     let guard = request.lock().unwrap();
-                    // As many looks of the other one as would take it.
-                    let looks = store.rival();
-                    (0..20).for_each(|_| assert!(looks.try_lock("k").unwrap().is_none()));
+                    // The other one looks meanwhile.
+                    let until = Instant::now() + 4 * poll;
+                    while Instant::now() < until {
+                        assert!(store.rival().try_lock("k").unwrap().is_none());
+                    }
                     guard.release().unwrap();
                 });
                 tells.recv_timeout(LONG).unwrap();
