@@ -56,10 +56,10 @@ pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Time
         Err(refusal) => return Step::keep(Err(refusal)),
     };
     let until = Lease::For(duration).end(times.now);
-    if holder.until >= until {
+    if holder.until >= until && !times.ends_are_bounds {
         return Step::keep(Ok(holder.clone()));
     }
-    let extended = Holder { until, renewed: Some(times.now), ..holder.clone() };
+    let extended = Holder { until: until.max(holder.until), renewed: Some(times.now), ..holder.clone() };
     Step::write(Ok(extended.clone()), LockRecord { exclusive: Some(extended), ..record.clone() })
 }
 

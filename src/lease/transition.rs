@@ -13,12 +13,15 @@ pub struct Times {
     pub expired_before: StoreTime,
     /// The store's time in microseconds since 1970, from which tokens are made.
     pub stamp: u64,
+    /// An end may be only the latest that it can be, as of a holder of another clock: what lasts for long enough by it is
+    /// written all the same.
+    pub ends_are_bounds: bool,
 }
 
 impl Times {
     /// Of a store whose clock all its clients share, so that it needs no grace.
     pub fn without_grace(now: StoreTime, stamp: u64) -> Self {
-        Times { now, expired_before: now, stamp }
+        Times { now, expired_before: now, stamp, ends_are_bounds: false }
     }
 }
 
@@ -264,7 +267,7 @@ pub fn renew(record: &LockRecord, grant: &GrantId, renewal: Renewal, times: &Tim
     };
     let asked = renewal.lease.end(times.now);
     let until = if holder.until == End::Never && renewal.may_end_endless { asked } else { holder.until.max(asked) };
-    if until == holder.until && asked != until {
+    if until == holder.until && asked != until && !times.ends_are_bounds {
         return Step::keep(RenewAnswer::Until(until));
     }
     let mut next = record.clone();

@@ -113,7 +113,7 @@ impl Search {
             What::GiveUp => Request::GiveUp(grant),
         };
         let now = SKEW[i];
-        let times = Times { now: at(now.into()), expired_before: at((now - GRACE).into()), stamp: 0 };
+        let times = Times { expired_before: at((now - GRACE).into()), ..Times::without_grace(at(now.into()), 0) };
         let (answer, written) = apply(&state.record, &request, &times);
         if matches!(answer, Answer::Acquired(AcquireAnswer::Granted { repeated: false, .. })) {
             self.tell_replaced(&mut next, ask);
@@ -159,7 +159,7 @@ impl Search {
         let limit = self.asks.iter().filter_map(|ask| ask.max_holders).min();
         assert!(limit.is_none_or(|limit| modes.len() <= limit as usize), "more hold it than the limit");
         // Whatever happened, after a lease and the grace anybody can have it.
-        let later = Times { now: at(100), expired_before: at(100 - i64::from(GRACE)), stamp: 0 };
+        let later = Times { expired_before: at(100 - i64::from(GRACE)), ..Times::without_grace(at(100), 0) };
         let outsider = transition::acquire(&state.record, &exclusive("outsider"), &later);
         assert!(outsider.record.is_some(), "nobody can have it any more: {:?}", outsider.answer);
     }

@@ -19,12 +19,12 @@ pub fn ms(ms: u64) -> Duration {
 
 /// The times at `now` of a store without grace, whose wall clock stands still.
 pub fn now(now: i64) -> Times {
-    Times { now: at(now), expired_before: at(now), stamp: 0 }
+    Times::without_grace(at(now), 0)
 }
 
 /// The times at `now` of a store with this grace.
 pub fn graced(now: i64, grace: i64) -> Times {
-    Times { now: at(now), expired_before: at(now - grace), stamp: 0 }
+    Times { expired_before: at(now - grace), ..Times::without_grace(at(now), 0) }
 }
 
 pub fn grant(name: &str) -> GrantId {

@@ -211,7 +211,7 @@ impl Moment {
     pub fn times(&self) -> Times {
         let wait = self.grace.own + self.width.saturating_sub(self.grace.own + SLACK) / 2;
         let expired_before = if self.is_doubted() { ONLY_RELEASED } else { self.now.minus(wait) };
-        Times { now: self.now, expired_before, stamp: self.stamp() }
+        Times { expired_before, ..Times::without_grace(self.now, self.stamp()) }
     }
 
     /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than `grace`,

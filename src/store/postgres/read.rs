@@ -12,6 +12,9 @@ use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
+/// Of a table that others inherit from, which shows their rows as its own.
+pub(super) const TWO_ROWS: &str =
+    "two rows have it, which the unique key of one table does not allow: do others inherit from it?";
 /// How many rows a page holds.
 const PAGE: usize = 200;
 
@@ -21,6 +24,9 @@ impl Postgres {
         let (asked, sent) = (key.to_owned(), Instant::now());
         let statement = Statement::new(&self.statements.read).text(key);
         let mut rows = self.ask(by, lane, statement, move |answer| Found::read(answer, Some(&asked)))?;
+        if rows.len() > 1 {
+            return Err(PostgresError::Damaged(TWO_ROWS.to_owned()));
+        }
         let found = rows.pop().ok_or_else(|| PostgresError::Damaged("the query of it has no answer".to_owned()))?;
         let found = found.map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
         self.clocked.note(found.now.time(), sent);

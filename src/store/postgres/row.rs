@@ -161,14 +161,14 @@ impl Found {
             None => None,
             Some(grant) => Some(Holder {
                 grant: GrantId::from_text(grant),
-                lock_id: get::<Option<_>>(answer, 6)?.unwrap_or_default(),
+                lock_id: get::<Option<_>>(answer, 6)?.ok_or("its holder has no lock_id")?,
                 labels: Labels {
-                    owner: get::<Option<_>>(answer, 7)?.unwrap_or_default(),
+                    owner: get::<Option<_>>(answer, 7)?.ok_or("its holder has no owner")?,
                     host: get(answer, 8)?,
                     comment: get(answer, 9)?,
                 },
-                token: token(get::<Option<_>>(answer, 10)?.unwrap_or(fence))?,
-                created: get::<Option<Micros>>(answer, 11)?.unwrap_or(now).time(),
+                token: token(get::<Option<_>>(answer, 10)?.ok_or("its holder has no token")?)?,
+                created: get::<Option<Micros>>(answer, 11)?.ok_or("its holder has no created")?.time(),
                 renewed: get::<Option<Micros>>(answer, 12)?.map(Micros::time),
                 until: get::<Option<Micros>>(answer, 13)?.ok_or("its holder has no end")?.as_end(),
             }),
@@ -281,15 +281,18 @@ fn decode_shared(text: &str) -> Result<Vec<Holder>, String> {
 }
 
 fn decode_holder(entry: &Json) -> Option<Holder> {
-    let text = |name: &str| entry.get(name).and_then(Json::as_str).map(str::to_owned);
-    let time = |name: &str| entry.get(name).and_then(Json::as_i64).map(|at| Micros(at).time());
+    // What is there is of its type, else the next write of the row would leave it out.
+    let there = |name: &str| entry.get(name).filter(|value| !value.is_null());
+    let maybe_text = |name: &str| there(name).map_or(Some(None), |value| Some(Some(value.as_str()?.to_owned())));
+    let maybe_time = |name: &str| there(name).map_or(Some(None), |value| Some(Some(Micros(value.as_i64()?).time())));
+    let text = |name: &str| maybe_text(name)?;
     Some(Holder {
         grant: GrantId::from_text(text("grant_id")?),
         lock_id: text("lock_id")?,
-        labels: Labels { owner: text("owner")?, host: text("host"), comment: text("comment") },
+        labels: Labels { owner: text("owner")?, host: maybe_text("host")?, comment: maybe_text("comment")? },
         token: entry.get("token").and_then(Json::as_u64)?,
-        created: time("created")?,
-        renewed: time("renewed"),
+        created: maybe_time("created")??,
+        renewed: maybe_time("renewed")?,
         until: match entry.get("until")? {
             Json::Null => End::Never,
             until => End::At(Micros(until.as_i64()?).time()),

@@ -21,7 +21,10 @@ const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod)
      JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number \
      WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indislive AND i.indexprs IS NULL \
      AND i.indnatts = i.indnkeyatts GROUP BY i.indexrelid, i.indisunique, i.indpred \
-     UNION ALL SELECT relkind::text, relpersistence::text, NULL, 'table' FROM pg_class WHERE oid = to_regclass($1)";
+     UNION ALL SELECT CASE WHEN r.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = r.oid) THEN 'inherited' \
+     ELSE r.relkind::text END, CASE WHEN EXISTS (SELECT FROM pg_partition_tree(r.oid) AS t JOIN pg_class AS l ON l.oid = t.relid \
+     WHERE t.isleaf AND l.relpersistence = 'u') THEN 'u' ELSE r.relpersistence::text END, NULL, 'table' \
+     FROM pg_class AS r WHERE r.oid = to_regclass($1)";
 
 /// Which standbys the commits wait for, how many connections copy them (of backups and subscribers, too), of how many of
 /// these more may be seen, which needs the rights of pg_monitor, and how many are waited for.
@@ -147,6 +150,9 @@ impl Postgres {
                 "index" => made.indexes.push((name, kind == "unique")),
                 // With `quote_all_identifiers` most types are in quotes.
                 "column" => drop(made.columns.insert(name, (kind.replace('"', ""), collation))),
+                _ if name == "inherited" => {
+                    made.unkept = Some("others inherit from it, whose rows it shows as its own: a key may have two");
+                }
                 _ if !["r", "p"].contains(&name.as_str()) => made.unkept = Some("it is a view, or another thing"),
                 _ if kind == "u" => made.unkept = Some("it is UNLOGGED, so a crash of the server would empty it"),
                 _ if kind != "p" => made.unkept = Some("it is temporary"),

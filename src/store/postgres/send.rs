@@ -18,6 +18,7 @@ use tokio_postgres::{Config, Error as DriverError, Row as Answer};
 
 use super::error::{Own, PostgresError, Stage};
 use super::open::{self, Table};
+use super::read::TWO_ROWS;
 use super::row::{Found, LATE, Micros};
 pub(super) use super::session::Connected;
 use super::statements::{BRIEF, BRIEFLY_SHARING, briefly, patiently, untold};
@@ -437,14 +438,24 @@ impl Postgres {
         statement: Statement,
     ) -> Result<Wrote<Option<Found>>, PostgresError> {
         let (asked, sent) = (key.to_owned(), Instant::now());
-        let rows = self.send(by, lane, statement.writing(key), move |answer| Found::read(answer, Some(&asked)));
-        let row = match rows {
-            Ok(mut rows) => rows.pop(),
+        // What was written and can't be read is not called undone.
+        let read = move |answer: &Answer| {
+            let written = answer.try_get::<_, bool>(0).unwrap_or(false);
+            (written, Found::read(answer, Some(&asked)).map_err(|(_, wrong)| wrong))
+        };
+        let mut rows = match self.send(by, lane, statement.writing(key), read) {
+            Ok(rows) => rows,
             Err((Fate::Unknown, error)) => return Ok(Wrote::Unknown(error)),
             Err((Fate::Duplicate, _)) => return Ok(Wrote::Duplicate),
             Err((_, error)) => return Err(error),
         };
-        let found = row.transpose().map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
+        let written = rows.iter().any(|(written, _)| *written);
+        let row = if rows.len() > 1 { Some(Err(TWO_ROWS.to_owned())) } else { rows.pop().map(|(_, row)| row) };
+        let found = match row.transpose() {
+            Ok(found) => found,
+            Err(wrong) if written => return Ok(Wrote::Unknown(PostgresError::Damaged(wrong))),
+            Err(wrong) => return Err(PostgresError::Damaged(wrong)),
+        };
         found.iter().for_each(|found| self.clocked.note(found.now.time(), sent));
         Ok(Wrote::Answered(found))
     }

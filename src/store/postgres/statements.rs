@@ -243,8 +243,9 @@ impl Statements {
             acquire: answer(
                 &format!(
                     "INSERT INTO {table} AS t (key, kind, fence, token, grant_id, lock_id, owner, host, comment, created, \
-                     until, version, format) \
-                     SELECT $1, 'lock', {0}, {0}, $2, $3, $4, $5, $6, c.now, {1}, {0}, '1.0' FROM {CLOCK} \
+                     until, version, format, renewed, shared, pins, given_up) \
+                     SELECT $1, 'lock', {0}, {0}, $2, $3, $4, $5, $6, c.now, {1}, {0}, '1.0', NULL::timestamptz, NULL::jsonb, \
+                     NULL::text[], NULL::jsonb FROM {CLOCK} \
                      WHERE {limit}c.now < $8 AND {tried} ON CONFLICT (key) DO UPDATE SET {3} \
                      WHERE {2}",
                     stamp("c.now"),

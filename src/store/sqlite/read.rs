@@ -11,7 +11,7 @@ use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
 use super::{Page, Seen, Sqlite, Which};
-use crate::lease::LockRecord;
+use crate::lease::{LockRecord, Times};
 use crate::model::error::{Error, Result};
 use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
@@ -121,7 +121,10 @@ impl Sqlite {
             // The next read tries again.
             keeping_a_lock(|| log::debug!(target: "leasehold::sqlite", "{}", Error::from(error)));
         }
-        let records = views.into_iter().map(|view| Seen::new(view.record, times, None)).collect();
+        let records = views
+            .into_iter()
+            .map(|view| Seen::new(view.record, Times { ends_are_bounds: view.is_foreign, ..times }, None))
+            .collect();
         Ok(Page { records, next })
     }
 

@@ -123,7 +123,9 @@ impl Row {
             version: self.version,
             format,
         };
-        View { record, sightings }
+        let is_foreign = |entry: &Entry| !entry.is_of(here) && entry.holder.until != End::Never;
+        let is_foreign = self.exclusive.iter().chain(&self.shared).any(is_foreign);
+        View { record, sightings, is_foreign }
     }
 
     /// Whether the row has this grant with times of another clock.
@@ -250,6 +252,8 @@ pub(super) struct View {
     pub(super) record: LockRecord,
     /// The row's sightings with ours added, where one was missing.
     pub(super) sightings: Option<Sightings>,
+    /// One of the holders is of another clock, so that its end is only the latest that it can be.
+    pub(super) is_foreign: bool,
 }
 
 /// The key of a row in [`COLUMNS`].

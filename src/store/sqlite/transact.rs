@@ -78,6 +78,7 @@ impl Sqlite {
             let times = self.target.times()?;
             let here = self.target.here(&times);
             let view = row.view(format, here);
+            let times = Times { ends_are_bounds: view.is_foreign, ..times };
             let step = transition(&view.record, &times);
             let claimed = claim.filter(|grant| row.is_foreign(grant, here));
             let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));

@@ -141,7 +141,7 @@ impl<'a> World<'a> {
                 model,
                 call,
                 holder.filter(|_| answer.is_ok()),
-                &Times { now, expired_before: now.minus(grace), stamp: 0 },
+                &Times { expired_before: now.minus(grace), ..Times::without_grace(now, 0) },
             )
         });
         let may = moments.map(|now| may_succeed(model, call, now.minus(self.store.store.info().grace)));

@@ -124,7 +124,8 @@ impl World {
     fn times(&self, client: usize, key: usize) -> Times {
         let now = self.clock + self.skew[client];
         let stamp = u64::try_from(self.clock + self.wall).unwrap_or(0);
-        Times { now: at(now), expired_before: at(now - self.grace), stamp: stamp.max(self.keys[key].least_stamp) }
+        let stamp = stamp.max(self.keys[key].least_stamp);
+        Times { expired_before: at(now - self.grace), ..Times::without_grace(at(now), stamp) }
     }
 
     fn send(&mut self, attempt: usize, request: Request) {

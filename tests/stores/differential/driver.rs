@@ -200,7 +200,7 @@ impl Driver {
     }
 
     fn times(&self, now: StoreTime, stamp: u64) -> Times {
-        Times { now, expired_before: now.minus(self.grace), stamp }
+        Times { expired_before: now.minus(self.grace), ..Times::without_grace(now, stamp) }
     }
 
     /// The step of the rules at the first of these times that `fits` what the store said.

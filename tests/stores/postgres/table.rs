@@ -109,6 +109,60 @@ fn a_table_that_is_not_kept_is_refused() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
 }
 
+/// A crash of the server empties the partition, not only its own table.
+#[test]
+fn a_partition_that_is_not_kept_is_refused() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let columns = "CREATE TABLE {T} (LIKE {T}_old INCLUDING ALL) PARTITION BY HASH (key); DROP TABLE {T}_old; \
+                   CREATE UNLOGGED TABLE {T}_p PARTITION OF {T} FOR VALUES WITH (MODULUS 1, REMAINDER 0)";
+    rows.sql("ALTER TABLE {T} RENAME TO {T}_old");
+    rows.sql(columns);
+    let error = rows.open().schema(Schema::Check, &soon()).unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("UNLOGGED"), "{error}");
+}
+
+/// Its rows are shown as those of the table, which a unique key does not look at.
+#[test]
+fn a_key_that_stands_in_a_table_which_inherits_is_granted_to_nobody() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    release(&store, &mut a);
+    rows.sql("CREATE TABLE {T}_c (LIKE {T} INCLUDING ALL) INHERITS ({T}); INSERT INTO {T}_c SELECT * FROM ONLY {T}");
+    rows.sql("DELETE FROM ONLY {T}");
+    let mut granted = 0;
+    for _ in 0..2 {
+        granted +=
+            u32::from(matches!(store.acquire(&mut exclusive(&store, "k"), &soon()), Ok(Acquired::Granted { .. })));
+    }
+    let checked = store.schema(Schema::Check, &soon());
+    rows.sql("DROP TABLE {T}_c");
+    assert!(granted <= 1, "two hold it");
+    let error = checked.unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("inherit"), "{error}");
+}
+
+/// As Cloud Spanner's, whose defaults are refused: here each column is written.
+#[test]
+fn no_default_of_the_table_stands_in_the_row_of_a_lock() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for default in
+        ["shared SET DEFAULT '{}'", "given_up SET DEFAULT '[]'", "pins SET DEFAULT '{x}'", "renewed SET DEFAULT now()"]
+    {
+        rows.sql(&format!("ALTER TABLE {{T}} ALTER {default}"));
+    }
+    granted(&store, &mut exclusive(&store, "k"));
+    let kept = rows.one(
+        "SELECT count(*)::text FROM {T} WHERE shared IS NULL AND given_up IS NULL AND pins IS NULL AND renewed IS NULL",
+    );
+    assert_eq!(kept.as_deref(), Some("1"));
+}
+
 /// One that forgets to return the row makes a statement do nothing, and nothing says so.
 #[test]
 fn a_trigger_that_lets_no_row_be_written_is_told() {
@@ -261,7 +315,12 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
         "shared = '[7]'",
         "given_up = '[]'",
         "until = NULL",
+        "lock_id = NULL",
+        "owner = NULL",
+        "token = NULL",
+        "created = NULL",
         "shared = '[{\"grant_id\": \"a\"}]'",
+        "shared = '[{\"grant_id\":\"a\",\"lock_id\":\"b\",\"owner\":\"c\",\"token\":1,\"created\":1,\"until\":null,\"host\":7}]'",
     ] {
         rows.sql("DELETE FROM {T} WHERE key = 'bad'");
         let mut a = exclusive(&store, "bad");

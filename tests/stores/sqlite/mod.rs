@@ -4,6 +4,7 @@ mod boots;
 mod busy;
 #[cfg(target_os = "linux")]
 mod descriptors;
+mod extended;
 #[cfg(unix)]
 mod forks;
 mod full;

@@ -1,0 +1,60 @@
+//! What a process of another clock extends, by the calls that give no guard, and to guards of locks without end.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use leasehold::LockClient;
+use leasehold::internals::sys::clock::Clock;
+
+use leasehold::internals::store::sqlite::Sqlite;
+
+use crate::sqlite::support::*;
+use crate::support::bench::builder_over;
+use crate::support::wait::wait_until;
+
+/// How far apart the two clocks are: far more than any lease.
+const APART: Duration = Duration::from_secs(1_000_000);
+/// What the test itself may take, on a machine that may stand still for some seconds.
+const SLACK: Duration = Duration::from_secs(8);
+
+fn client(store: Sqlite, clock: &Arc<Clock>) -> LockClient {
+    builder_over(Arc::new(store), clock.clone()).request_timeout(seconds(60)).connect().unwrap()
+}
+
+/// What is left by the translated end may be more than the others respect.
+#[test]
+fn what_another_clock_extends_is_what_the_others_read() {
+    let folder = Folder::new();
+    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
+    two.advance(APART);
+    let advance = |by| [&one, &two].iter().for_each(|clock| clock.advance(by));
+    let (first, second) = (client(first, &one), client(second, &two));
+    first.leases("n").claim("app", "ann", seconds(60)).unwrap();
+    first.request("k").lock_id("g").lease(seconds(60)).acquire().unwrap();
+    advance(seconds(50));
+    second.leases("n").extend("app", "ann", seconds(30)).unwrap();
+    second.renew("g", seconds(30)).unwrap();
+    advance(seconds(30) - SLACK);
+    assert!(first.leases("n").expire("app").is_err(), "it was extended for longer");
+    assert!(first.try_lock("k").unwrap().is_none(), "it was renewed for longer");
+}
+
+/// Of a lock that had none, given by a process of another clock.
+#[test]
+fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others() {
+    let folder = Folder::new();
+    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
+    two.advance(APART);
+    let (first, second) = (client(first, &one), client(second, &two));
+    let guard = first.request("k").lease_forever().lock().unwrap();
+    second.heartbeat(&guard.info(), seconds(60)).unwrap();
+    for clock in [&one, &two] {
+        clock.advance(seconds(35));
+    }
+    wait_until("it has heard of its end", || guard.remaining() < Duration::MAX);
+    for clock in [&one, &two] {
+        clock.advance(seconds(27));
+    }
+    let other = second.try_lock("k").unwrap();
+    assert!(other.is_none() || !guard.is_held(), "two hold it");
+}
