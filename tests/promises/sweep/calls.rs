@@ -281,6 +281,10 @@ fn requests() -> Vec<Swept> {
             .max_holders(2)
             .try_lock()
             .map(some)),
+        plain!("leasehold::LockRequest::with_lock", Either, |room| {
+            let done = room.client.request("k").wait(PATIENCE).with_lock(|guard| guard.is_held().to_string());
+            Ok(text(done.map_err(leasehold::Error::from)?))
+        }),
         plain!("leasehold::LockRequest::try_lock_for", AsBefore, |room| {
             room.client.request("k").try_lock_for(PATIENCE).map(some)
         }),
