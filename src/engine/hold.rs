@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Sender};
 use parking_lot::Mutex;
 
 use super::failures::tells_most;
-use super::heartbeat::{self, NEAREST_END};
+use super::heartbeat;
 use super::loss_watch::LossWatch;
 use super::queue::{Queues, SILENT};
 use super::undo::Undo;
@@ -342,9 +342,10 @@ impl Hold {
                     return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
                 };
                 match seen.record.standing(attempt.grant()) {
-                    // Given one by a clock that this one can't compare: it is put on this one, for the least that an end is away.
+                    // Given one by a clock that this one can't compare, perhaps: what is left of it is put on this one.
                     Some((_, holder)) if seen.times.ends_are_bounds && holder.until != End::Never => {
-                        match backend.renew(&mut attempt, Renewal::heartbeat(Lease::For(NEAREST_END)), by)? {
+                        let left = holder.until.left(seen.times.now).unwrap_or_default();
+                        match backend.renew(&mut attempt, Renewal::heartbeat(Lease::For(left)), by)? {
                             Renewed::Until { until, now } => (until, now),
                             Renewed::Lost(seen) => return Ok(BeatAnswer::Lost(seen)),
                             Renewed::Unknown(error) => return Err(error),
