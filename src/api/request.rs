@@ -43,7 +43,7 @@ pub enum SameOwner {
     Respect,
     /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
     /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that waits already
-    /// leaves a guard of its own client alone; one that is made anew does not.
+    /// leaves a guard of its own client alone that it sees; one that is made anew does not.
     Replace,
 }
 
