@@ -100,7 +100,9 @@ impl Leases {
     }
 
     /// Makes the lease of `holder` last for `duration` from now on; never shortens it. It need not be running any
-    /// more, as long as nobody has expired it. Extensions that race do no harm.
+    /// more, as long as nobody has expired it. Extensions that race do no harm. In SQLite a process with another clock (after
+    /// a reboot, in a container with its own, outside Linux) knows of no earlier end than the whole lease from when it first
+    /// saw it: extended there, it may last as long as that.
     ///
     /// # Errors
     /// `InvalidLease` when nobody or another holds it; else as [`claim`](Leases::claim).

@@ -11,7 +11,8 @@
 //! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`): one that says `nginx` is
 //! refused when connecting, and of one that hides `Server` the log warns once, since some write a `Date` of their own.
 //! Where the time is told no more later, the log warns once, and who wants a lock gets an error, which may be repeated. Held
-//! locks go on for a thousand leases, or fewer while the host's clock is being corrected; then their heartbeats fail with that error, and they are lost.
+//! locks go on for a thousand leases, or fewer while the host's clock is being corrected; then their heartbeats fail with
+//! that error, and they are lost.
 //!
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
@@ -68,8 +69,9 @@
 //! | listing, groups by lock id, purge | the whole table is read: a read unit for each 4 KB |
 //!
 //! A second request is needed by an acquire that finds a token ahead of this client's time, that comes after minutes without
-//! any request (or seconds, while the host's clock is being corrected fast), or that is the first with a larger grace than others have; by a shared holder that joins others, that
-//! releases while it ends last, or that renews below another's end; and once in ten minutes. Connecting takes two. All
+//! any request (or seconds, while the host's clock is being corrected fast), or that is the first with a larger grace than
+//! others have; by a shared holder that joins others, that releases while it ends last, or that renews below another's end;
+//! and once in ten minutes. Connecting takes two. All
 //! waiters of one client and key cost what one does, since only the first in line asks. A wider
 //! [`poll`](crate::ClientBuilder::poll) costs less. [`operating`](crate::guide::operating) has the sums in dollars.
 //!

@@ -64,7 +64,8 @@
 //!
 //! # Connections
 //! A client closes connections that nobody has used for a minute (`maxIdleTimeMS` says another time), since a router may
-//! have forgotten them, and opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a warning), of which
+//! have forgotten them, and opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a
+//! warning), of which
 //! one tells while somebody waits, and two that watch each server. Three fifths of the pool are for those who want a
 //! lock, so that heartbeats and releases never queue behind a thousand waiters.
 //!

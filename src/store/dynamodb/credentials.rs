@@ -32,26 +32,30 @@ const REFUSED: Duration = Duration::from_secs(5);
 /// Tells that the service does not accept credentials any more, for their token has ended. By this host's clock, which may
 /// be behind, they may go on for long. And whether it did not know some, which may be wrong only for now.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Ended(Arc<AtomicU64>, Arc<AtomicBool>);
+pub(super) struct Ended {
+    /// When the last request was sent that was answered so.
+    said: Arc<AtomicU64>,
+    unknown: Arc<AtomicBool>,
+}
 
 impl Ended {
     /// A request that was sent then was answered so.
     pub fn said_of(&self, sent: BootTime) {
-        self.0.fetch_max(sent.as_nanos(), Ordering::SeqCst);
+        self.said.fetch_max(sent.as_nanos(), Ordering::SeqCst);
     }
 
     /// The service does not know them.
     pub fn said_unknown(&self) {
-        self.1.store(true, Ordering::SeqCst);
+        self.unknown.store(true, Ordering::SeqCst);
     }
 
     fn take_unknown(&self) -> bool {
-        self.1.swap(false, Ordering::SeqCst)
+        self.unknown.swap(false, Ordering::SeqCst)
     }
 
     /// Whether that is said of what was loaded then: what is sent later has those credentials.
     fn is_said_of(&self, loaded: BootTime) -> bool {
-        self.0.load(Ordering::SeqCst) > loaded.as_nanos()
+        self.said.load(Ordering::SeqCst) > loaded.as_nanos()
     }
 }
 

@@ -180,22 +180,12 @@ impl DynamodbError {
     }
 }
 
-/// Whether the service says that it does not know the credentials.
-pub(super) fn is_unknown_key<E>(error: &SdkError<E, HttpResponse>) -> bool
+/// The service's own name of what it says.
+pub(super) fn code<E>(error: &SdkError<E, HttpResponse>) -> Option<&str>
 where
     E: ProvideErrorMetadata,
 {
-    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    code == Some("UnrecognizedClientException")
-}
-
-/// Whether the service says that the token of the credentials has ended.
-pub(super) fn is_ended_token<E>(error: &SdkError<E, HttpResponse>) -> bool
-where
-    E: ProvideErrorMetadata,
-{
-    let code = error.as_service_error().and_then(ProvideErrorMetadata::code);
-    matches!(code, Some("ExpiredTokenException" | "ExpiredToken"))
+    error.as_service_error().and_then(ProvideErrorMetadata::code)
 }
 
 /// No answer of the service. Where an earlier request was sent, there were credentials and a right configuration, and

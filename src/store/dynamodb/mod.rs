@@ -29,6 +29,7 @@ use crate::sys::driver::Driver;
 use crate::sys::log;
 
 mod acquire;
+mod connections;
 mod credentials;
 mod error;
 mod estimate;
@@ -83,7 +84,7 @@ pub struct Dynamodb {
     clock: Arc<Clock>,
     estimate: Arc<Estimate>,
     noted: grace::Noted,
-    driver: Driver<send::Owned>,
+    driver: Driver<connections::Owned>,
     fleet: Fleet,
     /// A large row was warned of.
     warned: AtomicBool,

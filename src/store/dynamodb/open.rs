@@ -9,11 +9,11 @@ use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
 
+use super::connections::Owned;
 use super::credentials::{Ended, Loaded};
 use super::error::DynamodbError;
 use super::estimate::Estimate;
 use super::row;
-use super::send::Owned;
 use super::target::{SortKey, Target};
 use super::{Dynamodb, mixed, most_shared};
 use crate::model::error::Result;

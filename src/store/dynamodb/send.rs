@@ -1,12 +1,12 @@
 //! One request at a time: on the driver's thread, stamped, within its deadline, and what became of it.
 
-use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use aws_sdk_dynamodb::Client;
 use aws_sdk_dynamodb::config::http::HttpResponse;
 use aws_sdk_dynamodb::config::interceptors::{
     BeforeDeserializationInterceptorContextRef, BeforeTransmitInterceptorContextRef,
@@ -14,7 +14,6 @@ use aws_sdk_dynamodb::config::interceptors::{
 use aws_sdk_dynamodb::config::{ConfigBag, Intercept, RuntimeComponents};
 use aws_sdk_dynamodb::error::BoxError;
 use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
-use aws_sdk_dynamodb::{Client, Config};
 use jiff::fmt::rfc2822::DateTimeParser;
 
 use super::error::DynamodbError;
@@ -128,63 +127,6 @@ fn is_dated_by_the_service(answer: &HttpResponse) -> bool {
         && !["nginx", "openresty", "tengine"].iter().any(|proxy| server.starts_with(proxy))
 }
 
-/// So long without any answer, and the next request does not go by the connections of those before.
-const SILENCE: Duration = Duration::from_secs(1);
-
-/// What lives on the driver's thread.
-pub(super) struct Owned {
-    table: String,
-    config: Config,
-    client: RefCell<Rc<Client>>,
-    /// When the first request was sent of those since the last answer, but for a pause in which nothing was asked.
-    silent_since: Cell<Option<Instant>>,
-    /// How many requests are under way, and when the last one ended.
-    asking: Cell<usize>,
-    ended: Cell<Option<Instant>>,
-}
-
-impl Owned {
-    pub fn new(table: String, config: Config) -> Self {
-        let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
-        let (silent_since, asking, ended) = Default::default();
-        Owned { table, config, client, silent_since, asking, ended }
-    }
-
-    /// Waits for a request.
-    ///
-    /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
-    /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
-    /// after a second without any answer takes them along: a new client has none.
-    async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>) -> T {
-        let has_paused = self.asking.get() == 0 && self.ended.get().is_none_or(|ended| ended.elapsed() >= SILENCE);
-        if has_paused || self.silent_since.get().is_none() {
-            self.silent_since.set(Some(Instant::now()));
-        }
-        self.asking.set(self.asking.get() + 1);
-        let left = Leaves(self);
-        let answer = asks.await;
-        left.0.silent_since.set(None);
-        answer
-    }
-}
-
-/// A request that may be left before it is answered.
-struct Leaves(Rc<Owned>);
-
-impl Drop for Leaves {
-    fn drop(&mut self) {
-        let own = &self.0;
-        own.asking.set(own.asking.get().saturating_sub(1));
-        own.ended.set(Some(Instant::now()));
-        if own.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE) {
-            own.silent_since.set(None);
-            own.client.replace(Rc::new(Client::from_conf(own.config.clone())));
-            log::debug!(target: "leasehold::dynamodb", table:? = own.table;
-                "nothing came from the service any more; the next request connects anew");
-        }
-    }
-}
-
 /// What an operation answers on the driver's thread.
 pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 
@@ -210,10 +152,7 @@ impl Dynamodb {
         let started = Instant::now();
         let stamp = Stamp::new(&self.clock, &self.estimate);
         let (theirs, target) = (stamp.clone(), self.target.clone());
-        let answer = self.driver.run(by, move |owned| {
-            let asks = operation(owned.client.borrow().clone(), theirs, target);
-            owned.within(asks)
-        });
+        let answer = self.driver.run(by, move |owned| owned.clone().within(operation(owned.client(), theirs, target)));
         if stamp.0.hides_server.load(Ordering::SeqCst) && !self.target.said_hidden.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: "leasehold::dynamodb", table:? = self.target.table;

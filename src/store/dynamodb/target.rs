@@ -114,9 +114,11 @@ impl Target {
         }
         match &result {
             Ok(_) => self.was_accepted.store(true, Ordering::SeqCst),
-            Err(error) if error::is_ended_token(error) => self.ended.said_of(stamp.sent_at()),
-            Err(error) if error::is_unknown_key(error) => self.ended.said_unknown(),
-            Err(_) => {}
+            Err(error) => match error::code(error) {
+                Some("ExpiredTokenException" | "ExpiredToken") => self.ended.said_of(stamp.sent_at()),
+                Some("UnrecognizedClientException") => self.ended.said_unknown(),
+                _ => {}
+            },
         }
         result.map_err(|error| DynamodbError::classify(&error, stamp.left(), self))
     }

@@ -11,7 +11,7 @@ use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, accepts, to_sql_checke
 
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
-use crate::store::Seen;
+use crate::store::{Seen, shared_holders};
 
 /// The columns, in the order in which they are read, and how they are made.
 pub(super) const COLUMNS: [(&str, &str); 17] = [
@@ -275,46 +275,13 @@ fn decode_given_up(text: &str) -> Result<BTreeMap<String, i64>, String> {
 }
 
 fn decode_shared(text: &str) -> Result<Vec<Holder>, String> {
-    let wrong = || "its shared is no array of holders".to_owned();
-    let all: Vec<Json> = serde_json::from_str(text).map_err(|_| wrong())?;
-    all.iter().map(|entry| decode_holder(entry).ok_or_else(wrong)).collect()
-}
-
-fn decode_holder(entry: &Json) -> Option<Holder> {
-    // What is there is of its type, else the next write of the row would leave it out.
-    let there = |name: &str| entry.get(name).filter(|value| !value.is_null());
-    let maybe_text = |name: &str| there(name).map_or(Some(None), |value| Some(Some(value.as_str()?.to_owned())));
-    let maybe_time = |name: &str| there(name).map_or(Some(None), |value| Some(Some(Micros(value.as_i64()?).time())));
-    let text = |name: &str| maybe_text(name)?;
-    Some(Holder {
-        grant: GrantId::from_text(text("grant_id")?),
-        lock_id: text("lock_id")?,
-        labels: Labels { owner: text("owner")?, host: maybe_text("host")?, comment: maybe_text("comment")? },
-        token: entry.get("token").and_then(Json::as_u64)?,
-        created: maybe_time("created")??,
-        renewed: maybe_time("renewed")?,
-        until: match entry.get("until")? {
-            Json::Null => End::Never,
-            until => End::At(Micros(until.as_i64()?).time()),
-        },
-    })
+    let all = serde_json::from_str(text).ok().and_then(|all| shared_holders::decode(&all));
+    all.ok_or_else(|| "its shared is no array of holders".to_owned())
 }
 
 /// The shared holders, null where there are none.
 pub(super) fn encode_shared(holders: &[Holder]) -> Option<String> {
-    let entry = |holder: &Holder| {
-        let until = match Micros::end(holder.until) {
-            Micros::INFINITY => Json::Null,
-            Micros(until) => json!(until),
-        };
-        json!({
-            "grant_id": holder.grant.as_str(), "lock_id": holder.lock_id, "owner": holder.labels.owner,
-            "host": holder.labels.host, "comment": holder.labels.comment, "token": holder.token,
-            "created": Micros::of(holder.created).0, "renewed": holder.renewed.map(|at| Micros::of(at).0),
-            "until": until,
-        })
-    };
-    (!holders.is_empty()).then(|| Json::Array(holders.iter().map(entry).collect()).to_string())
+    (!holders.is_empty()).then(|| shared_holders::encode(holders).to_string())
 }
 
 /// The end of an exclusive holder, as it is stored.

@@ -190,10 +190,8 @@ impl Statements {
         );
         let grantable = |row: &str| {
             format!(
-                "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {row}.shared IS NULL AND {} \
-                 AND {row}.version > 0 AND {row}.fence >= 0 AND array_position({row}.pins, NULL) IS NULL \
-                 AND NOT coalesce({row}.given_up ? $2, false)",
-                known(row)
+                "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {} AND NOT coalesce({row}.given_up ? $2, false)",
+                whole(row)
             )
         };
         let free =
@@ -220,7 +218,7 @@ impl Statements {
             &format!(
                 "UPDATE {table} AS t SET {nobody}, {ended}, given_up = {kept}, version = {next} \
                  WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
-                known("t")
+                whole("t")
             ),
             &told,
         );
@@ -230,7 +228,7 @@ impl Statements {
                  || jsonb_build_object($2::text, {now} + {}), version = {next} \
                  WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
                 remembered(),
-                known("t")
+                whole("t")
             ),
             &told,
         );
@@ -271,7 +269,7 @@ impl Statements {
                      CASE WHEN t.until > {asked} THEN t.renewed ELSE c.now END FROM {CLOCK}), version = {next} \
                      WHERE t.key = $1 AND {limit_of_heartbeat}t.grant_id = $2 \
                      AND clock_timestamp() < $5 AND ($4 OR t.until < 'infinity') AND {}",
-                    known("t")
+                    whole("t")
                 ),
                 "",
             ),
@@ -326,9 +324,17 @@ impl Statements {
     }
 }
 
-/// Whether this version knows the row's format: nearly all have the first, and a pattern costs more.
-fn known(row: &str) -> String {
-    format!("({row}.format = '1.0' OR {row}.format ~ '^1[.][0-9]{{1,4}}$')")
+/// Whether the row is one without shared holders that can be read in full, as `row.rs` reads it: what can't is left as it is.
+/// Nearly all have the first format, and a pattern costs more.
+fn whole(row: &str) -> String {
+    format!(
+        "({row}.format = '1.0' OR {row}.format ~ '^1[.][0-9]{{1,4}}$') AND {row}.kind IN ('lock', 'lease') \
+         AND {row}.version > 0 AND {row}.fence >= 0 AND {row}.shared IS NULL AND array_position({row}.pins, NULL) IS NULL \
+         AND ({row}.given_up IS NULL OR jsonb_typeof({row}.given_up) = 'object' AND NOT jsonb_path_exists({row}.given_up, \
+         '$.* ? (@.type() != \"number\" || @.floor() != @)')) \
+         AND ({row}.grant_id IS NULL OR {row}.token >= 0 AND NOT ({row}.lock_id IS NULL OR {row}.owner IS NULL \
+         OR {row}.created IS NULL OR {row}.until IS NULL))"
+    )
 }
 
 /// Microseconds since 1970.

@@ -7,11 +7,12 @@ use std::time::Duration;
 use google_cloud_spanner::mutation::Mutation;
 use google_cloud_spanner::result::Row as Answer;
 use google_cloud_spanner::value::{FromValue, Timestamp, Value};
-use serde_json::{Map, Value as Json, json};
+use serde_json::Value as Json;
 
 use super::mixed::taking_over;
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
+use crate::store::shared_holders;
 
 /// Columns that take the commit's timestamp.
 pub(super) const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
@@ -193,13 +194,10 @@ impl Row {
         match &self.holders {
             _ if !self.is_ours() => exclusive = self.foreign(foreign_lease),
             Some(holders) => {
-                let holders = holders.as_array().ok_or("its holders are no list")?;
+                shared = shared_holders::decode(holders).ok_or("its holders can't be read")?;
                 // Who holds it alone has none, and no list.
-                if holders.is_empty() {
+                if shared.is_empty() {
                     return Err("its list of holders is empty".to_owned());
-                }
-                for holder in holders {
-                    shared.push(shared_holder(holder).ok_or("an entry of its holders can't be read")?);
                 }
             }
             None => exclusive = Some(self.exclusive()?),
@@ -312,7 +310,7 @@ impl Row {
         }
         row.grant_id = row.writer.clone();
         row.lease_ms = Some(0);
-        row.holders = Some(new.shared.iter().map(entry).collect());
+        row.holders = Some(shared_holders::encode(&new.shared));
         row
     }
 
@@ -418,56 +416,4 @@ fn lease_ms(from: StoreTime, until: End) -> Option<i64> {
             Some(nanos.div_euclid(MILLI) + i64::from(nanos.rem_euclid(MILLI) > 0))
         }
     }
-}
-
-/// A shared holder, its times in microseconds since 1970.
-fn entry(holder: &Holder) -> Json {
-    let at = |at: StoreTime| at.as_nanos().div_euclid(1_000);
-    let mut entry = json!({
-        "grant_id": holder.grant.as_str(),
-        "lock_id": holder.lock_id,
-        "owner": holder.labels.owner,
-        "token": holder.token,
-        "created": at(holder.created),
-    });
-    let mut put = |name: &str, value: Option<Json>| entry[name] = value.unwrap_or(Json::Null);
-    put("host", holder.labels.host.clone().map(Json::from));
-    put("comment", holder.labels.comment.clone().map(Json::from));
-    put("renewed", holder.renewed.map(|renewed| at(renewed).into()));
-    put(
-        "until",
-        match holder.until {
-            // Rounded up: never less than was promised.
-            End::At(until) => Some(at(shifted(until, 999)).into()),
-            End::Never => None,
-        },
-    );
-    entry
-}
-
-fn shared_holder(entry: &Json) -> Option<Holder> {
-    let entry: &Map<String, Json> = entry.as_object()?;
-    let text = |name: &str| Some(entry.get(name)?.as_str()?.to_owned());
-    let maybe_text = |name: &str| match entry.get(name) {
-        None | Some(Json::Null) => Some(None),
-        Some(value) => Some(Some(value.as_str()?.to_owned())),
-    };
-    let at = |value: &Json| Some(StoreTime::from_nanos(value.as_i64()?.checked_mul(1_000)?));
-    let time = |name: &str| match entry.get(name) {
-        None | Some(Json::Null) => Some(None),
-        Some(value) => Some(Some(at(value)?)),
-    };
-    Some(Holder {
-        grant: GrantId::from_text(text("grant_id")?),
-        lock_id: text("lock_id")?,
-        labels: Labels { owner: text("owner")?, host: maybe_text("host")?, comment: maybe_text("comment")? },
-        token: entry.get("token")?.as_u64()?,
-        created: time("created")??,
-        renewed: time("renewed")?,
-        // Null is one without end; where it is missing nobody knows.
-        until: match entry.get("until")? {
-            Json::Null => End::Never,
-            until => End::At(at(until)?),
-        },
-    })
 }

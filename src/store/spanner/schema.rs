@@ -358,8 +358,10 @@ impl Target {
             wrong.push(format!("it is interleaved in {parent:?}, so that only keys that stand there could be locked"));
         }
         if let Some(policy) = &found.deletes {
-            wrong.push(format!("its row deletion policy {policy} can delete the rows of locks that are held: take it off by ALTER TABLE .. \
-                 DROP ROW DELETION POLICY"));
+            wrong.push(format!(
+                "its row deletion policy {policy} can delete the rows of locks that are held: take it off by \
+                 ALTER TABLE .. DROP ROW DELETION POLICY"
+            ));
         }
         let has = |name: &str| found.columns.contains_key(name);
         if has("token") && has("owner") && !has("heartbeat") && !has("writer") {
@@ -381,8 +383,10 @@ impl Target {
                 None if column.has_default || column.generated => {}
                 _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
                 Some(_) if column.has_default => {
-                    wrong.push(format!("{name:?} has a DEFAULT, where null has a meaning: take it off by ALTER TABLE .. ALTER COLUMN {name} \
-                     DROP DEFAULT"))
+                    wrong.push(format!(
+                        "{name:?} has a DEFAULT, where null has a meaning: take it off by \
+                         ALTER TABLE .. ALTER COLUMN {name} DROP DEFAULT"
+                    ));
                 }
                 _ => {}
             }

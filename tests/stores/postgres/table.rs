@@ -331,6 +331,13 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
         assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("damaged"), "{damage}: {error}");
         let error = store.acquire(&mut shared(&store, "bad"), &soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema, "{damage}: {error}");
+        for error in [
+            store.renew(&mut a, renewal(Lease::For(Duration::from_secs(60))), &soon()).unwrap_err(),
+            store.release(&mut a, Purpose::Release, &soon()).unwrap_err(),
+            store.release(&mut a, Purpose::GiveUp, &soon()).unwrap_err(),
+        ] {
+            assert_eq!(error.kind(), ErrorKind::Schema, "{damage}: {error}");
+        }
         assert_eq!(rows.sql("SELECT * FROM {T} WHERE key = 'bad'"), row, "{damage}");
         let all = store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()).unwrap();
         assert_eq!(all.records.iter().map(|seen| seen.record.key.as_str()).collect::<Vec<_>>(), ["good"], "{damage}");
@@ -343,7 +350,18 @@ fn a_free_row_that_is_damaged_is_not_granted() {
     needs_server!();
     let rows = Rows::fresh();
     let store = rows.open();
-    for damage in ["kind = 'x'", "version = 0", "fence = -2", "format = '1.x'", "pins = ARRAY[NULL]::text[]"] {
+    for damage in [
+        "kind = 'x'",
+        "version = 0",
+        "fence = -2",
+        "format = '1.x'",
+        "pins = ARRAY[NULL]::text[]",
+        "given_up = '[]'",
+        "given_up = '{\"a\": \"soon\"}'",
+        "given_up = '{\"a\": 1.5}'",
+        "grant_id = 'old', lock_id = '', owner = '', created = now(), until = now(), token = -1",
+        "grant_id = 'old', lock_id = '', owner = '', created = now(), token = 1, until = NULL",
+    ] {
         rows.sql("DELETE FROM {T}");
         let mut a = exclusive(&store, "bad");
         granted(&store, &mut a);

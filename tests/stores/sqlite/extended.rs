@@ -58,3 +58,23 @@ fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others
     let other = second.try_lock("k").unwrap();
     assert!(other.is_none() || !guard.is_held(), "two hold it");
 }
+
+/// Also where the guard shares the lock with a holder of another clock, beside which no end is certain.
+#[test]
+fn an_end_that_was_given_on_purpose_comes_beside_a_holder_of_another_clock() {
+    let folder = Folder::new();
+    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
+    two.advance(APART);
+    let (first, second) = (client(first, &one), client(second, &two));
+    let guard = first.request("k").shared().lease_forever().lock().unwrap();
+    second.request("k").shared().lease(seconds(3_600)).acquire().unwrap();
+    first.heartbeat(&guard.info(), seconds(90)).unwrap();
+    let mut looks = 0;
+    for _ in 0..6 {
+        let before = guard.info().renewed();
+        one.advance(seconds(30));
+        wait_until("it looks, or is over", || guard.info().renewed() != before || !guard.is_held());
+        looks += u32::from(guard.is_held());
+    }
+    assert!(!guard.is_held() && looks <= 3, "it is held after {looks} looks");
+}

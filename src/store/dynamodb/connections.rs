@@ -1,0 +1,121 @@
+//! The SDK's client, on the driver's thread, and when its connections are left for new ones.
+
+use std::cell::{Cell, RefCell};
+use std::future::Future;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use aws_sdk_dynamodb::{Client, Config};
+
+use crate::sys::log;
+
+/// So long without any answer, while requests are made.
+const SILENCE: Duration = Duration::from_secs(1);
+
+/// What lives on the driver's thread.
+pub(super) struct Owned {
+    table: String,
+    config: Config,
+    client: RefCell<Rc<Client>>,
+    silence: Silence,
+}
+
+impl Owned {
+    pub fn new(table: String, config: Config) -> Self {
+        let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
+        Owned { table, config, client, silence: Silence::default() }
+    }
+
+    /// For a request that begins now.
+    pub fn client(&self) -> Rc<Client> {
+        self.client.borrow().clone()
+    }
+
+    /// Waits for a request.
+    ///
+    /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
+    /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
+    /// after a second without any answer takes them along: a new client has none.
+    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>) -> T {
+        self.silence.begins(Instant::now());
+        let left = Leaves(self);
+        let answer = asks.await;
+        left.0.silence.answered();
+        answer
+    }
+}
+
+/// A request that may be left before it is answered.
+struct Leaves(Rc<Owned>);
+
+impl Drop for Leaves {
+    fn drop(&mut self) {
+        let own = &self.0;
+        if own.silence.ends(Instant::now()) {
+            own.client.replace(Rc::new(Client::from_conf(own.config.clone())));
+            log::debug!(target: "leasehold::dynamodb", table:? = own.table;
+                "nothing came from the service any more; the next request connects anew");
+        }
+    }
+}
+
+/// For how long requests have been made and none was answered. A pause in which none is under way does not count.
+#[derive(Default)]
+struct Silence {
+    since: Cell<Option<Instant>>,
+    /// How many requests are under way, and when the last one ended.
+    asking: Cell<usize>,
+    ended: Cell<Option<Instant>>,
+}
+
+impl Silence {
+    fn begins(&self, now: Instant) {
+        let pause = self.ended.get().filter(|_| self.asking.get() == 0).map_or(Duration::ZERO, |ended| now - ended);
+        self.since.set(Some(self.since.get().map_or(now, |since| since + pause)));
+        self.asking.set(self.asking.get() + 1);
+    }
+
+    fn answered(&self) {
+        self.since.set(None);
+    }
+
+    /// Whether it has lasted for too long; then it begins anew.
+    fn ends(&self, now: Instant) -> bool {
+        self.asking.set(self.asking.get().saturating_sub(1));
+        self.ended.set(Some(now));
+        let is_over = self.since.get().is_some_and(|since| now.saturating_duration_since(since) >= SILENCE);
+        if is_over {
+            self.since.set(None);
+        }
+        is_over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_time_in_which_something_was_asked_is_silence() {
+        let (silence, began) = (Silence::default(), Instant::now());
+        let at = |millis| began + Duration::from_millis(millis);
+        // Each is left after 0.4 s, an hour after the one before.
+        let is_over = [0, 3_600_000, 7_200_000, 10_800_000].map(|start| {
+            silence.begins(at(start));
+            silence.ends(at(start + 400))
+        });
+        assert_eq!(is_over, [false, false, true, false]);
+        // One of two is answered, and the other one left.
+        silence.begins(at(11_000_000));
+        silence.begins(at(11_000_000));
+        silence.answered();
+        assert!(!silence.ends(at(11_000_900)) && !silence.ends(at(11_005_000)));
+        // An hour later nothing is known of the silence before.
+        silence.begins(at(14_000_000));
+        assert!(!silence.ends(at(14_000_100)));
+        // Two in turn, of which each is under way while the other one begins.
+        silence.begins(at(14_000_100));
+        silence.begins(at(14_000_600));
+        assert!(!silence.ends(at(14_000_700)) && silence.ends(at(14_001_200)));
+    }
+}

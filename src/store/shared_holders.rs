@@ -1,0 +1,50 @@
+//! Shared holders as JSON, for stores that keep them in one column of a row: an array of objects with their times in
+//! microseconds since 1970.
+
+use serde_json::{Map, Value as Json, json};
+
+use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+
+pub(super) fn encode(holders: &[Holder]) -> Json {
+    let micros = |at: StoreTime| at.as_nanos().div_euclid(1_000);
+    let entry = |holder: &Holder| {
+        let until = match holder.until {
+            // Rounded up: never less than was promised.
+            End::At(until) => Some(micros(StoreTime::from_nanos(until.as_nanos().saturating_add(999)))),
+            End::Never => None,
+        };
+        json!({
+            "grant_id": holder.grant.as_str(), "lock_id": holder.lock_id, "owner": holder.labels.owner,
+            "host": holder.labels.host, "comment": holder.labels.comment, "token": holder.token,
+            "created": micros(holder.created), "renewed": holder.renewed.map(micros), "until": until,
+        })
+    };
+    holders.iter().map(entry).collect()
+}
+
+/// `None`: it is no such array. The next write of the row would make good what is read leniently.
+pub(super) fn decode(holders: &Json) -> Option<Vec<Holder>> {
+    holders.as_array()?.iter().map(holder).collect()
+}
+
+fn holder(entry: &Json) -> Option<Holder> {
+    let entry: &Map<String, Json> = entry.as_object()?;
+    // What is null or missing is none; what is there is of its type.
+    let there = |name: &str| entry.get(name).filter(|value| !value.is_null());
+    let text = |name: &str| there(name).map_or(Some(None), |value| Some(Some(value.as_str()?.to_owned())));
+    let at = |value: &Json| Some(StoreTime::from_nanos(value.as_i64()?.checked_mul(1_000)?));
+    let time = |name: &str| there(name).map_or(Some(None), |value| at(value).map(Some));
+    Some(Holder {
+        grant: GrantId::from_text(text("grant_id")??),
+        lock_id: text("lock_id")??,
+        labels: Labels { owner: text("owner")??, host: text("host")?, comment: text("comment")? },
+        token: entry.get("token")?.as_u64()?,
+        created: time("created")??,
+        renewed: time("renewed")?,
+        // Null is one without end; where it is missing nobody knows.
+        until: match entry.get("until")? {
+            Json::Null => End::Never,
+            until => End::At(at(until)?),
+        },
+    })
+}
