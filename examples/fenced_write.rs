@@ -1,6 +1,6 @@
 //! The lock and the data are in one SQLite file. A holder is stopped past its lease, a rival takes the lock and
 //! writes; when the first one wakes, its transaction asserts the lock, and so its late write is rolled back.
-//! For the other stores: `fenced_dynamodb`, `fenced_mongodb`, `fenced_spanner`.
+//! For the other stores: `fenced_dynamodb`, `fenced_mongodb`, `fenced_postgres`, `fenced_spanner`.
 
 mod stopped;
 

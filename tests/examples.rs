@@ -16,12 +16,13 @@ use std::thread;
 use std::time::Duration;
 
 /// Whoever adds an example names it here and runs it below.
-const EXAMPLES: [&str; 14] = [
+const EXAMPLES: [&str; 15] = [
     "batch_job",
     "both_accounts",
     "election",
     "fenced_dynamodb",
     "fenced_mongodb",
+    "fenced_postgres",
     "fenced_spanner",
     "fenced_write",
     "hand_over",
@@ -174,13 +175,14 @@ fn fenced_write() {
     run("fenced_write", &[]).proves("the woken holder's transaction was refused, and the rival's text stands");
 }
 
-#[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "spanner")))]
+#[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
 mod fenced {
     use super::*;
 
     const PROOF: &str = "the woken holder's transaction was refused, and the rival's text stands";
 
     /// A name that no other run has.
+    #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
     fn unique() -> String {
         format!("example-{:016x}", fastrand::u64(..))
     }
@@ -212,6 +214,15 @@ mod fenced {
         let Some(server) = servers::mongod() else { return };
         let (hosts, query) = server.split_once("/?").unwrap_or((server.trim_end_matches('/'), ""));
         again(|| run("fenced_mongodb", &[&format!("{hosts}/{}?{query}", unique())])).proves(PROOF);
+    }
+
+    /// It has the tables of that server's first database for itself.
+    #[test]
+    #[cfg(feature = "postgres")]
+    fn postgres() {
+        asks_for(&run("fenced_postgres", &[]), "name a database: fenced_postgres postgres://");
+        let Some(url) = servers::postgres_server() else { return };
+        again(|| run("fenced_postgres", &[&url])).proves(PROOF);
     }
 
     #[test]

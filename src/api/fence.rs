@@ -28,8 +28,8 @@
 )]
 //!
 //! What can be asserted there: see [`Fenced`]. The examples `fenced_write` (SQLite), `fenced_dynamodb`,
-//! `fenced_mongodb` and `fenced_spanner` stop a holder past its lease, let a rival write, and see the late write
-//! refused.
+//! `fenced_mongodb`, `fenced_postgres` and `fenced_spanner` stop a holder past its lease, let a rival write, and see the late
+//! write refused.
 //!
 //! A guard's heartbeat writes the row that is asserted, so that the two can meet. Neither loses the lock by it: one
 //! waits, or is repeated. A transaction of 10 ms hardly ever meets a heartbeat of one second. One of half a second has
