@@ -67,7 +67,7 @@ impl Postgres {
                 (columns(statement, new, native, version, now).time(not_after), version)
             }
             (Some(seen), Some(new)) => {
-                let version = seen.saturating_add(1);
+                let version = seen.saturating_add(1).max(now.0);
                 let statement = columns(Statement::new(&self.statements.swap), new, native, version, now);
                 (statement.number(seen).time(not_after).flag(transition::frees(old, new)), version)
             }

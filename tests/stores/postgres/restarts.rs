@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Acquired, Renewed};
+use leasehold::internals::store::{Acquired, Renewed, Swapped};
 use leasehold::{ErrorKind, LockClient, internals::lease::Lease};
 use nix::sys::signal::Signal;
 
@@ -144,6 +144,28 @@ fn the_release_of_a_long_lease_outlives_a_crash() {
         server.0.end(Signal::SIGQUIT);
         server.0.start_again();
         assert_eq!(holders(&server.store(), "long"), [], "{lease:?}, prepared: {is_prepared}");
+    }
+}
+
+/// Who has read it writes over nobody's grant.
+#[test]
+fn a_release_that_a_crash_takes_back_leaves_no_version_to_others() {
+    let Some(mut server) = Server::start() else { return };
+    server.client().create_schema().unwrap();
+    let store = server.store();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    release(&store, &mut a);
+    let which = Which::Key("k".to_owned());
+    let free = store.read(&which, None, Consistency::Strong, &soon()).unwrap().records.remove(0);
+    server.0.end(Signal::SIGQUIT);
+    server.0.start_again();
+    let store = server.store();
+    let stands = holders(&store, "k");
+    assert_eq!(stands.iter().map(|holder| &holder.grant).collect::<Vec<_>>(), [a.grant()], "it was on the disk");
+    granted(&store, &mut instead_of(&store, "k", Mode::Exclusive, &stands[0]));
+    for new in [Some(&free.record), None] {
+        assert!(matches!(store.swap(&free, new, &soon()).unwrap(), Swapped::Changed), "{new:?}");
     }
 }
 
