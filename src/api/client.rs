@@ -424,9 +424,11 @@ impl LockClient {
         self.family.close(self.family.options.drop_timeout)
     }
 
-    /// Repeats a request that was not answered, within the request timeout.
-    pub(crate) fn repeated<T>(&self, request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
-        self.family.repeated_until(&self.family.request_deadline(), request)
+    /// Repeats a request that was not answered, within the request timeout. A page may take long by itself: each try has all
+    /// the time that is left.
+    pub(crate) fn repeated<T>(&self, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
+        let by = self.family.request_deadline();
+        self.family.repeated_until(&by, |_| request(&by))
     }
 
     pub(crate) fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {

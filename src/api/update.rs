@@ -68,7 +68,7 @@ impl LockClient {
                     },
                     Some(next) => {
                         pause!("change.decided");
-                        match self.family.backend.swap(&found.seen, Some(&next), by) {
+                        match self.family.backend.swap(&found.seen, Some(&next), &by.of_try()) {
                             Ok(Swapped::Done) => return Ok((step.answer, found)),
                             Ok(Swapped::Changed) => self.changed(&key),
                             Ok(Swapped::Unknown(error)) => {
@@ -108,7 +108,7 @@ impl LockClient {
         if !backend.info().reads_what_may_be_undone || !seen.record.exists() {
             return Ok(());
         }
-        match backend.swap(seen, Some(&seen.record), by)? {
+        match backend.swap(seen, Some(&seen.record), &by.of_try())? {
             Swapped::Done => Ok(()),
             Swapped::Changed => Err(self.changed(&seen.record.key)),
             Swapped::Unknown(error) => Err(error),

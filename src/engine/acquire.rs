@@ -392,7 +392,7 @@ impl<'a> Wait<'a> {
             let first_sent = *attempt.first_sent.get_or_insert(sent);
             attempt.sends += 1;
             self.effort.attempts += 1;
-            let by = overall.clone().within(family.options.request_timeout);
+            let by = overall.of_try().within(family.options.request_timeout);
             let answer = self.asking(asked, || {
                 pause!("acquire.sent");
                 let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));

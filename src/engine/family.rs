@@ -174,7 +174,7 @@ impl Family {
     pub fn repeated_until<T>(&self, by: &Deadline, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
         let mut failures = Failures::none();
         loop {
-            let error = match request(by) {
+            let error = match request(&by.of_try()) {
                 Err(error) if error.is_retryable() => error,
                 answer => return answer,
             };

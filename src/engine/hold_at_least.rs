@@ -115,7 +115,7 @@ impl Hold {
             if self.must_stand_for().is_zero() {
                 return Kept::No(phase);
             }
-            let deadline = Deadline::at(by).within(self.setup.request_timeout);
+            let deadline = Deadline::at(by).of_try().within(self.setup.request_timeout);
             let error = match ends_hold(|| self.keep_once(least, &deadline), Look::Unanswered) {
                 Ok(Look::Is(KeepAnswer::Kept)) => return Kept::Yes(Ok(())),
                 Ok(Look::Is(KeepAnswer::Over)) => return Kept::No(phase),

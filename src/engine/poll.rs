@@ -169,7 +169,7 @@ impl Wait<'_> {
 
     fn read(&mut self, overall: &Deadline) -> bool {
         self.effort.attempts += 1;
-        let by = overall.clone().within(self.family.options.request_timeout);
+        let by = overall.of_try().within(self.family.options.request_timeout);
         let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
         let answer = self.asking(asked, || self.family.backend.read(&which, None, Consistency::Eventual, &by));

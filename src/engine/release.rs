@@ -311,7 +311,8 @@ impl Hold {
     fn repeat_release(&self, attempt: &mut Attempt, by: Instant, tries: Tries, mut earlier: Earlier) -> Result<()> {
         let mut failures = Failures::none();
         loop {
-            let deadline = Deadline::at(by).within(self.setup.request_timeout);
+            let all = Deadline::at(by);
+            let deadline = if tries == Tries::One { all } else { all.of_try() }.within(self.setup.request_timeout);
             // A copy of its acquire may still be on its way.
             let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { Purpose::Release };
             let backend = &self.setup.backend;

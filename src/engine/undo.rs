@@ -290,7 +290,7 @@ pub fn give_up(
 ) -> Result<()> {
     let mut failures = Failures::none();
     loop {
-        let by = deadline.clone().within(request_timeout);
+        let by = deadline.of_try().within(request_timeout);
         let error = match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
             Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
             Ok(Released::Unknown(error)) => error,

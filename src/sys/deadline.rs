@@ -11,6 +11,9 @@ use crate::sys::thread::lives;
 /// How often a thread that ends looks whether what it waits for is there.
 const LOOK: Duration = Duration::from_millis(1);
 
+/// A try is not shortened to less: a store in good health may take so long.
+const LEAST_TRY: Duration = Duration::from_secs(1);
+
 /// Until when a call may take. Every call to a store returns by then, whatever the network does.
 #[derive(Clone, Debug)]
 pub struct Deadline {
@@ -52,6 +55,12 @@ impl Deadline {
     pub fn within(mut self, after: Duration) -> Self {
         self.at = self.at.min(far_from(Instant::now(), after));
         self
+    }
+
+    /// The deadline of a try that begins now, of what is repeated until this one is over: where nothing ever answers, as over
+    /// a connection that a router forgot, half of the time is left for the next try.
+    pub fn of_try(&self) -> Self {
+        self.clone().within((self.remaining() / 2).max(LEAST_TRY))
     }
 
     /// The same, but a call that the store has begun to serve may wait for `after` from now: see [`long`](Self::long).

@@ -46,7 +46,7 @@ pub fn b03_an_acquire_whose_answer_is_lost_finds_itself(store: &Store) {
 pub fn b03_an_acquire_that_is_given_up_leaves_nothing(store: &Store) {
     let bench = Bench::on(store);
     let client = bench.client();
-    bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
+    bench.faults.always(Call::Acquire, Fault::ApplyThenHang);
     let error = client.try_lock_for("k", bench.wait()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Ambiguous);
     let rival = bench.rival();

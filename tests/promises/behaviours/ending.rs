@@ -173,13 +173,15 @@ pub fn b20_a_release_waits_for_a_renewal_that_ends_in_time(store: &Store) {
 
 pub fn b20_one_release_that_fails_at_close_skips_no_other(store: &Store) {
     let bench = Bench::on(store);
-    // A request that hangs does so for all of the close.
     let bound = bench.wait().max(SECONDS);
     let client = connected(|| bench.builder().request_timeout(bound).drop_timeout(bound));
     let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("k{n}")).unwrap()).collect();
-    bench.faults.next(Call::Release, Fault::HangBefore);
+    // One that its deadline ends would be sent again.
+    let (unstick, stuck) = crossbeam_channel::bounded(0);
+    bench.faults.next(Call::Release, Fault::Stuck(stuck));
     let closed = client.close();
     assert!(closed.is_err());
+    drop(unstick);
     let rival = bench.rival();
     let held = (0..40).filter(|n| !rival.get(&format!("k{n}")).unwrap().unwrap().is_free()).count();
     assert!(held <= 1, "{held} are still held");

@@ -71,7 +71,8 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         client.close().unwrap();
         assert_eq!(warnings(), [""; 0]);
 
-        let client = store.builder().drop_timeout(Duration::from_secs(2)).connect().unwrap();
+        // For one request.
+        let client = store.builder().drop_timeout(Duration::from_secs(1)).connect().unwrap();
         let guard = client.lock("k").unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(guard);

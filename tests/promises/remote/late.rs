@@ -10,8 +10,8 @@ use crate::support::harness::{PATIENCE, millis};
 use crate::support::proxy::{self, Proxy, Rule};
 use crate::support::wait::wait_until;
 
-/// All the time that the caller has, for one request.
-const SHORT: Duration = millis(1500);
+/// All the time that the caller has, which one request may take.
+const SHORT: Duration = millis(1000);
 const LATE: Duration = millis(4000);
 /// What would be granted late would stand for a minute.
 const LEASE: Duration = Duration::from_secs(600);

@@ -18,6 +18,20 @@ fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
     guard.release().expect("a release");
 }
 
+/// Each may be the first request for hours, and has the time of one request in all.
+fn calls_are_sent_again_over_a_new_connection(remote: &Remote) {
+    let client = sent(|| remote.behind().lease(PATIENCE).connect());
+    let guard = client.lock("kept").expect("a lock");
+    remote.proxy.silence_open();
+    guard.release().expect("a release");
+    remote.proxy.silence_open();
+    let lock = client.request("kept").acquire().expect("a lock");
+    remote.proxy.silence_open();
+    client.heartbeat(&lock, PATIENCE).expect("a renewal");
+    remote.proxy.silence_open();
+    assert_eq!(client.force_release("kept").expect("a release").len(), 1);
+}
+
 /// As many as once were of use at the same time, each of which would cost a part of the lease.
 fn many_silent_connections_cost_no_lock(remote: &Remote) {
     let builder = || remote.behind().lease(millis(12_000)).heartbeat(millis(1000)).request_timeout(PATIENCE);
@@ -44,6 +58,12 @@ fn many_silent_connections_cost_no_lock(remote: &Remote) {
 }
 
 crate::remote::on_each_remote! { together: a_silent_connection_is_left_for_a_new_one }
+
+mod again {
+    use super::calls_are_sent_again_over_a_new_connection;
+
+    crate::remote::on_each_remote! { together: calls_are_sent_again_over_a_new_connection }
+}
 
 /// The clients of the others have one connection, or find out by themselves (MongoDB's, once it looks at the server again).
 mod many {
