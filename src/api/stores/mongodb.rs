@@ -88,7 +88,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
-use crate::store::mongodb::fence::{Assertion, in_context};
+use crate::store::mongodb::fence::{Assertion, in_context, of_commit};
 use crate::store::mongodb::{MongodbOptions, Settings, apart};
 use crate::sys::clock::Clock;
 
@@ -168,6 +168,10 @@ fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
 /// second fails. It should be the last thing before the commit, since the guard's own heartbeat waits for the
 /// transaction from then on, and a heartbeat that came between the transaction's start and the assertion makes it
 /// fail with a conflict: then the whole transaction has to be tried again. [`run_fenced`] does all of that.
+///
+/// **Your own transaction must commit with the write concern `majority`**, as [`run_fenced`]'s does: with `w: 1`, also of your
+/// client or by the server's default, one that a server commits after it ceased to be the primary is answered, and taken back
+/// later, while a rival has the lock.
 pub trait AssertIn: Fenced {
     /// Asserts in the transaction of a session of the driver's blocking API, which must have been started.
     ///
@@ -231,7 +235,7 @@ pub fn run_fenced<T>(
     let standing = fenced.standing()?;
     let assertion = Assertion::of(standing)?;
     let mut is_first_try = true;
-    let run = session.start_transaction().and_run(|session| {
+    let run = session.start_transaction().write_concern(of_commit()).and_run(|session| {
         if !mem::take(&mut is_first_try) {
             assert_sync(&assertion, session)?;
             return work(session);
@@ -254,7 +258,7 @@ where
     let standing = fenced.standing()?;
     let assertion = Assertion::of(standing)?;
     let mut is_first_try = true;
-    let run = session.start_transaction().and_run2(async |session| {
+    let run = session.start_transaction().write_concern(of_commit()).and_run2(async |session| {
         if !mem::take(&mut is_first_try) {
             assert_async(&assertion, session).await?;
             return work(session).await;

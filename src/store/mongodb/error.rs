@@ -91,10 +91,18 @@ const VALIDATED: &str = "a validator of the collection refuses the documents of 
                          collection of their own";
 
 impl MongodbError {
-    /// What an error of the driver means. `sends`: how often it may have left this host. The driver repeats a write
-    /// once, with its number, which the server does once at most; then only an answer settles what became of it.
-    pub fn classify(error: &DriverError, sends: u32) -> (Fate, Self) {
+    /// What an error of the driver means. `sends`: how often it may have left this host, where that matters. The driver
+    /// repeats a write once, with its number, which the server does once at most; then only an answer settles what became
+    /// of it.
+    pub fn classify(error: &DriverError, sends: Option<u32>) -> (Fate, Self) {
         let (fate, failure) = one(error);
+        let sends = match sends {
+            // It had no connection: the driver says why none could be made.
+            Some(0) if fate == Fate::Unknown => {
+                return (Fate::NotDone, MongodbError::Unreachable { cause: cause(error) });
+            }
+            sends => sends.unwrap_or_default(),
+        };
         match fate {
             Fate::Duplicate | Fate::Unknown => (fate, failure),
             _ if sends > 1 => unanswered(cause(error)),
@@ -245,7 +253,7 @@ mod tests {
     fn a_router_never_says_that_nothing_was_written() {
         let of = |code: i32| {
             let answer: CommandError = from_document(doc! { "code": code }).unwrap();
-            let told = MongodbError::classify(&DriverKind::Command(answer).into(), 1);
+            let told = MongodbError::classify(&DriverKind::Command(answer).into(), Some(1));
             (told.0, MongodbError::of_router(told).0)
         };
         // Not the primary, in conflict; a chunk that moved.

@@ -2,13 +2,21 @@
 
 use mongodb::bson::{Document, doc};
 use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
+use mongodb::options::WriteConcern;
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
 use super::row::{object_id, token};
+use super::send::majority;
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::fence::{NOT_SEEN, Standing};
+
+/// What a commit waits for, whatever the user's client says: a server that is not the primary any more would commit it alone,
+/// and take it back after a rival was granted the lock.
+pub(crate) fn of_commit() -> WriteConcern {
+    majority(None)
+}
 
 /// The write that asserts it, and what it says when it matched nothing.
 pub(crate) struct Assertion {

@@ -93,6 +93,13 @@ impl MongodbOptions {
             if !hint.is_empty() {
                 return Err(url::config(&format!("mongodb: has no option {name:?}{hint}")));
             }
+            let pairs = || url::decode(value).map(|pairs| pairs.split(',').all(|pair| pair.contains(':')));
+            if name.eq_ignore_ascii_case("authMechanismProperties") && !pairs()? {
+                // The driver would quote it, and one of them is a secret.
+                return Err(is_wrong(
+                    "authMechanismProperties must be pairs like NAME:VALUE, with commas between them",
+                ));
+            }
             theirs.push(format!("{name}={value}"));
         }
         let [collection, fleet] = ours;
@@ -191,7 +198,9 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     let (label, standing) = (options.label(), standing());
     let mut settings = match options.settings {
         Settings::Given(given) => *given,
-        Settings::Url(url) => ClientOptions::parse(*url).await.map_err(|error| MongodbError::classify(&error, 0).1)?,
+        Settings::Url(url) => {
+            ClientOptions::parse(*url).await.map_err(|error| MongodbError::classify(&error, None).1)?
+        }
     };
     let overridden = force(&mut settings);
     if !overridden.is_empty() {
@@ -212,7 +221,7 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     settings.max_idle_time.get_or_insert(IDLE);
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
     let turns = turns(settings.max_pool_size);
-    let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, 0).1)?;
+    let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, None).1)?;
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
     let (sessions, waking) = (Sessions::new(register), Waking::default());
     Ok(Owned { client, locks, sessions, waking, turns, _standing: standing })

@@ -153,7 +153,7 @@ impl Mongodb {
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
         // How often it left does not matter: the last answer counts.
-        self.request(by, operation, |_| 0).map_err(|(_, error)| error.of_read())
+        self.request(by, operation, |_| None).map_err(|(_, error)| error.of_read())
     }
 
     /// Does one write. The error says whether it may have happened.
@@ -163,11 +163,11 @@ impl Mongodb {
         F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,
         Fut: Future<Output = DriverResult<T>> + 'static,
     {
-        let answer = self.request(by, operation, Sends::count);
+        let answer = self.request(by, operation, |sends| Some(sends.count()));
         if self.topology == Some(Topology::Router) { answer.map_err(MongodbError::of_router) } else { answer }
     }
 
-    fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> u32) -> Answer<T>
+    fn request<T, F, Fut>(&self, by: &Deadline, operation: F, copies: fn(&Sends) -> Option<u32>) -> Answer<T>
     where
         T: Send + 'static,
         F: FnOnce(Rc<Owned>) -> Fut + Send + 'static,

@@ -2,11 +2,14 @@
 
 use std::any::Any;
 use std::error::Error as _;
+use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
 use leasehold::mongodb::driver;
 use leasehold::mongodb::driver::bson::{Document, doc};
+use leasehold::mongodb::driver::event::{EventHandler, command::CommandEvent};
+use leasehold::mongodb::driver::options::WriteConcern;
 use leasehold::mongodb::{AssertIn, run_fenced, run_fenced_async};
 use leasehold::{ClientBuilder, ErrorKind, LockClient};
 
@@ -15,7 +18,7 @@ use crate::fenced::data::Data;
 use crate::fenced::data::mongodb::Texts;
 use crate::fenced::{LONG, Open, Store};
 use crate::support::harness::millis;
-use crate::support::mongodb::{DATABASE, Rows, server};
+use crate::support::mongodb::{DATABASE, Rows, server, settings};
 use crate::support::servers::mongod;
 
 pub struct Kind;
@@ -68,6 +71,33 @@ fn a_committed_assertion_is_counted_in_the_document() {
     let row = locks.find_one(doc! { "resource": "a" }).run().unwrap().unwrap();
     assert_eq!(row.get_i64("asserts").unwrap(), 2, "one for each that was committed");
     drop(next);
+}
+
+/// A server that is not the primary any more would commit it alone, and take it back after a rival was granted the lock.
+#[test]
+fn a_commit_waits_for_the_majority_whatever_the_users_client_says() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (said, commits) = mpsc::channel();
+    let mut options = settings(&mongod().unwrap());
+    options.write_concern = Some(WriteConcern::nodes(1));
+    options.command_event_handler = Some(EventHandler::callback(move |event| {
+        if let CommandEvent::Started(started) = event
+            && started.command_name == "commitTransaction"
+        {
+            let concern = started.command.get_document("writeConcern").cloned();
+            said.send(concern.and_then(|concern| concern.get_str("w").map(str::to_owned)).ok()).unwrap_or_default();
+        }
+    }));
+    let client = open.client(LONG);
+    let guard = client.lock("a").unwrap();
+    let user = driver::sync::Client::with_options(options.clone()).unwrap();
+    run_fenced(&guard, &mut user.start_session().run().unwrap(), |_| Ok(())).unwrap();
+    tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let user = driver::Client::with_options(options).unwrap();
+        run_fenced_async(&guard, &mut user.start_session().await.unwrap(), async |_| Ok(())).await.unwrap();
+    });
+    let majority = || Some("majority".to_owned());
+    assert_eq!(commits.try_iter().collect::<Vec<_>>(), [majority(), majority()]);
 }
 
 /// A takeover between the transaction's start and the assertion: the next try finds the loss before it does the work.

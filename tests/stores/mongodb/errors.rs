@@ -34,6 +34,8 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
         ("mongodb:me:canary@localhost/app?appName=a://b", "must begin with mongodb://"),
         ("mongodb+srv:/me:canary@localhost/app", "must begin with mongodb://"),
         ("mongodb://localhost/app?authMechanismProperties=AWS_SESSION_TOKEN:ca&nary", "& as %26"),
+        ("mongodb://localhost/app?authMechanismProperties=AWS_SESSION_TOKEN=canary", "authMechanismProperties"),
+        ("mongodb://localhost/app?authmechanismproperties=A:b,AWS_SESSION_TOKEN%3Dcanary", "authMechanismProperties"),
         ("mongodb://me:canary%\u{e9}@localhost/app", "cannot read it"),
         ("mongodb://me%\u{10ffff}:canary@localhost/app", "cannot read it"),
         ("mongodb://me:canary%2@localhost/app", "cannot read it"),

@@ -12,7 +12,7 @@ use crate::mongodb::*;
 use crate::support::cluster::Cluster;
 use crate::support::contract::{granted, renewal, renewed};
 use crate::support::mongodb::{Rows, host};
-use crate::support::proxy::{Flow, Proxy};
+use crate::support::proxy::{Flow, Mode as Fault, Proxy, Rule};
 use crate::support::wait::wait_until;
 
 const LEASE: Duration = Duration::from_secs(600);
@@ -68,6 +68,32 @@ fn a_late_answer_makes_no_renewal_too_late() {
         proxy.flow(Flow::Pass, Flow::Pass);
         let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
         assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
+    }
+}
+
+/// Where it gets no connection the driver says what went wrong with making one, as if a request had left.
+#[test]
+fn what_had_no_connection_is_called_undone() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let proxy = Proxy::mongodb(&host(&crate::support::servers::mongod().unwrap()));
+    let brief = "directConnection=true&serverMonitoringMode=poll&heartbeatFrequencyMS=600000&maxIdleTimeMS=50&\
+                 serverSelectionTimeoutMS=300";
+    // What it says is a matter of chance: whether a request or its look at the server comes first.
+    for round in 0..5 {
+        let store = open(rows.options_at(&format!("mongodb://{}/?{brief}", proxy.addr())));
+        sent(|| store.schema(Schema::Check, &soon()));
+        ["hello", "isMaster"].into_iter().for_each(|login| proxy.add(Rule::always(Fault::CutBefore).on(login)));
+        let mut nth = 0;
+        wait_until("no connection is left", || {
+            nth += 1;
+            let mut a = exclusive(&store, &format!("k{round}-{nth}"));
+            let answer = store.acquire(&mut a, &soon());
+            let is_sent = proxy.requests().iter().any(|request| request.has("findAndModify") && request.has(&a.key));
+            assert!(is_sent || answer.is_err(), "nothing was sent: {answer:?}");
+            !is_sent
+        });
+        proxy.clear();
     }
 }
 
