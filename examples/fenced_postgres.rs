@@ -25,7 +25,7 @@ struct Report {
 
 impl Report {
     fn open(config: &Config) -> Result<Report, Box<dyn Error>> {
-        let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+        let runtime = Builder::new_current_thread().enable_all().build()?;
         let (session, connection) = runtime.block_on(config.connect(NoTls))?;
         runtime.spawn(connection);
         runtime.block_on(session.batch_execute("CREATE TABLE IF NOT EXISTS report (id int PRIMARY KEY, text text)"))?;
