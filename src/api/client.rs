@@ -338,25 +338,25 @@ impl LockClient {
         let by = self.family.request_deadline();
         check_origin(&self.family, lock, &by)?;
         let mut attempt = attempt_of(lock);
-        let mut may_be_done = false;
+        let mut unanswered = None;
         let answer = self.family.repeated_until(&by, |by| {
             match self.family.backend.release(&mut attempt, Purpose::Release, by)? {
                 Released::Unknown(error) => {
-                    may_be_done = true;
+                    unanswered = Some(error.clone());
                     Err(error)
                 }
                 answer => Ok(answer),
             }
         })?;
         match answer {
-            Released::HeldByOther(seen) if !may_be_done => {
+            Released::HeldByOther(seen) if unanswered.is_none() => {
                 let held = format!("others hold it{}", told_origin(&self.family, lock));
                 let error = self.error(ErrorKind::Held, &lock.key, &held);
                 Err(error.with_holders(LockStatus::live(&seen)))
             }
             answer => {
-                if matches!(answer, Released::Free) && !may_be_done {
-                    check_gone(&self.family, lock)?;
+                if !matches!(answer, Released::Done) {
+                    check_gone(&self.family, lock).map_err(|elsewhere| unanswered.unwrap_or(elsewhere))?;
                 }
                 let (key, fencing_token) = (&lock.key, lock.token);
                 self.family.options.observing.tell(&Event::ReleasedData { key, fencing_token });
@@ -375,7 +375,8 @@ impl LockClient {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
         let which = Which::Key(key.to_owned());
-        let page = self.repeated(|by| self.family.backend.read(&which, None, Consistency::Strong, by))?;
+        let read = |by: &Deadline| self.family.backend.read(&which, None, Consistency::Strong, by);
+        let page = self.family.repeated_until(&self.family.request_deadline(), read)?;
         Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
     }
 

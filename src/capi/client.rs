@@ -192,7 +192,8 @@ pub extern "C" fn leasehold_builder_set_poll(builder: BuilderHandle, from_ms: u6
     call(|| set(builder, |options| options.poll = Some((millis(from_ms), millis(to_ms)))))
 }
 
-/// How long one request to the store may take, in milliseconds. Defaults to 5,000.
+/// How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
+/// A request gets half of what its call has left, so give it twice as long as the slowest answer takes.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_request_timeout(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.request_timeout = Some(millis(ms))))

@@ -640,7 +640,8 @@ leasehold_code leasehold_builder_set_poll(leasehold_builder builder,
                                           uint64_t from_ms,
                                           uint64_t to_ms);
 
-// How long one request to the store may take, in milliseconds. Defaults to 5,000.
+// How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
+// A request gets half of what its call has left, so give it twice as long as the slowest answer takes.
 LEASEHOLD_API leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, uint64_t ms);
 
 // How long freeing a guard that is still held, or closing the client, may take, in milliseconds. Defaults to 5,000.

@@ -421,7 +421,7 @@ impl<'a> Wait<'a> {
                     return self.refused(seen);
                 }
                 Ok(Acquired::Unknown(error)) => {
-                    unanswered = Some(error.clone());
+                    unanswered = Some(tells_most(unanswered, error.clone(), overall.cut_off(asked, SILENT)));
                     error
                 }
                 Err(error) if !error.is_retryable() => {

@@ -128,7 +128,8 @@ impl PurgePages<'_> {
             Writes::No => true,
             // Changed, or perhaps so: somebody uses it, and the next purge looks again.
             Writes::Yes => {
-                match self.client.repeated(|by| self.client.family.backend.swap(seen, new, by)) {
+                let family = &self.client.family;
+                match family.repeated_until(&family.request_deadline(), |by| family.backend.swap(seen, new, by)) {
                     Ok(swapped) => matches!(swapped, Swapped::Done),
                     // It became one of a newer format.
                     Err(error) if error.kind() == ErrorKind::Schema => {

@@ -10,6 +10,19 @@ use crate::sys::deadline::Deadline;
 
 impl Postgres {
     pub(super) fn release_grant(&self, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
+        let answer = self.end_grant(attempt, purpose, by)?;
+        if matches!(answer, Released::Done | Released::Unknown(_)) {
+            return Ok(answer);
+        }
+        // What ended it, if only an earlier try, may not have waited for the standby, whose failover would bring it back.
+        let confirm = Statement::new(&self.statements.confirm).text(&attempt.key);
+        Ok(match self.write(by, Lane::Waiting, &attempt.key, confirm)? {
+            Wrote::Unknown(error) => Released::Unknown(error.into()),
+            Wrote::Answered(_) | Wrote::Duplicate => answer,
+        })
+    }
+
+    fn end_grant(&self, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
         // A copy of an acquire that was repeated may still be on its way.
         let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { purpose };
         if attempt.ask.mode == Mode::Shared {

@@ -30,6 +30,15 @@ fn calls_are_sent_again_over_a_new_connection(remote: &Remote) {
     client.heartbeat(&lock, PATIENCE).expect("a renewal");
     remote.proxy.silence_open();
     assert_eq!(client.force_release("kept").expect("a release").len(), 1);
+    remote.proxy.silence_open();
+    assert!(client.get("kept").expect("a look").is_some_and(|status| status.is_free()));
+    // It may stand in another cluster, whose hosts have other names.
+    let origin = sent(|| remote.direct().connect());
+    let lock = origin.request("kept").acquire().expect("a lock");
+    origin.release(&lock).expect("a release");
+    let has_hosts = ["mongodb", "postgres"].iter().any(|scheme| lock.store().is_some_and(|at| at.starts_with(scheme)));
+    remote.proxy.silence_open();
+    assert_eq!(client.release(&lock).is_err(), has_hosts);
 }
 
 /// As many as once were of use at the same time, each of which would cost a part of the lease.

@@ -339,6 +339,27 @@ fn what_no_standby_has_since_its_wait_was_cancelled_is_not_known() {
     }
 }
 
+/// The next try finds nothing that it would have to write.
+#[test]
+fn a_release_that_no_standby_has_is_not_known() {
+    let Some(server) = Server::start() else { return };
+    let brief = Duration::from_secs(3);
+    let builder = || LockClient::builder(server.0.url()).lease(LEASE).request_timeout(brief).drop_timeout(brief);
+    let client = connected(builder);
+    client.create_schema().unwrap();
+    let guards = [client.lock("exclusive").unwrap(), client.request("shared").shared().lock().unwrap()];
+    let lock = client.request("data").acquire().unwrap();
+    server.standbys("nobody");
+    for guard in guards {
+        let key = guard.key().to_owned();
+        let error = guard.release().map_err(leasehold::Error::from).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Ambiguous, "{key}: {error}");
+    }
+    let error = client.release(&lock).unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error}");
+    server.standbys("");
+}
+
 /// A look finds it all the same.
 #[test]
 fn a_claim_or_a_renewal_of_a_group_that_no_standby_has_is_not_known() {
