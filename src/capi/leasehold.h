@@ -642,7 +642,9 @@ leasehold_code leasehold_builder_set_poll(leasehold_builder builder,
 
 // How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
 // A request gets half of what its call has left, so give it twice as long as the slowest answer takes.
-LEASEHOLD_API leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder, uint64_t ms);
+LEASEHOLD_API
+leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder,
+                                                     uint64_t ms);
 
 // How long freeing a guard that is still held, or closing the client, may take, in milliseconds. Defaults to 5,000.
 LEASEHOLD_API
