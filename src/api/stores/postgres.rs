@@ -92,7 +92,7 @@
 //! | exclusive: acquire, also refused; renew; release; transfer | 1 |
 //! | shared: each of them | 2, and 2 more for each that another was faster |
 //! | an acquire that is repeated and finds its grant, a release that finds nothing of its own | 1 more |
-//! | give up what was granted; what was not | 1; 3 |
+//! | give up what was granted; what was not | 1; 4 |
 //! | read a key; a page of 200 rows | 1 |
 //!
 //! Connected to the server itself, a session keeps prepared what it is asked for a second time, with one plan: at most a

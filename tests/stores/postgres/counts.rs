@@ -58,7 +58,7 @@ fn an_exclusive_holder_costs_one_statement_a_step() {
     at.sends(1, "release", |store| store.release(&mut next, Purpose::Release, &soon()).unwrap());
     at.sends(1, "a free key", |store| granted(store, &mut b));
     at.sends(1, "give up what was granted", |store| store.release(&mut b, Purpose::GiveUp, &soon()).unwrap());
-    at.sends(3, "give up what was not", |store| store.release(&mut a, Purpose::GiveUp, &soon()).unwrap());
+    at.sends(4, "give up what was not", |store| store.release(&mut a, Purpose::GiveUp, &soon()).unwrap());
     at.sends(1, "read", |store| get(store, "k"));
     let page =
         |store: &Postgres| store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()).unwrap();
