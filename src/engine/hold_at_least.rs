@@ -142,7 +142,8 @@ impl Hold {
         let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
             return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
         };
-        let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
+        let times = (least, (self.grant.at + least).since(self.setup.clock.now()));
+        let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, times, &seen.times);
         let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
         pause!("keep.looked");
         Ok(match backend.swap(&seen, Some(&next), by)? {

@@ -298,21 +298,26 @@ pub enum KeepAnswer {
 }
 
 /// Ends a grant before it was held for `least`: until then its place is kept by an entry that nobody can renew, since
-/// no guard has its grant id, `kept_as`, and no group its lock id, which is the same text.
+/// no guard has its grant id, `kept_as`, and no group its lock id, which is the same text. `left`: what is left of `least` as
+/// the guard counts it, for where the record does not say when it was granted.
 pub fn keep_standing(
     record: &LockRecord,
     grant: &GrantId,
     kept_as: &GrantId,
-    least: Duration,
+    (least, left): (Duration, Duration),
     times: &Times,
 ) -> Step<KeepAnswer> {
     if record.standing(kept_as).is_some() {
         return Step::keep(KeepAnswer::Kept);
     }
+    let end = |holder: &Holder| match times.ends_are_bounds {
+        true => Lease::For(left).end(times.now),
+        false => Lease::For(least).end(holder.created),
+    };
     let mut next = record.clone();
     match next.standing_mut(grant) {
-        Some(holder) if Lease::For(least).end(holder.created).is_after(times.expired_before) => {
-            holder.until = Lease::For(least).end(holder.created);
+        Some(holder) if end(holder).is_after(times.expired_before) => {
+            holder.until = end(holder);
             holder.grant = kept_as.clone();
             kept_as.as_str().clone_into(&mut holder.lock_id);
             Step::write(KeepAnswer::Kept, next)

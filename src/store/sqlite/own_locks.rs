@@ -150,8 +150,7 @@ mod linux {
         pub fn see_the_writer(&self) -> bool {
             let mut found = flock(libc::F_WRLCK, WRITE);
             let is_known = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
-            let is_ours = u32::try_from(found.l_pid) == Ok(std::process::id());
-            !is_known || (found.l_type != libc::F_UNLCK as c_short && is_ours)
+            !is_known || is_perhaps_ours(found.l_type, found.l_pid)
         }
 
         /// The beginning of `-shm`, which says which state of the file a reader sees. Every state is written there before
@@ -300,6 +299,22 @@ mod linux {
             }
             self.0 = kept;
         }
+    }
+
+    /// Whether a lock that was found there may be this process's. File systems of several hosts (Ceph) give the process with a
+    /// minus, whose ever it is; -1 is a lock of no process.
+    fn is_perhaps_ours(l_type: c_short, l_pid: libc::pid_t) -> bool {
+        let is_ours = l_pid < -1 || u32::try_from(l_pid) == Ok(std::process::id());
+        l_type != libc::F_UNLCK as c_short && is_ours
+    }
+
+    #[test]
+    fn a_lock_whose_process_is_not_told_may_be_ours() {
+        let own = std::process::id() as libc::pid_t;
+        let [write, none] = [libc::F_WRLCK, libc::F_UNLCK].map(|kind| kind as c_short);
+        let found = [(write, own), (write, -own), (write, -1), (write, own + 1), (none, own), (none, 0)];
+        let ours = found.map(|(kind, process)| is_perhaps_ours(kind, process));
+        assert_eq!(ours, [true, true, false, false, false, false]);
     }
 
     fn flock(kind: i32, (start, len): Bytes) -> libc::flock {

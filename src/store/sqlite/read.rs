@@ -56,9 +56,13 @@ impl Sqlite {
     }
 
     fn lock_id(&self, id: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
+        // As it stands among those who share.
+        let json = serde_json::Value::from(id).to_string();
         let (format, rows, end) = self.scan("", from, SCAN, by, |columns, path| {
             let column = |at| columns.get_ref(at).unwrap_or(ValueRef::Null);
-            let is_it = matches!(column(LOCK_ID), ValueRef::Text(text) if text == id.as_bytes());
+            let shares = |holders: &str| holders.contains(&json);
+            let is_it = matches!(column(LOCK_ID), ValueRef::Text(text) if text == id.as_bytes())
+                || column(HOLDERS).as_str().is_ok_and(shares);
             if !is_it && column(HOLDERS) == ValueRef::Null {
                 return Ok(None);
             }

@@ -2,7 +2,7 @@
 
 use super::error::SqliteError;
 use super::*;
-use crate::lease::{Ask, Labels, Lease};
+use crate::lease::{Ask, Labels, Lease, Mode};
 use crate::model::error::{Error, ErrorKind};
 use crate::store::{Consistency, GrantForm, Purpose};
 
@@ -143,6 +143,12 @@ fn a_damaged_row_of_the_very_group_is_told() {
     let read = |id: &str| store.read(&Which::LockId(id.to_owned()), None, Consistency::Strong, &soon());
     let error = read("l").expect_err("its token can't be");
     assert_eq!((error.kind(), error.key()), (ErrorKind::Schema, Some("k")), "{error}");
+    assert!(read("other").unwrap().records.is_empty());
+    store.writer.lock().execute_batch("DELETE FROM locks").unwrap();
+    let shared = |attempt: Attempt| Attempt { ask: Ask { mode: Mode::Shared, ..attempt.ask.clone() }, ..attempt };
+    assert!(matches!(store.acquire(&mut shared(attempt()), &soon()), Ok(Acquired::Granted { .. })));
+    store.writer.lock().execute_batch("UPDATE locks SET token = -1").unwrap();
+    assert_eq!(read("l").expect_err("its token can't be").kind(), ErrorKind::Schema);
     assert!(read("other").unwrap().records.is_empty());
     std::fs::remove_dir_all(folder).unwrap();
 }

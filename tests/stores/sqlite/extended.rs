@@ -59,6 +59,29 @@ fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others
     assert!(other.is_none() || !guard.is_held(), "two hold it");
 }
 
+/// When it was granted the row does not say any more to a process of either clock.
+#[test]
+fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() {
+    for wall in [7_200_000_000, -7_200_000_000] {
+        let folder = Folder::new();
+        let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
+        two.advance(APART);
+        let advance = |by| [&one, &two].iter().for_each(|clock| clock.advance(by));
+        let (first, second) = (client(first, &one), client(second, &two));
+        let request = first.request("k").lock_id("g").lease(seconds(3_600)).hold_at_least(seconds(600));
+        let guard = request.lock().unwrap();
+        [&one, &two].iter().for_each(|clock| clock.set_wall_offset(wall));
+        second.renew("g", seconds(3_700)).unwrap();
+        advance(seconds(60));
+        guard.release().unwrap();
+        advance(seconds(540) - SLACK);
+        assert!(first.try_lock("k").unwrap().is_none(), "{wall}: its minimum is not over");
+        // A process of another clock counts such an end anew.
+        advance(2 * SLACK);
+        assert!(first.try_lock("k").unwrap().is_some(), "{wall}: it stands for longer");
+    }
+}
+
 /// Also where the guard shares the lock with a holder of another clock, beside which no end is certain.
 #[test]
 fn an_end_that_was_given_on_purpose_comes_beside_a_holder_of_another_clock() {
