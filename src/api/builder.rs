@@ -115,7 +115,7 @@ impl ClientBuilder {
     }
 
     /// How long one request to the store may take, and calls that wait for nobody, like `try_lock` and `get`, in all. Defaults
-    /// to 5 s. Of what a call has left a request gets half, but at least a second, so that there is time for another one
+    /// to 5 s. Of what a call has left a request gets half, but at least two seconds, so that there is time for another one
     /// where the first has no answer: so give it twice as long as the slowest answer takes.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;

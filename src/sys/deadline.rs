@@ -11,8 +11,8 @@ use crate::sys::thread::lives;
 /// How often a thread that ends looks whether what it waits for is there.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A try is not shortened to less: a store in good health may take so long.
-const LEAST_TRY: Duration = Duration::from_secs(1);
+/// A try is not shortened to less: a store in good health may take so long, over a connection that it makes first.
+const LEAST_TRY: Duration = Duration::from_secs(2);
 
 /// Until when a call may take. Every call to a store returns by then, whatever the network does.
 #[derive(Clone, Debug)]

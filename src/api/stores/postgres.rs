@@ -109,7 +109,7 @@
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
 //! `synchronous_commit` says by default. The release of a lease that ends within a minute does not wait for that. A grant
-//! whose answer did not come and that is found by the repeat is answered only after another commit on its row. Where somebody
+//! whose answer did not come and that is found by the repeat is answered only after another commit on its row; so is a release that finds nothing of its own. Where somebody
 //! cancels the wait for the standby (`pg_cancel_backend`), the answer counts as one that did not come.
 //!
 //! What a failover costs depends on the standby that is promoted; `diagnose`, and so `leasehold doctor`, says which kind there is:

@@ -96,18 +96,13 @@ impl MongodbError {
     /// of it.
     pub fn classify(error: &DriverError, sends: Option<u32>) -> (Fate, Self) {
         let (fate, failure) = one(error);
-        let sends = match sends {
-            // It had no connection: the driver says why none could be made.
-            Some(0) if fate == Fate::Unknown => {
-                return (Fate::NotDone, MongodbError::Unreachable { cause: cause(error) });
-            }
-            sends => sends.unwrap_or_default(),
-        };
         match fate {
+            // It had no connection: the driver says why none could be made.
+            Fate::Unknown if sends == Some(0) => (Fate::NotDone, MongodbError::Unreachable { cause: cause(error) }),
             Fate::Duplicate | Fate::Unknown => (fate, failure),
-            _ if sends > 1 => unanswered(cause(error)),
+            _ if sends > Some(1) => unanswered(cause(error)),
             // Of a connection that was not had, or of one that the driver closed while it waited for the answer.
-            _ if sends > 0 && matches!(*error.kind, DriverKind::ConnectionPoolCleared { .. }) => {
+            _ if sends > Some(0) && matches!(*error.kind, DriverKind::ConnectionPoolCleared { .. }) => {
                 unanswered(cause(error))
             }
             _ => (fate, failure),

@@ -13,15 +13,14 @@ use crate::sys::deadline::Deadline;
 impl Postgres {
     pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired> {
         match self.ask_for(attempt, by)? {
-            Acquired::Granted { repeated: true, .. } => self.confirm(attempt, by),
+            Acquired::Granted { repeated: true, .. } => self.find_again(attempt, by),
             acquired => Ok(acquired),
         }
     }
 
     /// A grant that was found: what wrote it may not have waited for the standby, whose failover would take it back.
-    fn confirm(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
-        let statement = Statement::new(&self.statements.confirm).text(&attempt.key);
-        let found = match self.write(by, Lane::Wanting, &attempt.key, statement)? {
+    fn find_again(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
+        let found = match self.confirm(&attempt.key, Lane::Wanting, by)? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
             Wrote::Answered(found) => found,
             Wrote::Duplicate => None,
@@ -33,6 +32,11 @@ impl Postgres {
             // It went meanwhile.
             None => Ok(Acquired::Unknown(PostgresError::Unanswered { cause: None }.into())),
         }
+    }
+
+    /// The row of this key as it is on the disk and, by its own commit, on a synchronous standby.
+    pub(super) fn confirm(&self, key: &str, lane: Lane, by: &Deadline) -> Result<Wrote<Option<Found>>, PostgresError> {
+        self.write(by, lane, key, Statement::new(&self.statements.confirm).text(key))
     }
 
     fn ask_for(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {

@@ -15,8 +15,7 @@ impl Postgres {
             return Ok(answer);
         }
         // What ended it, if only an earlier try, may not have waited for the standby, whose failover would bring it back.
-        let confirm = Statement::new(&self.statements.confirm).text(&attempt.key);
-        Ok(match self.write(by, Lane::Waiting, &attempt.key, confirm)? {
+        Ok(match self.confirm(&attempt.key, Lane::Waiting, by)? {
             Wrote::Unknown(error) => Released::Unknown(error.into()),
             Wrote::Answered(_) | Wrote::Duplicate => answer,
         })

@@ -147,7 +147,7 @@ impl Statements {
         let limit_of_heartbeat = if pooled { limited(STATEMENT.as_millis()) } else { String::new() };
         // The greatest number stays.
         let fence = "least(t.fence, 9223372036854775806) + 1";
-        // What reads the release of a short lease, which a crash may take back, has a version that nothing else gets.
+        // Also the time: the version of a release that a crash takes back, and that somebody has read, is not given out again.
         let now = stamp("clock_timestamp()");
         let next = format!("greatest(least(t.version, 9223372036854775806) + 1, {now})");
         let told = told(table);
