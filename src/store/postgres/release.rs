@@ -14,11 +14,12 @@ impl Postgres {
         if matches!(answer, Released::Done | Released::Unknown(_)) {
             return Ok(answer);
         }
-        // What ended it, if only an earlier try, may not have waited for the standby, whose failover would bring it back.
-        Ok(match self.confirm(&attempt.key, Lane::Waiting, by)? {
-            Wrote::Unknown(error) => Released::Unknown(error.into()),
-            Wrote::Answered(_) | Wrote::Duplicate => answer,
-        })
+        // What ended it, if only an earlier try, may not have waited for the standby, whose failover would bring it back. This
+        // one wrote nothing, so its own end is no release that may have been done.
+        match self.confirm(&attempt.key, Lane::Waiting, by)? {
+            Wrote::Unknown(error) => Err(error.of_read().into()),
+            Wrote::Answered(_) | Wrote::Duplicate => Ok(answer),
+        }
     }
 
     fn end_grant(&self, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {

@@ -302,7 +302,8 @@ impl Statements {
             .into(),
             // The lock of the row is a write without a change: its commit waits for all that was written before.
             confirm: format!(
-                "SELECT true, clock_timestamp(), {columns}, {DURABLE} FROM {table} WHERE {limit}key = $1 FOR KEY SHARE"
+                "SELECT true, clock_timestamp(), {columns}, {DURABLE} FROM {table} AS t \
+                 WHERE t.key = $1 AND {limit}true FOR KEY SHARE"
             )
             .into(),
             by_prefix: format!(
@@ -360,5 +361,24 @@ fn cast(at: usize) -> &'static str {
     match COLUMNS[at - 1].1 {
         "jsonb" => "::text::jsonb",
         _ => "",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_waits_for_a_row_has_a_brief_form() {
+        for pooled in [false, true] {
+            let Statements { release, give_up, swap, insert, delete, read, confirm, .. } =
+                Statements::of("locks", pooled);
+            for sql in [&release, &give_up, &swap, &delete, &confirm] {
+                let brief = briefly(sql, 50).unwrap();
+                assert_eq!((brief.matches("lock_timeout").count(), brief.contains("'50'")), (1, true), "{brief}");
+            }
+            assert_eq!(briefly(&read, 50).as_deref(), Some(&*read), "it waits for nobody");
+            assert_eq!(briefly(&insert, 50), None, "nobody knows for whose row");
+        }
     }
 }

@@ -56,8 +56,8 @@ impl Sqlite {
     }
 
     fn lock_id(&self, id: &str, from: Option<&str>, by: &Deadline) -> Result<Page, SqliteError> {
-        // As it stands among those who share.
-        let json = serde_json::Value::from(id).to_string();
+        // As `holders.rs` writes it.
+        let json = format!("\"lock_id\":{}", serde_json::Value::from(id));
         let (format, rows, end) = self.scan("", from, SCAN, by, |columns, path| {
             let column = |at| columns.get_ref(at).unwrap_or(ValueRef::Null);
             let shares = |holders: &str| holders.contains(&json);

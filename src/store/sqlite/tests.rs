@@ -149,7 +149,9 @@ fn a_damaged_row_of_the_very_group_is_told() {
     assert!(matches!(store.acquire(&mut shared(attempt()), &soon()), Ok(Acquired::Granted { .. })));
     store.writer.lock().execute_batch("UPDATE locks SET token = -1").unwrap();
     assert_eq!(read("l").expect_err("its token can't be").kind(), ErrorKind::Schema);
-    assert!(read("other").unwrap().records.is_empty());
+    for other in ["other", "lock_id", &attempt().ask.labels.owner] {
+        assert!(read(other).unwrap().records.is_empty(), "{other:?} is no lock id of it");
+    }
     std::fs::remove_dir_all(folder).unwrap();
 }
 

@@ -360,6 +360,36 @@ fn a_release_that_no_standby_has_is_not_known() {
     server.standbys("");
 }
 
+/// It did nothing itself, so what is not known of the standby's copy is no release of its own.
+#[test]
+fn a_release_of_what_others_have_is_not_called_done() {
+    let Some(server) = Server::start() else { return };
+    let (client, other) = (server.client(), server.client());
+    client.create_schema().unwrap();
+    let (guard, lock) = (client.lock("guard").unwrap(), client.request("data").acquire().unwrap());
+    let taken = ["guard", "data"].map(|key| {
+        other.force_release(key).unwrap();
+        other.lock(key).unwrap()
+    });
+    let released = |release: &(dyn Fn() -> ErrorKind + Sync)| {
+        server.standbys("nobody");
+        thread::scope(|scope| {
+            let kind = scope.spawn(release);
+            let waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'leasehold' \
+                         AND wait_event = 'SyncRep' AND query LIKE '%FOR KEY SHARE%'";
+            wait_until("it waits for the standby", || !server.sql(waits).is_empty());
+            server.standbys("");
+            kind.join().unwrap()
+        })
+    };
+    let guard = std::sync::Mutex::new(Some(guard));
+    let guarded =
+        || guard.lock().unwrap().take().unwrap().release().map_err(leasehold::Error::from).unwrap_err().kind();
+    assert_eq!(released(&guarded), ErrorKind::Lost);
+    assert_eq!(released(&|| client.release(&lock).unwrap_err().kind()), ErrorKind::Held);
+    drop(taken);
+}
+
 /// A look finds it all the same.
 #[test]
 fn a_claim_or_a_renewal_of_a_group_that_no_standby_has_is_not_known() {
