@@ -70,6 +70,12 @@ pub(super) enum Own {
     #[error("the service does not know the client's session any more; another one is being made")]
     NoSession,
 
+    #[error(
+        "the service does not accept the credentials any more, so nothing was written; a token may have ended while this host \
+         was suspended: other credentials are being asked for, and the call may be repeated"
+    )]
+    NotAccepted,
+
     #[error("the transaction was aborted again and again, or the service limits the rate; nothing was written")]
     Aborted,
 
@@ -112,7 +118,9 @@ impl failure::Own for Own {
             Own::NoTable { .. } | Own::Invalid { .. } | Own::Refused { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoDatabase { .. } | Own::NoCredentials => (ErrorKind::Config, false),
-            Own::NotConnected | Own::NoAdmin { .. } | Own::NoSession | Own::Aborted => (ErrorKind::Store, true),
+            Own::NotConnected | Own::NoAdmin { .. } | Own::NoSession | Own::NotAccepted | Own::Aborted => {
+                (ErrorKind::Store, true)
+            }
             Own::TooLong { .. } => (ErrorKind::InvalidInput, false),
         }
     }
@@ -135,6 +143,7 @@ impl SpannerError {
             }
             None => return (Fate::NotDone, SpannerError::Unreachable { cause }),
             Some("PERMISSION_DENIED") => Own::Denied { database },
+            Some("UNAUTHENTICATED") if has_worked => Own::NotAccepted,
             Some("UNAUTHENTICATED") => return (Fate::NotDone, SpannerError::Credentials { cause }),
             Some("INVALID_ARGUMENT") if cause.says("Table not found") => Own::NoTable { database, table },
             Some("INVALID_ARGUMENT" | "ALREADY_EXISTS") => Own::Invalid { table },

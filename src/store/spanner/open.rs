@@ -248,7 +248,8 @@ impl Handles {
     ///
     /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
     /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier. Nor does the SDK make a
-    /// new session where the service does not know it any more, as after a month in which the host was suspended.
+    /// new session where the service does not know it any more, as after a month in which the host was suspended; and it
+    /// renews a token by a clock that stood still meanwhile, not when the service says that it has ended.
     pub async fn within<T>(
         self: &Rc<Self>,
         limit: Duration,
@@ -267,6 +268,14 @@ impl Handles {
                 }
             }
             Heard::NoSession => self.renew(),
+            Heard::NotAccepted => {
+                self.silent_since.set(None);
+                // The keys may have been taken back for good.
+                if Instant::now() >= self.pause.get().0 {
+                    self.put_off();
+                    self.renew();
+                }
+            }
             Heard::Nothing if self.is_silent() && Instant::now() >= self.pause.get().0 => self.renew(),
             Heard::Nothing => {}
         }
@@ -296,7 +305,7 @@ impl Handles {
                 own.silent_since.set(None);
                 own.put_off();
                 log::debug!(target: "leasehold::spanner", table:? = own.options.table;
-                    "nothing came from the service any more, or it forgot the session; connected anew");
+                    "nothing came from the service any more, or it forgot the session or the token; connected anew");
             }
         });
     }
@@ -311,6 +320,8 @@ pub(super) enum Heard {
     Nothing,
     /// It does not know the session.
     NoSession,
+    /// It does not take the token, or takes it no more.
+    NotAccepted,
 }
 
 /// A new connection is being made, however that ends.

@@ -168,6 +168,7 @@ impl Spanner {
             };
             let heard = |read: &Result<Page, SpannerError>| match read {
                 Err(SpannerError::Own(Own::NoSession, _)) => Heard::NoSession,
+                Err(SpannerError::Own(Own::NotAccepted, _)) => Heard::NotAccepted,
                 Err(SpannerError::Unreachable { .. }) => Heard::Nothing,
                 _ => Heard::Answer,
             };

@@ -306,6 +306,7 @@ impl TransactionRetryPolicy for UntilTheDeadline {
 pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     match outcome.as_ref().err().map(|error| (error.status(), error)) {
         Some((Some(status), _)) if status.message.contains(NO_SESSION) => Heard::NoSession,
+        Some((Some(status), _)) if status.code.name() == "UNAUTHENTICATED" => Heard::NotAccepted,
         Some((None, error)) if !error.is_serialization() => Heard::Nothing,
         _ => Heard::Answer,
     }

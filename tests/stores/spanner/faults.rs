@@ -4,6 +4,7 @@
 
 use std::time::Instant;
 
+use leasehold::ErrorKind;
 use leasehold::internals::lease::{GrantId, LockRecord};
 use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewed};
 use leasehold::internals::sys::clock::Clock;
@@ -28,6 +29,7 @@ const FAULTS: [Fault; 6] =
 const TROUBLE: [u8; 6] = [1, 2, 4, 8, 13, 14];
 /// Only where nothing was done.
 const ABORTED: u8 = 10;
+const UNAUTHENTICATED: u8 = 16;
 
 fn faults() -> Vec<Fault> {
     let said = TROUBLE.iter().flat_map(|code| [Fault::Refused(*code), Fault::DoneThenRefused(*code)]);
@@ -374,4 +376,31 @@ fn is_noticed_after_a_slow_spell() -> bool {
     at.grpc.clear();
     get(&at.store, "k");
     is_noticed
+}
+
+/// The SDK renews a token by a clock that stands still while the host is suspended.
+#[test]
+fn a_token_that_has_ended_is_trouble_for_a_moment_and_another_client_is_made() {
+    needs_server!();
+    for method in ["ExecuteStreamingSql", "Commit"] {
+        let at = behind();
+        at.grpc.restart();
+        let mut attempt = exclusive("k");
+        at.grpc.fault(method, 0, Fault::Refused(UNAUTHENTICATED));
+        let error = at.store.acquire(&mut attempt, &soon()).unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
+        let connected = || at.grpc.methods().iter().filter(|method| *method == "CreateSession").count();
+        wait_until("another client is made", || connected() == 1);
+        granted(&at.store, &mut attempt);
+        // What is accepted no more is not asked about with each request.
+        (0..1000).for_each(|_| at.grpc.fault("", 0, Fault::Refused(UNAUTHENTICATED)));
+        let (started, before) = (Instant::now(), connected());
+        for _ in 0..20 {
+            let read = at.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon());
+            assert!(read.unwrap_err().is_retryable());
+        }
+        assert!(connected() - before <= 1 + started.elapsed().as_secs() as usize / 2, "{}", connected());
+        assert!(at.grpc.clear() > 900);
+        get(&at.store, "k");
+    }
 }
