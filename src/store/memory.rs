@@ -258,7 +258,12 @@ impl Backend for Memory {
         if stands.version != seen.record.version || stands.token != seen.record.token {
             return Ok(Swapped::Changed);
         }
-        records.put(key, new.cloned());
+        let mut new = new.cloned();
+        if !stands.exists() {
+            // Who has seen an earlier row of this key, which was deleted meanwhile, must not take this one for it.
+            new.iter_mut().for_each(|new| new.version = new.version.max(self.times().stamp));
+        }
+        records.put(key, new);
         Ok(Swapped::Done)
     }
 

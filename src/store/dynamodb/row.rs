@@ -172,8 +172,9 @@ fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     let kind = Kind::parse(get_text(item, "kind")?)?;
     // A row of dynamodb-lock-go has none.
     let version = get_number(item, "version")?;
-    // A row that only remembers who gave up was made for that; earlier versions did not note when.
-    let began = version.filter(|_| token.is_none() && item.contains_key("givenUp"));
+    // Without a token it was made when somebody gave up, or pinned its name: a second copy of that, which waits for a missing
+    // row, may be on its way. What counts its changes begins with the time.
+    let began = version.filter(|_| token.is_none());
     let gave_up_at = get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).or(began);
     Ok(LockRecord {
         key: key.to_owned(),

@@ -23,11 +23,15 @@ impl Sqlite {
             }
             match new {
                 Some(new) => {
-                    let times = self.target.times()?;
+                    let (times, mut new) = (self.target.times()?, new.clone());
+                    if stands.version == 0 {
+                        // Who has seen an earlier row of this key, which was deleted meanwhile, must not take this one for it.
+                        new.version = new.version.max(times.stamp);
+                    }
                     let here = self.target.here(&times);
                     // Unchanged is what the caller left as it was when it read.
                     let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };
-                    stands.next(&view, new, None, here.clock).write(tx, &self.target.path, here.clock)?;
+                    stands.next(&view, &new, None, here.clock).write(tx, &self.target.path, here.clock)?;
                 }
                 // There is no row.
                 None if stands.version == 0 => {}

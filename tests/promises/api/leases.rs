@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::bench::{Bench, builder_over};
-use crate::support::between::Between;
+use crate::support::between::{Between, When};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{CancelToken, ClientBuilder, Error, ErrorKind, LeaseStatus, Leases, LossReason};
 
@@ -141,6 +141,24 @@ fn a_pin_keeps_it_and_says_whose_it_is() {
         leases.unpin("app", "nobody").unwrap();
         leases.expire("app").unwrap();
         assert!(leases.pinned_by("app").unwrap().is_empty());
+    });
+}
+
+/// The row of a name that nobody has claimed is deleted at once, and the next one counts its changes anew.
+#[test]
+fn a_pin_that_was_decided_before_a_purge_replaces_none_that_came_after_it() {
+    on_every_store(|store| {
+        let (client, others) = (store.client(), leases(store));
+        let between = Between::new(store.store.clone());
+        let ours = builder_over(Arc::new(between.clone()), store.clock.clone()).connect().unwrap().leases("space");
+        others.pin("app", "first").unwrap();
+        between.next(When::BeforeSwap, move || {
+            others.unpin("app", "first").unwrap();
+            client.purge(Duration::ZERO).unwrap();
+            others.pin("app", "theirs").unwrap();
+        });
+        ours.pin("app", "ours").unwrap();
+        assert_eq!(ours.pinned_by("app").unwrap(), ["ours", "theirs"].map(str::to_owned).into());
     });
 }
 
