@@ -1756,7 +1756,8 @@ leasehold_code leasehold_election_set_on_leader(leasehold_election election,
 
 // Sets a function that answers whether this node is healthy enough to lead: it is called on a thread of its own before
 // the node campaigns, and every third of the lease while it leads. When it answers false, or not within a lease, the
-// node resigns, and campaigns again once it answers true. To stop or free the election inside it waits in vain for its
+// node resigns, and campaigns again once it answers true. A work of leasehold_election_lead must end first: while it runs,
+// no other node leads. To stop or free the election inside it waits in vain for its
 // answer, for at most the drop timeout. For the rest see leasehold_election_set_on_won. NULL for
 // always healthy, which is the default.
 // \param health_check Any thread may call it with `user` until the election is freed.

@@ -1,7 +1,6 @@
 //! The closure of `lead`, and what `campaign` gives.
 
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::internals::store::fault::{Call, Fault};
@@ -203,46 +202,6 @@ fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
                 assert!(rival.try_lock("job").unwrap().unwrap().fencing_token() > token);
             }
         }
-    });
-}
-
-#[test]
-fn a_closure_may_stop_the_election_itself() {
-    on_every_store(|store| {
-        let client = store.client();
-        let a = Arc::new(client.election("job").build().unwrap());
-        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
-        let (stopped, was_leader) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
-        let (stops, leads) = (stopped.clone(), was_leader.clone());
-        a.lead(move |leadership| {
-            own.upgrade().unwrap().stop().unwrap();
-            stops.store(true, Ordering::SeqCst);
-            leadership.loss().wait();
-            leads.store(leadership.is_leader(), Ordering::SeqCst);
-            let _ = told.send(());
-        })
-        .unwrap();
-        tells.recv_timeout(LONG).unwrap();
-        a.wait();
-        assert!(stopped.load(Ordering::SeqCst) && !was_leader.load(Ordering::SeqCst));
-        assert_eq!((a.terms(), a.is_standing()), (1, false));
-        assert!(client.try_lock("job").unwrap().is_some());
-    });
-}
-
-#[test]
-fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
-    on_every_store(|store| {
-        let a = Arc::new(store.client().election("job").stand_again(false).build().unwrap());
-        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
-        a.lead(move |_| {
-            let election = own.upgrade().unwrap();
-            election.wait();
-            told.send(election.is_standing()).unwrap();
-        })
-        .unwrap();
-        assert!(tells.recv_timeout(LONG).expect("it waits for itself"), "nothing is over yet");
-        a.wait();
     });
 }
 

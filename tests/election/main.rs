@@ -6,6 +6,7 @@ mod support;
 mod callbacks;
 mod ends;
 mod health;
+mod inside;
 mod lead;
 #[cfg(target_os = "linux")]
 mod processes;

@@ -52,6 +52,36 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
     });
 }
 
+/// Who reads it must know whether two nodes may work at once.
+#[test]
+fn work_that_goes_on_after_its_term_is_warned_of() {
+    on_every_store(|store| {
+        for (is_lost, told) in [(true, "another node may lead already"), (false, "until it ends no other node leads")] {
+            let name = named(store, if is_lost { "lost" } else { "stopped" });
+            let client = store.client();
+            let election = client.election(&name).lease(SECOND * 2).stand_again(false);
+            let a = Arc::new(election.build().unwrap());
+            let (own, (ends, go_on)) = (Arc::downgrade(&a), crossbeam_channel::bounded::<()>(0));
+            a.lead(move |leadership| {
+                if is_lost {
+                    leadership.loss().wait();
+                } else {
+                    own.upgrade().unwrap().stop().unwrap();
+                }
+                let _ = go_on.recv();
+            })
+            .unwrap();
+            wait_until("it leads", || a.terms() == 1);
+            if is_lost {
+                store.client().force_release(&name).unwrap();
+            }
+            wait_until("it is warned of", || warned(told, &name));
+            drop(ends);
+            a.wait();
+        }
+    });
+}
+
 /// The release ends a tenth of a second before the stop, and then is tried again.
 #[test]
 fn a_stop_tells_of_a_store_that_does_not_answer_and_of_no_thread() {

@@ -90,7 +90,8 @@ impl ElectionBuilder {
 
     /// Reports whether this node is healthy enough to lead. It is called on its own thread, before the node campaigns
     /// and every third of the lease while it leads. If it returns false, panics, or does not return within a lease, the
-    /// node resigns; it campaigns again once the check returns true. Defaults to always healthy.
+    /// node resigns; it campaigns again once the check returns true. A closure of [`lead`](Election::lead) must end first, as
+    /// it does by its [`loss`](super::Leadership::loss): while it runs, no other node leads. Defaults to always healthy.
     pub fn health_check(mut self, is_healthy: impl FnMut() -> bool + Send + 'static) -> Self {
         let mut check = Contained::new(is_healthy);
         self.health = Some(Health::new(Box::new(move || check.0.as_mut().is_some_and(|is_healthy| is_healthy()))));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Select, bounded, never, select, select_biased, tick};
+use crossbeam_channel::{Receiver, Select, after, bounded, never, select, select_biased, tick};
 use parking_lot::Mutex;
 
 use super::leadership::{Leadership, Term, TermEnd};
@@ -97,7 +97,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         Over::Done(WorkEnd::Panicked) => TermEnd::Panicked,
         Over::Lost | Over::Asked | Over::Done(WorkEnd::Done) => TermEnd::Resigned,
     });
-    let has_ended = work.is_none() || is_done || wait_for_work(stands, &done);
+    let has_ended = work.is_none() || is_done || wait_for_work(stands, term, &done);
     let by = far_from(Instant::now(), shared.bound());
     let by = if standing.stop.is_cancelled() { standing.ends(by).1 } else { by };
     let outcome = if has_ended {
@@ -152,11 +152,25 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Ok(done)
 }
 
-/// Waits for the closure; after a stop only for as long as the stop allows. Returns whether it ended.
-fn wait_for_work(stands: &Stands, done: &Receiver<WorkEnd>) -> bool {
-    select! {
-        recv(done) -> _ => return true,
-        recv(stands.standing.stop.cancelled()) -> _ => {}
+/// Waits for the closure; after a stop only for as long as the stop allows, which sets no limit if it came from the closure
+/// itself. Returns whether it ended.
+fn wait_for_work(stands: &Stands, term: &Term, done: &Receiver<WorkEnd>) -> bool {
+    let (standing, node) = (&stands.standing, &stands.shared.node);
+    let has_time = || standing.is_stopped_inside.load(Ordering::SeqCst) && !standing.hurry.is_cancelled();
+    let mut late = after(node.lease);
+    loop {
+        let stop = if has_time() { &standing.hurry } else { &standing.stop };
+        select! {
+            recv(done) -> _ => return true,
+            recv(stop.cancelled()) -> _ => if !has_time() { break },
+            recv(late) -> _ => {
+                late = never();
+                let others =
+                    if term.guard.loss().get().is_some() { "another node may lead already" } else { "until it ends no other node leads" };
+                log::warn!(target: "leasehold::election", name:? = node.name;
+                    "the term of the leader of {:?} is over, but its work goes on: {others}", node.name);
+            }
+        }
     }
     let (patience, _) = stands.standing.ends(far_from(Instant::now(), stands.shared.bound()));
     is_ready_by(done, patience)

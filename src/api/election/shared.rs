@@ -72,6 +72,10 @@ pub(super) struct Now {
 /// From the start of `run`, `lead` or `campaign` to its end.
 pub(super) struct Standing {
     pub stop: CancelToken,
+    /// Its own closure or callback has stopped it, which waits for nothing.
+    pub is_stopped_inside: AtomicBool,
+    /// Somebody waits for its end.
+    pub hurry: CancelToken,
     /// After a stop: by when the closure must end, and by when the release must be answered.
     ends: Mutex<Option<(Instant, Instant)>>,
     /// The result of the release after the stop.
@@ -192,6 +196,8 @@ impl Shared {
         self.node.cancels.iter().for_each(|cancel| stop.follow(cancel));
         let standing = Arc::new(Standing {
             stop,
+            is_stopped_inside: AtomicBool::new(false),
+            hurry: CancelToken::new(),
             ends: Mutex::default(),
             outcome: Mutex::new(Ok(())),
             is_awaited: AtomicBool::new(false),
@@ -360,8 +366,13 @@ impl Shared {
     fn ask(&self, by: Instant, ends: Ends, then: Then) -> Option<Arc<Standing>> {
         let standing = self.now.standing.lock().clone();
         if let Some(standing) = &standing {
-            standing.is_awaited.fetch_or(then == Then::Waits && !standing.is_crew(), Ordering::SeqCst);
-            standing.ends(by);
+            if standing.is_crew() {
+                standing.is_stopped_inside.store(true, Ordering::SeqCst);
+            } else {
+                standing.is_awaited.fetch_or(then == Then::Waits, Ordering::SeqCst);
+                standing.ends(by);
+                standing.hurry.cancel();
+            }
             standing.stop.cancel();
         }
         let standing = standing.filter(|standing| standing.kind == Kind::Run);
@@ -391,8 +402,9 @@ impl EndsFirst for Shared {
     fn wait_for_end(&self, by: Instant) {
         let standing = self.now.standing.lock().clone();
         if let Some(standing) = standing
-            && standing.is_late(by)
-            // The closure still uses what the lock protects, so the close, which comes next, must not release it.
+            // The closure still uses what the lock protects, so the close, which comes next, must not release it. It may be
+            // the closure that closes.
+            && (standing.is_crew() || standing.is_late(by))
             && standing.crew.lock().len() > 1
             && let Some(term) = self.term()
         {

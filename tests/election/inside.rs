@@ -1,0 +1,114 @@
+//! What the closure of `lead` calls on its own election.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use crossbeam_channel::bounded;
+use leasehold::ErrorKind;
+
+use crate::*;
+
+/// What a drop of the client may take.
+const SHORT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_closure_may_stop_the_election_itself() {
+    on_every_store(|store| {
+        let client = store.client();
+        let a = Arc::new(client.election("job").build().unwrap());
+        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
+        let (stopped, was_leader) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(true)));
+        let (stops, leads) = (stopped.clone(), was_leader.clone());
+        a.lead(move |leadership| {
+            own.upgrade().unwrap().stop().unwrap();
+            stops.store(true, Ordering::SeqCst);
+            leadership.loss().wait();
+            leads.store(leadership.is_leader(), Ordering::SeqCst);
+            let _ = told.send(());
+        })
+        .unwrap();
+        tells.recv_timeout(LONG).unwrap();
+        a.wait();
+        assert!(stopped.load(Ordering::SeqCst) && !was_leader.load(Ordering::SeqCst));
+        assert_eq!((a.terms(), a.is_standing()), (1, false));
+        assert!(client.try_lock("job").unwrap().is_some());
+    });
+}
+
+/// However long it takes to clean up.
+#[test]
+fn a_closure_that_stops_the_election_may_take_its_time() {
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(SHORT).connect().unwrap();
+        let a = Arc::new(client.election("job").build().unwrap());
+        let (own, (ends, go_on)) = (Arc::downgrade(&a), bounded::<()>(0));
+        let (told, tells) = bounded(1);
+        a.lead(move |_| {
+            own.upgrade().unwrap().stop().unwrap();
+            told.send(Instant::now()).unwrap();
+            let _ = go_on.recv();
+        })
+        .unwrap();
+        let stopped = tells.recv_timeout(LONG).unwrap();
+        wait_until("longer than a drop may take", || stopped.elapsed() > 3 * SHORT);
+        assert!(client.try_lock("job").unwrap().is_none(), "its work goes on");
+        drop(ends);
+        a.wait();
+        assert!(client.try_lock("job").unwrap().is_some(), "it is left to its lease");
+    });
+}
+
+/// The work that closes the client still uses what the lock protects.
+#[test]
+fn a_closure_that_closes_the_client_keeps_its_lock_until_its_lease_is_over() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.client());
+        let a = client.election("job").build().unwrap();
+        let ((ends, go_on), (told, tells)) = (bounded::<()>(0), bounded(1));
+        a.lead(move |_| {
+            told.send(client.close().is_ok()).unwrap();
+            let _ = go_on.recv();
+        })
+        .unwrap();
+        tells.recv_timeout(LONG).unwrap();
+        assert!(rival.try_lock("job").unwrap().is_none(), "it works beside the next leader");
+        drop(ends);
+        a.wait();
+        store.outlast(MINUTE);
+        assert!(rival.try_lock("job").unwrap().is_some());
+    });
+}
+
+/// Who stops it from outside does not wait for longer than a drop.
+#[test]
+fn a_stop_from_outside_hurries_a_closure_that_has_stopped_the_election_itself() {
+    let client = LockClient::builder("memory:").drop_timeout(SHORT).connect().unwrap();
+    let a = Arc::new(client.election("job").build().unwrap());
+    let (own, (ends, go_on), (told, tells)) = (Arc::downgrade(&a), bounded::<()>(0), bounded(1));
+    a.lead(move |_| {
+        own.upgrade().unwrap().stop().unwrap();
+        told.send(()).unwrap();
+        let _ = go_on.recv();
+    })
+    .unwrap();
+    tells.recv_timeout(LONG).unwrap();
+    assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+    a.wait();
+    drop(ends);
+}
+
+#[test]
+fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
+    on_every_store(|store| {
+        let a = Arc::new(store.client().election("job").stand_again(false).build().unwrap());
+        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
+        a.lead(move |_| {
+            let election = own.upgrade().unwrap();
+            election.wait();
+            told.send(election.is_standing()).unwrap();
+        })
+        .unwrap();
+        assert!(tells.recv_timeout(LONG).expect("it waits for itself"), "nothing is over yet");
+        a.wait();
+    });
+}
