@@ -307,4 +307,48 @@ mod tests {
         events.end();
         assert!(user.has_left.load(Ordering::SeqCst), "a callback still runs");
     }
+
+    #[cfg(feature = "_internals")]
+    struct Hangs {
+        entered: Sender<()>,
+        leave: Receiver<()>,
+    }
+
+    #[cfg(feature = "_internals")]
+    unsafe extern "C" fn hangs_at_a_release(event: *const EventInfo, user: *mut c_void) {
+        // SAFETY: the test leaks it, and the event is there during the call.
+        let (hangs, operation) = unsafe { (&*user.cast::<Hangs>(), std::ffi::CStr::from_ptr((*event).operation)) };
+        if operation.to_bytes() == b"release" {
+            let _ = hangs.entered.send(());
+            let _ = hangs.leave.recv_timeout(LONG);
+        }
+    }
+
+    /// The program that hangs there may itself wait for a lock that is to be given up.
+    #[cfg(feature = "_internals")]
+    #[test]
+    fn a_callback_that_hangs_does_not_keep_what_nobody_holds_from_being_given_up() {
+        use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+        use crate::store::memory::Memory;
+        use crate::sys::clock::Clock;
+
+        let ((entered, enters), (leaves, leave)) = (bounded(9), bounded::<()>(0));
+        let user: &'static Hangs = Box::leak(Box::new(Hangs { entered, leave }));
+        let callback = Callback { function: hangs_at_a_release as EventFn, user: (&raw const *user).cast_mut().cast() };
+        let (clock, faults) = (Clock::system(), FaultPlan::default());
+        let memory: Arc<Memory> = Arc::new(Memory::open("", clock.clone()));
+        let faulty = Faulty::new(memory.clone(), faults.clone());
+        let builder = crate::ClientBuilder::over(Arc::new(faulty), clock.clone()).own_observer(Events::new(callback));
+        let Ok(client) = builder.request_timeout(LONG / 40).connect() else { panic!("no client") };
+        let Ok(other) = crate::ClientBuilder::over(memory, clock).connect() else { panic!("no client") };
+        for key in ["a", "b"] {
+            faults.next(Call::Acquire, Fault::ApplyThenHang);
+            assert!(client.try_lock(key).is_err_and(|error| error.kind() == ErrorKind::Ambiguous));
+        }
+        assert!(enters.recv_timeout(LONG).is_ok(), "nothing is given up");
+        for key in ["a", "b"] {
+            assert!(other.request(key).wait(LONG / 4).lock().is_ok(), "{key:?} is not given up");
+        }
+        drop(leaves);
+    }
 }

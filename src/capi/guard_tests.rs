@@ -125,6 +125,40 @@ fn a_release_that_hangs_is_part_of_the_bound_of_a_free() {
     assert!(matches!(releases.join(), Ok(Code::Store | Code::Ambiguous)));
 }
 
+/// The program may end once it has freed them.
+#[cfg(feature = "_internals")]
+#[test]
+fn freeing_several_waits_for_a_release_that_is_under_way() {
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    for second in [leasehold_guards_release, leasehold_guards_free] {
+        let (clock, faults) = (Clock::system(), FaultPlan::default());
+        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+        let client = crate::ClientBuilder::over(Arc::new(store), clock).drop_timeout(LONG).connect();
+        let Ok((client, all)) = client.and_then(|client| Ok((client.clone(), client.lock_all(["a", "b"])?))) else {
+            panic!("no locks")
+        };
+        let Ok(guards) = handle::insert(Guards::new(all, Watch::new(None))) else { panic!("no handle") };
+        let (go_on, stuck) = bounded(0);
+        faults.next(Call::Release, Fault::Stuck(stuck));
+        let releases = std::thread::spawn(move || leasehold_guards_release(guards));
+        while faults.count(Call::Release) == 0 {
+            std::thread::yield_now();
+        }
+        let (ended, ends) = bounded(1);
+        std::thread::spawn(move || ended.send(second(guards)));
+        assert!(ends.recv_timeout(LONG / 40).is_err(), "it did not wait");
+        drop(go_on);
+        assert!(matches!(ends.recv_timeout(LONG), Ok(Code::Ok | Code::Closed)));
+        assert!(releases.join().is_ok());
+        let free =
+            ["a", "b"].map(|key| client.get(key).is_ok_and(|status| status.is_none_or(|status| status.is_free())));
+        assert_eq!(free, [true; 2]);
+    }
+}
+
 /// An operator released it, and the release is the first to hear of that.
 #[cfg(unix)]
 #[test]

@@ -2,9 +2,11 @@
 
 use std::ffi::c_char;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
+use super::callback::Gate;
 use super::code::Code;
 use super::failure::{Failure, about};
 use super::loss::Watch;
@@ -12,12 +14,17 @@ use super::{as_millis, call, handle, millis, out_arg, text};
 use crate::api::request_all::LockAllGuard;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
+use crate::sys::deadline::far_from;
 use crate::sys::drop_bound::DropBound;
 
 /// All of several locks; their names and tokens stay readable after they were released.
 pub struct Guards {
     /// Taken only to end it. No I/O under the lock.
     held: RwLock<Option<Arc<LockAllGuard>>>,
+    /// One at a time ends them. It may be a callback of this very call that wants to.
+    ending: Gate,
+    /// For how long a drop may take.
+    drop_timeout: Duration,
     granted: Vec<Lock>,
     watch: Arc<Watch>,
 }
@@ -35,7 +42,8 @@ pub struct GuardsHandle {
 impl Guards {
     pub fn new(held: LockAllGuard, watch: Arc<Watch>) -> Self {
         let granted = held.guards().iter().map(|guard| guard.info()).collect();
-        Guards { held: RwLock::new(Some(Arc::new(held))), granted, watch }
+        let drop_timeout = held.guards().first().map_or(Duration::ZERO, |first| first.drop_by().remaining());
+        Guards { held: RwLock::new(Some(Arc::new(held))), ending: Gate::default(), drop_timeout, granted, watch }
     }
 
     /// What `ask` says; `None` when they were released. Waits for nobody. A callback may be called meanwhile, and may end
@@ -181,6 +189,7 @@ pub unsafe extern "C" fn leasehold_guards_remaining(guards: GuardsHandle, ms: *m
 pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::get::<Guards>(guards)?;
+        let _ending = guards.ending.alone(None).ok_or_else(|| guards.ended())?;
         let mut drop_bound = DropBound::default();
         let held = guards.take(&mut drop_bound).ok_or_else(|| guards.ended())?;
         let released = held.release_shared();
@@ -198,6 +207,8 @@ pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
 pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::remove::<Guards>(guards)?;
+        // A release that is under way on another thread is waited for.
+        let _ending = guards.ending.alone(Some(far_from(Instant::now(), guards.drop_timeout)));
         let mut drop_bound = DropBound::default();
         if let Some(held) = guards.take(&mut drop_bound) {
             // Another call may be inside it just now, and is not the one to release it.

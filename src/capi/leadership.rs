@@ -1,7 +1,10 @@
 //! Terms as the leader that C waited for.
 
+use std::time::{Duration, Instant};
+
 use parking_lot::RwLock;
 
+use super::callback::Gate;
 use super::code::Code;
 use super::election::{ElectionHandle, find};
 use super::failure::{Failure, about};
@@ -11,10 +14,15 @@ use crate::LossWatch;
 use crate::api::election::Leadership;
 use crate::model::error::ErrorKind;
 use crate::model::lock::Lock;
+use crate::sys::deadline::far_from;
 
 /// A term as the leader, which stays readable after it was resigned.
 pub struct LeadershipData {
     leadership: RwLock<Option<Leadership>>,
+    /// One at a time ends it. It may be a callback of this very call that wants to.
+    ending: Gate,
+    /// For how long a drop may take.
+    drop_timeout: Duration,
     granted: Lock,
     loss: LossWatch,
     /// See `LockGuard::expiry`: a callback may resign.
@@ -33,7 +41,19 @@ pub struct LeadershipHandle {
 impl LeadershipData {
     pub(super) fn won(won: Leadership) -> Result<LeadershipHandle, Failure> {
         let (granted, loss, expire) = (won.guard().info(), won.loss(), Box::new(won.guard().expiry()));
-        handle::insert(LeadershipData { leadership: RwLock::new(Some(won)), granted, loss, expire })
+        let (ending, drop_timeout) = (Gate::default(), won.guard().drop_by().remaining());
+        handle::insert(LeadershipData {
+            leadership: RwLock::new(Some(won)),
+            ending,
+            drop_timeout,
+            granted,
+            loss,
+            expire,
+        })
+    }
+
+    fn ended(&self) -> Failure {
+        about(&self.granted, ErrorKind::Closed, "the leadership was resigned already").into()
     }
 
     fn ask<T>(&self, ask: impl FnOnce(&Leadership) -> T) -> Option<T> {
@@ -126,9 +146,9 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
+        let _ending = leadership.ending.alone(None).ok_or_else(|| leadership.ended())?;
         let held = leadership.leadership.write().take();
-        let ended = || about(&leadership.granted, ErrorKind::Closed, "the leadership was resigned already");
-        Ok(held.ok_or_else(ended)?.resign()?)
+        Ok(held.ok_or_else(|| leadership.ended())?.resign()?)
     })
 }
 
@@ -137,6 +157,8 @@ pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> C
 pub extern "C" fn leasehold_leadership_free(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::remove::<LeadershipData>(leadership)?;
+        // A resignation that is under way on another thread is waited for.
+        let _ending = leadership.ending.alone(Some(far_from(Instant::now(), leadership.drop_timeout)));
         let held = leadership.leadership.write().take();
         drop(held);
         Ok(())

@@ -19,7 +19,7 @@ use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::log;
 use crate::sys::pause::pause;
-use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock};
+use crate::sys::thread::{Thread, begin_to_keep_time, keeping_a_lock};
 
 /// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
 const MOST: usize = 4096;
@@ -134,7 +134,8 @@ impl Undo {
         let undo = self.clone();
         let until = Deadline::after(Duration::MAX).or_cancel(&self.stop);
         let run = move || {
-            begin_to_keep_a_lock();
+            // All that nobody holds any more waits for it.
+            begin_to_keep_time();
             undo.run(&until);
         };
         state.thread = Some(Thread::spawn("leasehold-undo", run)?);
