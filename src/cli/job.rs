@@ -4,7 +4,7 @@ use std::io;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::Child;
 #[cfg(target_os = "linux")]
-use std::sync::PoisonError;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -322,14 +322,43 @@ impl Job {
 }
 
 /// What left a command's group and its parent becomes our child, too. What has our own group was started by a library, which
-/// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more. `is_known`: it is waited for
-/// elsewhere.
+/// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more, or by one of these, and then
+/// nobody does. `is_known`: it is waited for elsewhere.
 #[cfg(target_os = "linux")]
 pub fn reap_adopted(is_known: impl Fn(Pid) -> bool) {
     let inherited = || INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_of_library = |pid| getpgid(Some(pid)).is_ok_and(|group| group == getpgrp());
-    let is_other = |pid| !is_known(pid) && (inherited().contains(&pid) || !is_of_library(pid));
-    reap(children(), is_other, |pid| inherited().retain(|before| *before != pid));
+    let has_our_group = |pid: Pid| getpgid(Some(pid)).is_ok_and(|group| group == getpgrp());
+    let children = children();
+    let ours = children.iter().flatten().copied().filter(|pid| has_our_group(*pid) && has_ended(*pid)).collect();
+    let left = left_over(&mut ENDED.lock().unwrap_or_else(PoisonError::into_inner), ours, Instant::now());
+    let is_other = |pid| !is_known(pid) && (inherited().contains(&pid) || left.contains(&pid) || !has_our_group(pid));
+    reap(children, is_other, |pid| inherited().retain(|before| *before != pid));
+}
+
+/// Children of our own group that have ended, and since when that is known.
+#[cfg(target_os = "linux")]
+static ENDED: Mutex<Vec<(Pid, Instant)>> = Mutex::new(Vec::new());
+
+/// A library waits much sooner for what it has started.
+#[cfg(target_os = "linux")]
+const LEFT_OVER: Duration = Duration::from_secs(10);
+
+/// Those that have `ended` long ago.
+#[cfg(target_os = "linux")]
+fn left_over(known: &mut Vec<(Pid, Instant)>, ended: Vec<Pid>, now: Instant) -> Vec<Pid> {
+    known.retain(|(pid, _)| ended.contains(pid));
+    for pid in ended {
+        if known.iter().all(|(before, _)| *before != pid) {
+            known.push((pid, now));
+        }
+    }
+    known.iter().filter(|(_, since)| now.duration_since(*since) >= LEFT_OVER).map(|(pid, _)| *pid).collect()
+}
+
+#[cfg(target_os = "linux")]
+fn has_ended(pid: Pid) -> bool {
+    let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
+    waitid(Id::Pid(pid), flags) != Ok(WaitStatus::StillAlive)
 }
 
 /// Waits for each of the children that has ended and is one of these. Where they are not known, for those that the system
@@ -373,6 +402,18 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
+
+    #[test]
+    fn what_nobody_waits_for_is_left_over_after_a_while() {
+        let (mut known, began) = (Vec::new(), Instant::now());
+        let [one, other] = [1, 2].map(Pid::from_raw);
+        assert_eq!(left_over(&mut known, vec![one], began), []);
+        assert_eq!(left_over(&mut known, vec![one, other], began + LEFT_OVER / 2), []);
+        assert_eq!(left_over(&mut known, vec![one, other], began + LEFT_OVER), [one]);
+        assert_eq!(left_over(&mut known, vec![other], began + 2 * LEFT_OVER), [other]);
+        assert_eq!(left_over(&mut known, vec![], began + 2 * LEFT_OVER), []);
+        assert!(known.is_empty());
+    }
 
     /// Small kernels and some sandboxes do not say which children there are.
     #[test]

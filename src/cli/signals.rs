@@ -57,6 +57,12 @@ impl Hangup {
 }
 
 impl Interrupts {
+    /// One that has come, and would have ended the wait. The others meant nothing to who waits, and mean nothing to a command
+    /// that is yet to begin: one in its first moment would die by them.
+    pub fn ended_wait(&self) -> Option<Signal> {
+        self.signals.try_iter().find(|signal| self.end_wait(*signal))
+    }
+
     /// Whether it ends a wait.
     pub fn end_wait(&self, signal: Signal) -> bool {
         match (signal, self.hangup) {

@@ -41,7 +41,7 @@ pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
         // The default would be another store than the outer one's.
         None if std::env::var_os(WITHHELD).is_some() => Err(Failure::config(
             "the store of the leasehold around this one was not passed on, since its URL names a user or may have a \
-             password; give a --store, or set LEASEHOLD_STORE",
+             password, or is a file in a folder that is gone or whose name is no UTF-8; give a --store, or set LEASEHOLD_STORE",
         )),
         None => default_url(missing),
     }
@@ -49,15 +49,18 @@ pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
 
 /// What the environment of a command says of our store: its name and value.
 pub fn passed_on(url: String) -> (&'static str, String) {
+    let withheld = (WITHHELD, "1".to_owned());
     if has_password(&url) {
-        return (WITHHELD, "1".to_owned());
+        return withheld;
     }
     // The command may work in another folder.
     let is_absolute = |path: &str| ["/", "%2f", "%2F"].iter().any(|root| path.starts_with(root));
-    let path = url.strip_prefix("sqlite:").filter(|path| !is_absolute(path));
-    let here = path.and_then(|path| Some((path, std::env::current_dir().ok()?.into_os_string().into_string().ok()?)));
-    let url = here.map(|(path, folder)| format!("sqlite:{}/{path}", escaped(&folder))).unwrap_or(url);
-    ("LEASEHOLD_STORE", url)
+    let Some(path) = url.strip_prefix("sqlite:").filter(|path| !is_absolute(path)) else {
+        return ("LEASEHOLD_STORE", url);
+    };
+    // A folder that is gone, or whose name is no text.
+    let folder = std::env::current_dir().ok().and_then(|folder| folder.into_os_string().into_string().ok());
+    folder.map_or(withheld, |folder| ("LEASEHOLD_STORE", format!("sqlite:{}/{path}", escaped(&folder))))
 }
 
 /// A file's path as a URL has it.

@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use nix::fcntl::OFlag;
 use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::support::{PATIENCE, Running, Store, wait_until_reaped};
+use crate::support::{PATIENCE, Running, Store, full_pipe, pid, state, wait_until_reaped};
+use crate::wait::wait_until;
 
 fn node(store: &Store, name: &str, script: &str) -> Command {
     node_with(store, "6s", name, script)
@@ -113,6 +115,24 @@ fn a_hangup_ends_no_node_that_waits() {
     assert_eq!(running.end().code, Some(143));
 }
 
+/// As where the leader is restarted when all nodes are told to reload.
+#[test]
+fn a_signal_between_the_grant_and_the_begin_of_the_command_is_one_of_the_wait() {
+    for (signal, code) in [(Signal::SIGHUP, 7), (Signal::SIGUSR1, 7), (Signal::SIGTERM, 143)] {
+        let store = Store::new();
+        // What it says of the grant nobody takes, so the command begins two seconds later.
+        let (reader, full, _) = full_pipe();
+        let mut command = node(&store, "ann", "trap '' HUP USR1; echo leads; read never; exit 7");
+        let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
+        wait_until("it is granted", || store.client().get("boss").unwrap().is_some_and(|boss| !boss.is_free()));
+        kill(pid(&child), signal).unwrap();
+        drop(child.stdin.take());
+        let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
+        assert_eq!((child.wait().unwrap().code(), output.is_empty()), (Some(code), code == 143), "{signal}");
+        drop((command, reader));
+    }
+}
+
 /// Nobody could end it from there any more.
 #[test]
 fn the_end_of_its_terminal_ends_a_node_that_waits() {
@@ -170,6 +190,26 @@ fn who_was_not_well_lets_others_go_first_also_after_a_loss() {
     File::create(store.path("sick")).unwrap();
     running.expect("ann leads");
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
+}
+
+/// What a companion of ours leaves behind is adopted, and has our group as what a library starts.
+#[test]
+#[cfg(target_os = "linux")]
+fn what_a_companion_leaves_behind_is_no_zombie_for_good() {
+    let store = Store::new();
+    let script = "(while :; do (sleep 0.3 &); sleep 0.5; done) & exec \"$0\" run k -- sh -c 'echo ready; read end'";
+    let mut command = Command::new("sh");
+    command.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]).env("LEASEHOLD_STORE", &store.url);
+    let running = Running::ready(command.process_group(0).stdin(Stdio::piped()));
+    let zombies = || running.children().into_iter().filter(|pid| state(pid) == "Z").collect::<Vec<_>>();
+    let mut first = Vec::new();
+    wait_until("some have ended", || {
+        first = zombies();
+        first.len() > 3
+    });
+    wait_until("they are reaped", || zombies().iter().all(|pid| !first.contains(pid)));
+    killpg(pid(&running.child), Signal::SIGKILL).unwrap();
+    running.end();
 }
 
 /// What a term left behind outside of its group ends while another node leads.

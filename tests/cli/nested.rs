@@ -35,6 +35,20 @@ fn where_the_store_was_not_passed_on_the_inner_one_says_so() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }
 
+/// As a relative path it would be another file in another folder.
+#[test]
+fn a_file_in_a_folder_whose_name_is_no_text_is_not_passed_on() {
+    use std::os::unix::ffi::OsStrExt;
+    let store = Store::new();
+    let folder = store.path(".").join(std::ffi::OsStr::from_bytes(b"caf\xe9"));
+    std::fs::create_dir(&folder).unwrap();
+    let script = "echo \"$LEASEHOLD_STORE\"; cd / && \"$0\" run k -- true; echo $?";
+    let mut outer = leasehold(&["run", "k", "--store", "sqlite:l.db", "--", "sh", "-c", script, OWN]);
+    let ran = run(outer.current_dir(&folder));
+    assert_eq!(ran.stdout, "\n78\n", "{}", ran.stderr);
+    assert!(ran.stderr.contains("whose name is no UTF-8"), "{}", ran.stderr);
+}
+
 #[test]
 fn an_inner_one_that_waits_for_its_outer_one_says_so() {
     let store = Store::new();
