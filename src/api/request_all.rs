@@ -16,6 +16,9 @@ use crate::sys::drop_bound::DropBound;
 use crate::sys::observing::Contained;
 use crate::sys::random;
 
+/// For how long a loss in the middle keeps it from beginning again: how often the client polls may be hours.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
 
 /// A request for all of several locks, made by [`LockClient::request_all`].
@@ -161,7 +164,7 @@ impl<'a> LockAllRequest<'a> {
             };
             let by_max_hold = held.lost().is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold));
             held.abandon();
-            let pause = *self.client.family.options.poll.start();
+            let pause = (*self.client.family.options.poll.start()).min(LONGEST_PAUSE);
             let left = match patience {
                 Patience::Once => Duration::ZERO,
                 Patience::Until(until) => until.saturating_duration_since(Instant::now()),

@@ -92,14 +92,8 @@ impl LockClient {
         }
     }
 
-    /// What is refused in the end says nothing of an earlier try, which may be done.
     fn wait(&self, failures: &mut Failures, error: Error, by: &Deadline) -> Result<()> {
-        let done = if error.is_retryable() { None } else { failures.may_be_done() };
-        let waited = match done {
-            Some(done) => Err(done.final_now().caused_by(error)),
-            None => failures.wait_if_retryable(error, by),
-        };
-        waited.or_else(|error| self.family.check_open().and(Err(error)))
+        failures.wait_if_retryable(error, by).or_else(|error| self.family.check_open().and(Err(error)))
     }
 
     /// What was read stays, also where a write without an answer has left it; an error where that is not known.

@@ -49,7 +49,7 @@ pub(super) struct Effort {
     pub(super) started: Instant,
     pub(super) attempts: u32,
     /// Grants that came too late to be used.
-    voids: u32,
+    pub(super) voids: u32,
     pub(super) warn_after: Duration,
     /// When the caller was last told that the wait goes on.
     pub(super) told: Option<Instant>,
@@ -263,6 +263,8 @@ impl<'a> Wait<'a> {
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,
+                    // A callback may have forked: nobody nudges it here.
+                    _ if !self.family.is_own_process() => return Turn::Over,
                     // Nobody reports that all before it hang, so it looks; that they do not is nothing to tell.
                     Waited::Limit if left > HANGS && !ticket.is_first() => {}
                     Waited::Limit | Waited::Event => break,
@@ -276,18 +278,6 @@ impl<'a> Wait<'a> {
         self.family.check_open()?;
         self.check_cancelled()?;
         self.act(Turn::Ask, overall)
-    }
-
-    /// Gives up a grant that came too late to be held.
-    fn void(&mut self, attempt: Attempt, overall: &Deadline) -> Result<Round> {
-        self.undo(attempt, overall);
-        if self.spec.lock.instead_of.is_some() {
-            let message = "it was handed over too late to be held, and is released";
-            return Err(Error::new(ErrorKind::TimedOut, message));
-        }
-        self.effort.voids += 1;
-        overall.wait_to_repeat(self.effort.voids);
-        Ok(Round::Trouble)
     }
 
     /// Sends a request, which those behind it see. What that has to report comes once it is answered, for whoever hangs

@@ -26,7 +26,6 @@ impl Failures {
     /// # Errors
     /// The one that says most of all, once `by` is over.
     pub fn wait(&mut self, error: Error, by: &Deadline) -> Result<(), Error> {
-        let may_be_done = |error: &Error| error.kind() == ErrorKind::Ambiguous;
         let known = match self.known.take() {
             // That another try did nothing says nothing of the one that may be done.
             Some(known) if may_be_done(&known) != may_be_done(&error) => {
@@ -46,18 +45,23 @@ impl Failures {
         Ok(())
     }
 
-    /// The one of them that may be done all the same.
-    pub fn may_be_done(&mut self) -> Option<Error> {
-        self.known.take_if(|known| known.kind() == ErrorKind::Ambiguous)
-    }
-
     /// The same as [`wait`](Self::wait), but what is final is not tried again.
     ///
     /// # Errors
-    /// `error` itself if it is final.
+    /// `error` itself if it is final, unless an earlier try may be done, of which it says nothing.
     pub fn wait_if_retryable(&mut self, error: Error, by: &Deadline) -> Result<(), Error> {
-        if error.is_retryable() { self.wait(error, by) } else { Err(error) }
+        if error.is_retryable() {
+            return self.wait(error, by);
+        }
+        Err(match self.known.take_if(|known| may_be_done(known)) {
+            Some(done) => done.final_now().caused_by(error),
+            None => error,
+        })
     }
+}
+
+fn may_be_done(error: &Error) -> bool {
+    error.kind() == ErrorKind::Ambiguous
 }
 
 /// What is told of two errors: what the end of a call cut off right after it began says nothing of the store, and hides none
@@ -94,5 +98,18 @@ mod tests {
         assert_eq!(told(tries, SILENT), "it may be done");
         let [first, last] = tries;
         assert_eq!(told([last, first], Duration::ZERO), "it may be done");
+    }
+
+    #[test]
+    fn what_is_refused_in_the_end_says_nothing_of_what_may_be_done() {
+        for (kind, told) in [(ErrorKind::Ambiguous, "first"), (ErrorKind::Store, "it is refused")] {
+            let by = Deadline::after(Duration::from_secs(60));
+            let mut failures = Failures::none();
+            failures.wait_if_retryable(Error::new(kind, "first").retryable(), &by).expect("time is left");
+            let error =
+                failures.wait_if_retryable(Error::new(ErrorKind::Permission, "it is refused"), &by).unwrap_err();
+            assert_eq!((error.to_string().as_str(), error.is_retryable()), (told, false));
+            assert!(error.with_causes().contains("it is refused"), "{}", error.with_causes());
+        }
     }
 }

@@ -175,10 +175,10 @@ impl Family {
         let mut failures = Failures::none();
         loop {
             let error = match request(&by.of_try()) {
-                Err(error) if error.is_retryable() => error,
+                Err(error) => error,
                 answer => return answer,
             };
-            if let Err(error) = failures.wait(error, by) {
+            if let Err(error) = failures.wait_if_retryable(error, by) {
                 self.check_open()?;
                 return Err(error);
             }

@@ -8,7 +8,7 @@ use crate::engine::spec::Granted;
 use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
-use crate::store::{Renewal, Renewed};
+use crate::store::{Attempt, Renewal, Renewed};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::observing::later;
@@ -34,7 +34,7 @@ impl Wait<'_> {
             pause!("lengthen.sent");
             let left = granted.held_until.since(sent);
             let end = overall.clone().within(left);
-            let by = end.clone().within(self.family.options.request_timeout);
+            let by = end.of_try().within(self.family.options.request_timeout);
             let renewal = Renewal::heartbeat(lease);
             let backend = &self.family.backend;
             let later = later();
@@ -61,7 +61,9 @@ impl Wait<'_> {
                 }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
-            if let Err(error) = failures.wait_if_retryable(error, &end) {
+            // What the renewal may have done, this undoes.
+            let waited = if error.is_retryable() { failures.wait(error, &end) } else { Err(error) };
+            if let Err(error) = waited {
                 self.undo(granted.attempt, overall);
                 return self.not_had(error);
             }
@@ -74,6 +76,18 @@ impl Wait<'_> {
             self.family.options.observing.tell(&Event::Granted { key, fencing_token, waited });
         });
         Ok(Round::Granted(granted))
+    }
+
+    /// Gives up a grant that came too late to be held.
+    pub(super) fn void(&mut self, attempt: Attempt, overall: &Deadline) -> Result<Round> {
+        self.undo(attempt, overall);
+        if self.spec.lock.instead_of.is_some() {
+            let message = "it was handed over too late to be held, and is released";
+            return Err(Error::new(ErrorKind::TimedOut, message));
+        }
+        self.effort.voids += 1;
+        overall.wait_to_repeat(self.effort.voids);
+        Ok(Round::Trouble)
     }
 
     /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.

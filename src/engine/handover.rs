@@ -3,8 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::hold::Hold;
-use super::release::Earlier;
-use super::undo::{ends_hold, give_up};
+use super::undo::give_up;
 use crate::engine::spec::{Chain, Granted, LockSpec};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{ErrorKind, Result};
@@ -21,7 +20,7 @@ pub(super) enum PassedOn {
     /// The hold is over, with this answer.
     Yes(Result<()>),
     /// The lock must be released, unless an unanswered hand-over has already ended the hold.
-    No(Earlier),
+    No,
     /// The lock must be released, and the head of the line waits for one poll, so that other processes get a turn.
     OthersTurn,
 }
@@ -34,7 +33,7 @@ impl Hold {
         let fair = self.grant.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
         // A copy of its acquire that is still on its way is stopped by a release alone.
         if self.grant.lock.mode() != Mode::Exclusive || !self.grant.lock.sent_once {
-            return PassedOn::No(Earlier::Nothing);
+            return PassedOn::No;
         }
         if !fair {
             return PassedOn::OthersTurn;
@@ -42,13 +41,13 @@ impl Hold {
         pause!("hand.chooses");
         let exclusive = |spec: &LockSpec| spec.mode == Mode::Exclusive;
         let Some(next) = setup.queues.reserve(self.grant.lock.key(), exclusive) else {
-            return PassedOn::No(Earlier::Nothing);
+            return PassedOn::No;
         };
         pause!("hand.reserved");
         let terms = next.spec().terms;
         let lease = terms.first_lease_at(now);
         if !terms.leave_time_at(now) {
-            return PassedOn::No(Earlier::Nothing);
+            return PassedOn::No;
         }
         let old = (self.grant.lock.grant.clone(), self.grant.lock.fencing_token());
         let mut attempt = next.spec().attempt(setup.backend.info().grant_form.fresh(), lease);
@@ -61,7 +60,10 @@ impl Hold {
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
         pause!("hand.sent");
-        match ends_hold(|| setup.backend.acquire(&mut attempt, &deadline), Acquired::Unknown) {
+        let hand_over = || setup.backend.acquire(&mut attempt, &deadline);
+        let may_be_done = |answer: &Acquired| matches!(answer, Acquired::Granted { .. } | Acquired::Unknown(_));
+        let (answer, by_another) = self.sends_end(hand_over, Acquired::Unknown, may_be_done);
+        match answer {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until(sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
@@ -81,7 +83,7 @@ impl Hold {
                     }
                 }
             }
-            Ok(Acquired::Refused(_)) if self.is_released_again() => PassedOn::Yes(Ok(())),
+            Ok(Acquired::Refused(_)) if by_another => PassedOn::Yes(Ok(())),
             Ok(Acquired::Refused(seen)) => {
                 let lost = self.error(ErrorKind::Lost, "it was released by another or taken over");
                 PassedOn::Yes(Err(lost.with_holders(LockStatus::live(&seen))))
@@ -90,9 +92,9 @@ impl Hold {
                 pause!("hand.unanswered");
                 // If it happened, there is nothing left to release.
                 *self.requests.handed.lock() = Some(attempt);
-                PassedOn::No(Earlier::Unanswered)
+                PassedOn::No
             }
-            Err(_) => PassedOn::No(Earlier::Nothing),
+            Err(_) => PassedOn::No,
         }
     }
 

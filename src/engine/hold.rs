@@ -100,9 +100,7 @@ pub(super) struct Beats {
 
 pub(super) struct State {
     pub phase: Phase,
-    /// A second release was sent, by a `close` at the same time or after a failure: either may have been the one that
-    /// worked.
-    pub released_again: bool,
+    pub ends: Ends,
     /// The guard's own copy of what it shows.
     pub lock: Lock,
     pub shown_is_behind: bool,
@@ -115,6 +113,15 @@ pub(super) struct State {
     /// When the heartbeat must be started; `None` once it was.
     pub start_at: Option<BootTime>,
     pub heartbeat: Option<Thread>,
+}
+
+/// The requests that end the hold.
+#[derive(Default)]
+pub(super) struct Ends {
+    /// A `close` may send one beside that of the guard.
+    pub under_way: u32,
+    /// One was done, or may be done, since it was not answered.
+    pub may_be_done: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,7 +175,7 @@ impl Hold {
             shown: Arc::new(Mutex::new(lock.clone())),
             state: Mutex::new(State {
                 phase: Phase::Held,
-                released_again: false,
+                ends: Ends::default(),
                 lock: lock.clone(),
                 shown_is_behind: false,
                 last_error: None,

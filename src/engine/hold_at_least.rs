@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use super::failures::Failures;
 use super::hold::{Beat, Hold, LostBy, Phase};
 use super::release::SHORT_REST;
-use super::undo::ends_hold;
 use crate::engine::options::check_at_least;
 use crate::lease::transition::{KeepAnswer, keep_standing};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -116,7 +115,9 @@ impl Hold {
                 return Kept::No(phase);
             }
             let deadline = Deadline::at(by).of_try().within(self.setup.request_timeout);
-            let error = match ends_hold(|| self.keep_once(least, &deadline), Look::Unanswered) {
+            let may_be_done = |look: &Look| matches!(look, Look::Is(KeepAnswer::Kept) | Look::Unanswered(_));
+            let (answer, _) = self.sends_end(|| self.keep_once(least, &deadline), Look::Unanswered, may_be_done);
+            let error = match answer {
                 Ok(Look::Is(KeepAnswer::Kept)) => return Kept::Yes(Ok(())),
                 Ok(Look::Is(KeepAnswer::Over)) => return Kept::No(phase),
                 Ok(Look::Changed(error)) => error,
@@ -127,10 +128,9 @@ impl Hold {
                     }
                     error
                 }
-                Err(error) if !error.is_retryable() => return Kept::Yes(Err(error)),
                 Err(error) => error,
             };
-            if let Err(error) = failures.wait(error, &Deadline::at(by)) {
+            if let Err(error) = failures.wait_if_retryable(error, &Deadline::at(by)) {
                 return Kept::Yes(Err(error));
             }
         }

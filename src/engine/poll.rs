@@ -44,6 +44,10 @@ impl Wait<'_> {
             if !ticket.is_first() || ticket.is_handed() {
                 return true;
             }
+            // A callback of this wait may have forked: here is nobody who answers, or wakes it.
+            if !self.family.is_own_process() {
+                return false;
+            }
             let begun = std::mem::replace(&mut begin, Begin::Wait);
             if begun != Begin::Look {
                 self.tell();

@@ -35,13 +35,6 @@ enum Tries {
     UntilAnswered,
 }
 
-/// Whether an earlier request may already have ended the hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Earlier {
-    Nothing,
-    Unanswered,
-}
-
 impl Hold {
     /// Stops the heartbeat, then releases in the store, all within `bound`.
     ///
@@ -90,16 +83,16 @@ impl Hold {
             // The grant is no longer in the store: there is nothing to release.
             Phase::Lost(LostBy::Store) => Ok(()),
             // More than one request only if the grant may stay in the store for long.
-            Phase::Lost(LostBy::Clock) if self.is_expired() => self.send_release(by, Tries::One, Earlier::Nothing),
-            Phase::Lost(LostBy::Clock) => self.send_release(by, Tries::UntilAnswered, Earlier::Nothing),
+            Phase::Lost(LostBy::Clock) if self.is_expired() => self.send_release(by, Tries::One),
+            Phase::Lost(LostBy::Clock) => self.send_release(by, Tries::UntilAnswered),
             // An earlier try may have been done in part: no hand-over, only a plain release.
-            Phase::Releasing | Phase::Over { .. } => self.send_release(by, Tries::UntilAnswered, Earlier::Unanswered),
+            Phase::Releasing | Phase::Over { .. } => self.send_release(by, Tries::UntilAnswered),
             Phase::Held => match self.pass_on(by) {
                 PassedOn::Yes(answer) => {
                     *worth_a_look = false;
                     answer
                 }
-                PassedOn::No(earlier) => self.send_release(by, Tries::UntilAnswered, earlier),
+                PassedOn::No => self.send_release(by, Tries::UntilAnswered),
                 PassedOn::OthersTurn => {
                     *worth_a_look = false;
                     let stand_back = || {
@@ -107,7 +100,7 @@ impl Hold {
                         self.setup.queues.stand_back(&self.grant.lock.key, until);
                     };
                     stand_back();
-                    let answer = self.send_release(by, Tries::UntilAnswered, Earlier::Nothing);
+                    let answer = self.send_release(by, Tries::UntilAnswered);
                     // Again, now counted from when others can know of the release.
                     stand_back();
                     answer
@@ -167,9 +160,20 @@ impl Hold {
         matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
     }
 
-    /// Whether another release of this very hold may have done it.
-    pub(super) fn is_released_again(&self) -> bool {
-        self.state.lock().released_again
+    /// Sends what ends the hold. Gives its answer, and whether another request of this very hold may have ended it.
+    pub(super) fn sends_end<T>(
+        &self,
+        request: impl FnOnce() -> Result<T>,
+        unknown: impl FnOnce(Error) -> T,
+        may_be_done: impl FnOnce(&T) -> bool,
+    ) -> (Result<T>, bool) {
+        self.state.lock().ends.under_way += 1;
+        let answer = ends_hold(request, unknown);
+        let ends = &mut self.state.lock().ends;
+        ends.under_way -= 1;
+        let by_another = ends.may_be_done || ends.under_way > 0;
+        ends.may_be_done |= answer.as_ref().is_ok_and(may_be_done);
+        (answer, by_another)
     }
 
     /// Stops the heartbeat and leaves the lock as it is in the store.
@@ -248,7 +252,6 @@ impl Hold {
         if before == Phase::Held {
             state.phase = Phase::Releasing;
         }
-        state.released_again |= before == Phase::Releasing;
         self.hold_no_longer();
         before
     }
@@ -290,7 +293,7 @@ impl Hold {
         matches!(before, Phase::Held | Phase::Releasing)
     }
 
-    fn send_release(&self, by: Instant, tries: Tries, earlier: Earlier) -> Result<()> {
+    fn send_release(&self, by: Instant, tries: Tries) -> Result<()> {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
         // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it.
         let given_up = self.give_up_hand_over(&Deadline::at(half()));
@@ -298,9 +301,9 @@ impl Hold {
         let _later = later();
         // A heartbeat that hangs keeps `attempt` locked; then a copy is used.
         let released = match self.requests.attempt.try_lock_until(half()) {
-            Some(mut attempt) => self.repeat_release(&mut attempt, by, tries, earlier),
+            Some(mut attempt) => self.repeat_release(&mut attempt, by, tries),
             None => match self.requests.spare.try_lock_until(by) {
-                Some(mut spare) => self.repeat_release(&mut spare, by, tries, earlier),
+                Some(mut spare) => self.repeat_release(&mut spare, by, tries),
                 None => Err(self.error(ErrorKind::Store, "another release of it is under way").retryable()),
             },
         };
@@ -308,7 +311,7 @@ impl Hold {
     }
 
     /// Repeats the release until it is answered.
-    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, tries: Tries, mut earlier: Earlier) -> Result<()> {
+    fn repeat_release(&self, attempt: &mut Attempt, by: Instant, tries: Tries) -> Result<()> {
         let mut failures = Failures::none();
         loop {
             let all = Deadline::at(by);
@@ -317,17 +320,15 @@ impl Hold {
             let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { Purpose::Release };
             let backend = &self.setup.backend;
             pause!("release.sent");
-            let error = match ends_hold(|| backend.release(attempt, purpose, &deadline), Released::Unknown) {
+            let release = || backend.release(attempt, purpose, &deadline);
+            let may_be_done = |released: &Released| matches!(released, Released::Done | Released::Unknown(_));
+            let (answer, by_another) = self.sends_end(release, Released::Unknown, may_be_done);
+            let error = match answer {
                 Ok(Released::Done) => {
                     pause!("release.answered");
                     return Ok(());
                 }
-                // An unanswered release of ours may have done it.
-                Ok(Released::Free | Released::HeldByOther(_))
-                    if earlier == Earlier::Unanswered || self.is_released_again() =>
-                {
-                    return Ok(());
-                }
+                Ok(Released::Free | Released::HeldByOther(_)) if by_another => return Ok(()),
                 Ok(Released::HeldByOther(seen)) if matches!(self.reason(&seen), LossReason::TakenOver { .. }) => {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
                 }
@@ -335,11 +336,8 @@ impl Hold {
                     return Err(self
                         .error(ErrorKind::Lost, "it was released by another, or its row, table or file was deleted"));
                 }
-                Ok(Released::Unknown(error)) => {
-                    earlier = Earlier::Unanswered;
-                    error
-                }
-                Err(error) if !error.is_retryable() && earlier == Earlier::Nothing => return Err(error),
+                Ok(Released::Unknown(error)) => error,
+                Err(error) if !error.is_retryable() && !by_another => return Err(error),
                 Err(error) => error,
             };
             if tries == Tries::One {

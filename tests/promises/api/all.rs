@@ -345,6 +345,24 @@ fn a_cancel_ends_the_pause_before_it_begins_again() {
     });
 }
 
+/// Where the store wakes waiters, it says nothing of how long they wait.
+#[test]
+fn a_client_that_polls_seldom_begins_again_all_the_same() {
+    let store = Store::memory();
+    let losses = Arc::new(Losses::default());
+    let client = store.builder().heartbeat(SHORT).observer(losses.clone()).poll(HOUR..=HOUR).connect().unwrap();
+    let rival = store.bystander();
+    let b = rival.lock("b").unwrap();
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(HOUR / 2).lock());
+        wait_until("a is held", || !store.is_vacant("a"));
+        rival.force_release("a").unwrap();
+        wait_until("it is lost", || !losses.0.lock().is_empty());
+        b.release().unwrap();
+        assert!(waits.join().unwrap().unwrap().is_held());
+    });
+}
+
 /// Who ends what is left of the first round, as a purger does, ends nothing of the second.
 #[test]
 fn each_round_is_a_group_of_its_own() {

@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, Lock, LockClient};
 
-use crate::api::{LONG, MINUTE, on_every_store};
+use crate::api::{LONG, MINUTE, faulty, on_every_store};
 use crate::support::stores::unique;
 
 #[test]
@@ -67,6 +68,25 @@ fn a_heartbeat_is_lost_after_anyone_else_held_it_also_if_that_one_has_released()
         assert_eq!(client.heartbeat(&lock, MINUTE).unwrap_err().kind(), ErrorKind::Lost);
         client.release(&lock).unwrap();
         client.release(&lock).unwrap();
+    });
+}
+
+/// It says nothing of the first try.
+#[test]
+fn what_is_refused_after_a_try_without_an_answer_may_be_done() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        let lock = client.request("k").lease(MINUTE).acquire().unwrap();
+        for call in [Call::Renew, Call::Release] {
+            faults.next(call, Fault::ApplyThenFail);
+            faults.next(call, Fault::Refuse);
+            let answer = match call {
+                Call::Renew => client.heartbeat(&lock, MINUTE).map(drop),
+                _ => client.release(&lock),
+            };
+            assert_eq!(answer.unwrap_err().kind(), ErrorKind::Ambiguous, "{call:?}");
+        }
+        assert!(client.get("k").unwrap().unwrap().is_free());
     });
 }
 
@@ -134,11 +154,8 @@ fn data_of_an_earlier_version_names_no_store() {
 #[test]
 #[cfg(feature = "serde")]
 fn a_lock_that_is_known_by_another_name_is_looked_for_until_the_same_deadline() {
-    use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
     on_every_store(|store| {
-        let faults = FaultPlan::default();
-        let faulty = std::sync::Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let client = crate::support::bench::builder_over(faulty, store.clock.clone()).connect().unwrap();
+        let (client, faults) = faulty(store);
         let lock = client.request("k").lease(MINUTE).acquire().unwrap();
         let mut json = serde_json::to_value(&lock).unwrap();
         json["store"] = "memory:elsewhere".into();

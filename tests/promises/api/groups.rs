@@ -8,7 +8,7 @@ use crate::support::bench::{Bench, builder_over, loss_of};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Filter, LockClient, LockStatus, LossReason};
 
-use crate::api::{LONG, MINUTE, ROWS, confirms, connected, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, ROWS, confirms, connected, faulty, on_every_store, wait_until};
 use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 
@@ -36,12 +36,6 @@ fn group<const N: usize>(client: &LockClient, leases: [Duration; N]) {
 fn between(store: &Opened) -> (LockClient, Between) {
     let between = Between::new(store.store.clone());
     (builder_over(Arc::new(between.clone()), store.clock.clone()).connect().unwrap(), between)
-}
-
-fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
-    let faults = FaultPlan::default();
-    let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-    (builder_over(faulty, store.clock.clone()).connect().unwrap(), faults)
 }
 
 #[test]

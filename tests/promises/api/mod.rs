@@ -17,12 +17,14 @@ mod slow;
 mod told;
 mod waiting;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::bench::{LONG, builder_over};
 use crate::support::harness::connected;
 use crate::support::stores::{Opened, on_each};
 use crate::support::wait::wait_until;
+use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 
 const MINUTE: Duration = Duration::from_secs(60);
@@ -60,6 +62,13 @@ fn confirms(store: &Opened) -> usize {
 }
 
 /// Runs a case on an empty store of each kind.
+/// A client to whose store these faults happen.
+fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
+    let faults = FaultPlan::default();
+    let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+    (builder_over(faulty, store.clock.clone()).connect().unwrap(), faults)
+}
+
 fn on_every_store(case: impl Fn(&Opened) + Sync) {
     on_each(|store| case(&(store.open)()));
 }

@@ -6,16 +6,27 @@ use std::time::Duration;
 use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::{Swapped, Which};
-use leasehold::{ErrorKind, Filter, LockClient, LossReason};
+use leasehold::{ErrorKind, Filter, LossReason};
 
-use crate::api::{LONG, MINUTE, ROWS, confirms, on_every_store};
+use crate::api::{LONG, MINUTE, ROWS, confirms, faulty, on_every_store};
 use crate::support::between::{Between, When};
 use crate::support::stores::{Opened, soon};
 
-fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
-    let faults = FaultPlan::default();
-    let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-    (builder_over(faulty, store.clock.clone()).connect().unwrap(), faults)
+/// The first try did nothing, so it was not that which ended the hold.
+#[test]
+fn a_release_that_is_tried_again_says_that_others_have_taken_the_lock() {
+    on_every_store(|store| {
+        let ((client, faults), rival) = (faulty(store), store.rival());
+        for taken_again in [false, true] {
+            let guard = client.lock("k").unwrap();
+            faults.next(Call::Release, Fault::Refuse);
+            let failed = guard.release().unwrap_err();
+            rival.force_release("k").unwrap();
+            let taken = taken_again.then(|| rival.lock("k").unwrap());
+            assert_eq!(failed.into_guard().release().unwrap_err().error().kind(), ErrorKind::Lost, "{taken_again}");
+            drop(taken);
+        }
+    });
 }
 
 #[test]

@@ -180,6 +180,14 @@ pub fn b03_a_first_renewal_that_is_refused_for_good_ends_the_call_and_leaves_not
     assert!(client.get("k").unwrap().unwrap().is_free());
 }
 
+pub fn b03_a_first_renewal_that_is_not_answered_is_repeated(store: &Store) {
+    let bench = Bench::on(store);
+    let client = bench.builder().request_timeout(LONG / 4).connect().unwrap();
+    bench.faults.next(Call::Renew, Fault::ApplyThenHang);
+    let guard = client.request("k").lease(60 * MINUTE).try_lock().unwrap().expect("it is free");
+    assert!(bench.faults.unmet() == 0 && guard.remaining() > 30 * MINUTE);
+}
+
 pub fn b10_grants_that_come_too_late_are_asked_for_more_and_more_rarely(store: &Store) {
     let bench = Bench::on(store);
     let lease = bench.min_lease();

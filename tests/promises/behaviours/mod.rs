@@ -30,6 +30,7 @@ macro_rules! behaviours {
             b03_an_acquire_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed,
             b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing,
             b03_a_first_renewal_that_is_refused_for_good_ends_the_call_and_leaves_nothing,
+            b03_a_first_renewal_that_is_not_answered_is_repeated,
             b10_grants_that_come_too_late_are_asked_for_more_and_more_rarely,
             b10_a_grant_that_comes_too_late_to_be_used_is_not_returned,
             b13_a_caller_that_comes_once_takes_over_an_expired_lock_at_once,
