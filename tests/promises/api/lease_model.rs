@@ -261,7 +261,7 @@ fn refusal(error: &Error) -> LeaseRefusal {
 /// A record without its times, tokens and what only its store counts.
 fn timeless(record: &LockRecord) -> LockRecord {
     let mut record = record.clone();
-    (record.token, record.version, record.format) = (0, 0, (0, 0));
+    (record.token, record.version, record.gave_up_at, record.format) = (0, 0, 0, (0, 0));
     record.given_up.clear();
     if let Some(holder) = &mut record.exclusive {
         let zero = StoreTime::from_nanos(0);

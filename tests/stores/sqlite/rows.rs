@@ -29,13 +29,14 @@ fn every_field_comes_back_as_it_was_written() {
             exclusive: Some(first.clone()),
             shared: vec![endless, first],
             pins: BTreeSet::from([key.to_owned(), String::new()]),
-            version: 1,
             ..LockRecord::missing(key)
         };
         let seen = look(&store, key);
         assert!(matches!(store.swap(&seen, Some(&record), &soon()).unwrap(), Swapped::Done));
-        assert_eq!(look(&store, key).record, record);
-        assert_eq!(look(&open(&folder.file()), key).record, record);
+        let stored = look(&store, key).record;
+        assert_eq!(stored, LockRecord { version: stored.version, ..record });
+        assert!(stored.version > seen.record.version);
+        assert_eq!(look(&open(&folder.file()), key).record, stored);
         let seen = look(&store, "source");
         assert!(matches!(store.swap(&seen, None, &soon()).unwrap(), Swapped::Done));
     }
