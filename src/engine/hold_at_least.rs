@@ -37,8 +37,7 @@ impl Hold {
     /// a release at the same time may have kept it.
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {
         check_at_least(least, &self.setup.terms, self.setup.backend.info().limits)?;
-        let left = least.saturating_sub(self.setup.clock.now().since(self.grant.at));
-        if left.is_zero() {
+        if self.setup.clock.now() >= self.grant.at + least {
             // It was held for so long.
             return Ok(Beat::Renewed);
         }
@@ -50,7 +49,8 @@ impl Hold {
             }
             state.asked_least.push(least);
         }
-        let beat = self.renew_for(left);
+        // By a store whose clock was put back meanwhile, too.
+        let beat = self.renew_for(self.left_of(least).min(least));
         let mut state = self.state.lock();
         if let Some(at) = state.asked_least.iter().position(|asked| *asked == least) {
             state.asked_least.swap_remove(at);
@@ -85,7 +85,10 @@ impl Hold {
 
     /// What is left of its least time by any clock that runs at a tenth of this one's rate more or less.
     pub(super) fn must_stand_for(&self) -> Duration {
-        let least = self.least();
+        self.left_of(self.least())
+    }
+
+    fn left_of(&self, least: Duration) -> Duration {
         (self.grant.at + least + least / 10).since(self.setup.clock.now())
     }
 

@@ -171,6 +171,19 @@ fn a_guard_can_ask_for_it_when_the_work_is_done() {
 }
 
 #[test]
+fn what_is_asked_for_stands_for_so_long_by_a_clock_that_is_put_back() {
+    on_every_store(|store| {
+        let client = store.client();
+        let guard = client.request("k").lease(HOUR).lock().unwrap();
+        // The time of a server does not go on with it.
+        store.clock.advance(MINUTE);
+        guard.hold_at_least(2 * HOUR).unwrap();
+        let stands = store.record("k").exclusive.expect("it stands");
+        assert!(stands.until >= Lease::For(2 * HOUR).end(stands.created), "{stands:?}");
+    });
+}
+
+#[test]
 fn an_answer_that_is_lost_makes_it_no_shorter() {
     on_every_store(|store| {
         for (at, fault) in
@@ -235,7 +248,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
             faults.heal();
             client.close().unwrap();
             let stands = store.record(&format!("{key}/a")).exclusive.expect("it stands");
-            assert!(stands.until >= Lease::For(HOUR).end(stands.created));
+            assert!(stands.until >= Lease::For(HOUR).end(stands.created), "{stands:?}");
         }
     });
 }
