@@ -172,6 +172,12 @@ impl Gate {
         drop(self.0.wait_until_left(here(), None));
     }
 
+    /// How many threads wait to be inside.
+    #[cfg(all(test, feature = "_internals"))]
+    pub fn waiting(&self) -> usize {
+        Arc::strong_count(&self.0) - 1
+    }
+
     /// Whether this thread is inside.
     pub fn is_inside(&self) -> bool {
         self.0.state.lock().inside.contains(&here())

@@ -3,10 +3,11 @@
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Instant;
 
 use parking_lot::RwLock;
 
-use super::callback::Gate;
+use super::callback::{Alone, Gate};
 use super::code::Code;
 use super::failure::{Failure, about};
 use super::lock::{LockData, LockHandle};
@@ -70,8 +71,14 @@ impl Guard {
         held
     }
 
+    /// The only one that ends it. Another one is waited for as long as a drop may take.
+    fn alone(&self) -> Result<Alone<'_>, Failure> {
+        let by = self.under_way.upgrade().map_or_else(Instant::now, |held| held.drop_by().instant());
+        self.ending.alone(Some(by)).ok_or_else(|| self.ended())
+    }
+
     fn release(&self) -> Outcome {
-        let _ending = self.ending.alone(None).ok_or_else(|| self.ended())?;
+        let _ending = self.alone()?;
         let mut drop_bound = DropBound::default();
         let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
         if let Err(error) = held.release_shared() {
@@ -358,7 +365,7 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
     call(|| {
         let lock = out_arg!(lock);
         let guard = handle::get::<Guard>(guard)?;
-        let _ending = guard.ending.alone(None).ok_or_else(|| guard.ended())?;
+        let _ending = guard.alone()?;
         // Closing the client has released it.
         if guard.loss.has_ended() {
             return Err(guard.ended());

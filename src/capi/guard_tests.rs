@@ -2,17 +2,42 @@
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use crossbeam_channel::{Sender, bounded};
 
 use super::super::callback::Callback;
-use super::super::guards::{Guards, leasehold_guards_free, leasehold_guards_release};
+use super::super::guards::{Guards, GuardsHandle, leasehold_guards_free, leasehold_guards_release};
 use super::super::loss::{LossFn, LossInfo, WarnFn};
 use super::*;
+#[cfg(feature = "_internals")]
+use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+#[cfg(feature = "_internals")]
+use crate::store::memory::Memory;
+#[cfg(feature = "_internals")]
+use crate::sys::clock::Clock;
 use crate::{LockClient, Loss, LossReason};
 
 const LONG: Duration = Duration::from_secs(20);
+
+/// A client to whose store these faults happen.
+#[cfg(feature = "_internals")]
+fn faulty(drop_timeout: Duration) -> (LockClient, FaultPlan) {
+    let (clock, faults) = (Clock::system(), FaultPlan::default());
+    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+    let client = crate::ClientBuilder::over(Arc::new(store), clock).lease(LONG * 3).drop_timeout(drop_timeout);
+    let Ok(client) = client.connect() else { panic!("no client") };
+    (client, faults)
+}
+
+/// Until the store was asked for that.
+#[cfg(feature = "_internals")]
+fn wait_for(faults: &FaultPlan, call: Call) {
+    while faults.count(call) == 0 {
+        std::thread::yield_now();
+    }
+}
 
 struct Talk {
     guard: OnceLock<Arc<Guard>>,
@@ -71,24 +96,16 @@ fn a_callback_ends_what_was_just_asked() {
 #[cfg(feature = "_internals")]
 #[test]
 fn a_renewal_that_hangs_holds_up_no_release() {
-    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
-    use crate::store::memory::Memory;
-    use crate::sys::clock::Clock;
-
     for end in [leasehold_guard_release, leasehold_guard_free] {
-        let (clock, faults) = (Clock::system(), FaultPlan::default());
-        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-        let client = crate::ClientBuilder::over(Arc::new(store), clock.clone());
-        let client = client.lease(LONG * 3).drop_timeout(LONG / 20).connect();
-        let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
+        let (client, faults) = faulty(LONG / 20);
+        let Ok(held) = client.lock("k") else { panic!("no lock") };
+        drop(client);
         let (needed, lost) = ((LONG * 3).as_millis() as u64, held.loss());
         let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
         let (release, stuck) = bounded(0);
         faults.always(Call::Renew, Fault::Stuck(stuck));
         let ensures = std::thread::spawn(move || leasehold_guard_ensure_held_for(guard, needed));
-        while faults.count(Call::Renew) == 0 {
-            std::thread::yield_now();
-        }
+        wait_for(&faults, Call::Renew);
         let (ended, ends) = bounded(1);
         std::thread::spawn(move || ended.send(end(guard)));
         assert_eq!(ends.recv_timeout(LONG), Ok(Code::Ok), "it waited for the renewal");
@@ -104,21 +121,14 @@ fn a_renewal_that_hangs_holds_up_no_release() {
 fn a_release_that_hangs_is_part_of_the_bound_of_a_free() {
     use std::time::Instant;
 
-    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
-    use crate::store::memory::Memory;
-    use crate::sys::clock::Clock;
-
     let (bound, slack) = (Duration::from_secs(7), Duration::from_secs(6));
-    let (clock, faults) = (Clock::system(), FaultPlan::default());
-    let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-    let client = crate::ClientBuilder::over(Arc::new(store), clock).drop_timeout(bound).connect();
-    let Ok(held) = client.and_then(|client| client.lock("k")) else { panic!("no lock") };
+    let (client, faults) = faulty(bound);
+    let Ok(held) = client.lock("k") else { panic!("no lock") };
+    drop(client);
     let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
     faults.always(Call::Release, Fault::HangBefore);
     let releases = std::thread::spawn(move || leasehold_guard_release(guard));
-    while faults.count(Call::Release) == 0 {
-        std::thread::yield_now();
-    }
+    wait_for(&faults, Call::Release);
     let started = Instant::now();
     assert_eq!(leasehold_guard_free(guard), Code::Ok);
     assert!(started.elapsed() < bound + slack, "it took {:?}", started.elapsed());
@@ -129,24 +139,14 @@ fn a_release_that_hangs_is_part_of_the_bound_of_a_free() {
 #[cfg(feature = "_internals")]
 #[test]
 fn freeing_several_waits_for_a_release_that_is_under_way() {
-    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
-    use crate::store::memory::Memory;
-    use crate::sys::clock::Clock;
-
     for second in [leasehold_guards_release, leasehold_guards_free] {
-        let (clock, faults) = (Clock::system(), FaultPlan::default());
-        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-        let client = crate::ClientBuilder::over(Arc::new(store), clock).drop_timeout(LONG).connect();
-        let Ok((client, all)) = client.and_then(|client| Ok((client.clone(), client.lock_all(["a", "b"])?))) else {
-            panic!("no locks")
-        };
+        let (client, faults) = faulty(LONG);
+        let Ok(all) = client.lock_all(["a", "b"]) else { panic!("no locks") };
         let Ok(guards) = handle::insert(Guards::new(all, Watch::new(None))) else { panic!("no handle") };
         let (go_on, stuck) = bounded(0);
         faults.next(Call::Release, Fault::Stuck(stuck));
         let releases = std::thread::spawn(move || leasehold_guards_release(guards));
-        while faults.count(Call::Release) == 0 {
-            std::thread::yield_now();
-        }
+        wait_for(&faults, Call::Release);
         let (ended, ends) = bounded(1);
         std::thread::spawn(move || ended.send(second(guards)));
         assert!(ends.recv_timeout(LONG / 40).is_err(), "it did not wait");
@@ -156,6 +156,89 @@ fn freeing_several_waits_for_a_release_that_is_under_way() {
         let free =
             ["a", "b"].map(|key| client.get(key).is_ok_and(|status| status.is_none_or(|status| status.is_free())));
         assert_eq!(free, [true; 2]);
+    }
+}
+
+#[cfg(feature = "_internals")]
+struct ReleasesAll {
+    guards: OnceLock<Arc<Guards>>,
+    entered: Sender<()>,
+    has_left: AtomicBool,
+}
+
+/// Found them before they were freed, and releases them once that waits for another release.
+#[cfg(feature = "_internals")]
+unsafe extern "C" fn releases_all(_: *const LossInfo, user: *mut c_void) {
+    // SAFETY: the test leaks it.
+    let all = unsafe { &*user.cast::<ReleasesAll>() };
+    let _ = all.entered.send(());
+    while all.guards.get().is_none_or(|guards| guards.ending.waiting() == 0) {
+        std::thread::yield_now();
+    }
+    let _ = call(|| all.guards.get().map_or(Ok(()), |guards| guards.release()));
+    // Long enough for a free to return that does not wait.
+    std::thread::sleep(Duration::from_millis(100));
+    all.has_left.store(true, Ordering::SeqCst);
+}
+
+/// What it uses may be freed afterwards.
+#[cfg(feature = "_internals")]
+#[test]
+fn freeing_several_waits_for_a_callback_that_waits_for_their_release() {
+    let (client, faults) = faulty(LONG);
+    let Ok(all) = client.lock_all(["a", "b"]) else { panic!("no locks") };
+    let (entered, enters) = bounded(1);
+    let user = ReleasesAll { guards: OnceLock::new(), entered, has_left: AtomicBool::new(false) };
+    let user: &'static ReleasesAll = Box::leak(Box::new(user));
+    let callback = Callback { function: releases_all as LossFn, user: (&raw const *user).cast_mut().cast() };
+    let watch = Watch::new(Some(callback));
+    let Ok(guards) = handle::insert(Guards::new(all, watch.clone())) else { panic!("no handle") };
+    let Ok(inside) = handle::get::<Guards>(guards) else { panic!("no guards") };
+    assert!(user.guards.set(inside.clone()).is_ok());
+    let (go_on, stuck) = bounded(0);
+    faults.next(Call::Release, Fault::Stuck(stuck));
+    let releases = std::thread::spawn(move || leasehold_guards_release(guards));
+    wait_for(&faults, Call::Release);
+    let loss = Loss { reason: LossReason::Gone, key: "a".to_owned(), fencing_token: 1, held_for: LONG };
+    let loses = std::thread::spawn(move || watch.lost(&loss));
+    assert_eq!(enters.recv_timeout(LONG), Ok(()));
+    let frees = std::thread::spawn(move || (leasehold_guards_free(guards), user.has_left.load(Ordering::SeqCst)));
+    while inside.ending.waiting() < 2 {
+        std::thread::yield_now();
+    }
+    drop(go_on);
+    assert!(matches!(frees.join(), Ok((Code::Ok, true))), "the callback still runs");
+    assert!(releases.join().is_ok() && loses.join().is_ok());
+}
+
+/// The thread that releases it may never come back, as out of a callback.
+#[cfg(feature = "_internals")]
+#[test]
+fn a_release_waits_for_another_one_no_longer_than_a_drop_may() {
+    use super::super::leadership::{LeadershipData, LeadershipHandle, leasehold_leadership_resign};
+
+    type Made = fn(&LockClient) -> Result<u64, Failure>;
+    type End = fn(u64) -> Code;
+    let guard: Made = |client| Ok(handle::insert(Guard::new(client.lock("k")?, Watch::new(None)))?.id);
+    let all: Made = |client| Ok(handle::insert(Guards::new(client.lock_all(["k"])?, Watch::new(None)))?.id);
+    let leader: Made = |client| Ok(LeadershipData::won(client.election("k").build()?.campaign()?)?.id);
+    let ends: [(Made, End); 3] = [
+        (guard, |id| leasehold_guard_release(GuardHandle { id })),
+        (all, |id| leasehold_guards_release(GuardsHandle { id })),
+        (leader, |id| leasehold_leadership_resign(LeadershipHandle { id })),
+    ];
+    for (make, end) in ends {
+        let (client, faults) = faulty(LONG / 40);
+        let Ok(id) = make(&client) else { panic!("no lock") };
+        let (go_on, stuck) = bounded(0);
+        faults.always(Call::Release, Fault::Stuck(stuck));
+        let first = std::thread::spawn(move || end(id));
+        wait_for(&faults, Call::Release);
+        let (ended, second) = bounded(1);
+        std::thread::spawn(move || ended.send(end(id)));
+        assert_eq!(second.recv_timeout(LONG), Ok(Code::Closed), "it waits without end");
+        drop(go_on);
+        assert!(first.join().is_ok());
     }
 }
 
@@ -193,10 +276,6 @@ fn freeing_the_last_handle_has_one_bound() {
     use super::super::election::{
         ElectionHandle, find, leasehold_election_free, leasehold_election_new, leasehold_election_run,
     };
-    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
-    use crate::store::memory::Memory;
-    use crate::sys::clock::Clock;
-
     type Last = fn(&LockClient, ClientHandle) -> Result<u64, Failure>;
     let guard: Last = |client, _| Ok(handle::insert(Guard::new(client.lock("k")?, Watch::new(None)))?.id);
     let election: Last = |_, client| {
@@ -211,10 +290,7 @@ fn freeing_the_last_handle_has_one_bound() {
     };
     let (bound, slack) = (Duration::from_secs(7), Duration::from_secs(6));
     let frees = |last: Last, free: fn(u64) -> Code| {
-        let (clock, faults) = (Clock::system(), FaultPlan::default());
-        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-        let client = crate::ClientBuilder::over(Arc::new(store), clock);
-        let Ok(client) = client.lease(LONG * 3).drop_timeout(bound).connect() else { panic!("no client") };
+        let (client, faults) = faulty(bound);
         let Ok(of) = handle::insert(Client::new(client.clone(), None)) else { panic!("no handle") };
         let Ok(last) = last(&client, of) else { panic!("no lock") };
         faults.next(Call::Acquire, Fault::ApplyThenHang);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
-use super::callback::Gate;
+use super::callback::{Alone, Gate};
 use super::code::Code;
 use super::failure::{Failure, about};
 use super::loss::Watch;
@@ -22,7 +22,7 @@ pub struct Guards {
     /// Taken only to end it. No I/O under the lock.
     held: RwLock<Option<Arc<LockAllGuard>>>,
     /// One at a time ends them. It may be a callback of this very call that wants to.
-    ending: Gate,
+    pub(super) ending: Gate,
     /// For how long a drop may take.
     drop_timeout: Duration,
     granted: Vec<Lock>,
@@ -60,6 +60,11 @@ impl Guards {
         held
     }
 
+    /// The only one that ends them. Another one is waited for as long as a drop may take.
+    fn alone(&self) -> Option<Alone<'_>> {
+        self.ending.alone(Some(far_from(Instant::now(), self.drop_timeout)))
+    }
+
     fn at(&self, index: usize) -> Result<&Lock, Failure> {
         let none = || Failure::new(Code::NotFound, format!("index is {index}, but there are {}", self.granted.len()));
         self.granted.get(index).ok_or_else(none)
@@ -71,6 +76,18 @@ impl Guards {
             |held: &LockAllGuard| held.lost().is_none() && held.guards().iter().any(|one| one.loss().has_ended());
         let is_released = error.kind() == ErrorKind::Lost && self.ask(is_over).unwrap_or(true);
         if is_released { self.ended() } else { error.into() }
+    }
+
+    pub(super) fn release(&self) -> Result<(), Failure> {
+        let _ending = self.alone().ok_or_else(|| self.ended())?;
+        let mut drop_bound = DropBound::default();
+        let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
+        let released = held.release_shared();
+        // A loss that was found before is told by its own callback.
+        if held.lost().is_none() {
+            self.watch.released();
+        }
+        Ok(released?)
     }
 
     fn ended(&self) -> Failure {
@@ -182,23 +199,12 @@ pub unsafe extern "C" fn leasehold_guards_remaining(guards: GuardsHandle, ms: *m
 }
 
 /// Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
-/// LEASEHOLD_CODE_CLOSED when they were released already. All others are released all the same, and what could not be is
-/// given up in the background: it can't be called again. The guard stays yours to free.
+/// LEASEHOLD_CODE_CLOSED when they were released already, or another thread is still at that. All others are released all
+/// the same, and what could not be is given up in the background: it can't be called again. The guard stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
-    call(|| {
-        let guards = handle::get::<Guards>(guards)?;
-        let _ending = guards.ending.alone(None).ok_or_else(|| guards.ended())?;
-        let mut drop_bound = DropBound::default();
-        let held = guards.take(&mut drop_bound).ok_or_else(|| guards.ended())?;
-        let released = held.release_shared();
-        // A loss that was found before is told by its own callback.
-        if held.lost().is_none() {
-            guards.watch.released();
-        }
-        Ok(released?)
-    })
+    call(|| handle::get::<Guards>(guards)?.release())
 }
 
 /// Frees the guard, and releases what is still held, within the client's drop timeout. If the loss callback is running
@@ -207,12 +213,14 @@ pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
 pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::remove::<Guards>(guards)?;
-        // A release that is under way on another thread is waited for.
-        let _ending = guards.ending.alone(Some(far_from(Instant::now(), guards.drop_timeout)));
-        let mut drop_bound = DropBound::default();
-        if let Some(held) = guards.take(&mut drop_bound) {
-            // Another call may be inside it just now, and is not the one to release it.
-            let _ = held.release_shared();
+        {
+            // Not kept for the callback, which may be about to release them, too.
+            let _ending = guards.alone();
+            let mut drop_bound = DropBound::default();
+            if let Some(held) = guards.take(&mut drop_bound) {
+                // Another call may be inside it just now, and is not the one to release it.
+                let _ = held.release_shared();
+            }
         }
         guards.watch.freed();
         Ok(())

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::RwLock;
 
-use super::callback::Gate;
+use super::callback::{Alone, Gate};
 use super::code::Code;
 use super::election::{ElectionHandle, find};
 use super::failure::{Failure, about};
@@ -50,6 +50,11 @@ impl LeadershipData {
             loss,
             expire,
         })
+    }
+
+    /// The only one that ends it. Another one is waited for as long as a drop may take.
+    fn alone(&self) -> Option<Alone<'_>> {
+        self.ending.alone(Some(far_from(Instant::now(), self.drop_timeout)))
     }
 
     fn ended(&self) -> Failure {
@@ -139,14 +144,14 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 }
 
 /// Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-/// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
-/// leadership stays yours to free.
+/// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already, or
+/// another thread is still at that. The leadership stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
-        let _ending = leadership.ending.alone(None).ok_or_else(|| leadership.ended())?;
+        let _ending = leadership.alone().ok_or_else(|| leadership.ended())?;
         let held = leadership.leadership.write().take();
         Ok(held.ok_or_else(|| leadership.ended())?.resign()?)
     })
@@ -157,8 +162,7 @@ pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> C
 pub extern "C" fn leasehold_leadership_free(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::remove::<LeadershipData>(leadership)?;
-        // A resignation that is under way on another thread is waited for.
-        let _ending = leadership.ending.alone(Some(far_from(Instant::now(), leadership.drop_timeout)));
+        let _ending = leadership.alone();
         let held = leadership.leadership.write().take();
         drop(held);
         Ok(())

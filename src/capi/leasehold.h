@@ -1233,7 +1233,7 @@ leasehold_code leasehold_guards_remaining(leasehold_guards guards,
                                           uint64_t *ms);
 
 // Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
-// LEASEHOLD_CODE_CLOSED when they were released already. All others are released all the same, and what could not be is
+// LEASEHOLD_CODE_CLOSED when they were released already, or another thread is still at that. All others are released all the same, and what could not be is
 // given up in the background: it can't be called again. The guard stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1876,8 +1876,8 @@ leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
 // Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already. The
-// leadership stays yours to free.
+// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already, or
+// another thread is still at that. The leadership stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);
