@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
-use leasehold::ErrorKind;
+use leasehold::{CancelToken, ErrorKind};
 
 use crate::*;
 
@@ -79,22 +79,34 @@ fn a_closure_that_closes_the_client_keeps_its_lock_until_its_lease_is_over() {
     });
 }
 
-/// Who stops it from outside does not wait for longer than a drop.
+/// Who stops it from outside, or cancels, does not wait for longer than a drop.
 #[test]
-fn a_stop_from_outside_hurries_a_closure_that_has_stopped_the_election_itself() {
-    let client = LockClient::builder("memory:").drop_timeout(SHORT).connect().unwrap();
-    let a = Arc::new(client.election("job").build().unwrap());
-    let (own, (ends, go_on), (told, tells)) = (Arc::downgrade(&a), bounded::<()>(0), bounded(1));
-    a.lead(move |_| {
-        own.upgrade().unwrap().stop().unwrap();
-        told.send(()).unwrap();
-        let _ = go_on.recv();
-    })
-    .unwrap();
-    tells.recv_timeout(LONG).unwrap();
-    assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
-    a.wait();
-    drop(ends);
+fn an_end_from_outside_hurries_a_closure_that_has_stopped_the_election_itself() {
+    for cancels in [false, true] {
+        let client = LockClient::builder("memory:").drop_timeout(SHORT).connect().unwrap();
+        let cancel = CancelToken::new();
+        let a = Arc::new(client.election("job").cancel(&cancel).build().unwrap());
+        let (own, (ends, go_on), (told, tells)) = (Arc::downgrade(&a), bounded::<()>(0), bounded(1));
+        a.lead(move |_| {
+            own.upgrade().unwrap().stop().unwrap();
+            told.send(()).unwrap();
+            let _ = go_on.recv();
+        })
+        .unwrap();
+        tells.recv_timeout(LONG).unwrap();
+        if cancels {
+            cancel.cancel();
+        } else {
+            assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+        }
+        let (ended, end) = bounded(1);
+        std::thread::spawn(move || {
+            a.wait();
+            ended.send(())
+        });
+        assert!(end.recv_timeout(LONG).is_ok(), "nothing bounds it");
+        drop(ends);
+    }
 }
 
 #[test]

@@ -55,24 +55,27 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
 /// Who reads it must know whether two nodes may work at once.
 #[test]
 fn work_that_goes_on_after_its_term_is_warned_of() {
+    const MAY_LEAD: &str = "another node may lead already";
+    let ways = [("lost", MAY_LEAD), ("closed", MAY_LEAD), ("stopped", "until it ends no other node leads")];
     on_every_store(|store| {
-        for (is_lost, told) in [(true, "another node may lead already"), (false, "until it ends no other node leads")] {
-            let name = named(store, if is_lost { "lost" } else { "stopped" });
-            let client = store.client();
+        for (way, told) in ways {
+            let (name, client) = (named(store, way), store.client());
             let election = client.election(&name).lease(SECOND * 2).stand_again(false);
             let a = Arc::new(election.build().unwrap());
-            let (own, (ends, go_on)) = (Arc::downgrade(&a), crossbeam_channel::bounded::<()>(0));
+            let (own, of_work, (ends, go_on)) =
+                (Arc::downgrade(&a), client.clone(), crossbeam_channel::bounded::<()>(0));
             a.lead(move |leadership| {
-                if is_lost {
-                    leadership.loss().wait();
-                } else {
-                    own.upgrade().unwrap().stop().unwrap();
+                match way {
+                    "lost" => drop(leadership.loss().wait()),
+                    // The guard has no loss, but is held no more, either.
+                    "closed" => drop(of_work.close()),
+                    _ => own.upgrade().unwrap().stop().unwrap(),
                 }
                 let _ = go_on.recv();
             })
             .unwrap();
             wait_until("it leads", || a.terms() == 1);
-            if is_lost {
+            if way == "lost" {
                 store.client().force_release(&name).unwrap();
             }
             wait_until("it is warned of", || warned(told, &name));

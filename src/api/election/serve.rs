@@ -165,8 +165,11 @@ fn wait_for_work(stands: &Stands, term: &Term, done: &Receiver<WorkEnd>) -> bool
             recv(stop.cancelled()) -> _ => if !has_time() { break },
             recv(late) -> _ => {
                 late = never();
-                let others =
-                    if term.guard.loss().get().is_some() { "another node may lead already" } else { "until it ends no other node leads" };
+                // The guard's own watch has ended with the term.
+                let others = match term.guard.is_held() {
+                    true => "until it ends no other node leads",
+                    false => "another node may lead already",
+                };
                 log::warn!(target: "leasehold::election", name:? = node.name;
                     "the term of the leader of {:?} is over, but its work goes on: {others}", node.name);
             }

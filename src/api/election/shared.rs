@@ -74,7 +74,7 @@ pub(super) struct Standing {
     pub stop: CancelToken,
     /// Its own closure or callback has stopped it, which waits for nothing.
     pub is_stopped_inside: AtomicBool,
-    /// Somebody waits for its end.
+    /// It was stopped from outside: its end is not waited for without a bound.
     pub hurry: CancelToken,
     /// After a stop: by when the closure must end, and by when the release must be answered.
     ends: Mutex<Option<(Instant, Instant)>>,
@@ -192,12 +192,15 @@ impl Shared {
             return Err(self.node.client.error(ErrorKind::AlreadyHeld, &self.node.name, message));
         }
         let (running, over) = crossbeam_channel::bounded(0);
-        let stop = CancelToken::new();
-        self.node.cancels.iter().for_each(|cancel| stop.follow(cancel));
+        let (stop, hurry) = (CancelToken::new(), CancelToken::new());
+        for cancel in &self.node.cancels {
+            hurry.follow(cancel);
+            stop.follow(cancel);
+        }
         let standing = Arc::new(Standing {
             stop,
             is_stopped_inside: AtomicBool::new(false),
-            hurry: CancelToken::new(),
+            hurry,
             ends: Mutex::default(),
             outcome: Mutex::new(Ok(())),
             is_awaited: AtomicBool::new(false),
