@@ -46,6 +46,8 @@ enum Actor {
     Releases,
     /// The end of a group that was not had whole.
     Abandons,
+    /// It was given up in the background meanwhile.
+    LetsGo,
     Sends(Phase),
     Ends(Phase),
     /// This much time passes.
@@ -81,6 +83,8 @@ struct World {
     ticket: Option<Ticket>,
     /// The lock stands for `LEAST`.
     is_owed: bool,
+    /// Time passes, or an operator is at work.
+    may_be_lost: bool,
 }
 
 impl World {
@@ -127,6 +131,7 @@ impl World {
             rival: None,
             ticket,
             is_owed: false,
+            may_be_lost: actors.iter().any(|actor| matches!(actor, Actor::Passes(_) | Actor::Operator)),
         }
     }
 
@@ -196,7 +201,15 @@ impl orders::World for World {
                 }
             },
             Actor::Abandons => {
-                self.hold.abandon();
+                self.hold.begin_abandon();
+                let grant = self.hold.requests.spare.lock().ask.grant.clone();
+                while self.seen().record.standing(&grant).is_some() {
+                    std::thread::yield_now();
+                }
+                Actor::LetsGo
+            }
+            Actor::LetsGo => {
+                self.hold.let_go();
                 Actor::Done
             }
             Actor::Sends(before) => {
@@ -270,6 +283,7 @@ impl orders::World for World {
         assert!(went_well == (released == 1) || left == 1 || is_unclear, "{:?}", self.outcomes);
         assert!(self.outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|e| e.kind() == ErrorKind::Lost));
         assert!(lost == 0 || !went_well || is_unclear, "it was lost and released");
+        assert!(lost == 0 || self.may_be_lost, "nobody but this process has ended it");
     }
 }
 
@@ -312,6 +326,7 @@ fn in_every_order_of_an_operators_release_the_holder_learns_of_it() {
 fn in_every_order_of_a_release_a_loss_and_what_is_abandoned_it_has_one_end() {
     in_every_order(&[Actor::Beats(1), Actor::Releases, Actor::Abandons, Actor::Passes(MOST), Actor::Looks]);
     in_every_order(&[Actor::Beats(1), Actor::Abandons, Actor::Abandons, Actor::Operator, Actor::Rival]);
+    in_every_order(&[Actor::Beats(1), Actor::Releases, Actor::Abandons, Actor::Waits]);
 }
 
 #[test]
@@ -408,6 +423,7 @@ fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
         world.clock.advance(MOST + REST);
         world.rival = world.ask();
         assert!(world.rival.is_some());
+        world.may_be_lost = true;
         if !is_answered {
             faults.next(Call::Release, Fault::LostBefore);
         }

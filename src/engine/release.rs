@@ -190,17 +190,23 @@ impl Hold {
     /// Ends the hold without waiting for anything: its heartbeat is told to stop, and its grant is given up in the
     /// background, as that of an acquire without an answer.
     pub fn abandon(&self) {
+        self.begin_abandon();
+        self.let_go();
+    }
+
+    pub(super) fn begin_abandon(&self) {
         let before = self.begin_release();
         pause!("abandon.begun");
         self.beats.stop.cancel();
         if matches!(before, Phase::Held | Phase::Releasing | Phase::Lost(LostBy::Clock)) {
             self.give_up_later();
         }
-        self.let_go();
     }
 
     /// Gives the grant up in the background.
     pub(super) fn give_up_later(&self) {
+        // What the background ends is no loss for a release at the same time.
+        self.state.lock().ends.may_be_done = true;
         let attempt = self.for_background();
         attempt.into_iter().for_each(|attempt| self.setup.undo.push_after(attempt, self.must_stand_for()));
     }
