@@ -241,6 +241,10 @@ impl AnyWait<'_> {
             // At least once, however long the reports take.
             loop {
                 let left = until.min(tell_at).saturating_duration_since(Instant::now());
+                // A callback may have forked: nobody nudges it here.
+                if !self.family.is_own_process() {
+                    return true;
+                }
                 // Nobody reports that all before it hang, so it looks.
                 if !overall.wait_for_any(left.min(HANGS), self.tickets().map(Ticket::nudged)) {
                     return false;

@@ -58,7 +58,7 @@ impl Wait<'_> {
                 let is_free = known.is_some_and(|free| free.is_zero());
                 let delay = self.look_after(if is_free { Begin::Wait } else { begun }, free_in);
                 pause!("wait.sleeps");
-                if !self.sleep(overall, delay) {
+                if !self.family.is_own_process() || !self.sleep(overall, delay) {
                     return false;
                 }
                 if self.line.ticket.as_ref().is_some_and(Ticket::is_handed) {

@@ -96,47 +96,53 @@ fn a_wait_that_a_callback_forks_ends_in_the_child() {
     alone("bounds::forks::a_wait_that_a_callback_forks_ends_in_the_child", || {
         let folder = Folder::new();
         for (url, behind_another) in [("memory:", false), ("memory:", true), (&folder.url(), false)] {
-            let client = LockClient::connect(url).expect("a client");
-            let held = client.lock("k").expect("a lock");
-            let (mut child, parent) = (None, std::process::id());
-            let (cancel, stands) = (CancelToken::new(), AtomicBool::new(false));
-            let (client, cancel, stands) = (&client, &cancel, &stands);
-            std::thread::scope(|scope| {
-                if behind_another {
-                    let waits = |_: &leasehold::Waiting| stands.store(true, Ordering::SeqCst);
-                    scope.spawn(move || client.request("k").cancel(cancel).lock_with_progress(waits).map(drop));
-                    wait_until("another stands before it", || stands.load(Ordering::SeqCst));
-                }
-                let answer = client.request("k").cancel(cancel).lock_with_progress(|_| {
-                    if child.is_none() {
-                        // SAFETY: as below.
-                        #[allow(unsafe_code)]
-                        let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-                        child = Some(forked);
-                        match forked {
-                            nix::unistd::ForkResult::Parent { .. } => cancel.cancel(),
-                            // Where the wait does not end, it ends all the same.
-                            nix::unistd::ForkResult::Child => drop(nix::unistd::alarm::set(60)),
-                        }
-                    }
-                });
-                let kind = answer.map(drop).map_err(|error| error.kind());
-                if std::process::id() != parent {
-                    std::process::exit(i32::from(kind != Err(ErrorKind::Closed)));
-                }
-                assert_eq!(kind, Err(ErrorKind::Cancelled));
-            });
-            let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
-            let ends = || nix::sys::wait::waitpid(child, Some(nix::sys::wait::WaitPidFlag::WNOHANG)).expect("a child");
-            let mut status = ends();
-            wait_until("it ends", || {
-                status = ends();
-                status != nix::sys::wait::WaitStatus::StillAlive
-            });
-            assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url}");
-            drop(held);
+            for of_several in [false, true] {
+                forks_in_a_wait(url, behind_another, of_several);
+            }
         }
     });
+}
+
+fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool) {
+    let client = LockClient::builder(url).poll(Duration::from_secs(1)..=Duration::from_secs(600)).connect();
+    let client = client.expect("a client");
+    let held = client.lock("k").expect("a lock");
+    let (mut child, parent) = (None, std::process::id());
+    let (cancel, stands) = (CancelToken::new(), AtomicBool::new(false));
+    let (client, cancel, stands) = (&client, &cancel, &stands);
+    std::thread::scope(|scope| {
+        if behind_another {
+            let waits = |_: &leasehold::Waiting| stands.store(true, Ordering::SeqCst);
+            scope.spawn(move || client.request("k").cancel(cancel).lock_with_progress(waits).map(drop));
+            wait_until("another stands before it", || stands.load(Ordering::SeqCst));
+        }
+        let progress = |_: &leasehold::Waiting| {
+            if child.is_none() {
+                // SAFETY: as below.
+                #[allow(unsafe_code)]
+                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+                child = Some(forked);
+                match forked {
+                    nix::unistd::ForkResult::Parent { .. } => cancel.cancel(),
+                    // Where the wait does not end, it ends all the same.
+                    nix::unistd::ForkResult::Child => drop(nix::unistd::alarm::set(60)),
+                }
+            }
+        };
+        let answer = match of_several {
+            true => client.request_any(["k"]).cancel(cancel).lock_with_progress(progress).map(drop),
+            false => client.request("k").cancel(cancel).lock_with_progress(progress).map(drop),
+        };
+        let kind = answer.map_err(|error| error.kind());
+        if std::process::id() != parent {
+            std::process::exit(i32::from(kind != Err(ErrorKind::Closed)));
+        }
+        assert_eq!(kind, Err(ErrorKind::Cancelled));
+    });
+    let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
+    let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+    assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url} {behind_another} {of_several}");
+    drop(held);
 }
 
 /// Whatever the parent's threads were doing at the fork: the mutexes of its named stores stay locked in the child.
