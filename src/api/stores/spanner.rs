@@ -73,7 +73,9 @@ use crate::sys::clock::Clock;
 ///
 /// Credentials that you make yourself (`with_credentials`) get their tokens by a task of the runtime on which you made them.
 /// It must go on running while calls of this crate block, as one of several threads does, and for as long as the client is
-/// used. Without them ours are made on that thread, too.
+/// used. Without them ours are made on that thread, too, and once more where the service does not accept them any more. That is
+/// no end of a wait, since it may be over soon: after a suspend, say. Of those that you make a token that has ended stays in use
+/// until they renew it by themselves.
 ///
 /// # Example
 /// ```no_run

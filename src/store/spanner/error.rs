@@ -72,7 +72,7 @@ pub(super) enum Own {
 
     #[error(
         "the service does not accept the credentials any more, so nothing was written; a token may have ended while this host \
-         was suspended: other credentials are being asked for, and the call may be repeated"
+         was suspended: others are being asked for, unless the program has made them itself, and the call may be repeated"
     )]
     NotAccepted,
 
