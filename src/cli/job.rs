@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, never};
+use crossbeam_channel::{Receiver, at, never};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill, killpg};
 #[cfg(target_os = "linux")]
@@ -342,6 +342,18 @@ static ENDED: Mutex<Vec<(Pid, Instant)>> = Mutex::new(Vec::new());
 /// A library waits much sooner for what it has started.
 #[cfg(target_os = "linux")]
 const LEFT_OVER: Duration = Duration::from_secs(10);
+
+/// When one of them is to be looked at again: no signal says it.
+#[cfg(target_os = "linux")]
+pub fn looks_again() -> Receiver<Instant> {
+    let ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
+    ended.iter().map(|(_, since)| *since + LEFT_OVER).min().map_or_else(never, at)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn looks_again() -> Receiver<Instant> {
+    never()
+}
 
 /// Those that have `ended` long ago.
 #[cfg(target_os = "linux")]

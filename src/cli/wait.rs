@@ -11,6 +11,7 @@ use nix::sys::signal::Signal;
 
 use crate::failure::{Failure, Outcome, code};
 use crate::held::{Held, Told};
+use crate::job::looks_again;
 use crate::signals::{Gone, Interrupts, ended_by_key};
 use crate::terminal::Terminal;
 use crate::warnings::{draw, settle, tell};
@@ -85,6 +86,9 @@ fn connected(
             recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
                 return Err(by_signal(signal));
             },
+            recv(looks_again()) -> _ => {
+                interrupts.end_wait(Signal::SIGCHLD);
+            }
             recv(interrupts.gone) -> who => return Err(without_need(who.ok())),
         }
     }
@@ -148,6 +152,9 @@ pub fn wait(
                 ended_by = Some(by_signal(signal));
                 cancel.cancel();
             },
+            recv(looks_again()) -> _ => {
+                interrupts.end_wait(Signal::SIGCHLD);
+            }
             recv(gone) -> who => {
                 gone = never();
                 ended_by.get_or_insert_with(|| without_need(who.ok()));
