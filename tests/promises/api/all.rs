@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{CancelToken, Error, ErrorKind, Event, LockRequest, LossReason, Mutex, Observer};
+use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockRequest, LossReason, Mutex, Observer};
 
 use crate::api::{LONG, MINUTE, answered, on_every_store};
 use crate::support::harness::Store;
@@ -323,6 +323,13 @@ fn each_release_of_many_has_time_for_a_slow_store() {
     assert!(began.elapsed() >= WAIT / 5, "the first was given up after {:?}", began.elapsed());
 }
 
+/// An operator takes the first of two locks from who waits for the second.
+fn loses_a(store: &Store, operator: &LockClient, losses: &Losses) {
+    wait_until("a is held", || !store.is_vacant("a"));
+    operator.force_release("a").unwrap();
+    wait_until("it is lost", || !losses.0.lock().is_empty());
+}
+
 #[test]
 fn a_cancel_ends_the_pause_before_it_begins_again() {
     let store = Store::memory();
@@ -333,9 +340,7 @@ fn a_cancel_ends_the_pause_before_it_begins_again() {
     let cancel = CancelToken::new();
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.request_all(["a", "b"]).each(|one| one.cancel(&cancel)).lock());
-        wait_until("a is held", || !store.is_vacant("a"));
-        rival.force_release("a").unwrap();
-        wait_until("it is lost", || !losses.0.lock().is_empty());
+        loses_a(&store, &rival, &losses);
         let before = store.plan.count(Call::Release);
         b.release().unwrap();
         wait_until("b is had and given up", || store.plan.count(Call::Release) > before);
@@ -355,9 +360,7 @@ fn a_client_that_polls_seldom_begins_again_all_the_same() {
     let b = rival.lock("b").unwrap();
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(HOUR / 2).lock());
-        wait_until("a is held", || !store.is_vacant("a"));
-        rival.force_release("a").unwrap();
-        wait_until("it is lost", || !losses.0.lock().is_empty());
+        loses_a(&store, &rival, &losses);
         b.release().unwrap();
         assert!(waits.join().unwrap().unwrap().is_held());
     });
