@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::{Sender, bounded};
 
 use super::super::callback::Callback;
-use super::super::guards::{Guards, GuardsHandle, leasehold_guards_free, leasehold_guards_release};
+use super::super::guards::{Guards, leasehold_guards_free, leasehold_guards_release};
 use super::super::loss::{LossFn, LossInfo, WarnFn};
 use super::*;
 #[cfg(feature = "_internals")]
@@ -215,6 +215,7 @@ fn freeing_several_waits_for_a_callback_that_waits_for_their_release() {
 #[cfg(feature = "_internals")]
 #[test]
 fn a_release_waits_for_another_one_no_longer_than_a_drop_may() {
+    use super::super::guards::GuardsHandle;
     use super::super::leadership::{LeadershipData, LeadershipHandle, leasehold_leadership_resign};
 
     type Made = fn(&LockClient) -> Result<u64, Failure>;
