@@ -398,20 +398,9 @@ pub extern "C" fn leasehold_election_free(election: ElectionHandle) -> Code {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Instant;
-
+    use super::super::wait_until;
     use super::*;
     use crate::LockClient;
-
-    const LONG: Duration = Duration::from_secs(20);
-
-    fn wait_until(mut done: impl FnMut() -> bool) {
-        let started = Instant::now();
-        while !done() {
-            assert!(started.elapsed() < LONG, "it does not happen");
-            std::thread::yield_now();
-        }
-    }
 
     /// A node of a store of its own, a call that is inside it, and a client of the same store.
     fn node() -> (ElectionHandle, Arc<Election>, LockClient) {

@@ -73,8 +73,13 @@ impl Guard {
 
     /// The only one that ends it. Another one is waited for as long as a drop may take.
     fn alone(&self) -> Result<Alone<'_>, Failure> {
-        let by = self.under_way.upgrade().map_or_else(Instant::now, |held| held.drop_by().instant());
-        self.ending.alone(Some(by)).ok_or_else(|| self.ended())
+        let by = self.under_way.upgrade().map(|held| held.drop_by().instant());
+        self.ending.alone(Some(by.unwrap_or_else(Instant::now))).ok_or_else(|| {
+            // One that fails leaves it to be ended again.
+            let is_under_way = !self.is_freed.load(Ordering::SeqCst) && by.is_some_and(|by| by <= Instant::now());
+            let under_way = || about(&self.granted, ErrorKind::Store, "another call is still about to end it");
+            if is_under_way { under_way().retryable().into() } else { self.ended() }
+        })
     }
 
     fn release(&self) -> Outcome {
@@ -348,7 +353,8 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
 
 /// Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
 /// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
-/// closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
+/// closing the client has released it. After any other failure it can be called again: LEASEHOLD_CODE_STORE also says that
+/// another thread is still at it. The guard stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {

@@ -10,6 +10,7 @@ use crossbeam_channel::{Sender, bounded};
 use super::super::callback::Callback;
 use super::super::guards::{Guards, leasehold_guards_free, leasehold_guards_release};
 use super::super::loss::{LossFn, LossInfo, WarnFn};
+use super::super::wait_until;
 use super::*;
 #[cfg(feature = "_internals")]
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -33,10 +34,9 @@ fn faulty(drop_timeout: Duration) -> (LockClient, FaultPlan) {
 
 /// Until the store was asked for that.
 #[cfg(feature = "_internals")]
+#[track_caller]
 fn wait_for(faults: &FaultPlan, call: Call) {
-    while faults.count(call) == 0 {
-        std::thread::yield_now();
-    }
+    wait_until(|| faults.count(call) > 0);
 }
 
 struct Talk {
@@ -51,9 +51,7 @@ unsafe extern "C" fn releases(_: *const LossInfo, user: *mut c_void) {
     let talk = unsafe { &*user.cast::<Talk>() };
     let _ = talk.entered.send(());
     let ends = |guard: &Arc<Guard>| guard.guard.try_read().is_some_and(|held| held.is_none());
-    while !talk.guard.get().is_some_and(ends) {
-        std::thread::yield_now();
-    }
+    wait_until(|| talk.guard.get().is_some_and(ends));
     let _ = talk.released.send(call(|| talk.guard.get().map_or(Ok(()), |guard| guard.release())));
 }
 
@@ -172,9 +170,7 @@ unsafe extern "C" fn releases_all(_: *const LossInfo, user: *mut c_void) {
     // SAFETY: the test leaks it.
     let all = unsafe { &*user.cast::<ReleasesAll>() };
     let _ = all.entered.send(());
-    while all.guards.get().is_none_or(|guards| guards.ending.waiting() == 0) {
-        std::thread::yield_now();
-    }
+    wait_until(|| all.guards.get().is_some_and(|guards| guards.ending.waiting() > 0));
     let _ = call(|| all.guards.get().map_or(Ok(()), |guards| guards.release()));
     // Long enough for a free to return that does not wait.
     std::thread::sleep(Duration::from_millis(100));
@@ -203,9 +199,7 @@ fn freeing_several_waits_for_a_callback_that_waits_for_their_release() {
     let loses = std::thread::spawn(move || watch.lost(&loss));
     assert_eq!(enters.recv_timeout(LONG), Ok(()));
     let frees = std::thread::spawn(move || (leasehold_guards_free(guards), user.has_left.load(Ordering::SeqCst)));
-    while inside.ending.waiting() < 2 {
-        std::thread::yield_now();
-    }
+    wait_until(|| inside.ending.waiting() == 2);
     drop(go_on);
     assert!(matches!(frees.join(), Ok((Code::Ok, true))), "the callback still runs");
     assert!(releases.join().is_ok() && loses.join().is_ok());
@@ -223,12 +217,13 @@ fn a_release_waits_for_another_one_no_longer_than_a_drop_may() {
     let guard: Made = |client| Ok(handle::insert(Guard::new(client.lock("k")?, Watch::new(None)))?.id);
     let all: Made = |client| Ok(handle::insert(Guards::new(client.lock_all(["k"])?, Watch::new(None)))?.id);
     let leader: Made = |client| Ok(LeadershipData::won(client.election("k").build()?.campaign()?)?.id);
-    let ends: [(Made, End); 3] = [
-        (guard, |id| leasehold_guard_release(GuardHandle { id })),
-        (all, |id| leasehold_guards_release(GuardsHandle { id })),
-        (leader, |id| leasehold_leadership_resign(LeadershipHandle { id })),
+    // A guard whose release fails can be released again.
+    let ends: [(Made, End, Code); 3] = [
+        (guard, |id| leasehold_guard_release(GuardHandle { id }), Code::Store),
+        (all, |id| leasehold_guards_release(GuardsHandle { id }), Code::Closed),
+        (leader, |id| leasehold_leadership_resign(LeadershipHandle { id }), Code::Closed),
     ];
-    for (make, end) in ends {
+    for (make, end, says) in ends {
         let (client, faults) = faulty(LONG / 40);
         let Ok(id) = make(&client) else { panic!("no lock") };
         let (go_on, stuck) = bounded(0);
@@ -237,7 +232,7 @@ fn a_release_waits_for_another_one_no_longer_than_a_drop_may() {
         wait_for(&faults, Call::Release);
         let (ended, second) = bounded(1);
         std::thread::spawn(move || ended.send(end(id)));
-        assert_eq!(second.recv_timeout(LONG), Ok(Code::Closed), "it waits without end");
+        assert_eq!(second.recv_timeout(LONG), Ok(says), "it waits without end");
         drop(go_on);
         assert!(first.join().is_ok());
     }
@@ -284,9 +279,8 @@ fn freeing_the_last_handle_has_one_bound() {
         // SAFETY: a text, and a place that can be written to.
         let code = unsafe { leasehold_election_new(client, "k".as_ptr().cast(), 1, &mut election) };
         assert_eq!((code, leasehold_election_run(election)), (Code::Ok, Code::Ok));
-        while !find(election)?.is_leader() {
-            std::thread::yield_now();
-        }
+        let found = find(election)?;
+        wait_until(|| found.is_leader());
         Ok(election.id)
     };
     let (bound, slack) = (Duration::from_secs(7), Duration::from_secs(6));

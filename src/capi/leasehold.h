@@ -1127,7 +1127,8 @@ leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
 
 // Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
 // held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
-// closing the client has released it. After any other failure it can be called again. The guard stays yours to free.
+// closing the client has released it. After any other failure it can be called again: LEASEHOLD_CODE_STORE also says that
+// another thread is still at it. The guard stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_release(leasehold_guard guard);
@@ -1233,8 +1234,8 @@ leasehold_code leasehold_guards_remaining(leasehold_guards guards,
                                           uint64_t *ms);
 
 // Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
-// LEASEHOLD_CODE_CLOSED when they were released already, or another thread is still at that. All others are released all the same, and what could not be is
-// given up in the background: it can't be called again. The guard stays yours to free.
+// LEASEHOLD_CODE_CLOSED when they were released already, or another thread is still at that. All others are released all
+// the same, and what could not be is given up in the background: it can't be called again. The guard stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_release(leasehold_guards guards);

@@ -98,6 +98,17 @@ fn unix_time(ms: u64) -> Result<SystemTime, Failure> {
     at.ok_or_else(|| Failure::new(Code::InvalidInput, format!("unix_ms is {ms}, later than any clock goes")))
 }
 
+/// Until another thread has brought it about.
+#[cfg(test)]
+#[track_caller]
+fn wait_until(mut done: impl FnMut() -> bool) {
+    let started = std::time::Instant::now();
+    while !done() {
+        assert!(started.elapsed() < Duration::from_secs(20), "it does not happen");
+        std::thread::yield_now();
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
