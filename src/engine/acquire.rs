@@ -260,11 +260,13 @@ impl<'a> Wait<'a> {
             let due = far_from(Instant::now(), self.tell_after());
             loop {
                 let Some(ticket) = &self.line.ticket else { return Turn::Ask };
+                // A callback may have forked: nobody nudges it here.
+                if !self.family.is_own_process() {
+                    return Turn::Over;
+                }
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,
-                    // A callback may have forked: nobody nudges it here.
-                    _ if !self.family.is_own_process() => return Turn::Over,
                     // Nobody reports that all before it hang, so it looks; that they do not is nothing to tell.
                     Waited::Limit if left > HANGS && !ticket.is_first() => {}
                     Waited::Limit | Waited::Event => break,

@@ -58,7 +58,7 @@ impl Wait<'_> {
                 let is_free = known.is_some_and(|free| free.is_zero());
                 let delay = self.look_after(if is_free { Begin::Wait } else { begun }, free_in);
                 pause!("wait.sleeps");
-                if !self.family.is_own_process() || !self.sleep(overall, delay) {
+                if !self.sleep(overall, delay) {
                     return false;
                 }
                 if self.line.ticket.as_ref().is_some_and(Ticket::is_handed) {
@@ -130,11 +130,15 @@ impl Wait<'_> {
         self.effort.told.map_or(Duration::ZERO, |told| every.saturating_sub(told.elapsed()))
     }
 
-    /// Waits for this long or until it is worth looking; false when the call's time is over.
+    /// Waits for this long or until it is worth looking; false when the call's time is over, and where nobody wakes it.
     fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
         let until = far_from(Instant::now(), delay);
         let mut due = far_from(Instant::now(), self.tell_after());
         loop {
+            // A callback may have forked.
+            if !self.family.is_own_process() {
+                return false;
+            }
             let Some(ticket) = &self.line.ticket else { return true };
             let left = until.min(due).saturating_duration_since(Instant::now());
             match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {

@@ -95,19 +95,22 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
 fn a_wait_that_a_callback_forks_ends_in_the_child() {
     alone("bounds::forks::a_wait_that_a_callback_forks_ends_in_the_child", || {
         let folder = Folder::new();
-        for (url, behind_another) in [("memory:", false), ("memory:", true), (&folder.url(), false)] {
-            for of_several in [false, true] {
-                forks_in_a_wait(url, behind_another, of_several);
-            }
+        for of_several in [false, true] {
+            forks_in_a_wait("memory:", false, of_several, 1);
+            forks_in_a_wait("memory:", false, of_several, 3);
+            forks_in_a_wait("memory:", true, of_several, 1);
+            forks_in_a_wait(&folder.url(), false, of_several, 1);
         }
     });
 }
 
-fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool) {
-    let client = LockClient::builder(url).poll(Duration::from_secs(1)..=Duration::from_secs(600)).connect();
+/// In the callback's `nth` call.
+fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) {
+    // A wait that is told of a release looks again after minutes.
+    let client = LockClient::builder(url).poll(Duration::from_millis(900)..=Duration::from_secs(1)).connect();
     let client = client.expect("a client");
-    let held = client.lock("k").expect("a lock");
-    let (mut child, parent) = (None, std::process::id());
+    let held = client.request_all(["k", "l"]).each(|one| one.lease_forever()).lock().expect("the locks");
+    let (mut child, mut calls, parent) = (None, 0, std::process::id());
     let (cancel, stands) = (CancelToken::new(), AtomicBool::new(false));
     let (client, cancel, stands) = (&client, &cancel, &stands);
     std::thread::scope(|scope| {
@@ -117,7 +120,9 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool) {
             wait_until("another stands before it", || stands.load(Ordering::SeqCst));
         }
         let progress = |_: &leasehold::Waiting| {
-            if child.is_none() {
+            calls += 1;
+            assert!(calls <= nth || std::process::id() == parent, "it is called in the child");
+            if calls == nth {
                 // SAFETY: as below.
                 #[allow(unsafe_code)]
                 let forked = unsafe { nix::unistd::fork() }.expect("a fork");
@@ -130,7 +135,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool) {
             }
         };
         let answer = match of_several {
-            true => client.request_any(["k"]).cancel(cancel).lock_with_progress(progress).map(drop),
+            true => client.request_any(["k", "l"]).cancel(cancel).lock_with_progress(progress).map(drop),
             false => client.request("k").cancel(cancel).lock_with_progress(progress).map(drop),
         };
         let kind = answer.map_err(|error| error.kind());
@@ -141,7 +146,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool) {
     });
     let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
     let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
-    assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url} {behind_another} {of_several}");
+    assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url} {behind_another} {of_several} {nth}");
     drop(held);
 }
 
