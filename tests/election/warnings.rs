@@ -59,8 +59,8 @@ fn work_that_goes_on_after_its_term_is_warned_of() {
     let ways = [("lost", MAY_LEAD), ("closed", MAY_LEAD), ("stopped", "until it ends no other node leads")];
     on_every_store(|store| {
         for (way, told) in ways {
-            let (name, client) = (named(store, way), store.client());
-            let election = client.election(&name).lease(SECOND * 2).stand_again(false);
+            let (name, client) = (named(store, way), store.eager());
+            let election = client.election(&name).lease(SECOND * 3).stand_again(false);
             let a = Arc::new(election.build().unwrap());
             let (own, of_work, (ends, go_on)) =
                 (Arc::downgrade(&a), client.clone(), crossbeam_channel::bounded::<()>(0));
@@ -79,6 +79,10 @@ fn work_that_goes_on_after_its_term_is_warned_of() {
                 store.client().force_release(&name).unwrap();
             }
             wait_until("it is warned of", || warned(told, &name));
+            if way == "stopped" {
+                store.client().force_release(&name).unwrap();
+                wait_until("it is warned of again", || warned(MAY_LEAD, &name));
+            }
             drop(ends);
             a.wait();
         }

@@ -157,16 +157,20 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
 fn wait_for_work(stands: &Stands, term: &Term, done: &Receiver<WorkEnd>) -> bool {
     let (standing, node) = (&stands.standing, &stands.shared.node);
     let has_time = || standing.is_stopped_inside.load(Ordering::SeqCst) && !standing.hurry.is_cancelled();
-    let mut late = after(node.lease);
+    let (mut late, mut was_held) = (after(node.lease), None);
     loop {
         let stop = if has_time() { &standing.hurry } else { &standing.stop };
         select! {
             recv(done) -> _ => return true,
             recv(stop.cancelled()) -> _ => if !has_time() { break },
             recv(late) -> _ => {
-                late = never();
                 // The guard's own watch has ended with the term.
-                let others = match term.guard.is_held() {
+                let is_held = term.guard.is_held();
+                late = if is_held { after(node.lease) } else { never() };
+                if was_held.replace(is_held) == Some(is_held) {
+                    continue;
+                }
+                let others = match is_held {
                     true => "until it ends no other node leads",
                     false => "another node may lead already",
                 };
