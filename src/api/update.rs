@@ -93,7 +93,7 @@ impl LockClient {
     }
 
     fn wait(&self, failures: &mut Failures, error: Error, by: &Deadline) -> Result<()> {
-        failures.wait_if_retryable(error, by).or_else(|error| self.family.check_open().and(Err(error)))
+        failures.wait_if_retryable(error, by).map_err(|error| self.family.or_closed(error))
     }
 
     /// What was read stays, also where a write without an answer has left it; an error where that is not known.

@@ -179,9 +179,17 @@ impl Family {
                 answer => return answer,
             };
             if let Err(error) = failures.wait_if_retryable(error, by) {
-                self.check_open()?;
-                return Err(error);
+                return Err(self.or_closed(error));
             }
+        }
+    }
+
+    /// What a call says that has failed: that the client was closed meanwhile, unless it may be done.
+    pub fn or_closed(&self, error: Error) -> Error {
+        match self.check_open() {
+            Err(_) if error.kind() == ErrorKind::Ambiguous => error.final_now(),
+            Err(closed) => closed,
+            Ok(()) => error,
         }
     }
 

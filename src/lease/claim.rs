@@ -57,7 +57,7 @@ pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Time
     };
     let until = Lease::For(duration).end(times.now);
     if holder.until >= until && !times.ends_are_bounds {
-        return Step::keep(Ok(holder.clone()));
+        return confirm(record, Ok(holder.clone()));
     }
     let extended = Holder { until: until.max(holder.until), renewed: Some(times.now), ..holder.clone() };
     Step::write(Ok(extended.clone()), LockRecord { exclusive: Some(extended), ..record.clone() })
@@ -78,20 +78,29 @@ pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
 pub fn revoke(record: &LockRecord, owner: &str) -> Step<LeaseAnswer> {
     match held_by(record, owner) {
         Ok(holder) => end(record, holder),
+        Err(LeaseRefusal::Free) => confirm(record, Err(LeaseRefusal::Free)),
         Err(refusal) => Step::keep(Err(refusal)),
     }
 }
 
 /// Keeps the lease from being expired, now and after a later claim, until it is unpinned. Whether that is new.
 pub fn pin(record: &LockRecord, entity: &str) -> Step<bool> {
-    let mut next = LockRecord { kind: Kind::Lease, ..record.clone() };
-    if next.pins.insert(entity.to_owned()) { Step::write(true, next) } else { Step::keep(false) }
+    let mut next = record.clone();
+    let is_new = next.pins.insert(entity.to_owned());
+    confirm(&next, is_new)
 }
 
 /// Takes back what [`pin`] did. Whether it was pinned.
 pub fn unpin(record: &LockRecord, entity: &str) -> Step<bool> {
     let mut next = record.clone();
-    if next.pins.remove(entity) { Step::write(true, next) } else { Step::keep(false) }
+    let was_pinned = next.pins.remove(entity);
+    confirm(&next, was_pinned)
+}
+
+/// Also what is as it was to be is written. Else an earlier call that did the opposite, and was not answered, could still
+/// arrive behind this one.
+fn confirm<A>(record: &LockRecord, answer: A) -> Step<A> {
+    Step::write(answer, LockRecord { kind: Kind::Lease, ..record.clone() })
 }
 
 fn held_by<'a>(record: &'a LockRecord, owner: &str) -> Result<&'a Holder, LeaseRefusal> {

@@ -43,11 +43,11 @@ fn a_repeated_claim_finds_itself_and_another_of_the_same_name_does_not() {
 }
 
 #[test]
-fn an_extension_that_is_no_later_writes_nothing() {
+fn an_extension_that_is_no_later_changes_nothing() {
     let record = claimed(&LockRecord::missing("k"), "a", 5);
     for lease in [LEASE, LEASE / 2] {
         let step = extend(&record, "unit/0", lease, &now(5));
-        assert_eq!((step.answer.ok(), step.record), (record.exclusive.clone(), None));
+        assert_eq!((step.answer.ok(), step.record), (record.exclusive.clone(), Some(written_again(&record))));
     }
     let step = extend(&record, "unit/0", LEASE, &now(6));
     let longer = step.answer.unwrap();
@@ -72,15 +72,21 @@ fn it_expires_at_its_end_by_the_earliest_time() {
 }
 
 #[test]
-fn a_pin_is_written_once_and_makes_the_row_a_lease() {
+fn a_pin_is_written_also_where_it_stands_and_makes_the_row_a_lease() {
     let pinned = pin(&LockRecord::missing("k"), "upgrade");
     assert!(pinned.answer);
     let record = pinned.record.unwrap();
     assert_eq!((record.kind, record.version, record.pins.len()), (Kind::Lease, 1, 1));
     let again = pin(&record, "upgrade");
-    assert_eq!((again.answer, again.record), (false, None));
+    assert_eq!((again.answer, again.record), (false, Some(written_again(&record))));
     let unpinned = unpin(&record, "upgrade");
     assert!(unpinned.answer && unpinned.record.as_ref().is_some_and(|record| record.pins.is_empty()));
-    let again = unpin(&unpinned.record.unwrap(), "upgrade");
-    assert_eq!((again.answer, again.record), (false, None));
+    let record = unpinned.record.unwrap();
+    let again = unpin(&record, "upgrade");
+    assert_eq!((again.answer, again.record), (false, Some(written_again(&record))));
+}
+
+/// What keeps out all that was decided on the record before.
+fn written_again(record: &LockRecord) -> LockRecord {
+    LockRecord { kind: Kind::Lease, version: record.version + 1, ..record.clone() }
 }

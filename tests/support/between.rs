@@ -11,6 +11,8 @@ use leasehold::internals::store::{
 };
 use leasehold::internals::sys::deadline::Deadline;
 
+use super::stores::soon;
+
 type Act = Box<dyn FnMut() + Send>;
 
 /// When something is done.
@@ -30,11 +32,11 @@ pub struct Between {
     late: Arc<Mutex<Late>>,
 }
 
-/// A swap that arrives right before the one after it.
+/// A swap that arrives right before the one after it, or when the test wants it.
 enum Late {
     None,
     Next,
-    Sent(Option<LockRecord>),
+    Sent(Seen, Option<LockRecord>),
 }
 
 impl Between {
@@ -50,6 +52,18 @@ impl Between {
     /// The next swap arrives right before the one after it; what it is answered must be dropped by a fault.
     pub fn hold_back(&self) {
         *self.late.lock().unwrap() = Late::Next;
+    }
+
+    /// Lets what was held back arrive now, and says whether it still changes anything.
+    pub fn deliver(&self) -> bool {
+        match std::mem::replace(&mut *self.late.lock().unwrap(), Late::None) {
+            Late::Sent(seen, late) => match self.inner.swap(&seen, late.as_ref(), &soon()).unwrap() {
+                Swapped::Done => true,
+                Swapped::Changed => false,
+                Swapped::Unknown(error) => panic!("{error}"),
+            },
+            Late::None | Late::Next => panic!("nothing was held back"),
+        }
     }
 
     /// The keys of all swaps so far, in their order.
@@ -114,10 +128,13 @@ impl Backend for Between {
         match late {
             Late::None => {}
             Late::Next => {
-                *self.late.lock().unwrap() = Late::Sent(new.cloned());
+                // Nobody has changed it.
+                let which = Which::Key(seen.record.key.clone());
+                let seen = self.inner.read(&which, None, Consistency::Strong, by)?.records.remove(0);
+                *self.late.lock().unwrap() = Late::Sent(seen, new.cloned());
                 return Ok(Swapped::Changed);
             }
-            Late::Sent(late) => assert!(matches!(self.inner.swap(seen, late.as_ref(), by)?, Swapped::Done)),
+            Late::Sent(seen, late) => assert!(matches!(self.inner.swap(&seen, late.as_ref(), by)?, Swapped::Done)),
         }
         self.act(When::BeforeSwap);
         let answer = self.inner.swap(seen, new, by);

@@ -308,12 +308,15 @@ impl Leases {
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<(LeaseStatus, Holder, Snapshot)> {
         let decide = |found: &Snapshot| {
-            let Step { answer, record } = rule(&found.seen.record, &found.seen.times);
-            let answer = answer.map_err(|refusal| self.refused(found, refusal))?;
-            Ok(Step { answer, record })
+            let step = rule(&found.seen.record, &found.seen.times);
+            match step.answer {
+                Err(refusal) if step.record.is_none() => Err(self.refused(found, refusal)),
+                _ => Ok(step),
+            }
         };
         let by = self.client.family.request_deadline();
-        let (holder, found) = self.client.update(self.client.look(key, &by)?, &by, decide, arrived)?;
+        let (answer, found) = self.client.update(self.client.look(key, &by)?, &by, decide, arrived)?;
+        let holder = answer.map_err(|refusal| self.refused(&found, refusal))?;
         let now = found.now(self.client.family.clock.now());
         let status = LeaseStatus::new(&found.seen, &holder, now);
         Ok((status, holder, found))
