@@ -88,7 +88,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
-use crate::store::mongodb::fence::{Assertion, in_context, of_commit};
+use crate::store::mongodb::fence::{Assertion, in_context, of_commit, of_transaction};
 use crate::store::mongodb::{MongodbOptions, Settings, apart};
 use crate::sys::clock::Clock;
 
@@ -209,9 +209,8 @@ impl<T: Fenced> AssertIn for T {
 /// can't make a transaction that is longer than their interval fail again and again. Keep it shorter than the lease.
 ///
 /// # Errors
-/// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`; else as
-/// [`AssertIn::assert_in`]. Nothing was committed, but for an error of the commit itself that the driver could not
-/// settle.
+/// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`; `Ambiguous` when no
+/// answer settled whether it was committed; else as [`AssertIn::assert_in`]. After all others nothing was committed.
 ///
 /// # Example
 /// ```no_run
@@ -234,17 +233,21 @@ pub fn run_fenced<T>(
 ) -> Result<T> {
     let standing = fenced.standing()?;
     let assertion = Assertion::of(standing)?;
-    let mut is_first_try = true;
+    let (mut is_first_try, mut is_asserted) = (true, false);
     let run = session.start_transaction().write_concern(of_commit()).and_run(|session| {
-        if !mem::take(&mut is_first_try) {
+        is_asserted = false;
+        let is_again = !mem::take(&mut is_first_try);
+        if is_again {
             assert_sync(&assertion, session)?;
-            return work(session);
         }
         let done = work(session)?;
-        assert_sync(&assertion, session)?;
+        if !is_again {
+            assert_sync(&assertion, session)?;
+        }
+        is_asserted = true;
         Ok(done)
     });
-    run.map_err(|error| in_context(error, standing))
+    run.map_err(|error| of_transaction(error, is_asserted, standing))
 }
 
 /// [`run_fenced`] for a session of the driver's async API.
@@ -257,17 +260,21 @@ where
 {
     let standing = fenced.standing()?;
     let assertion = Assertion::of(standing)?;
-    let mut is_first_try = true;
+    let (mut is_first_try, mut is_asserted) = (true, false);
     let run = session.start_transaction().write_concern(of_commit()).and_run2(async |session| {
-        if !mem::take(&mut is_first_try) {
+        is_asserted = false;
+        let is_again = !mem::take(&mut is_first_try);
+        if is_again {
             assert_async(&assertion, session).await?;
-            return work(session).await;
         }
         let done = work(session).await?;
-        assert_async(&assertion, session).await?;
+        if !is_again {
+            assert_async(&assertion, session).await?;
+        }
+        is_asserted = true;
         Ok(done)
     });
-    run.await.map_err(|error| in_context(error, standing))
+    run.await.map_err(|error| of_transaction(error, is_asserted, standing))
 }
 
 fn assert_sync(assertion: &Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {

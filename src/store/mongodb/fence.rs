@@ -1,7 +1,9 @@
 //! Whether a grant holds, asserted inside a user's own transaction.
 
 use mongodb::bson::{Document, doc};
-use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR};
+use mongodb::error::{
+    Error as DriverError, ErrorKind as DriverKind, TRANSIENT_TRANSACTION_ERROR, UNKNOWN_TRANSACTION_COMMIT_RESULT,
+};
 use mongodb::options::WriteConcern;
 use mongodb::{Client, Collection};
 
@@ -92,6 +94,16 @@ impl Assertion {
 /// Only this error of the driver's shows the state of a session.
 fn is_in_progress(error: &DriverError) -> bool {
     matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
+}
+
+/// The same of a transaction as a whole. `is_asserted`: its last try came as far as the commit.
+pub(crate) fn of_transaction(error: DriverError, is_asserted: bool, standing: Standing<'_>) -> Error {
+    let is_refused = error.contains_label(TRANSIENT_TRANSACTION_ERROR);
+    if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) || (is_asserted && !is_refused) {
+        let message = "no answer settled whether the transaction was committed";
+        return standing.error(ErrorKind::Ambiguous, message).caused_by(error);
+    }
+    in_context(error, standing)
 }
 
 /// An error of the driver as ours: the loss, or with the driver's own as its source.

@@ -17,6 +17,8 @@ use crate::fenced::cases::{expired, lost};
 use crate::fenced::data::Data;
 use crate::fenced::data::mongodb::Texts;
 use crate::fenced::{LONG, Open, Store};
+#[cfg(target_os = "linux")]
+use crate::support::cluster::Cluster;
 use crate::support::harness::millis;
 use crate::support::mongodb::{DATABASE, Rows, server, settings};
 use crate::support::servers::mongod;
@@ -98,6 +100,42 @@ fn a_commit_waits_for_the_majority_whatever_the_users_client_says() {
     });
     let majority = || Some("majority".to_owned());
     assert_eq!(commits.try_iter().collect::<Vec<_>>(), [majority(), majority()]);
+}
+
+/// The server commits it, and says that not enough others have it.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_commit_that_nobody_can_settle_is_not_told_as_one_that_failed() {
+    let Some(cluster) = Cluster::one(&["--setParameter", "enableTestCommands=1"]) else { return };
+    let url = format!("mongodb://{}/unsettled?replicaSet=rs0&collection=locks", cluster.hosts());
+    let client = LockClient::builder(&url).lease(LONG).connect().unwrap();
+    client.create_schema().unwrap();
+    let guard = client.lock("a").unwrap();
+    let user = driver::sync::Client::with_uri_str(cluster.uri()).unwrap();
+    let texts = user.database("unsettled").collection::<Document>("texts");
+    texts.insert_one(doc! { "_id": 0 }).run().unwrap();
+    let write = |id: i32| {
+        run_fenced(&guard, &mut user.start_session().run().unwrap(), |session| {
+            texts.insert_one(doc! { "_id": id }).session(session).run()
+        })
+    };
+    let next_is_unsettled = || {
+        let unsettled = doc! { "code": 100, "codeName": "UnsatisfiableWriteConcern", "errmsg": "not enough nodes" };
+        let data = doc! { "failCommands": ["commitTransaction"], "writeConcernError": unsettled };
+        let point = doc! { "configureFailPoint": "failCommand", "mode": { "times": 1 }, "data": data };
+        user.database("admin").run_command(point).run().unwrap();
+    };
+    next_is_unsettled();
+    assert_eq!(write(1).unwrap_err().kind(), ErrorKind::Ambiguous);
+    assert!(texts.find_one(doc! { "_id": 1 }).run().unwrap().is_some(), "it was committed");
+    // What fails before is no such thing.
+    assert_eq!(write(1).unwrap_err().kind(), ErrorKind::Store);
+    next_is_unsettled();
+    let failed: leasehold::Result<()> = tokio::runtime::Runtime::new().unwrap().block_on(async {
+        let user = driver::Client::with_uri_str(cluster.uri()).await.unwrap();
+        run_fenced_async(&guard, &mut user.start_session().await.unwrap(), async |_| Ok(())).await
+    });
+    assert_eq!(failed.unwrap_err().kind(), ErrorKind::Ambiguous);
 }
 
 /// A takeover between the transaction's start and the assertion: the next try finds the loss before it does the work.
