@@ -56,17 +56,19 @@ impl LeaseStatus {
         self.lock.renewed()
     }
 
-    /// From when on it can be expired, by this host's wall clock.
+    /// When its time is over, by this host's wall clock. It can be expired [the store's grace](crate::Diagnosis::grace) later.
     pub fn expires(&self) -> SystemTime {
         self.lock.leased_until().unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// What was left of its time when it was read, at the least.
+    /// What was left of its time when it was read, at the least; in SQLite at the most where a process with another clock
+    /// has claimed it (before a reboot, in a container with its own, outside Linux).
     pub fn remaining(&self) -> Duration {
         self.remaining
     }
 
-    /// Whether its time, and [the store's grace](crate::Diagnosis::grace) after it, was over when it was read. It still counts as held until somebody expires it.
+    /// Whether its time, and [the store's grace](crate::Diagnosis::grace) after it, was over when it was read. It still counts
+    /// as held until somebody expires it.
     pub fn is_expired(&self) -> bool {
         !self.is_live
     }

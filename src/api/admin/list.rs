@@ -18,7 +18,7 @@ impl LockClient {
     /// It reads page by page, so the answer is no picture of one moment: a lock that is granted or
     /// released meanwhile may be missing or still be there. What the store finds by itself is a key,
     /// a prefix or, where it has an index for it, a lock id; a filter without any of them looks at
-    /// every row. A damaged row is left out; the log names it.
+    /// every row. A damaged row is left out, and the log names it; of a single key it is the error.
     ///
     /// # Errors
     /// `InvalidInput` for a text of the filter that is out of bounds; else what the store says, after
