@@ -204,6 +204,7 @@ impl orders::World for World {
                 self.hold.begin_abandon();
                 let grant = self.hold.requests.spare.lock().ask.grant.clone();
                 while self.seen().record.standing(&grant).is_some() {
+                    assert!(Instant::now() < by, "it is not given up");
                     std::thread::yield_now();
                 }
                 Actor::LetsGo

@@ -218,8 +218,8 @@ fn what_a_companion_leaves_behind_is_no_zombie_for_good() {
 fn what_a_companion_leaves_behind_while_a_node_waits_is_no_zombie_for_good() {
     let store = Store::new();
     let fifo = store.fifo();
-    let script = "(read go <$FIFO; (sleep 0.3 &)) & exec \"$0\" elect -v boss --max-hold 1s --lease 60s --kill-after 0s -- \
-                  sh -c 'echo leads; while :; do read never; done'";
+    let script = "(read go <$FIFO; (sh -c 'echo $$; exec sleep 0.3' &)) & exec \"$0\" elect -v boss --max-hold 1s \
+                  --lease 60s --kill-after 0s -- sh -c 'echo leads; while :; do read never; done'";
     let mut command = Command::new("sh");
     command.args(["-c", script, env!("CARGO_BIN_EXE_leasehold")]).env("LEASEHOLD_STORE", &store.url).env("FIFO", &fifo);
     let mut running = Running::start(command.process_group(0).stdin(Stdio::piped()));
@@ -227,9 +227,9 @@ fn what_a_companion_leaves_behind_while_a_node_waits_is_no_zombie_for_good() {
     let _other = store.client().request("boss").wait(PATIENCE).lock().unwrap();
     running.says("is held by");
     std::fs::write(&fifo, "go\n").unwrap();
-    let zombies = || running.children().into_iter().filter(|pid| state(pid) == "Z").count();
-    wait_until("it has ended", || zombies() == 1);
-    wait_until("it is reaped", || zombies() == 0);
+    let left = running.line();
+    wait_until("it has ended", || state(&left) == "Z");
+    wait_until_reaped(&left);
     running.signal(Signal::SIGTERM);
     assert_eq!(running.end().code, Some(143));
 }
