@@ -11,6 +11,9 @@ use crate::sys::caught::discard;
 /// What the body of an exported function comes to.
 pub type Outcome = Result<(), Failure>;
 
+/// Why a guard does nothing any more, unless its lock was lost.
+pub const ENDED: &str = "the guard has ended: it was released or handed over, or its client was closed";
+
 /// Why a call did not succeed.
 pub struct Failure {
     pub code: Code,

@@ -8,7 +8,7 @@ use parking_lot::RwLock;
 
 use super::callback::{Alone, Gate};
 use super::code::Code;
-use super::failure::{Failure, about};
+use super::failure::{ENDED, Failure, about};
 use super::loss::Watch;
 use super::{as_millis, call, handle, millis, out_arg, text};
 use crate::api::request_all::LockAllGuard;
@@ -91,8 +91,8 @@ impl Guards {
     }
 
     fn ended(&self) -> Failure {
-        let ended = |granted| about(granted, ErrorKind::Closed, "the guard was released already").into();
-        self.granted.first().map_or_else(|| Failure::new(Code::Closed, "it was released already"), ended)
+        let ended = |granted| about(granted, ErrorKind::Closed, ENDED).into();
+        self.granted.first().map_or_else(|| Failure::new(Code::Closed, ENDED), ended)
     }
 }
 

@@ -72,11 +72,14 @@ impl ClientOptions {
 
     /// Lease, heartbeat and margin of one hold. `ends_at`: a lease with a fixed end.
     pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
+        // A client has no lease without end.
+        let or = if lease.is_some() { ", or lease_forever()" } else { "" };
+        let field = if ends_at.is_some() { "lease_until" } else { "lease" };
         let lease = lease.unwrap_or(Lease::For(self.lease));
         self.limits.map_or(Ok(()), |limits| limits.check_lease(lease))?;
         let counted = match lease {
             Lease::For(d) => {
-                check_duration("lease", d, min_lease, ", or lease_forever()")?;
+                check_duration(field, d, min_lease, or)?;
                 d
             }
             // Only the acquire that precedes the endless lease uses these.
@@ -265,7 +268,11 @@ fn utc(at: SystemTime) -> String {
 /// Checks the length of a lease.
 pub(crate) fn check_duration(field: &str, d: Duration, least: Duration, or: &str) -> Result<()> {
     if d < least || d > MAX_LEASE {
-        return Err(Error::invalid(field, d, &format!("from {least:?} on this store to 30 days{or}")));
+        let right = format!("from {least:?} on this store to 30 days{or}");
+        return Err(match d {
+            Duration::MAX => Error::invalid(field, format_args!("for ever"), &right),
+            d => Error::invalid(field, d, &right),
+        });
     }
     Ok(())
 }

@@ -15,6 +15,7 @@ use super::shared::{News, Node, Now, Shared};
 use crate::api::client::LockClient;
 use crate::engine::options::check_duration;
 use crate::model::error::{Error, Result};
+use crate::model::key::check_text;
 use crate::sys::cancel::CancelToken;
 use crate::sys::observing::Contained;
 
@@ -151,6 +152,10 @@ impl ElectionBuilder {
         family.check_open()?;
         let lease = self.lease.unwrap_or(family.options.lease);
         let in_context = |error: Error| family.in_context(error);
+        self.id
+            .as_deref()
+            .map_or(Ok(()), |id| check_text("the node's id", id))
+            .map_err(|error| in_context(error.with_key(&self.name)))?;
         let least = family.backend.info().min_lease.max(MIN_LEASE);
         check_duration("lease", lease, least, " in an election")
             .map_err(|error| in_context(error.with_key(&self.name)))?;
