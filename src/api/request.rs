@@ -195,7 +195,10 @@ impl LockRequest {
         }
         check_origin(&self.spec.family, &lock, &self.spec.family.request_deadline())?;
         pause!("adopt.checked");
-        let lost = format!("it is no longer held{}", told_origin(&self.spec.family, &lock));
+        let lost = format!(
+            "this grant of it is no longer held, or was adopted already{}",
+            told_origin(&self.spec.family, &lock)
+        );
         spec.mode = lock.mode;
         spec.max_holders = None;
         spec.lock_id = Some(lock.lock_id);
@@ -442,13 +445,15 @@ pub(crate) fn of_holders(
 ) -> Error {
     let named: Vec<String> = holders.iter().take(NAMED).map(name).collect();
     if !named.is_empty() {
-        message = format!("{message}: {}", named.join(", "));
+        let joint = if kind == ErrorKind::Lost { "; now it is held by" } else { ":" };
+        message = format!("{message}{joint} {}", named.join(", "));
     }
     if holders.len() > NAMED {
         message = format!("{message}, and {} more", holders.len() - NAMED);
     }
     let is_here = holders.iter().any(|holder| family.holds_here(holder));
-    if is_here {
+    // What is lost stays so, whoever releases it.
+    if is_here && kind != ErrorKind::Lost {
         message.push_str("; a guard of this very client is among them, and must be released first");
     }
     let error = family.in_context(Error::new(kind, message).with_holders(holders));

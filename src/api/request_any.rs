@@ -179,7 +179,7 @@ pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
     for key in keys {
         family.check_key(key)?;
         if !known.insert(key) {
-            return Err(Error::new(ErrorKind::InvalidInput, "the keys have a duplicate of it").with_key(key));
+            return Err(Error::new(ErrorKind::InvalidInput, "this key is given twice").with_key(key));
         }
     }
     Ok(())

@@ -61,7 +61,9 @@ impl LossReason {
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} after {:.1} s", self.reason, self.held_for.as_secs_f64())
+        // How long that is, too.
+        let after = if matches!(self.reason, LossReason::MaxHold) { "," } else { " after" };
+        write!(f, "{}{after} {:.1} s", self.reason, self.held_for.as_secs_f64())
     }
 }
 

@@ -327,7 +327,7 @@ impl Leases {
         let stands = lease.as_ref().map(ToString::to_string).unwrap_or_default();
         let pins: Vec<String> = found.seen.record.pins.iter().map(|pin| format!("{pin:?}")).collect();
         let why = match refusal {
-            LeaseRefusal::Stands => format!("it stands: {stands}"),
+            LeaseRefusal::Stands => format!("somebody holds it: {stands}"),
             LeaseRefusal::Free => "nobody holds it".to_owned(),
             LeaseRefusal::HeldByOther => format!("another holds it: {stands}"),
             LeaseRefusal::StillRuns => format!("its time is not over: {stands}"),

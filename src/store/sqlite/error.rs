@@ -39,7 +39,7 @@ pub(super) enum SqliteError {
     #[error("there is no such file; correct the path, or make it by create_schema()")]
     NoFile { path: PathBuf },
 
-    #[error("the folder {} does not exist; create it, or correct the path", .folder.display())]
+    #[error("the folder {} does not exist; {}", .folder.display(), folder_advice(path))]
     NoFolder { path: PathBuf, folder: PathBuf },
 
     #[error("this is {what}, not a file; name a file, which is created if it is missing")]
@@ -271,6 +271,13 @@ fn io_kind(error: &io::Error) -> (ErrorKind, bool) {
         | io::ErrorKind::InvalidFilename => (ErrorKind::Config, false),
         _ if file::is_endless(error) => (ErrorKind::Config, false),
         _ => (ErrorKind::Store, true),
+    }
+}
+
+fn folder_advice(path: &Path) -> &'static str {
+    match path.components().any(|part| part.as_os_str() == "~") {
+        true => "nobody replaces the ~ here: write the whole path, or $HOME where a shell reads it",
+        false => "create it, or correct the path",
     }
 }
 

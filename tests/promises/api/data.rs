@@ -235,6 +235,18 @@ fn a_lock_that_was_lost_is_lost_by_every_path_of_its_file() {
 }
 
 #[test]
+fn what_was_adopted_already_is_lost_and_no_release_helps() {
+    on_every_store(|store| {
+        let client = store.client();
+        let lock = client.request("k").acquire().unwrap();
+        let _guard = client.adopt(lock.clone()).unwrap();
+        let error = client.adopt(lock).unwrap_err();
+        assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Lost, 1), "{error}");
+        assert!(!error.to_string().contains("must be released") && error.held_by_this_client(), "{error}");
+    });
+}
+
+#[test]
 fn held_lists_the_guards_of_all_clones() {
     on_every_store(|store| {
         let client = store.client();

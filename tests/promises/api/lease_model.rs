@@ -248,7 +248,7 @@ fn may_succeed(record: &LockRecord, call: Call, expired_before: StoreTime) -> bo
 /// Why a call was refused, from the words that people are told.
 fn refusal(error: &Error) -> LeaseRefusal {
     let words = [
-        ("it stands: ", LeaseRefusal::Stands),
+        ("somebody holds it: ", LeaseRefusal::Stands),
         ("nobody holds it", LeaseRefusal::Free),
         ("another holds it: ", LeaseRefusal::HeldByOther),
         ("its time is not over: ", LeaseRefusal::StillRuns),
