@@ -158,7 +158,7 @@ pub struct Elect {
     #[command(flatten)]
     pub name: Name,
     /// This node, as others are shown it: its --owner [default: host:pid]
-    #[arg(long, value_name = "TEXT", conflicts_with = "owner")]
+    #[arg(long, value_name = "TEXT", conflicts_with = "owner", value_parser = clap::builder::NonEmptyStringValueParser::new())]
     pub id: Option<String>,
     #[command(flatten)]
     pub ask: Ask,
@@ -389,7 +389,7 @@ pub struct Purge {
 /// Makes what the store needs: tables, indexes.
 #[derive(clap::Args, Debug)]
 pub struct Init {
-    /// Only show what would be done, for whoever may do it
+    /// Only show what would be done, for whoever may do it. An SQLite file must be there
     #[arg(long)]
     pub print: bool,
 }

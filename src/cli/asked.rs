@@ -85,17 +85,17 @@ pub struct Sharing {
     /// Hold it alone, which is the default
     #[arg(short = 'x', short_alias = 'e', long, conflicts_with = "shared")]
     exclusive: bool,
-    /// How many shared holders there may be at most
-    #[arg(long, value_name = "N", requires = "shared", value_parser = clap::value_parser!(u32).range(1..))]
+    /// Take a shared lock, and only while fewer than N hold it
+    #[arg(long, value_name = "N", conflicts_with = "exclusive", value_parser = clap::value_parser!(u32).range(1..))]
     max_holders: Option<u32>,
 }
 
 impl Sharing {
     pub fn set(&self, request: LockRequest) -> LockRequest {
         match (self.shared, self.max_holders) {
-            (false, _) => request,
+            (_, Some(n)) => request.max_holders(n),
             (true, None) => request.shared(),
-            (true, Some(n)) => request.max_holders(n),
+            (false, None) => request,
         }
     }
 }

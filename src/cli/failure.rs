@@ -43,6 +43,8 @@ pub enum Failure {
     Own(u8, String),
     /// Our output could not be written.
     Output(io::Error),
+    /// People were told of it already, in more words. Machines look for it in the last line.
+    Told(u8, Option<ErrorKind>, &'static str),
     /// Everything was said already.
     Silent(u8),
 }
@@ -50,6 +52,14 @@ pub enum Failure {
 pub type Outcome<T = u8> = Result<T, Failure>;
 
 impl Failure {
+    pub fn lost() -> Failure {
+        Failure::Told(code::LOST, Some(ErrorKind::Lost), "the lock was lost")
+    }
+
+    pub fn unhealthy() -> Failure {
+        Failure::Told(code::UNHEALTHY, None, "--health-cmd failed, so the command was ended")
+    }
+
     pub fn usage(message: impl Into<String>) -> Failure {
         Failure::Own(code::USAGE, message.into())
     }
@@ -61,7 +71,9 @@ impl Failure {
     pub fn code(&self) -> u8 {
         match self {
             Failure::Library(error) => code_of(error.kind()),
-            Failure::Refused(code, ..) | Failure::Own(code, _) | Failure::Silent(code) => *code,
+            Failure::Refused(code, ..) | Failure::Own(code, _) | Failure::Silent(code) | Failure::Told(code, ..) => {
+                *code
+            }
             // Whoever reads has seen enough.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => code::OUTPUT,
@@ -76,14 +88,20 @@ impl Failure {
             Failure::Own(_, message) => Some(message.clone()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
             Failure::Output(error) => Some(format!("the output could not be written: {error}")),
-            Failure::Silent(_) => None,
+            Failure::Silent(_) | Failure::Told(..) => None,
         }
     }
 
     /// The same for machines.
     pub fn json(&self) -> Option<Value> {
-        let message = self.text()?;
+        let message = match self {
+            Failure::Told(_, _, message) => (*message).to_owned(),
+            _ => self.text()?,
+        };
         let mut told = json!({ "exit_code": self.code(), "message": message });
+        if let Failure::Told(_, Some(kind), _) = self {
+            told["kind"] = json!(format!("{kind:?}"));
+        }
         if let Failure::Library(error) | Failure::Refused(_, _, error) = self {
             told["kind"] = json!(format!("{:?}", error.kind()));
             told["key"] = json!(error.key());

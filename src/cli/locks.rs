@@ -212,7 +212,10 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
         // Not by the parser, for which it would be a second order beside --force.
         let lock_id = args.lock_id.clone().or_else(|| std::env::var("LEASEHOLD_LOCK_ID").ok());
         let lock_id = lock_id.filter(|id| !id.is_empty()).ok_or_else(|| {
-            Failure::usage("give the --lock-id of the lock, or --force to take it from whoever holds it")
+            Failure::usage(
+                "give --from FILE with what `acquire` has printed, the --lock-id of the lock, or --force to take it from \
+                 whoever holds it",
+            )
         })?;
         let freed = client(global, Missing::Wrong)?.unlock_key(key, &lock_id)?;
         return told(global, "released", &nothing, &freed, former_holder);

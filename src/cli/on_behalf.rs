@@ -12,7 +12,7 @@ use nix::unistd::dup2_stdout;
 use crate::args::{Global, Hold};
 use crate::asked::Ask;
 use crate::beside::{Beside, Environment};
-use crate::failure::{Failure, Outcome, code};
+use crate::failure::{Failure, Outcome};
 use crate::give_back::{Ending, give_back};
 use crate::held::{Held, Wanted};
 use crate::hold::command_failed;
@@ -54,7 +54,7 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
     let (was_lost, is_unanswered) = holding.end(&session.interrupts, &end);
     session.is_unanswered.set(is_unanswered);
     match end? {
-        _ if was_lost => Err(Failure::Silent(code::LOST)),
+        _ if was_lost => Err(Failure::lost()),
         Some(signal) => Err(by_signal(signal)),
         None => Ok(0),
     }
@@ -265,7 +265,7 @@ mod tests {
     #[test]
     fn a_loss_at_the_end_says_what_that_end_was() {
         assert_eq!(who_ended(&Ok(None), "process 7"), "process 7 is gone");
-        for end in [Ok(Some(Signal::SIGTERM)), Err(Failure::Silent(code::LOST))] {
+        for end in [Ok(Some(Signal::SIGTERM)), Err(Failure::lost())] {
             assert!(!who_ended(&end, "process 7").contains("process 7"));
         }
     }

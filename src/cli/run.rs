@@ -52,8 +52,8 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     let work = Work { ask: &args.ask, checks: &args.checks, command: &args.command, every: args.every };
     match hold(&session, global, &work, held)? {
         End::Command(code) => Ok(code),
-        End::Lost(_) | End::Deposed(_) => Err(Failure::Silent(code::LOST)),
-        End::Unhealthy(_) => Err(Failure::Silent(code::UNHEALTHY)),
+        End::Lost(_) | End::Deposed(_) => Err(Failure::lost()),
+        End::Unhealthy(_) => Err(Failure::unhealthy()),
     }
 }
 

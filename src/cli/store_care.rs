@@ -25,8 +25,12 @@ pub fn doctor(global: &Global) -> Outcome {
         Ok(client) => client.diagnose()?,
         // A store that can't be connected to has no more to tell.
         Err(failure) => {
-            if !global.json {
-                print(&line("usable", "NO"))?;
+            let store = if let Failure::Library(error) = &failure { error.store() } else { None };
+            if global.json {
+                print_json(&json!({ "store": store, "well": false, "reached": false }))?;
+            } else {
+                let store = store.map_or_else(String::new, |store| line("store", store));
+                print(&(store + &line("reached", "NO") + &line("usable", "NO")))?;
             }
             return Err(failure);
         }

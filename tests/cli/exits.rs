@@ -62,7 +62,7 @@ fn the_command_knows_its_lock_and_its_store() {
     let store = Store::new();
     // Those of whoever runs the tests are not ours.
     let script = "env | grep ^LEASEHOLD_ | grep -Ev '^LEASEHOLD_(TEST|CI)_' | sort; read go";
-    let mut command = store.script(&["--owner", "ann", "--comment", "why", "--shared", "--max-holders", "2"], script);
+    let mut command = store.script(&["--owner", "ann", "--comment", "why", "--max-holders", "2"], script);
     let mut running = Running::start(command.stdin(Stdio::piped()));
     let lines: Vec<String> = (0..5).map(|_| running.line()).collect();
     let key = store.client().get("k").unwrap().unwrap();
@@ -185,7 +185,7 @@ fn wrong_usage_is_64() {
         (&["status", "--older-than", "-5s"], "'--older-than <DURATION>': a duration above zero"),
         (&["run", "k", "--kill-after", "10s", "--", "true"], "or the lease 33 s or longer"),
         (&["run", "k", "--on-loss", "signal:NO", "--", "true"], "there is no signal NO"),
-        (&["run", "k", "--max-holders", "2", "--", "true"], "--shared"),
+        (&["run", "k", "--max-holders", "2", "--exclusive", "--", "true"], "cannot be used with"),
         (&["run", "k", "--try", "--wait", "1s", "--", "true"], "cannot be used with"),
     ];
     for (args, message) in cases {

@@ -309,7 +309,12 @@ fn the_doctor_says_what_is_wrong() {
 
     let ran = run(store.leasehold(&["doctor"]).env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));
     assert!(ran.code == Some(78) || ran.code == Some(69), "{ran:?}");
-    assert!(ran.stdout == "usable              NO\n" && ran.stderr.contains("/no/such/folder"), "{ran:?}");
+    assert!(ran.stdout.ends_with("reached             NO\nusable              NO\n"), "{ran:?}");
+    assert!(ran.stdout.contains("/no/such/folder") && ran.stderr.contains("/no/such/folder"), "{ran:?}");
+    let mut asks = store.leasehold(&["doctor", "--json"]);
+    let ran = run(asks.env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));
+    let said: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!((&said["well"], &said["reached"]), (&false.into(), &false.into()), "{ran:?}");
 }
 
 /// A table that others use, too, may be larger than a diagnosis looks at.

@@ -146,10 +146,24 @@ fn the_command_may_be_told_or_left_alone() {
 #[test]
 fn machines_are_told_as_json() {
     let store = Store::new();
-    let options = ["--json", "-v", "--lease", "3s", "--kill-after", "0s", "--max-hold", "300ms"];
-    let ran = run(&mut store.script(&options, "exec sleep 1000"));
-    let lines = ran.stderr.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect(line));
-    assert!(lines.count() >= 2 && ran.code == Some(76), "{}", ran.stderr);
+    let ends: [(&[&str], i32, serde_json::Value); 2] = [
+        (&["--kill-after", "0s", "--max-hold", "300ms"], 76, "Lost".into()),
+        (&["--health-cmd", "false", "--health-interval", "100ms"], 80, serde_json::Value::Null),
+    ];
+    for (ends, code, kind) in ends {
+        let options = [&["--json", "-v", "--lease", "3s"][..], ends].concat();
+        let ran = run(&mut store.script(&options, "exec sleep 1000"));
+        let lines = ran.stderr.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect(line));
+        let lines: Vec<serde_json::Value> = lines.collect();
+        assert!(lines.len() >= 3, "{}", ran.stderr);
+        let last = &lines.last().unwrap()["error"];
+        assert_eq!((ran.code, &last["exit_code"], &last["kind"]), (Some(code), &code.into(), &kind), "{}", ran.stderr);
+        assert!(last["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", ran.stderr);
+    }
+    let holds = ["--json", "hold", "k", "--pid", &std::process::id().to_string(), "--max-hold", "300ms"];
+    let ran = run(&mut store.leasehold(&[&holds[..], &["--lease", "3s", "--on-loss", "ignore"]].concat()));
+    let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
+    assert_eq!((ran.code, &last["error"]["exit_code"]), (Some(76), &76.into()), "{}", ran.stderr);
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn every_message_names_what_can_be_typed() {
     let missing = format!("sqlite:{}", store.path("missing").display());
     let empty = format!("sqlite:{}", store.path("empty").display());
     fs::write(store.path("empty"), "").unwrap();
-    let cases: [(&[&str], i32, &str); 22] = [
+    let cases: [(&[&str], i32, &str); 26] = [
         (&["run", "k", "--lease", "1ms", "--", "true"], 64, "--lease is 1ms"),
         (&["run", "k", "--lease", "10w", "--", "true"], 64, "of at most 30 days"),
         (&["run", "k", "--owner", "", "--", "true"], 64, "--owner is \"\""),
@@ -34,6 +34,10 @@ fn every_message_names_what_can_be_typed() {
         (&["release", "held", "--lock-id", "other"], 75, "others hold it"),
         (&["run", "held", "--try", "--", "true"], 75, ": others hold it\n"),
         (&["run", "held", "--wait", "3s", "--", "true"], 75, ": not obtained in time\n"),
+        (&["release", "held"], 64, "give --from FILE"),
+        (&["run", "held", "held", "--", "true"], 64, "this key is given twice"),
+        (&["elect", "--id", "", "e", "--", "true"], 64, "a value is required for '--id"),
+        (&["--store", "sqlite:/tmp/~/x.db", "run", "k", "--", "true"], 78, "nobody replaces the ~ here"),
         (&["lease", "claim", "claimed", "bob"], 75, "held by \"ann\""),
         (&["lease", "revoke", "nothing", "bob"], 75, "nobody holds it"),
         (&["--store", "sqlite:x?made=1", "status"], 78, "made"),
