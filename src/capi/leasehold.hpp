@@ -255,7 +255,7 @@ class [[nodiscard]] guard {
   owned<leasehold_guard, leasehold_guard_free> handle_;
 };
 
-/// All of several locks, in the order of their keys. See guard.
+/// All of several locks, sorted by their keys, byte by byte. See guard.
 class [[nodiscard]] guards {
  public:
   guards() = default;
@@ -283,6 +283,10 @@ class [[nodiscard]] guards {
     check(leasehold_guards_len(get(), &len));
     return len;
   }
+  std::string key(size_t index) const {
+    return text_of([&](char *to, size_t size, size_t *len) { return leasehold_guards_key(get(), index, to, size, len); });
+  }
+  /// Of the key at that place.
   uint64_t token(size_t index) const {
     uint64_t token = 0;
     check(leasehold_guards_token(get(), index, &token));

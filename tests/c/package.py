@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import warnings
 import weakref
 
 import leasehold
@@ -55,18 +56,36 @@ def main(url):
         except KeyError:
             pass
 
-        # What nobody has any more is released.
-        guard = client.lock("k")
-        del guard
-        gc.collect()
-        with client.lock("k", wait=0):
+        # What nobody has any more is released, at once, also after an error of a wait, and with a warning.
+        def forgets():
+            guard = client.lock("k")
+            assert not guard.wait_loss(0.01)
+            try:
+                client.lock("k", wait=0.01)
+            except Error as error:
+                assert error.code == Code.TIMED_OUT, error
+
+        gc.disable()
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            forgets()
+            again = client.lock("k", wait=0)
+        gc.enable()
+        assert [warning.category for warning in warned] == [ResourceWarning], warned
+        with again:
             pass
+        # A second `with` would protect nothing.
+        try:
+            with again:
+                raise AssertionError("it is not held")
+        except Error as error:
+            assert error.code == Code.STALE_HANDLE, error
         with client.lock("k", shared=True), rival.lock("k", shared=True, wait=0):
             pass
 
         with client.lock_all(["b", "a"]) as guards:
             guards.ensure_held()
-            assert guards.is_held() and len(guards.tokens) == 2
+            assert guards.is_held() and len(guards.tokens) == 2 and guards.keys == ["a", "b"]
             assert rival.try_lock("a") is None and rival.try_lock("b") is None
         with client.lock("least", hold_at_least=3600), client.lock("done") as guard, client.lock_all(["all"]) as guards:
             guard.hold_at_least(3600)
@@ -161,6 +180,13 @@ def leads(client):
         assert won.wait(60)
         election.wait()
         assert len(terms) == 1 and terms[0][0] > 0 and terms[0][1] and not election.is_leader(), terms
+        # What it raises is not lost.
+        election.lead(lambda _: 1 / 0)
+        try:
+            election.wait()
+            raise AssertionError("the work has not failed")
+        except ZeroDivisionError:
+            pass
         # Its work lasts until that is seen.
         seen = threading.Event()
         election.lead(lambda _: seen.wait(60))

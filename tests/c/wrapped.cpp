@@ -143,6 +143,7 @@ static void several(const leasehold::client &client, const leasehold::client &ri
   auto request = client.request_all({"b", "a"});
   auto guards = request.lock_all();
   CHECK(guards.is_held() && guards.size() == 2 && guards.token(0) > 0);
+  CHECK(guards.key(0) == "a" && guards.key(1) == "b");
   guards.ensure_held();
   CHECK(!request.try_lock_all() && !rival.try_lock("a"));
   CHECK(rival.request_any({"a", "c"}).try_lock()->key() == "c");

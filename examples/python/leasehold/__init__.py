@@ -11,7 +11,8 @@ The library is libleasehold.so (macOS: .dylib) where the system finds it, or the
 may use a client. Do not open a lock file of SQLite with the module sqlite3 in the same process.
 
 An exception that a signal handler raises, as Ctrl-C does, ends a `lock` that waits in the main thread, and leaves no
-lock behind; it also ends `wait_loss` and `Election.wait` there. When the interpreter exits, all clients are closed and
+lock behind; it also ends `wait_loss` and `Election.wait` there, but nothing else that waits: the end of an election's
+`with` until its work has returned, of a guard's until its `on_loss` has. When the interpreter exits, all clients are closed and
 all guards freed; an `on_loss` or an election's work that runs just then is waited for. A process that `multiprocessing`
 has forked exits without that: leave its locks by `with`.
 """
@@ -265,6 +266,7 @@ _FUNCTIONS = {
     "guards_hold_at_least": (_Handle, ctypes.c_uint64),
     "guards_token": (_Handle, ctypes.c_size_t, *_OUT),
     "guards_len": (_Handle, *_OUT),
+    "guards_key": (_Handle, ctypes.c_size_t, *_BUFFER),
     "guards_release": (_Handle,),
     "guards_free": (_Handle,),
     "error_message": _BUFFER,
@@ -377,6 +379,10 @@ class _Owned:
     Python."""
 
     _free = ""
+    # What is said of one that nobody has any more.
+    _forgotten = ""
+    # By order, so that it is no loss.
+    _released = False
     # What is to be ended when the interpreter exits.
     _alive: "weakref.WeakSet[_Owned]" = weakref.WeakSet()
 
@@ -403,7 +409,10 @@ class _Owned:
         if hasattr(self, "_freed"):
             # Not what a guard does in addition: the garbage collector may come between a call that failed and its
             # error.
+            is_open = self._handle.id != 0 and not self._released and not self._freed.locked()
             _Owned.free(self)
+            if is_open and self._forgotten:
+                warnings.warn(self._forgotten, ResourceWarning, source=self)
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -474,8 +483,7 @@ class _Held(_Owned):
     """What guards of one and of several locks have in common."""
 
     _is = ""
-    # By order, so that it is no loss.
-    _released = False
+    _forgotten = "a lock is released whose guard nobody has any more: keep what `lock` returns, as by `with`"
     # Another thread frees it.
     _leaves = False
     _lost: Optional[Error] = None
@@ -484,6 +492,15 @@ class _Held(_Owned):
         # It is there before its handle, so that whatever interrupts the call that locks leaves nothing behind.
         super().__init__(_Handle())
         self._callback = callback
+
+    def __enter__(self: _Self) -> _Self:
+        try:
+            # A second `with` of the same guard would be one without its lock.
+            _call(self._is + "_ensure_held", self._handle)  # type: ignore[attr-defined]
+        except Error:
+            self.free()  # type: ignore[attr-defined]
+            raise
+        return self
 
     def is_held(self) -> bool:
         """False before the lease can end, so before anybody else can be granted the lock, unless somebody takes it away
@@ -612,16 +629,24 @@ class Guard(_Held):
 
 
 class Guards(_Held):
-    """All of several locks, in the order of their keys. The end of `with` releases them, and says what that of a
+    """All of several locks, sorted by their keys, byte by byte. The end of `with` releases them, and says what that of a
     `Guard` says."""
 
     _free = "guards_free"
     _is = "guards"
 
     @property
+    def keys(self) -> "list[str]":
+        """The keys, in the order of `tokens`, which need not be that in which they were given."""
+        return [_copied("guards_key", self._handle, at) for at in self._places()]
+
+    @property
     def tokens(self) -> "list[int]":
-        count = _got(ctypes.c_size_t, "guards_len", self._handle)
-        return [_got(ctypes.c_uint64, "guards_token", self._handle, at) for at in range(count)]
+        """The fencing token of each of the `keys`."""
+        return [_got(ctypes.c_uint64, "guards_token", self._handle, at) for at in self._places()]
+
+    def _places(self) -> "range":
+        return range(_got(ctypes.c_size_t, "guards_len", self._handle))
 
     def ensure_held(self) -> None:
         """Raises when one of them is not held."""
@@ -726,6 +751,13 @@ class Election(_Owned):
 
     _free = "election_free"
     _works: "tuple[Callable[..., None], ...]" = ()
+    _forgotten = "an election is stopped that nobody has any more: keep what `election` returns, as by `with`"
+
+    def __init__(self, handle: _Handle) -> None:
+        super().__init__(handle)
+        # What the work raised, where it leads only once.
+        self._failed: "list[BaseException]" = []
+        self._once = False
 
     def lead(self, work: Callable[[int], None]) -> None:
         """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has
@@ -733,13 +765,17 @@ class Election(_Owned):
 
         `work` runs on a thread of the library's, and should return soon after `is_leader` became false: the end waits
         for it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only
-        `once`.
+        `once`. The same when it raises, which goes to standard error; where it leads only `once`, `wait` raises it, too.
         """
+        failed = self._failed if self._once else []
 
         def works(token: int, _user: Optional[int]) -> None:
             _Callback._running[works] = os.getpid()
             try:
                 work(token)
+            except BaseException as error:
+                failed[:] = [error]
+                raise
             finally:
                 _Callback._running.pop(works, None)
 
@@ -763,8 +799,14 @@ class Election(_Owned):
             return False
 
     def wait(self) -> None:
-        """Waits until the thread of `lead` is over."""
+        """Waits until the thread of `lead` is over. Of one that leads only `once` it raises what the work raised."""
         _interruptibly(functools.partial(_call, "election_wait", self._handle))
+        error = self._failed.pop() if self._failed else None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error
 
     def stop(self) -> None:
         """Ends the campaign, and resigns, so that the next node need not wait for the lease's end. TIMED_OUT when the
@@ -835,8 +877,13 @@ def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, g
                 done.acquire(timeout=10)
             guard.free()
         raise
-    if outcome[-1] is not None:
-        raise outcome[-1]
+    error = outcome.pop()
+    try:
+        if error is not None:
+            raise error
+    finally:
+        # Else its traceback, in which this frame is, would keep all that the callers have: their guards, too.
+        del error
 
 
 class Client(_Owned):
@@ -879,6 +926,8 @@ class Client(_Owned):
     ) -> Guard:
         """Waits for the lock, for at most `wait` seconds (`None`: without limit; 0: tries once).
 
+        Keep the guard, as by `with`: one that nobody has any more is released, with a `ResourceWarning`.
+
         For `hold_at_least` seconds from its grant nobody else gets the lock, however soon it is released.
 
         `on_loss` is called on a thread of the library's when the lock is lost; never after a release. Whatever frees
@@ -920,7 +969,8 @@ class Client(_Owned):
         on_loss: Optional[Callable[[Loss], None]] = None,
     ) -> Optional[Guard]:
         """`lock` that tries once: None when others hold the lock, or other calls of this client wait for it already.
-        TIMED_OUT when the store answered too late for the lock to be held."""
+        TIMED_OUT when the store answered too late for the lock to be held. Keep the guard: `if client.try_lock(key):`
+        alone releases it before the work begins."""
         guard = Guard(None if on_loss is None else _Callback(on_loss))
         begin = functools.partial(_call, "request_new", self._handle, *_text(key))
         try:
@@ -953,6 +1003,7 @@ class Client(_Owned):
                 _call("election_set_" + option, election._handle, _ms(time))
         if once:
             _call("election_set_once", election._handle)
+            election._once = True
         return election
 
     def purge(self, older_than: float = 0) -> "list[Holder]":
