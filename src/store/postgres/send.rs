@@ -248,11 +248,11 @@ impl Owned {
         went: &Went,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
         let may_wait = matches!(lane, Lane::Waiting | Lane::Sharing);
-        let key = statement.row.as_deref().filter(|_| may_wait);
+        let key = statement.row.as_deref().filter(|_| may_wait || lane == Lane::Wanting);
         let mut row = None;
         if let Some(key) = key {
             *went.held_up.lock() = Some(PostgresError::Own(Own::Behind, None));
-            row = Some(self.turns.of_row(key).await);
+            row = Some(self.turns.of_row(key, lane).await);
             *went.held_up.lock() = None;
         }
         let soon = if may_wait { Some(self.turns.soon(lane).await) } else { None };
@@ -274,7 +274,7 @@ impl Owned {
                 drop(row.take());
                 let turn = self.turns.of(lane).await;
                 if let Some(key) = key {
-                    row = Some(self.turns.of_row(key).await);
+                    row = Some(self.turns.of_row(key, lane).await);
                 }
                 turn
             }

@@ -43,8 +43,11 @@ pub(super) struct Turns {
     waiting: Semaphore,
     sharing: Semaphore,
     trying: Semaphore,
-    rows: RefCell<HashMap<String, Rc<Semaphore>>>,
+    rows: RefCell<HashMap<Row, Rc<Semaphore>>>,
 }
+
+/// A key, and whether it is for those who want its lock.
+type Row = (String, bool);
 
 /// Ends with this value.
 pub(super) struct Turn<'a> {
@@ -63,7 +66,7 @@ pub(super) enum Soon<'a> {
 /// Ends with this value, or the wait for it does.
 pub(super) struct RowTurn<'a> {
     turns: &'a Turns,
-    key: String,
+    of: Row,
     row: Rc<Semaphore>,
     has: bool,
 }
@@ -75,7 +78,7 @@ impl Drop for RowTurn<'_> {
         }
         // This one and that of the table: nobody else waits.
         if Rc::strong_count(&self.row) == 2 {
-            self.turns.rows.borrow_mut().remove(&self.key);
+            self.turns.rows.borrow_mut().remove(&self.of);
         }
     }
 }
@@ -98,10 +101,14 @@ impl Turns {
     }
 
     /// The turn of those who may wait for the row of this key: one at a time, since all the others would wait behind it, each
-    /// with a turn of its own, as the guards of one shared key in one process.
-    pub async fn of_row(&self, key: &str) -> RowTurn<'_> {
-        let row = self.rows.borrow_mut().entry(key.to_owned()).or_insert_with(|| Rc::new(Semaphore::new(1))).clone();
-        let mut turn = RowTurn { turns: self, key: key.to_owned(), row, has: false };
+    /// with a turn of its own, as the guards of one shared key in one process. Of those who want its lock two: most of them
+    /// are refused at once, and some turns are left to who wants another.
+    pub async fn of_row(&self, key: &str, lane: Lane) -> RowTurn<'_> {
+        let wants = lane == Lane::Wanting;
+        let of = (key.to_owned(), wants);
+        let most = if wants { CONNECTIONS / 2 } else { 1 };
+        let row = self.rows.borrow_mut().entry(of.clone()).or_insert_with(|| Rc::new(Semaphore::new(most))).clone();
+        let mut turn = RowTurn { turns: self, of, row, has: false };
         if let Ok(permit) = turn.row.acquire().await {
             permit.forget();
         }
@@ -183,9 +190,10 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
             let turns = Turns::new();
-            let first = turns.of_row("k").await;
-            drop(turns.of_row("another").await);
-            let (mut second, mut third) = (Box::pin(turns.of_row("k")), Box::pin(turns.of_row("k")));
+            let first = turns.of_row("k", Lane::Waiting).await;
+            drop(turns.of_row("another", Lane::Waiting).await);
+            let (mut second, mut third) =
+                (Box::pin(turns.of_row("k", Lane::Waiting)), Box::pin(turns.of_row("k", Lane::Waiting)));
             for waits in [&mut second, &mut third] {
                 assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
             }

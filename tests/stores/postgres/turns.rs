@@ -65,6 +65,34 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
     });
 }
 
+/// As under the open transaction of a holder that stands still: nobody is refused, so nobody stands in a line.
+#[test]
+fn who_waits_for_one_row_keeps_no_other_lock_from_anybody() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut exclusive(&store, "k"));
+    rows.age(Duration::from_secs(24 * 3600));
+    block_on(async {
+        let client = connect(&config()).await;
+        let asserts = format!("BEGIN; SELECT FROM {} WHERE key = 'k' FOR SHARE", rows.0);
+        client.batch_execute(&asserts).await.unwrap();
+        std::thread::scope(|scope| {
+            let asks = || {
+                for _ in 0..2 {
+                    let _ = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(SHORT / 2));
+                }
+            };
+            (0..8).for_each(|_| drop(scope.spawn(asks)));
+            wait_until("one waits", || waiting(&rows) > 0);
+            at_rest("no more of them wait", || waiting(&rows));
+            let answer = store.acquire(&mut exclusive(&store, "other"), &Deadline::after(SHORT / 3));
+            drop(client);
+            assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+        });
+    });
+}
+
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
