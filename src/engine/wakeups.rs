@@ -59,7 +59,9 @@ struct State {
     thread: Option<Thread>,
     /// Until then waiters poll.
     polls_until: Option<Instant>,
+    /// In a row, and when the last one was.
     failures: u32,
+    failed: Option<Instant>,
 }
 
 /// Why the thread ends.
@@ -77,7 +79,9 @@ enum End {
 impl State {
     /// From now on waiters poll, unless the thread ended because nobody waits. Returns whether to log that.
     fn poll(&mut self, end: &End) -> bool {
-        if matches!(end, End::BrokenAnew(_)) {
+        // Between failures of which one is much later nobody failed, however short the waits are.
+        let is_old = self.failed.is_some_and(|failed| failed.elapsed() > 3 * LAST_RETRY);
+        if is_old || matches!(end, End::BrokenAnew(_)) {
             self.failures = 0;
         }
         let pause = match end {
@@ -85,6 +89,7 @@ impl State {
             End::Deaf => ASK_AGAIN,
             End::Broken(_) | End::BrokenAnew(_) => {
                 self.failures = self.failures.saturating_add(1);
+                self.failed = Some(Instant::now());
                 let doubled = FIRST_RETRY * (1 << self.failures.min(7)) / 2;
                 backoff::with_jitter(doubled.min(LAST_RETRY), fastrand::f64())
             }
@@ -321,5 +326,8 @@ mod tests {
         let (is_first, longest) = poll(broken());
         assert!(!is_first && longest.is_some_and(|seconds| (54.0..=66.0).contains(&seconds)), "{longest:?}");
         assert_eq!(poll(End::BrokenAnew("after long".to_owned())), (true, Some(1.0)));
+        assert_eq!(poll(broken()).1, Some(2.0));
+        state.failed = state.failed.and_then(|failed| failed.checked_sub(4 * LAST_RETRY));
+        assert!(state.poll(&broken()), "nothing has failed for long");
     }
 }
