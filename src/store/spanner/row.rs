@@ -314,7 +314,8 @@ impl Row {
         row
     }
 
-    /// Writes the columns in which this row differs from `old`; of one that is new all, so that no default fills them.
+    /// Writes the columns in which this row differs from `old`; of one that is new all, so that no default fills them. Where
+    /// it differs in none it is written to keep others out: the service does so by the cells that they have read.
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
         let mut builder = match old {
             // The row was read in the same transaction, so it is there.
@@ -323,10 +324,11 @@ impl Row {
         };
         builder = builder.set("name").to(key);
         let (new, old) = (self.values(), old.map(Row::values));
+        let is_as_it_was = old.as_ref().is_some_and(|old| *old == new);
         for (at, ((column, _), new)) in COLUMNS.into_iter().zip(new).enumerate() {
             // The placeholder for the commit's timestamp looks the same and is another time.
             let is_same = old.as_ref().is_some_and(|old| old[at] == new);
-            if !is_same || new.as_str() == Some(COMMIT_TIMESTAMP) {
+            if !is_same || new.as_str() == Some(COMMIT_TIMESTAMP) || (is_as_it_was && column == "format") {
                 builder = builder.set(column).to(new);
             }
         }
@@ -415,5 +417,20 @@ fn lease_ms(from: StoreTime, until: End) -> Option<i64> {
             let nanos = until.as_nanos().saturating_sub(from.as_nanos());
             Some(nanos.div_euclid(MILLI) + i64::from(nanos.rem_euclid(MILLI) > 0))
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The service locks cells: a key alone would keep nobody out.
+    #[test]
+    fn what_is_written_as_it_was_writes_a_cell_that_all_have_read() {
+        let row = Row { format: Some("1.0".to_owned()), ..Row::default() };
+        let written = |row: &Row, old: &Row| format!("{:?}", row.mutation("t", "k", Some(old)));
+        assert!(written(&row, &row).contains(r#""format""#), "{}", written(&row, &row));
+        let pinned = Row { pins: Some(vec!["a".to_owned()]), ..row.clone() };
+        assert!(!written(&pinned, &row).contains(r#""format""#), "{}", written(&pinned, &row));
     }
 }
