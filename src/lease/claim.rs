@@ -57,7 +57,7 @@ pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Time
     };
     let until = Lease::For(duration).end(times.now);
     if holder.until >= until && !times.ends_are_bounds {
-        return confirm(record, Ok(holder.clone()));
+        return confirm(record, Ok(holder.clone()), times);
     }
     let extended = Holder { until: until.max(holder.until), renewed: Some(times.now), ..holder.clone() };
     Step::write(Ok(extended.clone()), LockRecord { exclusive: Some(extended), ..record.clone() })
@@ -75,32 +75,33 @@ pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
 }
 
 /// Ends it for the name that holds it, expired or not, pinned or not.
-pub fn revoke(record: &LockRecord, owner: &str) -> Step<LeaseAnswer> {
+pub fn revoke(record: &LockRecord, owner: &str, times: &Times) -> Step<LeaseAnswer> {
     match held_by(record, owner) {
         Ok(holder) => end(record, holder),
-        Err(LeaseRefusal::Free) => confirm(record, Err(LeaseRefusal::Free)),
+        Err(LeaseRefusal::Free) => confirm(record, Err(LeaseRefusal::Free), times),
         Err(refusal) => Step::keep(Err(refusal)),
     }
 }
 
 /// Keeps the lease from being expired, now and after a later claim, until it is unpinned. Whether that is new.
-pub fn pin(record: &LockRecord, entity: &str) -> Step<bool> {
+pub fn pin(record: &LockRecord, entity: &str, times: &Times) -> Step<bool> {
     let mut next = record.clone();
     let is_new = next.pins.insert(entity.to_owned());
-    confirm(&next, is_new)
+    confirm(&next, is_new, times)
 }
 
 /// Takes back what [`pin`] did. Whether it was pinned.
-pub fn unpin(record: &LockRecord, entity: &str) -> Step<bool> {
+pub fn unpin(record: &LockRecord, entity: &str, times: &Times) -> Step<bool> {
     let mut next = record.clone();
     let was_pinned = next.pins.remove(entity);
-    confirm(&next, was_pinned)
+    confirm(&next, was_pinned, times)
 }
 
 /// Also what is as it was to be is written. Else an earlier call that did the opposite, and was not answered, could still
-/// arrive behind this one.
-fn confirm<A>(record: &LockRecord, answer: A) -> Step<A> {
-    Step::write(answer, LockRecord { kind: Kind::Lease, ..record.clone() })
+/// arrive behind this one. A row that is new has a token as of a grant: for as long a purge leaves it.
+fn confirm<A>(record: &LockRecord, answer: A, times: &Times) -> Step<A> {
+    let token = if record.exists() { record.token } else { times.stamp };
+    Step::write(answer, LockRecord { kind: Kind::Lease, token, ..record.clone() })
 }
 
 fn held_by<'a>(record: &'a LockRecord, owner: &str) -> Result<&'a Holder, LeaseRefusal> {

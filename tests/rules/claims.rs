@@ -18,7 +18,7 @@ fn claimed(record: &LockRecord, name: &str, second: i64) -> LockRecord {
 }
 
 fn ended(record: &LockRecord) -> LockRecord {
-    revoke(record, "unit/0").record.expect("a revocation is written")
+    revoke(record, "unit/0", &now(6)).record.expect("a revocation is written")
 }
 
 #[test]
@@ -67,22 +67,23 @@ fn it_expires_at_its_end_by_the_earliest_time() {
     let step = expire(&record, &times);
     assert_eq!((step.answer.ok(), step.record.unwrap().exclusive), (record.exclusive.clone(), None));
     assert_eq!(expire(&ended(&record), &times).answer, Err(LeaseRefusal::Free));
-    let pinned = pin(&record, "upgrade").record.unwrap();
+    let pinned = pin(&record, "upgrade", &now(6)).record.unwrap();
     assert_eq!(expire(&pinned, &times).answer, Err(LeaseRefusal::Pinned));
 }
 
 #[test]
 fn a_pin_is_written_also_where_it_stands_and_makes_the_row_a_lease() {
-    let pinned = pin(&LockRecord::missing("k"), "upgrade");
+    let pinned = pin(&LockRecord::missing("k"), "upgrade", &now(5));
     assert!(pinned.answer);
     let record = pinned.record.unwrap();
     assert_eq!((record.kind, record.version, record.pins.len()), (Kind::Lease, 1, 1));
-    let again = pin(&record, "upgrade");
+    assert_eq!(record.token, now(5).stamp, "a purge leaves it for as long as what was granted then");
+    let again = pin(&record, "upgrade", &now(6));
     assert_eq!((again.answer, again.record), (false, Some(written_again(&record))));
-    let unpinned = unpin(&record, "upgrade");
+    let unpinned = unpin(&record, "upgrade", &now(6));
     assert!(unpinned.answer && unpinned.record.as_ref().is_some_and(|record| record.pins.is_empty()));
     let record = unpinned.record.unwrap();
-    let again = unpin(&record, "upgrade");
+    let again = unpin(&record, "upgrade", &now(6));
     assert_eq!((again.answer, again.record), (false, Some(written_again(&record))));
 }
 

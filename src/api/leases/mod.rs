@@ -127,14 +127,15 @@ impl Leases {
         self.change(&key, claim::expire, is_gone).map(drop)
     }
 
-    /// Ends the lease before its time, for the holder, whoever pins it.
+    /// Ends the lease before its time, for the holder, whoever pins it. Where nobody holds it that is written down, too, so
+    /// that an earlier claim which was not answered does not come after it.
     ///
     /// # Errors
     /// `InvalidLease` when nobody or another holds it; else as [`claim`](Leases::claim).
     pub fn revoke(&self, name: &str, holder: &str) -> Result<()> {
         let key = self.key(name)?;
         self.check_holder(&key, holder)?;
-        self.change(&key, |record, _| claim::revoke(record, holder), is_gone).map(drop)
+        self.change(&key, |record, times| claim::revoke(record, holder, times), is_gone).map(drop)
     }
 
     /// The lease `name`; `None` when nobody holds it.
@@ -179,7 +180,8 @@ impl Leases {
     }
 
     /// Keeps the name from being expired until [`unpin`](Leases::unpin), on behalf of `entity`. Several may pin it, and
-    /// a pin outlasts the claim. Pinning again changes nothing.
+    /// a pin outlasts the claim. Pinning again changes nothing, but is written: no earlier [`unpin`](Leases::unpin) that was
+    /// not answered comes after it.
     ///
     /// # Errors
     /// `InvalidInput` for a text out of bounds; else what the store says.
@@ -187,7 +189,7 @@ impl Leases {
         self.pinned(name, entity, claim::pin)
     }
 
-    /// Takes back what [`pin`](Leases::pin) did for `entity`. Fine when there is nothing to take back.
+    /// Takes back what [`pin`](Leases::pin) did for `entity`. Fine when there is nothing to take back; that is written, too.
     ///
     /// # Errors
     /// As [`pin`](Leases::pin).
@@ -203,12 +205,14 @@ impl Leases {
         Ok(self.found(&self.key(name)?)?.seen.record.pins)
     }
 
-    fn pinned(&self, name: &str, entity: &str, rule: fn(&LockRecord, &str) -> Step<bool>) -> Result<()> {
+    fn pinned(&self, name: &str, entity: &str, rule: fn(&LockRecord, &str, &Times) -> Step<bool>) -> Result<()> {
         let key = self.key(name)?;
         self.check(check_text("entity", entity)).map_err(|error| error.with_key(&key))?;
         let by = self.client.family.request_deadline();
         let found = self.client.look(&key, &by)?;
-        self.client.update(found, &by, |found| Ok(rule(&found.seen.record, entity)), decided_again).map(drop)
+        self.client
+            .update(found, &by, |found| Ok(rule(&found.seen.record, entity, &found.seen.times)), decided_again)
+            .map(drop)
     }
 
     /// Waits until the lease can be expired: until its time is over, or nobody holds it. It does not expire it, and
@@ -345,7 +349,7 @@ impl Leases {
     }
 }
 
-/// A change that was not answered and arrived is found by its rule, which then changes nothing.
+/// A change that was not answered and arrived is found by its rule, which then writes nothing, or the same once more.
 fn decided_again(_: &LockRecord, _: &LockRecord, _: &LockRecord) -> bool {
     false
 }
