@@ -40,7 +40,8 @@ const WAITED: &str = "others held each of them until the wait was over";
 /// [`acquire`](LockAnyRequest::acquire), and nothing at all when an argument is out of bounds.
 ///
 /// A wait looks at all keys in each of its rounds, which come as often as those of a wait for one
-/// key, and once more at the moment when the first of the leases can have ended.
+/// key, and once more at the moment when the first of the leases can have ended. Where the store reports what is released
+/// it looks at the keys that it was told of, or that are due.
 ///
 /// # Example
 /// ```

@@ -363,7 +363,8 @@ pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
 
 /// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
 /// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
-/// LEASEHOLD_CODE_CLOSED when the guard was released already. The guard stays yours to free, which releases nothing then.
+/// LEASEHOLD_CODE_CLOSED when the guard was released already, LEASEHOLD_CODE_STORE while another thread is still at that.
+/// The guard stays yours to free, which releases nothing then.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -1135,7 +1135,8 @@ leasehold_code leasehold_guard_release(leasehold_guard guard);
 
 // Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
 // leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
-// LEASEHOLD_CODE_CLOSED when the guard was released already. The guard stays yours to free, which releases nothing then.
+// LEASEHOLD_CODE_CLOSED when the guard was released already, LEASEHOLD_CODE_STORE while another thread is still at that.
+// The guard stays yours to free, which releases nothing then.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

@@ -137,7 +137,7 @@ pub struct Run {
     /// that ends with another code than 0 or is told to end, and a host that dies, leave it due. At most 30 days. The lock
     /// stands until it is due again: what is started a moment too early, as by cron each day, is not due, so say 20h for a
     /// day.
-    #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = at_most_30_days, conflicts_with = "shared")]
+    #[arg(long, value_name = "PERIOD", allow_hyphen_values = true, value_parser = at_most_30_days, conflicts_with_all = ["shared", "max_holders"])]
     pub every: Option<Duration>,
     /// The command with its arguments
     #[arg(last = true, required = true, value_name = "COMMAND", value_hint = ValueHint::CommandWithArguments)]

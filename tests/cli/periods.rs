@@ -192,6 +192,7 @@ fn a_period_that_makes_no_sense_is_wrong_usage() {
         (&["--hold-at-least", "31d"], "at most 30 days"),
         (&["--hold-at-least", "0s"], "above zero"),
         (&["--every", "1h", "--shared"], "cannot be used with"),
+        (&["--every", "1h", "--max-holders", "2"], "cannot be used with"),
     ] {
         let ran = run(&mut store.script(options, "echo never"));
         ends(&ran, 64, "");

@@ -105,7 +105,7 @@ fn id() {
         for id in ["", "a\nb"] {
             let error = client.election("job").id(id).build().unwrap_err();
             assert_eq!(error.kind(), ErrorKind::InvalidInput);
-            assert!(error.to_string().contains("owner is"), "{error}");
+            assert!(error.to_string().contains("the node's id is"), "{error}");
         }
     });
 }

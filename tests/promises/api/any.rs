@@ -229,7 +229,7 @@ fn wrong_keys_are_refused_before_anything_is_asked() {
         }
         let many = (0..100).map(|n| format!("key-{n}")).chain(["key-7".to_owned()]);
         let text = client.lock_any(many).unwrap_err().to_string();
-        assert!(text.contains("duplicate") && text.contains("\"key-7\"") && !text.contains("key-8"), "{text}");
+        assert!(text.contains("given twice") && text.contains("\"key-7\"") && !text.contains("key-8"), "{text}");
         for request in [
             client.request_any(["a"]).max_holders(0),
             client.request_any(["a"]).lease(Duration::ZERO),
