@@ -97,10 +97,14 @@ impl LockGuard {
         self.hold.is_held()
     }
 
-    /// How long the lock stays held if no further heartbeat succeeds; zero when it is not held, `Duration::MAX` when
-    /// its lease has no end.
+    /// How long the lock stays held if no further heartbeat succeeds, and no longer than
+    /// [`max_hold`](crate::LockRequest::max_hold) allows; zero when it is not held, `Duration::MAX` when its lease has no end.
     pub fn remaining(&self) -> Duration {
-        self.hold.remaining()
+        match self.hold.remaining() {
+            // As in a forked child.
+            Duration::ZERO => Duration::ZERO,
+            left => self.hold.left_of_max_hold().map_or(left, |most| left.min(most)),
+        }
     }
 
     /// [`is_held`](LockGuard::is_held), for use with `?`.
@@ -115,11 +119,18 @@ impl LockGuard {
     ///
     /// # Errors
     /// `Lost` when the lock is not held any more; `InvalidInput` when `needed` is more than a
-    /// renewal can give (the lease less the margin); `Store` when the renewal was not answered.
+    /// renewal can give (the lease less the margin), or than `max_hold` leaves; `Store` when the renewal was not answered.
     pub fn ensure_held_for(&self, needed: Duration) -> Result<()> {
         self.ensure_held()?;
         if self.remaining() >= needed {
             return Ok(());
+        }
+        let invalid = |right: String| {
+            let store = &self.hold.backend().info().label;
+            Err(Error::invalid("needed", needed, &right).with_key(self.key()).with_store(store))
+        };
+        if let Some(left) = self.hold.left_of_max_hold().filter(|left| needed > *left) {
+            return invalid(format!("at most {left:?}, after which max_hold ends it"));
         }
         let beat = self.hold.beat();
         if self.remaining() >= needed {
@@ -134,9 +145,7 @@ impl LockGuard {
                 Err(self.error(ErrorKind::Store, &message).retryable())
             }
             Beat::Renewed | Beat::Failed => {
-                let right = format!("below {most:?}, for which a renewal holds (the lease less the margin)");
-                let store = &self.hold.backend().info().label;
-                Err(Error::invalid("needed", needed, &right).with_key(self.key()).with_store(store))
+                invalid(format!("below {most:?}, for which a renewal holds (the lease less the margin)"))
             }
         }
     }

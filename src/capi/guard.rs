@@ -168,7 +168,7 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 
 /// Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
 /// for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
-/// renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
+/// renewal gives, or than leasehold_request_set_max_hold leaves, LEASEHOLD_CODE_STORE when the renewal was not answered.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
@@ -193,8 +193,8 @@ pub extern "C" fn leasehold_guard_hold_at_least(guard: GuardHandle, ms: u64) -> 
     })
 }
 
-/// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
-/// lease has no end.
+/// How many milliseconds the lock stays held if no further renewal succeeds, and no more than
+/// leasehold_request_set_max_hold allows: 0 when it is not held, UINT64_MAX when its lease has no end.
 /// \param ms Gets the milliseconds.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -1031,7 +1031,7 @@ leasehold_code leasehold_guard_ensure_held(leasehold_guard guard);
 
 // Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
 // for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
-// renewal gives, LEASEHOLD_CODE_STORE when the renewal was not answered.
+// renewal gives, or than leasehold_request_set_max_hold leaves, LEASEHOLD_CODE_STORE when the renewal was not answered.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard,
@@ -1046,8 +1046,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_hold_at_least(leasehold_guard guard,
                                              uint64_t ms);
 
-// How many milliseconds the lock stays held if no further renewal succeeds: 0 when it is not held, UINT64_MAX when its
-// lease has no end.
+// How many milliseconds the lock stays held if no further renewal succeeds, and no more than
+// leasehold_request_set_max_hold allows: 0 when it is not held, UINT64_MAX when its lease has no end.
 // \param ms Gets the milliseconds.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

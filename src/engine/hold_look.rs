@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::heartbeat;
-use super::hold::{Hold, Phase};
+use super::hold::{Hold, Phase, State};
 use super::watcher::START_RETRY;
 use crate::engine::spec::OnWarning;
 use crate::model::event::Event;
@@ -54,10 +54,20 @@ impl Hold {
         self.setup.watcher.look_now();
     }
 
+    fn ends_by_max_hold(&self, state: &State) -> Option<BootTime> {
+        state.callbacks.max_hold.map(|d| self.grant.at + d)
+    }
+
+    /// How long `max_hold` still lets it last, whatever is renewed; `None`: for ever.
+    pub fn left_of_max_hold(&self) -> Option<Duration> {
+        let end = self.ends_by_max_hold(&self.state.lock())?;
+        Some(end.since(self.setup.clock.now()))
+    }
+
     /// When the watcher must first look at this hold.
     pub fn first_look(&self) -> BootTime {
         let state = self.state.lock();
-        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
+        let max_hold = self.ends_by_max_hold(&state);
         let warning = state.callbacks.warn_before.map(|before| self.held_until() - before);
         [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
     }
@@ -73,7 +83,7 @@ impl Hold {
             self.show(&mut state);
         }
         let held_until = self.held_until();
-        let max_hold = state.callbacks.max_hold.map(|d| self.grant.at + d);
+        let max_hold = self.ends_by_max_hold(&state);
         if now >= held_until {
             drop(state);
             pause!("watch.expires");

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use crossbeam_channel::{Receiver, bounded};
 use leasehold::{ErrorKind, Event, LockGuard, LossReason, Mode, Observer, SameOwner};
 
-use crate::api::{LONG, MINUTE, answered, on_every_store, wait_until};
+use crate::api::{LONG, MINUTE, answered, faulty, on_every_store, wait_until};
 use crate::support::harness::{Store, millis};
 use leasehold::internals::store::fault::{Call, Fault};
 
@@ -147,6 +147,22 @@ fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
         let before = shown.lock().leased_until().unwrap();
         wait_until("the guard shows the new end", || shown.lock().leased_until().unwrap() > before);
         assert!(guard.is_held());
+    });
+}
+
+#[test]
+fn what_is_left_is_no_more_than_max_hold_leaves() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        let guard = client.request("k").lease(2 * MINUTE).max_hold(MINUTE).lock().unwrap();
+        assert!(guard.remaining() <= MINUTE && guard.remaining() > MINUTE / 2, "{:?}", guard.remaining());
+        guard.ensure_held_for(MINUTE / 2).unwrap();
+        let (renewals, error) = (faults.count(Call::Renew), guard.ensure_held_for(MINUTE).unwrap_err());
+        assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("max_hold"), "{error}");
+        assert_eq!(faults.count(Call::Renew), renewals, "a renewal would not help");
+        let leadership =
+            client.election("boss").lease(2 * MINUTE).max_hold(MINUTE).build().unwrap().campaign().unwrap();
+        assert!(leadership.remaining() <= MINUTE);
     });
 }
 
