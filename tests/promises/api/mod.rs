@@ -8,6 +8,7 @@ mod drops;
 mod groups;
 mod guards;
 mod hold_at_least;
+mod lease_answers;
 mod lease_model;
 mod leases;
 mod listing;
