@@ -32,7 +32,16 @@ pub struct Aside(aside::Aside);
 impl Aside {
     /// Tells it here, or soon on a thread that does nothing else.
     pub fn tell(&self, tell: impl FnOnce() + Send + 'static) {
-        if keeps_time() { self.0.push(None, Weight::Light, Box::new(tell)) } else { tell() }
+        self.tell_of(None, Weight::Light, tell);
+    }
+
+    /// The same, behind what waits to be told of this key.
+    pub fn tell_of(&self, key: Option<&str>, weight: Weight, tell: impl FnOnce() + Send + 'static) {
+        if !keeps_time() && key.is_none_or(|key| self.0.tell_first(key)) {
+            tell();
+        } else {
+            self.0.push(key, weight, Box::new(tell));
+        }
     }
 
     /// Tells here what still waits, before callbacks end: each lock has one that says how it ended. Those of slow ones are left

@@ -8,6 +8,7 @@ use super::as_millis;
 use super::callback::{Aside, Callback, Gate};
 use super::code::Code;
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
+use crate::sys::observing::weight;
 
 /// What happened. The numbers never change; later versions may add some.
 #[repr(i32)]
@@ -166,7 +167,7 @@ impl Observer for Events {
         let Some((kind, parts)) = parts(event) else { return };
         let (callback, gate) = (self.callback, self.gate.clone());
         // SAFETY: whoever set it promised that it may be called until the client is closed; closing closes the gate.
-        self.aside.tell(move || {
+        self.aside.tell_of(event.key(), weight(event), move || {
             gate.pass(|| unsafe { tell(callback, kind, parts) });
         });
     }
@@ -265,6 +266,42 @@ mod tests {
         assert_eq!(user.told.load(Ordering::SeqCst), 3);
         events.event(&Event::WaitBegan { key: "too late" });
         assert_eq!(user.told.load(Ordering::SeqCst), 3);
+    }
+
+    struct Ordered {
+        told: parking_lot::Mutex<Vec<EventKind>>,
+        entered: Sender<()>,
+        leave: Receiver<()>,
+    }
+
+    unsafe extern "C" fn notes(event: *const EventInfo, user: *mut c_void) {
+        // SAFETY: the test leaks it, and the event is there during the call.
+        let (ordered, event) = unsafe { (&*user.cast::<Ordered>(), &*event) };
+        if event.kind == EventKind::WaitBegan {
+            let _ = ordered.entered.send(());
+            let _ = ordered.leave.recv_timeout(LONG);
+        } else {
+            ordered.told.lock().push(event.kind);
+        }
+    }
+
+    /// Whoever keeps a state per key would take a lock for lost that it holds.
+    #[test]
+    fn the_end_of_a_hold_is_told_before_the_next_one_of_its_key() {
+        let ((entered, enters), (go_on, leave)) = (bounded(1), bounded(0));
+        let ordered: &'static Ordered = Box::leak(Box::new(Ordered { told: Default::default(), entered, leave }));
+        let callback = Callback { function: notes as EventFn, user: (&raw const *ordered).cast_mut().cast() };
+        let events = Events::new(callback);
+        let for_watcher = events.clone();
+        let watcher = std::thread::spawn(move || {
+            begin_to_keep_time();
+            for_watcher.event(&Event::WaitBegan { key: "slow" });
+            for_watcher.event(&Event::Released { key: "k", held_for: LONG });
+        });
+        assert!(watcher.join().is_ok() && enters.recv_timeout(LONG).is_ok());
+        events.event(&Event::Granted { key: "k", fencing_token: 2, waited: LONG });
+        assert_eq!(*ordered.told.lock(), [EventKind::Released, EventKind::Granted]);
+        drop(go_on);
     }
 
     /// What two who end the events at once wait for.

@@ -51,8 +51,7 @@ impl Observing {
         if self.is_own_aside || !goes_aside && event.key().is_none_or(|key| self.aside.tell_first(key)) {
             return self.observers.iter().for_each(|observer| contained("observer", || observer.event(event)));
         }
-        let changes = [event.held_change(), event.waits_change(), event.leading_change()];
-        let weight = if changes == [0; 3] { Weight::Light } else { Weight::Balance };
+        let weight = weight(event);
         let (kept, observers) = (kept(event), self.observers.clone());
         let tell = move || observers.iter().for_each(|observer| contained("observer", || kept(&**observer)));
         self.aside.push(event.key(), weight, Box::new(tell));
@@ -100,6 +99,12 @@ impl Observing {
         }
         tell.into_iter().for_each(|tell| tell());
     }
+}
+
+/// Whoever counts what is held must not miss the ends of it.
+pub(crate) fn weight(event: &Event<'_>) -> Weight {
+    let changes = [event.held_change(), event.waits_change(), event.leading_change()];
+    if changes == [0; 3] { Weight::Light } else { Weight::Balance }
 }
 
 type Kept = Box<dyn Fn(&dyn Observer) + Send>;
