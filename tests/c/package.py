@@ -74,12 +74,31 @@ def main(url):
         assert [warning.category for warning in warned] == [ResourceWarning], warned
         with again:
             pass
-        # A second `with` would protect nothing.
-        try:
-            with again:
-                raise AssertionError("it is not held")
-        except Error as error:
-            assert error.code == Code.STALE_HANDLE, error
+        # A second `with` would protect nothing, also inside the first.
+        for inside in (False, True):
+            guard = client.lock("again")
+            try:
+                with guard:
+                    if inside:
+                        with guard:
+                            raise AssertionError("it would end under the other")
+                with guard:
+                    raise AssertionError("it is not held")
+            except RuntimeError as error:
+                assert "one `with`" in str(error), error
+            assert not guard.is_held()
+        # What was ended is not warned of.
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            guard, other = client.lock("k"), Client(url)
+            guard.release()
+            closed = other.lock("l")
+            other.close()
+            election = client.election("ended")
+            election.lead(lambda _: None)
+            election.stop()
+            del guard, closed, election
+            gc.collect()
         with client.lock("k", shared=True), rival.lock("k", shared=True, wait=0):
             pass
 
@@ -180,13 +199,23 @@ def leads(client):
         assert won.wait(60)
         election.wait()
         assert len(terms) == 1 and terms[0][0] > 0 and terms[0][1] and not election.is_leader(), terms
-        # What it raises is not lost.
-        election.lead(lambda _: 1 / 0)
-        try:
-            election.wait()
-            raise AssertionError("the work has not failed")
-        except ZeroDivisionError:
+        # What it raises is not lost, and keeps nothing that its work had.
+        def fails(_):
+            _guard = client.lock("of the work")
+            raise KeyError("as a test")
+
+        election.lead(fails)
+        for _ in range(2):
+            try:
+                election.wait()
+                raise AssertionError("the work has not failed")
+            except RuntimeError as error:
+                assert isinstance(error.__cause__, KeyError), error
+        with client.lock("of the work", wait=0):
             pass
+        # Of that work, not of one before.
+        election.lead(lambda _: None)
+        election.wait()
         # Its work lasts until that is seen.
         seen = threading.Event()
         election.lead(lambda _: seen.wait(60))

@@ -27,6 +27,7 @@ import math
 import os
 import threading
 import time
+import traceback
 import warnings
 import weakref
 from types import TracebackType
@@ -381,13 +382,11 @@ class _Owned:
     _free = ""
     # What is said of one that nobody has any more.
     _forgotten = ""
-    # By order, so that it is no loss.
-    _released = False
     # What is to be ended when the interpreter exits.
     _alive: "weakref.WeakSet[_Owned]" = weakref.WeakSet()
 
     def __init__(self, handle: _Handle) -> None:
-        self._handle, self._freed = handle, threading.Lock()
+        self._handle, self._freed, self._made_in = handle, threading.Lock(), os.getpid()
         _Owned._alive.add(self)
 
     def __reduce_ex__(self, protocol: object) -> str:
@@ -409,10 +408,14 @@ class _Owned:
         if hasattr(self, "_freed"):
             # Not what a guard does in addition: the garbage collector may come between a call that failed and its
             # error.
-            is_open = self._handle.id != 0 and not self._released and not self._freed.locked()
+            is_open = not self._freed.locked() and self._made_in == os.getpid() and self._is_open()
             _Owned.free(self)
-            if is_open and self._forgotten:
+            if is_open:
                 warnings.warn(self._forgotten, ResourceWarning, source=self)
+
+    def _is_open(self) -> bool:
+        """Whether its end, when nobody has it any more, ends something that goes on."""
+        return False
 
     def __enter__(self: _Self) -> _Self:
         return self
@@ -484,6 +487,8 @@ class _Held(_Owned):
 
     _is = ""
     _forgotten = "a lock is released whose guard nobody has any more: keep what `lock` returns, as by `with`"
+    # By order, so that it is no loss.
+    _released = False
     # Another thread frees it.
     _leaves = False
     _lost: Optional[Error] = None
@@ -491,16 +496,21 @@ class _Held(_Owned):
     def __init__(self, callback: Optional[_Callback]) -> None:
         # It is there before its handle, so that whatever interrupts the call that locks leaves nothing behind.
         super().__init__(_Handle())
-        self._callback = callback
+        self._callback, self._entered = callback, threading.Lock()
 
-    def __enter__(self: _Self) -> _Self:
+    def __enter__(self):  # type: ignore[no-untyped-def]
+        # The end of the one releases it under the other, or has done so.
+        if not self._entered.acquire(blocking=False):
+            raise RuntimeError("a guard is for one `with`: lock once more for another")
         try:
-            # A second `with` of the same guard would be one without its lock.
-            _call(self._is + "_ensure_held", self._handle)  # type: ignore[attr-defined]
+            _call(self._is + "_ensure_held", self._handle)
         except Error:
-            self.free()  # type: ignore[attr-defined]
+            self.free()
             raise
         return self
+
+    def _is_open(self) -> bool:
+        return self._handle.id != 0 and self.is_held()
 
     def is_held(self) -> bool:
         """False before the lease can end, so before anybody else can be granted the lock, unless somebody takes it away
@@ -597,7 +607,7 @@ class Guard(_Held):
 
     @property
     def remaining(self) -> float:
-        """How many seconds the lock stays held if no further renewal succeeds."""
+        """How many seconds the lock stays held if no further renewal succeeds, and no more than `max_hold` allows."""
         return _seconds(_got(ctypes.c_uint64, "guard_remaining", self._handle))
 
     @property
@@ -755,9 +765,12 @@ class Election(_Owned):
 
     def __init__(self, handle: _Handle) -> None:
         super().__init__(handle)
-        # What the work raised, where it leads only once.
+        # What the work of the last `lead` raised, where it leads only once.
         self._failed: "list[BaseException]" = []
-        self._once = False
+        self._once = self._leads = False
+
+    def _is_open(self) -> bool:
+        return self._leads
 
     def lead(self, work: Callable[[int], None]) -> None:
         """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has
@@ -765,16 +778,20 @@ class Election(_Owned):
 
         `work` runs on a thread of the library's, and should return soon after `is_leader` became false: the end waits
         for it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only
-        `once`. The same when it raises, which goes to standard error; where it leads only `once`, `wait` raises it, too.
+        `once`. The same when it raises, which goes to standard error; where it leads only `once`, `wait` raises, too.
         """
-        failed = self._failed if self._once else []
+        failed: "list[BaseException]" = []
+        is_once = self._once
 
         def works(token: int, _user: Optional[int]) -> None:
             _Callback._running[works] = os.getpid()
             try:
                 work(token)
             except BaseException as error:
-                failed[:] = [error]
+                if is_once:
+                    # Not what its frames have, as guards.
+                    traceback.clear_frames(error.__traceback__ and error.__traceback__.tb_next)
+                    failed.append(error)
                 raise
             finally:
                 _Callback._running.pop(works, None)
@@ -788,6 +805,7 @@ class Election(_Owned):
         except Error:
             self._works = tuple(kept for kept in self._works if kept is not function)
             raise
+        self._failed, self._leads = failed, True
         # The campaigns before are over, else it was refused. The last one's thread may be on its way out.
         self._works = (*(kept for kept in self._works if kept is not function), function)[-2:]
 
@@ -799,18 +817,17 @@ class Election(_Owned):
             return False
 
     def wait(self) -> None:
-        """Waits until the thread of `lead` is over. Of one that leads only `once` it raises what the work raised."""
+        """Waits until the thread of `lead` is over. Of one that leads only `once` it raises a `RuntimeError` when the work
+        has raised something, which is its cause."""
         _interruptibly(functools.partial(_call, "election_wait", self._handle))
-        error = self._failed.pop() if self._failed else None
-        try:
-            if error is not None:
-                raise error
-        finally:
-            del error
+        self._leads = False
+        for error in self._failed:
+            raise RuntimeError("the leader's work failed") from error
 
     def stop(self) -> None:
         """Ends the campaign, and resigns, so that the next node need not wait for the lease's end. TIMED_OUT when the
         work does not return within the drop timeout: the lock is not released then, and ends with its lease."""
+        self._leads = False
         try:
             _call("election_stop", self._handle)
         except Error as error:
