@@ -187,7 +187,8 @@ pub extern "C" fn leasehold_guards_hold_at_least(guards: GuardsHandle, ms: u64) 
     })
 }
 
-/// How many milliseconds all of them stay held if no further renewal succeeds: 0 when one is not held.
+/// How many milliseconds all of them stay held if no further renewal succeeds, and no more than
+/// leasehold_request_set_max_hold allows: 0 when one is not held.
 /// \param ms Gets the milliseconds.
 #[unsafe(no_mangle)]
 #[must_use]

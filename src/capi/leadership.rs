@@ -121,7 +121,8 @@ pub unsafe extern "C" fn leasehold_leadership_token(leadership: LeadershipHandle
     })
 }
 
-/// How many milliseconds this node goes on leading if no further renewal succeeds; 0 when it does not lead.
+/// How many milliseconds this node goes on leading if no further renewal succeeds, and no more than
+/// leasehold_election_set_max_hold allows; 0 when it does not lead.
 /// \param ms Gets the milliseconds.
 #[unsafe(no_mangle)]
 #[must_use]

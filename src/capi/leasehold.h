@@ -1227,7 +1227,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_hold_at_least(leasehold_guards guards,
                                               uint64_t ms);
 
-// How many milliseconds all of them stay held if no further renewal succeeds: 0 when one is not held.
+// How many milliseconds all of them stay held if no further renewal succeeds, and no more than
+// leasehold_request_set_max_hold allows: 0 when one is not held.
 // \param ms Gets the milliseconds.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1863,7 +1864,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_token(leasehold_leadership leadership,
                                           uint64_t *token);
 
-// How many milliseconds this node goes on leading if no further renewal succeeds; 0 when it does not lead.
+// How many milliseconds this node goes on leading if no further renewal succeeds, and no more than
+// leasehold_election_set_max_hold allows; 0 when it does not lead.
 // \param ms Gets the milliseconds.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

@@ -182,7 +182,8 @@ impl Leadership {
         self.term.guard.fencing_token()
     }
 
-    /// How long this node still leads if no further heartbeat succeeds; zero when it does not lead.
+    /// How long this node still leads if no further heartbeat succeeds, and no longer than `max_hold` allows; zero when it
+    /// does not lead.
     pub fn remaining(&self) -> Duration {
         if self.is_leader() { self.term.guard.remaining() } else { Duration::ZERO }
     }
