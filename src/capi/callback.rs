@@ -35,9 +35,9 @@ impl Aside {
         self.tell_of(None, Weight::Light, tell);
     }
 
-    /// The same, behind what waits to be told of this key.
+    /// The same, behind what waits to be told of this key. That is not told here: a heartbeat would wait for it.
     pub fn tell_of(&self, key: Option<&str>, weight: Weight, tell: impl FnOnce() + Send + 'static) {
-        if !keeps_time() && key.is_none_or(|key| self.0.tell_first(key)) {
+        if !keeps_time() && key.is_none_or(|key| self.0.has_told(key)) {
             tell();
         } else {
             self.0.push(key, weight, Box::new(tell));

@@ -204,6 +204,7 @@ mod tests {
 
     use crossbeam_channel::{Receiver, Sender, bounded};
 
+    use super::super::wait_until;
     use super::*;
     use crate::model::error::{Error, ErrorKind};
     use crate::sys::thread::begin_to_keep_time;
@@ -300,8 +301,11 @@ mod tests {
         });
         assert!(watcher.join().is_ok() && enters.recv_timeout(LONG).is_ok());
         events.event(&Event::Granted { key: "k", fencing_token: 2, waited: LONG });
-        assert_eq!(*ordered.told.lock(), [EventKind::Released, EventKind::Granted]);
+        events.event(&Event::Granted { key: "l", fencing_token: 3, waited: LONG });
+        assert_eq!(*ordered.told.lock(), [EventKind::Granted], "nobody waits for a slow one");
         drop(go_on);
+        wait_until(|| ordered.told.lock().len() == 3);
+        assert_eq!(*ordered.told.lock(), [EventKind::Granted, EventKind::Released, EventKind::Granted]);
     }
 
     /// What two who end the events at once wait for.

@@ -184,6 +184,13 @@ impl Aside {
         }
     }
 
+    /// Whether nothing of `key` is left to be told, nor is by another thread.
+    #[cfg(feature = "capi")]
+    pub fn has_told(&self, key: &str) -> bool {
+        let queue = self.0.queue.lock();
+        !queue.is_telling_elsewhere(Some(key)) && queue.waiting.iter().all(|(of, _)| of.as_deref() != Some(key))
+    }
+
     /// Whether nothing is left to be told.
     pub fn is_told(&self) -> bool {
         let queue = self.0.queue.lock();
