@@ -202,7 +202,10 @@ def leads(client):
         # What it raises is not lost, and keeps nothing that its work had.
         def fails(_):
             _guard = client.lock("of the work")
-            raise KeyError("as a test")
+            try:
+                raise KeyError("as a test")
+            except KeyError:
+                raise ValueError("because of it")
 
         election.lead(fails)
         for _ in range(2):
@@ -210,7 +213,7 @@ def leads(client):
                 election.wait()
                 raise AssertionError("the work has not failed")
             except RuntimeError as error:
-                assert isinstance(error.__cause__, KeyError), error
+                assert "as a test" in str(error) and "because of it" in str(error), error
         with client.lock("of the work", wait=0):
             pass
         # Of that work, not of one before.

@@ -408,8 +408,11 @@ class _Owned:
         if hasattr(self, "_freed"):
             # Not what a guard does in addition: the garbage collector may come between a call that failed and its
             # error.
-            is_open = not self._freed.locked() and self._made_in == os.getpid() and self._is_open()
-            _Owned.free(self)
+            is_open = False
+            try:
+                is_open = not self._freed.locked() and self._made_in == os.getpid() and self._is_open()
+            finally:
+                _Owned.free(self)
             if is_open:
                 warnings.warn(self._forgotten, ResourceWarning, source=self)
 
@@ -761,16 +764,17 @@ class Election(_Owned):
 
     _free = "election_free"
     _works: "tuple[Callable[..., None], ...]" = ()
+    _once = _leads = False
     _forgotten = "an election is stopped that nobody has any more: keep what `election` returns, as by `with`"
 
     def __init__(self, handle: _Handle) -> None:
         super().__init__(handle)
         # What the work of the last `lead` raised, where it leads only once.
-        self._failed: "list[BaseException]" = []
-        self._once = self._leads = False
+        self._failed: "list[str]" = []
 
     def _is_open(self) -> bool:
-        return self._leads
+        # One that leads once may be over.
+        return self._leads and not self._once
 
     def lead(self, work: Callable[[int], None]) -> None:
         """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has
@@ -780,7 +784,7 @@ class Election(_Owned):
         for it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only
         `once`. The same when it raises, which goes to standard error; where it leads only `once`, `wait` raises, too.
         """
-        failed: "list[BaseException]" = []
+        failed: "list[str]" = []
         is_once = self._once
 
         def works(token: int, _user: Optional[int]) -> None:
@@ -789,9 +793,8 @@ class Election(_Owned):
                 work(token)
             except BaseException as error:
                 if is_once:
-                    # Not what its frames have, as guards.
-                    traceback.clear_frames(error.__traceback__ and error.__traceback__.tb_next)
-                    failed.append(error)
+                    # Not itself, whose frames may have guards, as may those of what was raised before it.
+                    failed.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
                 raise
             finally:
                 _Callback._running.pop(works, None)
@@ -818,11 +821,11 @@ class Election(_Owned):
 
     def wait(self) -> None:
         """Waits until the thread of `lead` is over. Of one that leads only `once` it raises a `RuntimeError` when the work
-        has raised something, which is its cause."""
+        has raised something, with the text of that."""
         _interruptibly(functools.partial(_call, "election_wait", self._handle))
         self._leads = False
-        for error in self._failed:
-            raise RuntimeError("the leader's work failed") from error
+        for failed in self._failed:
+            raise RuntimeError("the leader's work failed: " + failed)
 
     def stop(self) -> None:
         """Ends the campaign, and resigns, so that the next node need not wait for the lease's end. TIMED_OUT when the
