@@ -8,6 +8,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use super::handle;
 use crate::sys::aside::{self, Weight};
+use crate::sys::deadline::far_from;
 use crate::sys::thread::{here, keeps_time};
 
 /// A function of C's, and what it wants to be called with.
@@ -202,6 +203,11 @@ impl Gate {
         }
         state.inside.push(here);
         Some(Alone(&self.0))
+    }
+
+    /// The same for as long as a drop may take.
+    pub fn alone_within(&self, drop_timeout: Duration) -> Option<Alone<'_>> {
+        self.alone(Some(far_from(Instant::now(), drop_timeout)))
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::ffi::c_char;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use super::callback::{Alone, Gate};
+use super::callback::Gate;
 use super::code::Code;
 use super::failure::{ENDED, Failure, about};
 use super::loss::Watch;
@@ -14,7 +14,6 @@ use super::{as_millis, call, handle, millis, out_arg, text};
 use crate::api::request_all::LockAllGuard;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
-use crate::sys::deadline::far_from;
 use crate::sys::drop_bound::DropBound;
 
 /// All of several locks; their names and tokens stay readable after they were released.
@@ -60,11 +59,6 @@ impl Guards {
         held
     }
 
-    /// The only one that ends them. Another one is waited for as long as a drop may take.
-    fn alone(&self) -> Option<Alone<'_>> {
-        self.ending.alone(Some(far_from(Instant::now(), self.drop_timeout)))
-    }
-
     fn at(&self, index: usize) -> Result<&Lock, Failure> {
         let none = || Failure::new(Code::NotFound, format!("index is {index}, but there are {}", self.granted.len()));
         self.granted.get(index).ok_or_else(none)
@@ -79,7 +73,7 @@ impl Guards {
     }
 
     pub(super) fn release(&self) -> Result<(), Failure> {
-        let _ending = self.alone().ok_or_else(|| self.ended())?;
+        let _ending = self.ending.alone_within(self.drop_timeout).ok_or_else(|| self.ended())?;
         let mut drop_bound = DropBound::default();
         let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
         let released = held.release_shared();
@@ -216,7 +210,7 @@ pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
         let guards = handle::remove::<Guards>(guards)?;
         {
             // Not kept for the callback, which may be about to release them, too.
-            let _ending = guards.alone();
+            let _ending = guards.ending.alone_within(guards.drop_timeout);
             let mut drop_bound = DropBound::default();
             if let Some(held) = guards.take(&mut drop_bound) {
                 // Another call may be inside it just now, and is not the one to release it.

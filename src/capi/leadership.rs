@@ -1,10 +1,10 @@
 //! Terms as the leader that C waited for.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use parking_lot::RwLock;
 
-use super::callback::{Alone, Gate};
+use super::callback::Gate;
 use super::code::Code;
 use super::election::{ElectionHandle, find};
 use super::failure::{Failure, about};
@@ -14,7 +14,6 @@ use crate::LossWatch;
 use crate::api::election::Leadership;
 use crate::model::error::ErrorKind;
 use crate::model::lock::Lock;
-use crate::sys::deadline::far_from;
 
 /// A term as the leader, which stays readable after it was resigned.
 pub struct LeadershipData {
@@ -50,11 +49,6 @@ impl LeadershipData {
             loss,
             expire,
         })
-    }
-
-    /// The only one that ends it. Another one is waited for as long as a drop may take.
-    fn alone(&self) -> Option<Alone<'_>> {
-        self.ending.alone(Some(far_from(Instant::now(), self.drop_timeout)))
     }
 
     fn ended(&self) -> Failure {
@@ -152,7 +146,7 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::get::<LeadershipData>(leadership)?;
-        let _ending = leadership.alone().ok_or_else(|| leadership.ended())?;
+        let _ending = leadership.ending.alone_within(leadership.drop_timeout).ok_or_else(|| leadership.ended())?;
         let held = leadership.leadership.write().take();
         Ok(held.ok_or_else(|| leadership.ended())?.resign()?)
     })
@@ -163,7 +157,7 @@ pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> C
 pub extern "C" fn leasehold_leadership_free(leadership: LeadershipHandle) -> Code {
     call(|| {
         let leadership = handle::remove::<LeadershipData>(leadership)?;
-        let _ending = leadership.alone();
+        let _ending = leadership.ending.alone_within(leadership.drop_timeout);
         let held = leadership.leadership.write().take();
         drop(held);
         Ok(())
