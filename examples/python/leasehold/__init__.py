@@ -12,9 +12,9 @@ may use a client. Do not open a lock file of SQLite with the module sqlite3 in t
 
 An exception that a signal handler raises, as Ctrl-C does, ends a `lock` that waits in the main thread, and leaves no
 lock behind; it also ends `wait_loss` and `Election.wait` there, but nothing else that waits: the end of an election's
-`with` until its work has returned, of a guard's until its `on_loss` has. When the interpreter exits, all clients are closed and
-all guards freed; an `on_loss` or an election's work that runs just then is waited for. A process that `multiprocessing`
-has forked exits without that: leave its locks by `with`.
+`with` until its work has returned, of a guard's until its `on_loss` has. When the interpreter exits, all clients are
+closed and all guards freed; an `on_loss` or an election's work that runs just then is waited for. A process that
+`multiprocessing` has forked exits without that: leave its locks by `with`.
 """
 
 import _thread
@@ -54,6 +54,7 @@ _VERSION_NUMBER = 1_000
 _FOR_EVER = 2**64 - 1
 # A text that ends in a NUL could not hold one: the length goes along.
 _Self = TypeVar("_Self", bound="_Owned")
+_Guarding = TypeVar("_Guarding", bound="_Held")
 _T = TypeVar("_T")
 
 
@@ -501,7 +502,7 @@ class _Held(_Owned):
         super().__init__(_Handle())
         self._callback, self._entered = callback, threading.Lock()
 
-    def __enter__(self):  # type: ignore[no-untyped-def]
+    def __enter__(self: _Guarding) -> _Guarding:
         # The end of the one releases it under the other, or has done so.
         if not self._entered.acquire(blocking=False):
             raise RuntimeError("a guard is for one `with`: lock once more for another")
@@ -658,7 +659,7 @@ class Guards(_Held):
         """The fencing token of each of the `keys`."""
         return [_got(ctypes.c_uint64, "guards_token", self._handle, at) for at in self._places()]
 
-    def _places(self) -> "range":
+    def _places(self) -> range:
         return range(_got(ctypes.c_size_t, "guards_len", self._handle))
 
     def ensure_held(self) -> None:
@@ -824,8 +825,8 @@ class Election(_Owned):
         has raised something, with the text of that."""
         _interruptibly(functools.partial(_call, "election_wait", self._handle))
         self._leads = False
-        for failed in self._failed:
-            raise RuntimeError("the leader's work failed: " + failed)
+        if self._failed:
+            raise RuntimeError("the leader's work failed: " + self._failed[0])
 
     def stop(self) -> None:
         """Ends the campaign, and resigns, so that the next node need not wait for the lease's end. TIMED_OUT when the
