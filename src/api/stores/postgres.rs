@@ -146,8 +146,8 @@
 //! * **A listener behind a proxy may go deaf unnoticed**, when the proxy stays up and loses the server: waiters then look
 //!   only now and then, until they are done or the connection ends.
 //! * **A host that dies in fenced transactions** leaves their rows locked until the server ends its sessions, after two hours by
-//!   default. A client that waits for four such keys, or for two of them in several calls each, gets no other lock quickly. Set `tcp_keepalives_idle` and
-//!   `idle_in_transaction_session_timeout` at the server.
+//!   default. A client that waits for four such keys, or for two of them in several calls each, gets no other lock quickly. Set
+//!   `tcp_keepalives_idle` and `idle_in_transaction_session_timeout` at the server.
 //! * **A client's releases go two or three at a time**, so on a network of 30 ms some 60 a second. Where two wait for somebody's
 //!   transactions, the others try one by one whether their rows are free.
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
