@@ -59,6 +59,8 @@ pub mod mongodb;
 pub mod observed;
 #[cfg(feature = "postgres")]
 pub mod postgres;
+#[cfg(any(feature = "mongodb", feature = "postgres"))]
+mod row_turns;
 #[cfg(any(feature = "postgres", feature = "spanner"))]
 mod shared_holders;
 #[cfg(feature = "spanner")]

@@ -63,11 +63,14 @@
 //! stopped there and blocks the key for up to a minute, and waiters poll.
 //!
 //! # Connections
-//! A client closes connections that nobody has used for a minute (`maxIdleTimeMS` says another time), since a router may
-//! have forgotten them, and opens as many as `maxPoolSize` allows (10 if it is not said; 3 where it says fewer, with a
-//! warning), of which
-//! one tells while somebody waits, and two that watch each server. Three fifths of the pool are for those who want a
-//! lock, so that heartbeats and releases never queue behind a thousand waiters.
+//! A client opens connections as it needs them, up to `maxPoolSize` (32 if it is not said; 3 where it says fewer, with a
+//! warning), and closes those that nobody has used for a minute (`maxIdleTimeMS` says another time), since a router may have
+//! forgotten them. One tells while somebody waits, and two more watch each server. Those who want a lock use 6, or three
+//! fifths of a `maxPoolSize` that is said, and half of these for one key: heartbeats and releases never queue behind a
+//! thousand waiters.
+//!
+//! A transaction that has asserted a lock makes the heartbeat of that lock wait until it ends, on a connection. Where one
+//! asserts more locks of a client than are left, the heartbeats of its other locks wait as well: say a larger `maxPoolSize`.
 //!
 //! # Cost
 //! Each step of a lock is one request, shared or refused ones, too, and so is a look or a page of a listing; a look at a key

@@ -44,6 +44,7 @@ mod schema;
 mod send;
 mod session;
 mod swap;
+mod turns;
 mod wakeup;
 
 use error::MongodbError;

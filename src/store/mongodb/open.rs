@@ -12,8 +12,9 @@ use mongodb::{Client, Collection};
 
 use super::error::MongodbError;
 use super::row::time;
-use super::send::{Owned, counting_handler, majority, turns};
+use super::send::{Owned, counting_handler, majority};
 use super::session::{Register, Sessions};
+use super::turns::{CONNECTIONS, Turns};
 use super::wakeup::Waking;
 use super::{Mongodb, mixed};
 use crate::lease::StoreTime;
@@ -220,7 +221,8 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
     settings.max_idle_time.get_or_insert(IDLE);
     settings.app_name.get_or_insert_with(|| "leasehold".to_owned());
-    let turns = turns(settings.max_pool_size);
+    let turns = Turns::of(settings.max_pool_size);
+    settings.max_pool_size.get_or_insert(CONNECTIONS);
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, None).1)?;
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
     let (sessions, waking) = (Sessions::new(register), Waking::default());

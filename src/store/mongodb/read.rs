@@ -90,7 +90,7 @@ impl Mongodb {
         self.ask(by, move |owned| async move {
             let _turn = match consistency {
                 Consistency::Strong => None,
-                Consistency::Eventual => owned.turns.acquire().await.ok(),
+                Consistency::Eventual => Some(owned.turns.look().await),
             };
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);
             // One batch, so that no cursor is left open.

@@ -14,12 +14,12 @@ use mongodb::event::EventHandler;
 use mongodb::event::cmap::CmapEvent;
 use mongodb::options::{Acknowledgment, ReturnDocument, WriteConcern};
 use mongodb::{Client, Collection};
-use tokio::sync::Semaphore;
 
 use super::error::MongodbError;
 use super::pipeline::{NOW, projection};
 use super::row::date;
 use super::session::Sessions;
+use super::turns::Turns;
 use super::{Mongodb, Topology, mixed};
 use crate::lease::StoreTime;
 use crate::store::failure::{Fate, Left};
@@ -31,24 +31,9 @@ pub(super) struct Owned {
     pub locks: Collection<Document>,
     pub sessions: Sessions,
     pub waking: super::wakeup::Waking,
-    /// Bounds how many connections those who want a lock may use: there may be a thousand of them, and heartbeats,
-    /// releases and the change stream must not queue for a connection behind them.
-    pub turns: Semaphore,
+    pub turns: Turns,
     /// Keeps a thread for the runtime.
     pub _standing: crossbeam_channel::Sender<()>,
-}
-
-/// The driver's default, if the settings do not say it.
-const CONNECTIONS: u32 = 10;
-
-/// How many of these connections are for those who want a lock: three fifths.
-pub(super) fn turns(connections: Option<u32>) -> Semaphore {
-    let turns = match connections.unwrap_or(CONNECTIONS) {
-        // Without limit.
-        0 => Semaphore::MAX_PERMITS,
-        connections => usize::try_from(u64::from(connections) * 3 / 5).unwrap_or(1).max(1),
-    };
-    Semaphore::new(turns.min(Semaphore::MAX_PERMITS))
 }
 
 /// How often a request may have left this host: each time that it got a connection.
@@ -223,8 +208,12 @@ impl Mongodb {
             let Update { pipeline, upsert, after, session, .. } = update;
             let (filter, pipeline, upsert, after, session) =
                 (filter.clone(), pipeline.clone(), *upsert, *after, *session);
+            let wanted = upsert.then(|| update.key.clone());
             let answer = self.send(by, move |owned| async move {
-                let _turn = if upsert { owned.turns.acquire().await.ok() } else { None };
+                let _turn = match wanted {
+                    Some(key) => Some(owned.turns.want(&key).await),
+                    None => None,
+                };
                 let session = owned.sessions.get(&owned.client, session).await?;
                 let mut session = session.lock().await;
                 let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
@@ -257,19 +246,5 @@ pub(super) fn unknown_is_an_answer<T>(answer: Answer<T>) -> Result<Wrote<T>, Mon
         Ok(answer) => Ok(Wrote::Answered(answer)),
         Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
         Err((_, error)) => Err(error),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn some_connections_are_left_for_heartbeats() {
-        let of = |connections| turns(connections).available_permits();
-        assert_eq!((of(None), of(Some(10)), of(Some(3)), of(Some(1))), (6, 6, 1, 1));
-        // As many as it takes.
-        assert_eq!(of(Some(0)), Semaphore::MAX_PERMITS);
-        assert!(of(Some(u32::MAX)) > 1_000_000);
     }
 }

@@ -44,11 +44,15 @@ impl Postgres {
         if ask.mode == Mode::Shared {
             return transactional::acquire(&Over(self, Lane::Wanting), attempt, by);
         }
-        let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
+        // Who hands a lock over holds it, and waits for its row as a release does.
+        let (text, lane) = match ask.instead_of {
+            Some(_) => (&self.statements.transfer, Lane::Waiting),
+            None => (&self.statements.acquire, Lane::Wanting),
+        };
         let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
         let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
         let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));
-        let statement = statement.time(self.not_after(Lane::Wanting, by));
+        let statement = statement.time(self.not_after(lane, by));
         let statement = match &ask.instead_of {
             Some((old, token)) => {
                 let statement = statement.text(old.as_str()).number(number(*token));
@@ -56,7 +60,7 @@ impl Postgres {
             }
             None => statement,
         };
-        let answered = match self.write(by, Lane::Wanting, &attempt.key, statement)? {
+        let answered = match self.write(by, lane, &attempt.key, statement)? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
             Wrote::Answered(Some(found)) => answer(attempt, found)?,
             // There was no row when the statement began, and it made none: another was faster, or it came too late.

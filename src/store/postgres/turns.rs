@@ -1,14 +1,13 @@
 //! Which statements may wait for which: a few connections serve all.
 
-use std::cell::RefCell;
-use std::collections::HashMap;
 use std::future::{Future, poll_fn};
 use std::pin::pin;
-use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::store::row_turns::{RowTurn, RowTurns};
 
 /// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
 /// can make each wait. Heartbeats and releases have as many of their own.
@@ -43,11 +42,8 @@ pub(super) struct Turns {
     waiting: Semaphore,
     sharing: Semaphore,
     trying: Semaphore,
-    rows: RefCell<HashMap<Row, Rc<Semaphore>>>,
+    rows: RowTurns,
 }
-
-/// A key, and whether it is for those who want its lock.
-type Row = (String, bool);
 
 /// Ends with this value.
 pub(super) struct Turn<'a> {
@@ -63,26 +59,6 @@ pub(super) enum Soon<'a> {
     Brief(Turn<'a>),
 }
 
-/// Ends with this value, or the wait for it does.
-pub(super) struct RowTurn<'a> {
-    turns: &'a Turns,
-    of: Row,
-    row: Rc<Semaphore>,
-    has: bool,
-}
-
-impl Drop for RowTurn<'_> {
-    fn drop(&mut self) {
-        if self.has {
-            self.row.add_permits(1);
-        }
-        // This one and that of the table: nobody else waits.
-        if Rc::strong_count(&self.row) == 2 {
-            self.turns.rows.borrow_mut().remove(&self.of);
-        }
-    }
-}
-
 enum Either<T> {
     One(T),
     Other(T),
@@ -96,7 +72,7 @@ impl Turns {
             waiting: Semaphore::new(WAITING),
             sharing: Semaphore::new(SHARING),
             trying: Semaphore::new(TRYING),
-            rows: RefCell::default(),
+            rows: RowTurns::default(),
         }
     }
 
@@ -105,15 +81,7 @@ impl Turns {
     /// are refused at once, and some turns are left to who wants another.
     pub async fn of_row(&self, key: &str, lane: Lane) -> RowTurn<'_> {
         let wants = lane == Lane::Wanting;
-        let of = (key.to_owned(), wants);
-        let most = if wants { CONNECTIONS / 2 } else { 1 };
-        let row = self.rows.borrow_mut().entry(of.clone()).or_insert_with(|| Rc::new(Semaphore::new(most))).clone();
-        let mut turn = RowTurn { turns: self, of, row, has: false };
-        if let Ok(permit) = turn.row.acquire().await {
-            permit.forget();
-        }
-        turn.has = true;
-        turn
+        self.rows.of(key, wants, if wants { CONNECTIONS / 2 } else { 1 }).await
     }
 
     /// A turn in that lane.
@@ -182,25 +150,6 @@ mod tests {
                 assert!(turn.is_ok());
             }
             assert_eq!(one.available_permits() + other.available_permits(), 2, "nobody who left has a turn");
-        });
-    }
-
-    #[test]
-    fn one_at_a_time_waits_for_a_row_and_nothing_is_kept_of_it() {
-        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let turns = Turns::new();
-            let first = turns.of_row("k", Lane::Waiting).await;
-            drop(turns.of_row("another", Lane::Waiting).await);
-            let (mut second, mut third) =
-                (Box::pin(turns.of_row("k", Lane::Waiting)), Box::pin(turns.of_row("k", Lane::Waiting)));
-            for waits in [&mut second, &mut third] {
-                assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
-            }
-            drop(second);
-            drop(first);
-            drop(third.await);
-            assert!(turns.rows.borrow().is_empty());
         });
     }
 

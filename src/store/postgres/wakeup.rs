@@ -18,8 +18,10 @@ use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How long a listener waits for what it tells itself.
+/// How long a listener waits for what it tells itself, each time ..
 const HEARD: Duration = Duration::from_secs(1);
+/// .. of so many: a server or a network that stood still for a moment is no pooler.
+const TOLD: usize = 2;
 
 /// Whom to tell: the keys by their hashes.
 struct Told {
@@ -85,8 +87,15 @@ impl Postgres {
                     // A pooler that gives each transaction another session lets it listen, and nothing comes: while it
                     // is idle, only what it says itself does, for then it has the session that listens again.
                     let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')");
-                    owned.ask(Lane::Wanting, &Statement::once(&tell), &Went::default()).await?;
-                    if tokio::time::timeout(HEARD, hears.notified()).await.is_err() {
+                    let mut is_heard = false;
+                    for _ in 0..TOLD {
+                        owned.ask(Lane::Wanting, &Statement::once(&tell), &Went::default()).await?;
+                        is_heard = tokio::time::timeout(HEARD, hears.notified()).await.is_ok();
+                        if is_heard {
+                            break;
+                        }
+                    }
+                    if !is_heard {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",
                                 "the server does not tell a listening session what was told: waiters poll; a pooler must give \

@@ -20,6 +20,7 @@ mod mixed_last;
 mod rights;
 #[cfg(target_os = "linux")]
 mod tls;
+mod turns;
 mod waking;
 
 use leasehold::LockClient;

@@ -11,7 +11,7 @@ use nix::unistd::Pid;
 
 use crate::postgres::*;
 use crate::support::own::Own;
-use crate::support::postgres::{Rows, opened, sql_at};
+use crate::support::postgres::{Rows, opened, sql_at, unless_late};
 use crate::support::proxy::{Flow, Proxy};
 use crate::support::servers::{postgres, postgres_server};
 use crate::support::wait::wait_until;
@@ -69,4 +69,50 @@ fn a_late_answer_makes_no_renewal_too_late() {
         let answer = store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT));
         assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
     }
+}
+
+/// Else it would be taken for one behind a pooler, and all would poll for ten minutes.
+#[test]
+fn a_listener_that_stands_still_for_a_moment_is_told_again() {
+    let Some(server) = Own::start(&postgres::OWN) else { return };
+    let config = server.url().parse().unwrap();
+    let proxy = Proxy::raw(&postgres::host(&server.url()).unwrap());
+    let url = format!("postgres://leasehold@{}/postgres", proxy.addr());
+    let store = opened(PostgresOptions::new(url.parse().unwrap(), "public.leasehold").unwrap());
+    store.schema(Schema::Create, &soon()).unwrap();
+    let wake = |keys: &[String]| {
+        let (to, _told) = crossbeam_channel::unbounded();
+        unless_late(|| store.wake(keys, to.clone(), &soon())).unwrap()
+    };
+    let told = || {
+        let heard = proxy.heard().concat();
+        heard.windows(9).filter(|bytes| bytes == b"pg_notify").count()
+    };
+    let pid = || {
+        let listens = sql_at(&config, "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%'");
+        Some(Pid::from_raw(listens.first()?[0].clone()?.parse().unwrap()))
+    };
+    // A machine that is slower than the network proves nothing.
+    for _ in 0..10 {
+        let before = told();
+        proxy.flow(Flow::Delay(Duration::from_millis(200)), Flow::Pass);
+        let is_proven = std::thread::scope(|scope| {
+            let wakes = scope.spawn(|| wake(&["k".to_owned()]));
+            wait_until("it listens", || pid().is_some());
+            let listens = pid().unwrap();
+            kill(listens, Signal::SIGSTOP).unwrap();
+            wait_until("it is told again, or not at all", || told() > before + 1 || wakes.is_finished());
+            kill(listens, Signal::SIGCONT).unwrap();
+            let is_proven = told() > before + 1;
+            assert!(wakes.join().unwrap(), "it says that it tells nothing");
+            is_proven
+        });
+        if is_proven {
+            return;
+        }
+        proxy.flow(Flow::Pass, Flow::Pass);
+        assert!(wake(&[]));
+        wait_until("nobody listens", || pid().is_none());
+    }
+    panic!("it was never stopped before it was told");
 }

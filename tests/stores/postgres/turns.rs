@@ -93,6 +93,34 @@ fn who_waits_for_one_row_keeps_no_other_lock_from_anybody() {
     });
 }
 
+/// It is a holder's release.
+#[test]
+fn who_hands_a_lock_over_waits_for_nobody_who_wants_another() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let keys: Vec<String> = (0..4).map(|at| format!("k{at}")).collect();
+    keys.iter().for_each(|key| drop(granted(&store, &mut exclusive(&store, key))));
+    rows.age(Duration::from_secs(24 * 3600));
+    let old = granted(&store, &mut exclusive(&store, "mine"));
+    block_on(async {
+        let client = connect(&config()).await;
+        let asserts = format!("BEGIN; SELECT FROM {} WHERE key LIKE 'k%' FOR SHARE", rows.0);
+        client.batch_execute(&asserts).await.unwrap();
+        std::thread::scope(|scope| {
+            for key in &keys {
+                let asks = || drop(store.acquire(&mut exclusive(&store, key), &Deadline::after(SHORT)));
+                scope.spawn(asks);
+            }
+            wait_until("all who want a lock wait for one", || waiting(&rows) == keys.len());
+            let mut next = instead_of(&store, "mine", Mode::Exclusive, &old);
+            let answer = store.acquire(&mut next, &Deadline::after(SHORT / 3));
+            drop(client);
+            assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+        });
+    });
+}
+
 struct Ends<'a>(&'a AtomicBool);
 
 impl Drop for Ends<'_> {
