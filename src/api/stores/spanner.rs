@@ -163,7 +163,7 @@ impl<T: Fenced> AssertIn for T {
 /// # Errors
 /// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
 /// committed, as when a repeat of the commit failed. Else an error of kind `Store` whose source is what the SDK or `work`
-/// gave; `InvalidInput` for a lock of another store; `Closed` in a forked child.
+/// gave; `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
 ///
 /// # Example
 /// ```no_run

@@ -11,7 +11,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::failure::Fate;
 use crate::store::fence::Standing;
 
-/// What the service says when the lock is lost.
+/// What the service says when the lock of a grant is lost, and of which: the user's work may assert another one.
 const LOST: &str = "leasehold: lock lost";
 
 /// A query that fails unless the grant holds. Heartbeats write none of the columns that it reads of an exclusive
@@ -31,7 +31,8 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     };
     let table = &store.target.table;
     let sql = format!(
-        "SELECT IF((SELECT COUNT(*) FROM `{table}` WHERE name = @name AND {condition}) = 1, 1, ERROR('{LOST}')) AS held"
+        "SELECT IF((SELECT COUNT(*) FROM `{table}` WHERE name = @name AND {condition}) = 1, 1, \
+         ERROR(CONCAT('{LOST} ', @grant))) AS held"
     );
     Ok(Statement::builder(sql).add_param("name", &lock.key).add_param("grant", lock.grant.as_str()).build())
 }
@@ -39,7 +40,8 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
 /// An error of the SDK as ours: the loss, or with the SDK's own as its source.
 pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flight) -> Error {
     let stage = flight.stage();
-    let is_lost = failed.status().is_some_and(|status| status.message.contains(LOST));
+    let lost = format!("{LOST} {}", standing.lock.grant.as_str());
+    let is_lost = failed.status().is_some_and(|status| status.message.contains(&lost));
     // After a repeated commit this is said of a later try.
     if is_lost && stage != Stage::Repeating {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");

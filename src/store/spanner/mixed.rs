@@ -95,7 +95,8 @@ impl Target {
     /// The row that nodes insert before they take over what was read, if that is what `write` does.
     pub fn contended(&self, key: &str, read: &Read, write: &Write) -> Option<String> {
         let (Fleet::Mixed, Some(old), Write::Put(new)) = (self.fleet, &read.row, write) else { return None };
-        let is_new = new.grant_id != old.grant_id || old.is_late();
+        // A give-up writes no holder.
+        let is_new = new.grant_id != old.grant_id || (old.is_late() && new.heartbeat != old.heartbeat);
         let takes = new.grant_id.is_some() && is_new && read.record.live(read.now).next().is_none();
         takes.then(|| contention(key, old))
     }

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use google_cloud_spanner::builder::{SpannerBuilder, SpannerBuilderExt};
 use google_cloud_spanner::channel_pool::StaticChannelPoolConfig;
 use google_cloud_spanner::client::{DatabaseClient, Spanner as Client};
+use tokio::sync::Notify;
 
 use super::error::{Own, SpannerError, Stage};
 use super::{Spanner, mixed};
@@ -30,7 +31,8 @@ const NO_DURATION: &str = "fleet=mixed needs the option spindle_duration=.., lik
 const ADMIN_EXAMPLE: &str = "http://localhost:9020";
 
 /// A new connection is made when requests are under way and nothing has come from the service for this long.
-const SILENCE: Duration = Duration::from_secs(2);
+/// It is less than what the shortest try of a call has, so that the next one goes over the new one.
+const SILENCE: Duration = Duration::from_millis(1500);
 /// How long making a connection may take.
 const RENEWING: Duration = Duration::from_secs(10);
 /// After this time a silent connection is replaced again, however often that was of no use before.
@@ -185,6 +187,7 @@ pub(super) struct Handles {
     /// Since when requests are under way and none was answered.
     silent_since: Cell<Option<Instant>>,
     is_renewing: Cell<bool>,
+    renewed: Notify,
     /// Until when silence makes no new connection, and how long that pause is.
     pause: Cell<(Instant, Duration)>,
 }
@@ -213,6 +216,7 @@ pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
         turn: tokio::sync::Mutex::default(),
         silent_since: Cell::new(None),
         is_renewing: Cell::new(false),
+        renewed: Notify::new(),
         pause: Cell::new((Instant::now(), SILENCE)),
     })
 }
@@ -239,8 +243,13 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
 }
 
 impl Handles {
-    /// The connection and session for requests that begin now.
-    pub fn live(&self) -> Rc<Live> {
+    /// The connection and session for requests that begin now and have so long: while there is about to be a new one, they wait
+    /// for it, half of that at most.
+    pub async fn live(&self, limit: Duration) -> Rc<Live> {
+        let renewed = self.renewed.notified();
+        if self.is_renewing.get() {
+            let _ = tokio::time::timeout(limit / 2, renewed).await;
+        }
         self.live.borrow().clone()
     }
 
@@ -330,6 +339,7 @@ struct Renewing(Rc<Handles>);
 impl Drop for Renewing {
     fn drop(&mut self) {
         self.0.is_renewing.set(false);
+        self.0.renewed.notify_waiters();
     }
 }
 

@@ -15,7 +15,8 @@ use crate::sys::log;
 
 /// How many rows a page holds.
 const PAGE: usize = 100;
-/// How many rows one request looks at for a page by prefix: spindle leaves many that are only a name.
+/// How many rows one request looks at for a page: spindle leaves many that are only a name, and those that others hold shared
+/// may be of the group that is asked for.
 const LOOKED_AT: usize = 1_000;
 
 /// Behind the time, the name and the columns: whether there may be more rows.
@@ -63,7 +64,8 @@ impl Target {
     }
 
     fn query_prefix(&self, prefix: &str, from: &str) -> Statement {
-        self.query("", "STARTS_WITH(t.name, @value)", LOOKED_AT, prefix, from)
+        let shown = format!("t.format IS NOT NULL OR t.writer IS NOT NULL OR {LEFT_OVER}");
+        self.query("", "STARTS_WITH(t.name, @value)", &shown, prefix, from)
     }
 
     fn query_lock_id(&self, id: &str, from: &str) -> Statement {
@@ -72,24 +74,22 @@ impl Target {
             "@{{FORCE_INDEX=`{}`, spanner_emulator.disable_query_null_filtered_index_check=true}}",
             self.index()
         );
-        let condition = format!(
-            "t.lock_id IS NOT NULL AND t.lock_id IN (@value, '{SEE_HOLDERS}') AND (t.lock_id = @value OR EXISTS \
-             (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(t.holders)) AS h WHERE JSON_VALUE(h, '$.lock_id') = @value))"
-        );
-        self.query(&hints, &condition, PAGE, id, from)
+        let looked_at = format!("t.lock_id IS NOT NULL AND t.lock_id IN (@value, '{SEE_HOLDERS}')");
+        let shown = "t.lock_id = @value OR EXISTS \
+             (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(t.holders)) AS h WHERE JSON_VALUE(h, '$.lock_id') = @value)";
+        self.query(&hints, &looked_at, shown, id, from)
     }
 
-    /// `most`: so many rows are looked at.
-    fn query(&self, hints: &str, condition: &str, most: usize, value: &str, from: &str) -> Statement {
+    /// A page of the rows that are shown, of [`LOOKED_AT`] that are looked at.
+    fn query(&self, hints: &str, looked_at: &str, shown: &str, value: &str, from: &str) -> Statement {
         let columns = columns();
         // With the last row that was looked at, whatever it is: the next page begins there.
         let sql = format!(
-            "WITH seen AS (SELECT t.name, {columns} FROM `{}`{hints} AS t WHERE t.name > @from AND {condition} \
-             ORDER BY t.name LIMIT {most}) \
-             SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns}, looked.n = {most} AS more FROM seen AS t \
+            "WITH seen AS (SELECT t.name, {columns} FROM `{}`{hints} AS t WHERE t.name > @from AND {looked_at} \
+             ORDER BY t.name LIMIT {LOOKED_AT}) \
+             SELECT CURRENT_TIMESTAMP() AS now, t.name, {columns}, looked.n = {LOOKED_AT} AS more FROM seen AS t \
              CROSS JOIN (SELECT COUNT(*) AS n, MAX(name) AS last FROM seen) AS looked \
-             WHERE t.format IS NOT NULL OR t.writer IS NOT NULL OR t.name = looked.last OR {LEFT_OVER} \
-             ORDER BY t.name LIMIT {PAGE}",
+             WHERE {shown} OR t.name = looked.last ORDER BY t.name LIMIT {PAGE}",
             self.table
         );
         Statement::builder(sql).add_param("from", from).add_param("value", value).build()
@@ -126,7 +126,7 @@ impl Spanner {
         let (target, which) = (self.target.clone(), which.clone());
         self.ask(by, move |handles, limit| async move {
             let read = async {
-                let single = handles.live().database.single_use().build();
+                let single = handles.live(limit).await.database.single_use().build();
                 let from = from.as_deref().unwrap_or_default();
                 let statement = match &which {
                     Which::Key(key) => {

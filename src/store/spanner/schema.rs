@@ -49,6 +49,8 @@ struct Made {
     columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     indexes: BTreeMap<String, Vec<String>>,
+    /// The indexes that are still being filled, which nothing can be read by.
+    unready: Vec<String>,
 }
 
 impl Spanner {
@@ -106,12 +108,12 @@ impl Spanner {
             let found = self.found(&by.of_request())?;
             self.target.check(&found)?;
             let statements = self.target.statements(&found);
-            if statements.is_empty() {
+            if statements.is_empty() && self.target.unready_index(&found).is_none() {
                 return Ok((was_missing, done));
             }
             let is_missing = found.columns.is_empty();
             // Where another process was faster, the next look sees it.
-            let made = self.make(statements.clone(), by)?;
+            let made = !statements.is_empty() && self.make(statements.clone(), by)?;
             if made {
                 was_missing |= is_missing;
                 done.extend(statements);
@@ -136,6 +138,8 @@ impl Spanner {
                    UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL, NULL \
                    FROM information_schema.index_columns \
                    WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
+                   UNION ALL SELECT -2, index_name, index_state, NULL, NULL, NULL, NULL FROM information_schema.indexes \
+                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND index_state != 'READ_WRITE' \
                    ORDER BY name, place";
         let mut found = Made::default();
         for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
@@ -148,9 +152,13 @@ impl Spanner {
                     };
                     let (nullable, stamped, generated) = (is(3, "YES")?, is(4, "TRUE")?, is(5, "ALWAYS")?);
                     let has_default = row.get(6).map_err(unread)?;
-                    found.columns.insert(name, Column { kind, nullable, stamped, generated, has_default });
+                    // The service does not tell those by their case, either.
+                    found
+                        .columns
+                        .insert(name.to_ascii_lowercase(), Column { kind, nullable, stamped, generated, has_default });
                 }
-                1.. => found.indexes.entry(name).or_default().push(kind),
+                1.. => found.indexes.entry(name).or_default().push(kind.to_ascii_lowercase()),
+                -2 => found.unready.push(name),
                 _ => {
                     (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty()));
                     found.deletes = row.get(4).map_err(unread)?;
@@ -164,7 +172,8 @@ impl Spanner {
         let target = self.target.clone();
         self.ask(by, move |handles, limit| async move {
             let read = async {
-                let mut rows = handles.live().database.single_use().build().execute_query(statement).await?;
+                let live = handles.live(limit).await;
+                let mut rows = live.database.single_use().build().execute_query(statement).await?;
                 let mut found = Vec::new();
                 while let Some(row) = rows.next().await {
                     found.push(row?);
@@ -195,7 +204,7 @@ async fn make(
     statements: Vec<String>,
     each: Duration,
 ) -> Result<bool, SpannerError> {
-    let mut builder = handles.live().client.database_admin_builder();
+    let mut builder = handles.live(each).await.client.database_admin_builder();
     if let Some(endpoint) = &handles.admin_endpoint {
         builder = builder.with_endpoint(endpoint);
     }
@@ -216,9 +225,8 @@ async fn make(
     let (started, mut logged, mut answered) = (Instant::now(), Instant::now(), Instant::now());
     loop {
         if let Some(status) = operation.error() {
-            let is_there = status.message.contains("Duplicate name") || status.message.contains("oncurrent");
             let failed = SpannerError::Schema(format!("the table can't be made: {}", status.message));
-            return if is_there { Ok(false) } else { Err(failed) };
+            return if is_faster(&status.message) { Ok(false) } else { Err(failed) };
         }
         if operation.done {
             return Ok(true);
@@ -260,7 +268,7 @@ impl Target {
     /// Another change of the schema may be under way, or have been faster.
     fn may_repeat(&self, error: &google_cloud_spanner::Error) -> Result<bool, SpannerError> {
         let cause = Cause::of(error);
-        if cause.says("Duplicate name") || cause.says("oncurrent") {
+        if is_faster(&cause.to_string()) {
             return Ok(false);
         }
         Err(match self.classify(error) {
@@ -287,6 +295,12 @@ impl Target {
         let index = index_of(self.name(found));
         let is_there = found.indexes.keys().any(|name| name.eq_ignore_ascii_case(&index));
         (!is_there).then_some(index)
+    }
+
+    /// The name of the index, if it is still being filled.
+    fn unready_index<'a>(&self, found: &'a Made) -> Option<&'a str> {
+        let index = index_of(self.name(found));
+        found.unready.iter().map(String::as_str).find(|name| name.eq_ignore_ascii_case(&index))
     }
 
     /// The DDL that is missing to what was found.
@@ -340,6 +354,9 @@ impl Target {
         }
         if let Some(index) = self.missing_index(found) {
             wrong.push(format!("has no index {index}; create_schema() adds it"));
+        }
+        if let Some(index) = self.unready_index(found) {
+            wrong.push(format!("has an index {index} that is still being filled; create_schema() waits for it"));
         }
         let table = &self.table;
         (!wrong.is_empty()).then(|| SpannerError::Schema(format!("the table {table:?} {}", wrong.join("; it "))))
@@ -425,6 +442,47 @@ fn is_kind(kind: &str, right: &str) -> bool {
     base(kind) == base(right)
 }
 
+/// Whether this says that another process makes the same, or has made it.
+fn is_faster(message: &str) -> bool {
+    ["Duplicate name", "Duplicate column name", "oncurrent"].iter().any(|part| message.contains(part))
+}
+
 fn unread(error: google_cloud_spanner::Error) -> SpannerError {
     SpannerError::Schema(format!("what the table is made of can't be read: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use super::*;
+    use crate::store::fleet::Fleet;
+
+    /// The emulator fills an index at once.
+    #[test]
+    fn a_table_whose_index_is_still_being_filled_is_not_right() {
+        let target = Target {
+            database: "projects/p/instances/i/databases/d".to_owned(),
+            table: "locks".to_owned(),
+            foreign_lease: Duration::from_secs(1),
+            fleet: Fleet::Own,
+            watch: Default::default(),
+            has_worked: AtomicBool::new(true),
+        };
+        let column = |kind: &str| Column {
+            kind: kind.to_owned(),
+            nullable: true,
+            stamped: true,
+            generated: false,
+            has_default: false,
+        };
+        let mut found = Made { name: Some("Locks".to_owned()), ..Made::default() };
+        found.columns = COLUMNS.iter().map(|(name, kind)| ((*name).to_owned(), column(kind))).collect();
+        found.indexes.insert("Locks_lock_id".to_owned(), vec!["lock_id".to_owned()]);
+        assert!(target.lacks(&found).is_none());
+        found.unready.push("Locks_lock_id".to_owned());
+        let lacks = target.lacks(&found).expect("it is not right").to_string();
+        assert!(lacks.contains("Locks_lock_id that is still being filled"), "{lacks}");
+        assert!(target.statements(&found).is_empty() && target.unready_index(&found).is_some());
+    }
 }

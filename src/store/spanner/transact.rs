@@ -12,13 +12,14 @@ use google_cloud_gax::retry_state::RetryState;
 use google_cloud_gax::throttle_result::ThrottleResult;
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::model::transaction_options::IsolationLevel;
+use google_cloud_spanner::model::transaction_options::read_write::ReadLockMode;
 use google_cloud_spanner::mutation::Mutation;
 use google_cloud_spanner::retry_policy::SpannerRetryPolicy;
 use google_cloud_spanner::transaction::{ReadWriteTransaction, RetryResult, TransactionRetryPolicy, TransactionRunner};
 
 use super::error::{NO_SESSION, SpannerError, Stage};
 use super::mixed::Contended;
-use super::open::{Handles, Heard};
+use super::open::{Handles, Heard, Live};
 use super::read::{Read, of_key};
 use super::row::{Row, Stamps, time};
 use super::{Spanner, Target};
@@ -182,6 +183,7 @@ where
     let started = Instant::now();
     let mut may_be_own = false;
     let (answer, write, mut read, committed) = loop {
+        let live = handles.live(limit.saturating_sub(started.elapsed())).await;
         let left = limit.saturating_sub(started.elapsed());
         // What was decided without a commit.
         let mut kept = None;
@@ -229,7 +231,7 @@ where
                 }
             }
         };
-        let runs = handles.alone(handles.runner(left, &flight).run(attempt));
+        let runs = handles.alone(live.runner(left, &flight).run(attempt));
         let ran = handles.within(left, runs, heard).await;
         // Rolling back may have failed or taken too long: that changes nothing.
         match kept {
@@ -272,19 +274,22 @@ where
     Ok(Done { answer, read, may_be_own, wrote: true })
 }
 
-impl Handles {
-    fn runner(self: &Rc<Self>, limit: Duration, flight: &Flight) -> TransactionRunner {
-        self.live()
-            .database
+impl Live {
+    fn runner(&self, limit: Duration, flight: &Flight) -> TransactionRunner {
+        self.database
             .read_write_transaction()
-            // The read must lock.
+            // What was read must be the same at the commit ..
             .set_isolation_level(IsolationLevel::Serializable)
+            // .. and is not locked until then: heartbeats would wait ten seconds for what a request that was cut off left.
+            .set_read_lock_mode(ReadLockMode::Optimistic)
             .with_transaction_timeout(limit)
             .with_retry_policy(UntilTheDeadline)
             .with_commit_retry_policy(flight.repeats())
             .build()
     }
+}
 
+impl Handles {
     /// A session of the emulator has one transaction: a newer one ends those before it.
     async fn alone<T>(&self, transaction: impl Future<Output = T>) -> T {
         let _alone = if self.one_at_a_time.get() { Some(self.turn.lock().await) } else { None };

@@ -1,8 +1,9 @@
 //! On the emulator of Cloud Spanner.
 
 use std::any::Any;
+use std::error::Error;
 
-use leasehold::spanner::AssertIn;
+use leasehold::spanner::{AssertIn, run_fenced};
 use leasehold::{ClientBuilder, ErrorKind};
 
 use crate::fenced::data::Data;
@@ -58,6 +59,21 @@ fn the_assertion_alone_gives_the_services_own_error() {
     let _next = client.adopt(guard.info()).unwrap();
     let error = asserted().unwrap_err();
     assert_eq!(error.status().map(|status| status.code.name()), Some("OUT_OF_RANGE"), "{error}");
+}
+
+/// Work under two locks, the other of which was lost: the one that is held is not told as lost.
+#[test]
+fn the_loss_of_another_lock_is_not_told_as_its_own() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let client = open.client(LONG);
+    let (guard, other) = (client.lock("a").unwrap(), client.lock("b").unwrap());
+    client.force_release("b").unwrap();
+    let run = run_fenced(&guard, &open.data.client, async |transaction| other.assert_in(&transaction).await);
+    let error = open.data.wait(run).unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.source().is_some(), "{error:?}");
+    assert!(guard.is_held());
+    let run = run_fenced(&other, &open.data.client, async |transaction| other.assert_in(&transaction).await);
+    assert_eq!(open.data.wait(run).unwrap_err().kind(), ErrorKind::Lost);
 }
 
 /// The service says that it does not know, that it took too long, or that it is broken, and has committed.

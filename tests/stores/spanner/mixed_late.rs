@@ -144,6 +144,26 @@ fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
     }
 }
 
+/// A give-up of what never came takes nothing over, so it inserts no row of a takeover, which would keep all out.
+#[test]
+fn what_is_given_up_over_a_late_row_keeps_nobody_out() {
+    needs_server!();
+    let world = World::new();
+    let (grpc, store) = behind(&world);
+    let [mut late, mut never, mut next] = [Mode::Exclusive; 3].map(|mode| attempt("k", mode));
+    [&mut late, &mut never, &mut next].into_iter().for_each(|attempt| attempt.ask.lease = DURATION);
+    granted(&store, &mut late);
+    world.nearly_over(false);
+    grpc.fault("Commit", 0, Fault::Slow(LATE));
+    let renewed = store.renew(&mut late, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
+    assert!(matches!(renewed, Renewed::Lost(_)), "{renewed:?}");
+    assert_eq!(grpc.clear(), 0);
+    world.pass(2 * DURATION + 3 * S);
+    let given_up = store.release(&mut never, Purpose::GiveUp, &soon()).unwrap();
+    assert!(matches!(given_up, Released::Free | Released::HeldByOther(_)), "{given_up:?}");
+    granted(&store, &mut next);
+}
+
 /// Also where its own answer was lost, and a repeat looks for what became of it. Each takes as long as the answer is late.
 mod what_came_too_late_without_an_answer_is_believed_by_no_repeat {
     use super::*;

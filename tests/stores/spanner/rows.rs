@@ -269,6 +269,31 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
 }
 
 /// A holder that nobody can read is nobody whom another one's heartbeat may change, or a grant replace.
+/// However many keys are held shared by others: any of them may be of the group.
+#[test]
+fn a_page_of_a_group_looks_at_so_many_rows() {
+    needs_server!();
+    let database = Database::fresh();
+    let store = database.open();
+    let raw = database.raw();
+    let (mut other, mut mine) = (shared("other"), shared("z"));
+    mine.ask.lock_id = "mine".to_owned();
+    granted(&store, &mut other);
+    granted(&store, &mut mine);
+    let columns = "lock_id, writer, grant_id, holders, heartbeat, token, format";
+    let many = format!(
+        "INSERT INTO {TABLE} (name, {columns}) SELECT CONCAT('o', CAST(1000 + n AS STRING)), {columns} \
+         FROM {TABLE}, UNNEST(GENERATE_ARRAY(1, 1000)) AS n WHERE name = 'other'"
+    );
+    raw.update(Statement::builder(many).build());
+    let group = Which::LockId("mine".to_owned());
+    let page = |from| store.read(&group, from, Consistency::Strong, &soon()).unwrap();
+    let first = page(None);
+    assert!(first.records.is_empty() && first.next.is_some(), "{first:?}");
+    let last = page(first.next);
+    assert!(last.records.len() == 1 && last.next.is_none(), "{last:?}");
+}
+
 #[test]
 fn damaged_holders_stay_as_they_are() {
     needs_server!();

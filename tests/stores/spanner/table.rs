@@ -81,6 +81,34 @@ fn a_table_of_spindle_is_completed() {
     assert!(client.diagnose().unwrap().is_well());
 }
 
+/// The request of one is late: it adds what the other has added meanwhile.
+#[test]
+fn a_table_of_spindle_is_completed_by_two_at_once() {
+    needs_server!();
+    let database = Database::empty();
+    // Whatever the case of its names, which the service does not tell apart.
+    database.ddl(
+        "CREATE TABLE locks (Name STRING(MAX) NOT NULL, Heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp=true), \
+         TOKEN TIMESTAMP OPTIONS (allow_commit_timestamp=true), writer STRING(MAX)) PRIMARY KEY (Name)",
+    );
+    let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
+    rest.add(Rule::next(1, Fault::Delay(Duration::from_secs(2))).on("PATCH"));
+    let behind = SpannerOptions { admin_endpoint: Some(rest.url()), ..database.options() };
+    let (late, other) = (over(behind, REQUEST), over(database.options(), REQUEST));
+    std::thread::scope(|scope| {
+        let late = scope.spawn(|| late.create_schema());
+        rest.wait_until("it is about to add them", |requests| requests.iter().any(|request| request.has("PATCH")));
+        let said = other.create_schema().unwrap();
+        assert!(said.contains("got what it lacked: ALTER TABLE `locks` ADD COLUMN grant_id"), "{said}");
+        let said = late.join().unwrap().unwrap();
+        assert!(said.contains("is there"), "{said}");
+    });
+    let guard = other.lock("k").unwrap();
+    assert_eq!(other.list(&Filter::new().lock_id(guard.lock_id())).unwrap().len(), 1);
+    guard.release().unwrap();
+    assert!(other.diagnose().unwrap().is_well());
+}
+
 #[test]
 fn an_index_that_was_dropped_stops_no_locks_and_is_made_again() {
     needs_server!();
