@@ -1,9 +1,12 @@
 //! A grant by a wrong time that replaced a live holder: it is undone, or used by nobody.
 
+use std::sync::Mutex;
+
 use leasehold::internals::store::{Purpose, Released, Renewed};
 
 use crate::dynamodb::time::{holding, idle, sent};
 use crate::dynamodb::*;
+use crate::support::dynamodb::on_answer;
 use crate::support::proxy::{self, Rule};
 
 #[test]
@@ -154,4 +157,45 @@ fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
     assert_eq!((record.token, record.given_up.len()), (fence, 1));
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
     assert!(matches!(at.beside.renew(&mut joined, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+/// One who joins has counted those whom it saw, and only the token tells it that there are more by the time it is written.
+#[test]
+fn nobody_joins_those_who_were_put_back_without_having_counted_them() {
+    let at = needs_server!(Behind::new());
+    let (idle, clock) = idle(&at);
+    let idle = Arc::new(idle);
+    let mut held = [shared("k"), shared("k")];
+    for one in &mut held {
+        one.ask.lease = Duration::from_secs(20);
+        granted(&at.beside, one);
+    }
+    clock.advance(Duration::from_secs(60));
+    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
+    let mut late = shared("k");
+    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
+    granted(&at.beside, &mut shared("k"));
+    // Between the answer that tells whom it has to count and the join that it sends then.
+    let undoing = Arc::new(Mutex::new(None::<(Arc<Dynamodb>, Attempt)>));
+    let (own, theirs) = (Clock::system(), undoing.clone());
+    let mut all = options(&at.table.0, &own);
+    // As the table notes it.
+    all.grace = Duration::from_secs(5);
+    all.interceptors.push(on_answer(move |_| {
+        if let Some((idle, mut late)) = theirs.lock().unwrap().take() {
+            refused(&*idle, &mut late);
+        }
+        Ok(())
+    }));
+    let store = open(all, &own);
+    *undoing.lock().unwrap() = Some((idle.clone(), late));
+    let mut fourth = shared("k");
+    fourth.ask.max_holders = Some(3);
+    // It ends before another, with and without those who are put back.
+    fourth.ask.lease = LEASE / 2;
+    assert_eq!(refused(&store, &mut fourth).live().count(), 3);
+    assert!(undoing.lock().unwrap().is_none() && at.holders("k").len() == 3);
+    for one in &mut held {
+        assert!(matches!(at.beside.renew(one, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    }
 }
