@@ -286,6 +286,28 @@ fn when_no_answer_tells_the_time_any_more_that_is_said() {
     });
 }
 
+/// It may be over by as much as the time is unsure.
+#[test]
+fn when_no_answer_tells_the_time_any_more_no_lease_is_said_to_run() {
+    let at = needs_server!(Behind::new());
+    let clock = Clock::system();
+    let store = Arc::new(open(by_way_of(&at.proxy, &at.table), &clock));
+    let leases = builder_over(store, clock.clone()).connect().unwrap().leases("ns");
+    let day = 86_400;
+    for (name, days) in [("over", 1), ("running", 2)] {
+        leases.claim(name, "holder", Duration::from_secs(days * day)).unwrap();
+    }
+    at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
+    clock.advance(Duration::from_secs(day));
+    let error = leases.expire("over").unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+    assert!(error.to_string().contains("proxy_pass_header"), "{error}");
+    assert_eq!(leases.expire("running").unwrap_err().kind(), ErrorKind::InvalidLease);
+    at.proxy.shift_dates(day as i64);
+    at.proxy.clear();
+    wait_until("it is expired", || leases.expire("over").is_ok());
+}
+
 /// It may pass the date on, or write its own: nothing says which.
 #[test]
 fn a_proxy_that_hides_the_server_is_warned_of_once() {
