@@ -330,9 +330,10 @@ impl LockClient {
     /// Releases a lock that is held as data. Fine when nobody holds it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or of MongoDB or
-    /// PostgreSQL by none of the hosts that this client has, and does not stand here; `Ambiguous` or `Store` when it was not
-    /// answered, after repeats within the request timeout: then it may still be held.
+    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or does not stand
+    /// here and was granted elsewhere: on MongoDB and PostgreSQL by none of the hosts that this client has, on DynamoDB in
+    /// another region or at another endpoint; `Ambiguous` or `Store` when it was not answered, after repeats within the
+    /// request timeout: then it may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
         let by = self.family.request_deadline();

@@ -1,6 +1,7 @@
 //! Whether the data of a lock is of the store that a client has. One store can go by several names: the paths of a file in
 //! two containers, the hosts of a cluster. So a lock is refused only where the names say another store, and the lock
-//! does not stand in this one. Of a cluster the hosts alone say nothing: they have names, tunnels and replicas.
+//! does not stand in this one. Of a cluster the hosts alone say nothing: they have names, tunnels and replicas. Nor do
+//! region and endpoint of a table of DynamoDB: it has endpoints and may have replicas, and older data names none.
 
 use crate::engine::family::Family;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -33,19 +34,28 @@ pub(crate) fn told_origin(family: &Family, lock: &Lock) -> String {
 }
 
 /// Refuses to say that nobody holds a lock which did not stand here, where it may stand in another cluster whose database
-/// and table have the same names.
+/// and table have the same names, or in a table of the same name elsewhere.
 pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
     let here = &family.backend.info().label;
-    let Some(origin) = lock.store().filter(|origin| has_other_hosts(origin, here)) else { return Ok(()) };
+    let Some(origin) = lock.store().filter(|origin| is_elsewhere(origin, here)) else { return Ok(()) };
+    let [differs, both] = match origin.split_once(':') {
+        Some(("dynamodb", _)) => ["is in another region or at another endpoint", "one table"],
+        _ => ["has none of the same hosts", "one server"],
+    };
     let message = format!(
-        "store: it does not stand here, but was granted by {origin:?}, which has none of the same hosts: release it there, \
-         unless both are one server"
+        "store: it does not stand here, but was granted by {origin:?}, which {differs}: release it there, \
+         unless both are {both}"
     );
     Err(family.in_context(Error::new(ErrorKind::InvalidInput, message).with_key(&lock.key)))
 }
 
-/// Whether they are clusters, and no host of the one is a host of the other.
-fn has_other_hosts(origin: &str, here: &str) -> bool {
+/// Whether they are clusters, and no host of the one is a host of the other; or tables of DynamoDB, and region or endpoint
+/// are known of both and differ.
+fn is_elsewhere(origin: &str, here: &str) -> bool {
+    if let Some((origin, here)) = origin.strip_prefix("dynamodb:").zip(here.strip_prefix("dynamodb:")) {
+        let [origin, here] = [origin, here].map(|label| table_parts(label)[1]);
+        return !origin.is_empty() && !here.is_empty() && !origin.eq_ignore_ascii_case(here);
+    }
     let hosts = |label: &str| {
         let (_, rest) = label.split_once("://").filter(|(scheme, _)| ["mongodb", "postgres"].contains(scheme))?;
         let place = |host: &str| {
@@ -62,12 +72,24 @@ fn has_other_hosts(origin: &str, here: &str) -> bool {
     both.is_some_and(|(origin, here)| !origin.iter().any(|host| here.contains(host)))
 }
 
+/// Of a table of DynamoDB: its name, its region with its endpoint, and its sort key.
+fn table_parts(label: &str) -> [&str; 3] {
+    let (table, options) = label.split_once('?').unwrap_or((label, ""));
+    // It may have any letters, and is the last one.
+    let (place, sort_key) = options.split_at(options.find("sort_key=").unwrap_or(options.len()));
+    [table, place.trim_end_matches('&'), sort_key]
+}
+
 fn is_another(origin: &str, here: &str) -> bool {
     // Of a cluster without its hosts: its database, and its collection or table.
     let last = |label: &str| label.rsplit_once('/').map(|(_, last)| last.to_owned()).unwrap_or_default();
     match (origin.split_once(':'), here.split_once(':')) {
         (Some(("mongodb", origin)), Some(("mongodb", here))) => last(origin) != last(here),
         (Some(("postgres", origin)), Some(("postgres", here))) => last(origin) != last(here),
+        (Some(("dynamodb", origin)), Some(("dynamodb", here))) => {
+            let ([table, _, sort_key], [other, _, others]) = (table_parts(origin), table_parts(here));
+            (table, sort_key) != (other, others)
+        }
         // The names of tables have no case on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
         // A file has as many paths as links lead to it.
@@ -86,6 +108,9 @@ mod tests {
     fn names_say_whether_it_is_another_store() {
         let same = [
             ("memory:a", "memory:a"),
+            ("dynamodb://locks", "dynamodb://locks?region=eu-west-1"),
+            ("dynamodb://locks?region=eu-west-1", "dynamodb://locks?region=us-east-1&endpoint=h:8000"),
+            ("dynamodb://locks?sort_key=a:b&c", "dynamodb://locks?region=eu-west-1&sort_key=a:b&c"),
             ("mongodb://a:27017,b:27017/app.locks", "mongodb://b:27017/app.locks"),
             ("postgres://a:5432/app.locks", "postgres://b:5432,a:5432/app.locks"),
             (
@@ -98,6 +123,9 @@ mod tests {
             ("memory", "sqlite:/no/such/file"),
             ("sqlite:/no/such/file", "sqlite:/nor/this"),
             ("dynamodb://locks", "dynamodb://others"),
+            ("dynamodb://locks?region=eu-west-1", "dynamodb://others?region=eu-west-1"),
+            ("dynamodb://locks?region=eu-west-1", "dynamodb://locks?region=eu-west-1&sort_key=a:b"),
+            ("dynamodb://locks?sort_key=a:b", "dynamodb://locks?region=eu-west-1&sort_key=a:c"),
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/app.others"),
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
@@ -119,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn clusters_are_told_apart_by_their_hosts() {
+    fn places_are_told_apart_by_hosts_regions_and_endpoints() {
         for (origin, here, others) in [
             ("postgres://a:1,b:1/app.locks", "postgres://B:1,c:1/app.locks", false),
             ("postgres://a:1/app.locks", "postgres://a:2/app.locks", true),
@@ -131,10 +159,17 @@ mod tests {
             ("mongodb://a.net/app.locks", "mongodb://b.net/app.locks", true),
             ("mongodb://a.net/app.locks", "mongodb://a.net/app.locks", false),
             ("mongodb://a:1,b:1/app.x:y", "mongodb://a:1/app.x:y", false),
-            ("dynamodb://a/locks", "dynamodb://b/locks", false),
+            // Older data.
+            ("dynamodb://locks", "dynamodb://locks?region=eu-west-1&endpoint=h:8000", false),
+            ("dynamodb://locks?sort_key=region=:x", "dynamodb://locks?region=a&sort_key=region=:x", false),
+            ("dynamodb://locks?region=a&sort_key=s:b", "dynamodb://locks?region=A&sort_key=s:b", false),
+            ("dynamodb://locks?region=a", "dynamodb://locks?region=b", true),
+            ("dynamodb://locks?region=a&endpoint=h:1", "dynamodb://locks?region=a&endpoint=h:2", true),
+            ("dynamodb://locks?region=a&endpoint=h:1", "dynamodb://locks?region=a", true),
+            ("dynamodb://locks?region=a", "postgres://a:1/app.locks", false),
             ("memory:a", "memory:b", false),
         ] {
-            assert_eq!(has_other_hosts(origin, here), others, "{origin} {here}");
+            assert_eq!(is_elsewhere(origin, here), others, "{origin} {here}");
         }
     }
 }

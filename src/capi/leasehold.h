@@ -228,7 +228,8 @@ enum leasehold_reason
   LEASEHOLD_REASON_RELEASED_BY_OTHER = 3,
   // It was held for as long as leasehold_request_set_max_hold allows.
   LEASEHOLD_REASON_MAX_HOLD = 4,
-  // The row, table or file is gone.
+  // The row is gone, alone or with its file, its collection or all rows. Where the table is gone, too, heartbeats fail
+  // until the lease is over, and that is expired.
   LEASEHOLD_REASON_GONE = 5,
   // The heartbeat thread died.
   LEASEHOLD_REASON_HEARTBEAT_DIED = 6,
@@ -1309,8 +1310,9 @@ leasehold_code leasehold_client_heartbeat(leasehold_client client,
                                           uint64_t lease_ms);
 
 // Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
-// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or,
-// of MongoDB and PostgreSQL, one with none of this client's hosts has, and it does not stand here.
+// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or
+// when it does not stand here and was granted elsewhere: on MongoDB and PostgreSQL by none of this client's hosts, on
+// DynamoDB in another region or at another endpoint.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_release(leasehold_client client,

@@ -188,8 +188,8 @@ impl Error {
         Some(key::parts(key).map_or(key, |(_, name)| name))
     }
 
-    /// The store as scheme, host and database, without credentials. Of the URL's options it has those that belong to the
-    /// table's name: `table` on Cloud Spanner, `sort_key` on DynamoDB.
+    /// The store as scheme, host and database, without credentials. Of the URL's options it has those that say which table
+    /// it is: `table` on Cloud Spanner; on DynamoDB the region, host and port of an endpoint if one was given, `sort_key`.
     pub fn store(&self) -> Option<&str> {
         self.0.store.as_deref()
     }

@@ -39,7 +39,8 @@ pub enum LossReason {
     ReleasedByOther,
     /// It was held for as long as `max_hold` allows.
     MaxHold,
-    /// The row, table or file is gone.
+    /// The row is gone, alone or with its file, its collection or all rows. Where the table is gone, too, heartbeats fail
+    /// until the lease is over, and that is [`Expired`](LossReason::Expired).
     Gone,
     /// The heartbeat thread ended by a panic.
     HeartbeatDied,

@@ -16,7 +16,7 @@
 //!   may not have happened. The caller repeats it with the same attempt, which then finds its own grant.
 //!   An `Err` from a call that writes says that nothing was written.
 //! - **Giving up** an acquisition also stops a copy of it that arrives later, once or twice.
-//! - **In time.** Every call but `info` takes a deadline and returns by then.
+//! - **In time.** Every call with I/O takes a deadline and returns by then.
 //! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
 //!   that would change it, and stays as it is. Of a higher minor format it is used.
 //!
@@ -83,6 +83,11 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// The grace that counts now: [`StoreInfo::grace`], or more where other clients made it more. No I/O.
     fn grace(&self) -> Duration {
         self.info().grace
+    }
+
+    /// An error where the store's time is not told any more: then what was over long ago may seem to run. No I/O.
+    fn check_time(&self) -> Result<()> {
+        Ok(())
     }
 
     /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store

@@ -75,6 +75,10 @@ impl Backend for Observed {
         self.inner.grace()
     }
 
+    fn check_time(&self) -> Result<()> {
+        self.inner.check_time()
+    }
+
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
         self.run(Operation::Schema, None, |store| {
             let answer = store.schema(what, by);

@@ -120,7 +120,8 @@ impl Leases {
     /// Ends the lease `name` after its time.
     ///
     /// # Errors
-    /// `InvalidLease` when nobody holds it, its time is not over, or somebody [pins](Leases::pin) it; else as
+    /// `InvalidLease` when nobody holds it, its time is not over, or somebody [pins](Leases::pin) it; `Store` when its time
+    /// may be over and the store does not tell the time any more (DynamoDB behind a proxy that hides it); else as
     /// [`claim`](Leases::claim).
     pub fn expire(&self, name: &str) -> Result<()> {
         let key = self.key(name)?;
@@ -328,6 +329,13 @@ impl Leases {
 
     fn refused(&self, found: &Snapshot, refusal: LeaseRefusal) -> Error {
         let lease = LeaseStatus::seen(&found.seen);
+        // It may be over, for all that is known of the time.
+        if refusal == LeaseRefusal::StillRuns
+            && lease.as_ref().is_some_and(|lease| lease.remaining().is_zero())
+            && let Err(error) = self.client.family.backend.check_time()
+        {
+            return self.client.family.in_context(error.with_key(&found.seen.record.key));
+        }
         let stands = lease.as_ref().map(ToString::to_string).unwrap_or_default();
         let pins: Vec<String> = found.seen.record.pins.iter().map(|pin| format!("{pin:?}")).collect();
         let why = match refusal {

@@ -51,8 +51,9 @@
 //! | 30 min or more | 1,549; never above 1,600 |
 //!
 //! More than that and renewals are refused for their rate, until holders lose the lock. A `max_holders` above it is
-//! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. What a holder
-//! costs rises with their number: at 160 of 256 bytes each heartbeat is 40 write units.
+//! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. Whoever would
+//! leave too little of the 400 KB for everybody's heartbeats is refused (`InvalidInput`). What a holder costs rises with
+//! their number: at 160 of 256 bytes each heartbeat is 40 write units.
 //!
 //! # Cost
 //! Every step writes a row of less than 1 KB, one write unit, also where it is refused; a look of a waiter reads it eventually

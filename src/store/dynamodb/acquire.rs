@@ -127,7 +127,7 @@ impl Dynamodb {
                 let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
                 let expr = if joins {
                     self.watch_size(&attempt.key, found.row.as_ref());
-                    join(&attempt.key, &found, &new, &holder, &times)
+                    join(&attempt.key, &found, &new, &holder, &times)?
                 } else {
                     let owner = mixed::owner(self.fleet, &holder, ask.replace_same_owner);
                     let whole = self.whole(&found, &new, moment).value(":owner", text(owner));
@@ -214,7 +214,13 @@ fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
 }
 
 /// Beside other shared holders. Compares `fence`, which only grants change, so renewals do not disturb it.
-fn join(key: &str, found: &DecodedRow, new: &LockRecord, holder: &Holder, times: &Times) -> Expr {
+fn join(
+    key: &str,
+    found: &DecodedRow,
+    new: &LockRecord,
+    holder: &Holder,
+    times: &Times,
+) -> Result<Expr, DynamodbError> {
     let mut condition = "#fence = :f AND attribute_not_exists(#grantId) AND attribute_exists(#shared) \
                          AND attribute_not_exists(#shared.#grant)"
         .to_owned();
@@ -228,6 +234,10 @@ fn join(key: &str, found: &DecodedRow, new: &LockRecord, holder: &Holder, times:
     }
     let is_gone = |other: &&Holder| new.standing(&other.grant).is_none();
     let gone: Vec<&Holder> = found.record.shared.iter().filter(is_gone).take(MOST_DROPPED).collect();
+    // In a row that is full the heartbeats of those who are there would be refused, until they lose the lock.
+    if found.size_with(holder, &gone) > row::MOST {
+        return Err(DynamodbError::Own(Own::TooLarge, None));
+    }
     for i in 0..gone.len() {
         // One that renewed meanwhile makes it fail.
         condition.push_str(&format!(" AND #shared.#d{i}.#leasedUntil = :d{i}"));
@@ -244,7 +254,7 @@ fn join(key: &str, found: &DecodedRow, new: &LockRecord, holder: &Holder, times:
         let stored = found.shared_end(&gone.grant).unwrap_or_else(|| row::end(gone.until));
         expr = expr.name(&format!("#d{i}"), gone.grant.as_str()).value(&format!(":d{i}"), text(stored));
     }
-    expr
+    Ok(expr)
 }
 
 /// Stops every late copy of this acquisition: by its grant id, or, where `found` has too many of these already, by a

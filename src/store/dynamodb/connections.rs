@@ -16,14 +16,21 @@ const SILENCE: Duration = Duration::from_secs(1);
 pub(super) struct Owned {
     table: String,
     config: Config,
+    endpoint: Option<String>,
     client: RefCell<Rc<Client>>,
     silence: Silence,
 }
 
 impl Owned {
-    pub fn new(table: String, config: Config) -> Self {
+    /// `endpoint`: the one that was named to the SDK, which its configuration does not tell.
+    pub fn new(table: String, config: Config, endpoint: Option<String>) -> Self {
         let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
-        Owned { table, config, client, silence: Silence::default() }
+        Owned { table, config, endpoint, client, silence: Silence::default() }
+    }
+
+    /// The region, and the endpoint where one was named.
+    pub fn place(&self) -> (Option<String>, Option<String>) {
+        (self.config.region().map(ToString::to_string), self.endpoint.clone())
     }
 
     /// For a request that begins now.

@@ -18,7 +18,7 @@ use crate::store::Consistency;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 
-/// A client that grants reads the note again when its last look is older.
+/// A client that grants or purges reads the note again when its last look is older.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
 /// What a global table of version 2017.11.29 keeps in each item. `DescribeTable` says nothing of its replicas.
@@ -95,14 +95,17 @@ impl Dynamodb {
         Ok(())
     }
 
+    /// Before anybody is taken over: reads the note again where the last look is too old.
+    pub(super) fn look_again(&self, by: &Deadline) -> Result<(), DynamodbError> {
+        let now = self.clock.now();
+        let is_old = |note: Note| now.since(note.looked) > LOOK_AGAIN;
+        if self.noted.0.lock().is_none_or(is_old) { self.read_time(by) } else { Ok(()) }
+    }
+
     /// Before a grant: a client whose grace is larger than the noted one notes it, so that others learn of it. So does one with
     /// the default where nothing is noted: whoever has just made the table may be about to note less.
     pub(super) fn agree_on_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
-        let now = self.clock.now();
-        let is_old = |note: Note| now.since(note.looked) > LOOK_AGAIN;
-        if self.noted.0.lock().is_none_or(is_old) {
-            self.read_time(by)?;
-        }
+        self.look_again(by)?;
         // Without a table the grant fails, too.
         let ours = micros(self.info.grace);
         let is_less = |note: Note| note.most() < ours || (note.most.is_none() && note.most() == ours);

@@ -142,8 +142,8 @@ impl Dynamodb {
         Ok(moment)
     }
 
-    /// The same moment, after an answer, for who would take somebody over: an error where the answers do not tell the
-    /// time any more, since that takeover would wait for longer and longer.
+    /// The same moment, after an answer, for who would take somebody over or is refused that: an error where the answers do
+    /// not tell the time any more, since that takeover would wait for longer and longer.
     fn told(&self, moment: Moment) -> Result<Moment, DynamodbError> {
         if self.is_untold(&moment, Duration::ZERO) { Err(DynamodbError::Own(Own::Untold, None)) } else { Ok(moment) }
     }
@@ -171,6 +171,11 @@ impl Backend for Dynamodb {
 
     fn grace(&self) -> Duration {
         self.grace_now().own
+    }
+
+    fn check_time(&self) -> Result<()> {
+        self.told(self.moment()?)?;
+        Ok(())
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {

@@ -75,16 +75,6 @@ pub enum Settings {
     Given(Box<SdkConfig>),
 }
 
-impl Settings {
-    /// The endpoint that they name.
-    fn endpoint(&self) -> Option<&str> {
-        match self {
-            Settings::Environment { endpoint, .. } => endpoint.as_deref(),
-            Settings::Given(config) => config.endpoint_url(),
-        }
-    }
-}
-
 impl fmt::Debug for DynamodbOptions {
     /// Without the settings, which hold credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -172,12 +162,6 @@ impl DynamodbOptions {
         self.fleet.is_mixed().then_some(mixed::LIMITS)
     }
 
-    /// Rows with another sort key are another store.
-    pub(super) fn label(&self) -> String {
-        let sort_key = self.sort_key.as_ref().map(|SortKey { name, value }| format!("?sort_key={name}:{value}"));
-        format!("dynamodb://{}{}", self.table, sort_key.unwrap_or_default())
-    }
-
     /// Refuses what the service would, before anything is sent.
     pub fn validate(&self) -> Result<()> {
         let is_named = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
@@ -237,42 +221,49 @@ impl DynamodbOptions {
 impl Dynamodb {
     /// Connects and learns the service's time. The table may be missing.
     pub fn open(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
-        let label = options.label();
-        Dynamodb::connect(options, clock, by).map_err(|error| error.with_store(&label))
+        let target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
+        let label = target.label();
+        let store = Dynamodb::connect(options, target, clock, by).map_err(|error| error.with_store(&label))?;
+        store.learn(by).map_err(|error| error.with_store(&store.info.label))?;
+        Ok(store)
     }
 
-    fn connect(options: DynamodbOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
+    fn connect(options: DynamodbOptions, mut target: Target, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
         options.validate()?;
-        let info = StoreInfo {
-            grace: options.grace,
-            min_margin: Dynamodb::MIN_MARGIN,
-            most_shared: Some(most_shared),
-            beside: Some(mixed::LIBRARY),
-            limits: options.limits(),
-            ..StoreInfo::new(options.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
-        };
-        let mut target = Target::new(&options.table, &options.partition_key, options.sort_key.clone());
-        target.endpoint = options.settings.endpoint().map(str::to_owned);
-        let (protection, fleet) = (options.protection, options.fleet);
+        let (grace, limits, protection, fleet) = (options.grace, options.limits(), options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
         let (theirs, ended) = (clock.clone(), target.ended.clone());
         let driver = Driver::start(by, move || client(options, ended, theirs), DynamodbError::unconnected)?;
+        let place = driver.run(by, |owned| async move { owned.place() });
+        (target.region, target.endpoint) = place.map_err(DynamodbError::unconnected)?;
+        let info = StoreInfo {
+            grace,
+            min_margin: Dynamodb::MIN_MARGIN,
+            most_shared: Some(most_shared),
+            beside: Some(mixed::LIBRARY),
+            limits,
+            ..StoreInfo::new(target.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
+        };
         let (noted, warned, watch) = Default::default();
-        let store = Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch };
+        Ok(Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch })
+    }
+
+    /// Learns the service's time, and the grace that the table notes.
+    fn learn(&self, by: &Deadline) -> Result<()> {
         // A second answer where the first took long.
         for _ in 0..2 {
-            let read = store.read_time(by).or_else(|error| match error {
+            let read = self.read_time(by).or_else(|error| match error {
                 // This host's wall clock may be minutes off: the SDK signs the next request for the time of this answer.
-                DynamodbError::Credentials { .. } => store.read_time(by),
+                DynamodbError::Credentials { .. } => self.read_time(by),
                 error => Err(error),
             });
-            read.map_err(|error| store.explained(error, by))?;
-            store.check_grace()?;
-            if store.moment()?.width <= GOOD_ENOUGH {
+            read.map_err(|error| self.explained(error, by))?;
+            self.check_grace()?;
+            if self.moment()?.width <= GOOD_ENOUGH {
                 break;
             }
         }
-        Ok(store)
+        Ok(())
     }
 }
 
@@ -304,6 +295,7 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
         let message = "the given SdkConfig has no credentials provider; make it by aws_config::load_defaults(..)";
         return Err(DynamodbError::Config(message.to_owned()).into());
     };
+    let endpoint = config.endpoint_url().map(str::to_owned);
     let mut builder = Builder::from(&config)
         .credentials_provider(Loaded::from(credentials, ended, clock))
         // The user's may be waiting for a load on the user's runtime.
@@ -317,5 +309,5 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
     if config.behavior_version().is_none() {
         builder = builder.behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::v2026_01_12());
     }
-    Ok(Owned::new(options.table, builder.build()))
+    Ok(Owned::new(options.table, builder.build(), endpoint))
 }

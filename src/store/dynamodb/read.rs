@@ -45,6 +45,8 @@ impl Dynamodb {
                 vec![(":past", text(row::PAST)), (":lock", text(id))],
             )),
         };
+        // A purge takes over who is found.
+        self.look_again(by)?;
         let (rows, next) = self.scan(of_keys, from, consistency, by)?;
         let moment = self.moment()?;
         let mut records = Vec::new();

@@ -54,9 +54,13 @@ impl Dynamodb {
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
             let Some(new) = step.record else { return Ok(self.renewed(end, renewal, &moment)) };
             until = end;
-            let shrinks = found.record.standing(attempt.grant()).is_some_and(|(_, holder)| holder.until > end);
+            // An end is moved back or, after the first renewal, taken away only from the very row that was found.
+            let compares = found
+                .record
+                .standing(attempt.grant())
+                .is_some_and(|(_, holder)| holder.until > end || (end == End::Never && holder.renewed.is_some()));
             let is_shared = found.record.exclusive.is_none();
-            expr = if shrinks || is_shared != (attempt.ask.mode == Mode::Shared) {
+            expr = if compares || is_shared != (attempt.ask.mode == Mode::Shared) {
                 self.whole(&found, &new, &moment)
             } else {
                 let row_end = if found.row_ends_after(end) { RowEnd::Anothers } else { RowEnd::Ours };
@@ -93,7 +97,13 @@ fn renewing(attempt: &Attempt, until: End, moment: &Moment, end: RowEnd) -> Expr
             Update::setting(&of_entry),
         ),
     };
-    Expr::on_grant(attempt, condition, update.set("#version", "#version + :one"))
+    let mut expr = Expr::on_grant(attempt, condition, update.set("#version", "#version + :one"))
         .value(":end", text(row::end(until)))
-        .value(":now", text(row::time(moment.now)))
+        .value(":now", text(row::time(moment.now)));
+    // No end is later, so only this stops a late copy of a first renewal, which comes after the lock was given an end.
+    if until == End::Never {
+        let (renewed, _) = if attempt.ask.mode == Mode::Exclusive { of_row[1] } else { of_entry[1] };
+        expr.condition.push_str(&format!(" AND attribute_not_exists({renewed})"));
+    }
+    expr
 }

@@ -42,6 +42,8 @@ pub(super) const ATTRIBUTES: &str = "graceMicros leastGraceMicros floor givenUpA
 pub(super) const OF_HOLDER: [&str; 6] = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
 /// What a row without an exclusive holder lacks.
 pub(super) const NO_HOLDER: &[&str] = &["#grantId", "#lockId", "#owner", "#host", "#comment", "#renewedAt"];
+/// So large may one who joins make a row: 400 KB is what the service allows, and others may have to give up yet.
+pub(super) const MOST: usize = 399 * 1_024;
 /// The end of a lease that never ends.
 pub(super) const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
 
@@ -129,6 +131,22 @@ impl DecodedRow {
     pub fn row_ends_after(&self, until: End) -> bool {
         let latest = self.row.as_ref().and_then(|row| row.get("leasedUntil")?.as_s().ok());
         latest.is_some_and(|latest| *latest > end(until))
+    }
+
+    /// How large the row is once this shared holder has joined, those that are `gone` have left, and all have renewed: a
+    /// first heartbeat adds its time.
+    pub fn size_with(&self, holder: &Holder, gone: &[&Holder]) -> usize {
+        let mut row = self.row.clone().unwrap_or_default();
+        if let Some(AttributeValue::M(shared)) = row.get_mut("shared") {
+            shared.insert(holder.grant.as_str().to_owned(), entry(holder, None));
+            gone.iter().for_each(|gone| drop(shared.remove(gone.grant.as_str())));
+            for entry in shared.values_mut() {
+                if let AttributeValue::M(entry) = entry {
+                    entry.entry("renewedAt".to_owned()).or_insert_with(|| text(PAST));
+                }
+            }
+        }
+        size(&row)
     }
 
     /// The end of a shared holder, letter by letter.
@@ -273,7 +291,7 @@ pub(super) fn size(item: &Item) -> usize {
     let of = |value: &AttributeValue| match value {
         AttributeValue::S(text) | AttributeValue::N(text) => text.len(),
         AttributeValue::Ss(all) => all.iter().map(String::len).sum(),
-        AttributeValue::M(map) => size(map),
+        AttributeValue::M(map) => 3 + map.len() + size(map),
         _ => 1,
     };
     item.iter().map(|(name, value)| name.len() + of(value)).sum()

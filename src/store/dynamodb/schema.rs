@@ -38,7 +38,7 @@ enum Table {
 impl Dynamodb {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, DynamodbError> {
         match what {
-            Schema::Describe => self.command(by),
+            Schema::Describe => Ok(self.command()),
             Schema::Check => {
                 // For the grace that counts by now.
                 self.read_time(by)?;
@@ -82,12 +82,9 @@ impl Dynamodb {
     }
 
     /// The command for those who make the table by other means. Nothing is sent.
-    fn command(&self, by: &Deadline) -> Result<String, DynamodbError> {
-        let region: Answer<Option<String>> = self
-            .send(by, |client, _stamp, _target| async move { Ok(client.config().region().map(ToString::to_string)) });
-        let region = region.map_err(|(_, error)| error)?;
+    fn command(&self) -> String {
         let mut of_table = format!("--table-name {}", shell::word(&self.target.table));
-        for (option, value) in [("--region", &region), ("--endpoint-url", &self.target.endpoint)] {
+        for (option, value) in [("--region", &self.target.region), ("--endpoint-url", &self.target.endpoint)] {
             if let Some(value) = value {
                 of_table.push_str(&format!(" {option} {}", shell::word(value)));
             }
@@ -108,7 +105,7 @@ impl Dynamodb {
                  --point-in-time-recovery-specification PointInTimeRecoveryEnabled=true"
             ));
         }
-        Ok(command)
+        command
     }
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {

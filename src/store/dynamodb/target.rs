@@ -29,7 +29,9 @@ pub(super) struct Target {
     pub table: String,
     pub partition_key: String,
     pub sort_key: Option<SortKey>,
-    /// Another than the region's, if one was given.
+    /// Known once there is a client of the SDK.
+    pub region: Option<String>,
+    /// The same; another than the region's, if one was given.
     pub endpoint: Option<String>,
     /// Told of credentials that the service does not accept any more.
     pub ended: Ended,
@@ -44,8 +46,32 @@ pub(super) struct Target {
 impl Target {
     pub fn new(table: &str, partition_key: &str, sort_key: Option<SortKey>) -> Self {
         let (table, partition_key) = (table.to_owned(), partition_key.to_owned());
-        let (endpoint, ended, said_hidden, said_untold, has_sent, was_accepted) = Default::default();
-        Target { table, partition_key, sort_key, endpoint, ended, said_hidden, said_untold, has_sent, was_accepted }
+        let (region, endpoint, ended) = Default::default();
+        let (said_hidden, said_untold, has_sent, was_accepted) = Default::default();
+        Target {
+            table,
+            partition_key,
+            sort_key,
+            region,
+            endpoint,
+            ended,
+            said_hidden,
+            said_untold,
+            has_sent,
+            was_accepted,
+        }
+    }
+
+    /// What errors and the data of locks name: in another place, or with another sort key, are other rows.
+    pub fn label(&self) -> String {
+        let endpoint = self.endpoint.as_deref().map(|endpoint| host(endpoint).to_owned());
+        // It may have any letters, so it is the last one: `api::origin` reads them.
+        let sort_key = self.sort_key.as_ref().map(|SortKey { name, value }| format!("{name}:{value}"));
+        let parts = [("region", self.region.clone()), ("endpoint", endpoint), ("sort_key", sort_key)];
+        let parts = parts.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
+        let parts: Vec<String> = parts.collect();
+        let sign = if parts.is_empty() { "" } else { "?" };
+        format!("dynamodb://{}{sign}{}", self.table, parts.join("&"))
     }
 
     /// The attributes of the table's key, each a string.
@@ -124,6 +150,13 @@ impl Target {
     }
 }
 
+/// Host and port of an endpoint. What else it has may be secret.
+fn host(endpoint: &str) -> &str {
+    let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
+    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
+    rest.split(['/', '?', '#']).next().unwrap_or_default()
+}
+
 fn string<'a>(row: &'a Item, name: &str) -> Option<&'a String> {
     row.get(name)?.as_s().ok()
 }
@@ -131,6 +164,21 @@ fn string<'a>(row: &'a Item, name: &str) -> Option<&'a String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn its_name_says_where_it_is_and_nothing_secret() {
+        let sort_key = SortKey { name: "sk".to_owned(), value: "a&b".to_owned() };
+        let mut target = Target::new("locks", "key", None);
+        assert_eq!(target.label(), "dynamodb://locks");
+        target.region = Some("eu-west-1".to_owned());
+        assert_eq!(target.label(), "dynamodb://locks?region=eu-west-1");
+        target.sort_key = Some(sort_key);
+        for endpoint in ["http://h:8000", "https://h:8000/x?y", "http://me:secret@h:8000/", "http://me:a/b@h:8000"] {
+            target.endpoint = Some(endpoint.to_owned());
+            let right = "dynamodb://locks?region=eu-west-1&endpoint=h:8000&sort_key=sk:a&b";
+            assert_eq!(target.label(), right, "{endpoint}");
+        }
+    }
 
     #[test]
     fn a_page_goes_on_where_it_ended_also_at_a_row_of_somebody_else() {

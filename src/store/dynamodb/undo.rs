@@ -96,7 +96,12 @@ impl Dynamodb {
                 return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.upper_bound() });
             };
             let mut next = found.record.clone();
-            next.token = if next.token == mine.token { old.token } else { next.token };
+            next.token = match first {
+                _ if next.token == mine.token => old.token,
+                // A join compares the token alone, and one that is on its way has not counted those who are put back.
+                (Mode::Shared, _) => next.token.saturating_add(1),
+                (Mode::Exclusive, _) => next.token,
+            };
             next.exclusive.take_if(|holder| holder.grant == ask.grant);
             next.shared.retain(|holder| holder.grant != ask.grant);
             // Others who share it by now stay, and an exclusive holder hears that it lost the lock.

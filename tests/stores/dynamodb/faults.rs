@@ -1,8 +1,9 @@
 //! A network that fails: how it is between this store and its service, and what only this one does then.
 
 use leasehold::internals::builder_over;
+use leasehold::internals::lease::End;
 use leasehold::internals::store::dynamodb::Estimate;
-use leasehold::internals::store::{Purpose, Released};
+use leasehold::internals::store::{Purpose, Released, Renewed};
 
 use crate::dynamodb::*;
 use crate::network::{Kind, LATE, MODES, Meanwhile, by, sent};
@@ -65,6 +66,31 @@ fn giving_up_survives_it_too() {
         assert!(matches!(at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap(), Released::Free), "{key}");
         refused(&*at.store, &mut a);
     });
+}
+
+/// It was sent twice, and then the lock was given an end.
+#[test]
+fn a_first_renewal_that_is_late_takes_back_no_end_that_was_given_since() {
+    let at = needs_server!(behind());
+    for mode in MODES {
+        let mut a = attempt(&format!("{mode} endless"), mode);
+        granted(&*at.store, &mut a);
+        at.fault(at.kind.late);
+        let forever = crate::support::calls::renewal(Lease::Forever);
+        let late = sent(|| at.store.renew(&mut a, forever, &soon()));
+        assert!(matches!(late, Renewed::Unknown(_)), "{late:?}");
+        // The second one is a repeat of what was done.
+        for _ in 0..2 {
+            let endless = sent(|| at.store.renew(&mut a, forever, &soon()));
+            assert!(matches!(endless, Renewed::Until { until: End::Never, .. }), "{endless:?}");
+        }
+        let ends = Renewal { may_end_endless: true, ..renewal(LEASE) };
+        let ended = sent(|| at.store.renew(&mut a, ends, &soon()));
+        at.wait_for_late(&a.key);
+        let stands = at.holders(&a.key)[0].until;
+        assert!(stands != End::Never, "{mode}");
+        assert!(matches!(ended, Renewed::Until { until, .. } if until == stands), "{mode}: {ended:?}");
+    }
 }
 
 /// A copy of the acquire that is still on its way when the lock is handed on, to a client that takes the time to be

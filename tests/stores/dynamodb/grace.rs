@@ -65,6 +65,19 @@ fn who_runs_already_waits_for_as_long_as_others_do() {
 }
 
 #[test]
+fn who_only_purges_waits_for_as_long_as_others_do_too() {
+    let table = needs_server!(Table::fresh());
+    let (store, clock) = waiting(&table, Dynamodb::GRACE);
+    let client = builder_over(Arc::new(store), clock.clone()).connect().unwrap();
+    client.request("k").lease(Duration::from_secs(591)).acquire().unwrap();
+    with_grace(&table, 30_000).unwrap().lock("noted").unwrap().release().unwrap();
+    clock.advance(Duration::from_secs(601));
+    assert!(client.purge(Duration::ZERO).unwrap().freed.is_empty());
+    clock.advance(Duration::from_secs(25));
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+}
+
+#[test]
 fn who_was_there_before_the_table_looks_before_its_first_lock() {
     needs_server!();
     let table = Table(crate::support::stores::unique());

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use leasehold::internals::store::{Consistency, Purpose, Released};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
 use leasehold::{LockClient, SameOwner};
 
 use crate::dynamodb::sdk::types::AttributeValue;
@@ -357,6 +357,40 @@ fn any_number_of_expired_shared_holders_lets_one_join() {
     }
     assert_eq!(left, [102, 53, 4, 5], "fifty go with each that joins");
     assert!(get(&store, "k").record.standing(first.grant()).is_some());
+}
+
+/// It adds its time to the row.
+#[test]
+fn whoever_joins_leaves_room_for_everybodys_first_heartbeat() {
+    let table = needs_server!(Table::fresh());
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let mut all = vec![shared("k")];
+    granted(&store, &mut all[0]);
+    let mut row = raw.get("k");
+    let AttributeValue::M(holders) = row.get_mut("shared").unwrap() else { panic!("no map") };
+    let AttributeValue::M(mut large) = holders[all[0].ask.grant.as_str()].clone() else { panic!("no entry") };
+    // Twenty of them are some 4 KB less than what the service allows.
+    large.insert("comment".to_owned(), AttributeValue::S("c".repeat(20_000)));
+    for _ in 0..20 {
+        let one = shared("k");
+        holders.insert(one.ask.grant.as_str().to_owned(), AttributeValue::M(large.clone()));
+        all.push(one);
+    }
+    raw.put(row);
+    let refused = loop {
+        let mut one = shared("k");
+        match store.acquire(&mut one, &soon()) {
+            Ok(Acquired::Granted { .. }) => all.push(one),
+            other => break other.unwrap_err(),
+        }
+    };
+    assert_eq!(refused.kind(), leasehold::ErrorKind::InvalidInput, "{refused}");
+    assert!(refused.to_string().contains("400 KB"), "{refused}");
+    assert!(all.len() > 21, "somebody joined");
+    for one in &mut all {
+        let renewed = store.renew(one, renewal(LEASE), &soon()).unwrap();
+        assert!(matches!(renewed, Renewed::Until { .. }), "{renewed:?}");
+    }
 }
 
 #[test]

@@ -17,6 +17,7 @@ mod sweep;
 mod table;
 mod time;
 mod ttl;
+mod undo;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

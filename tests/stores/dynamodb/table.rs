@@ -1,5 +1,6 @@
 //! The table: made, checked, refused.
 
+use leasehold::dynamodb::aws_config::Region;
 use leasehold::internals::store::{Consistency, Schema};
 use leasehold::{ErrorKind, LockClient};
 
@@ -211,6 +212,31 @@ fn another_name_of_the_partition_key_is_used() {
         1
     );
     store.schema(Schema::Check, &soon()).unwrap();
+}
+
+/// DynamoDB Local has tables of its own for each region.
+#[test]
+fn a_lock_is_released_only_where_it_stands_not_in_a_table_of_the_same_name_elsewhere() {
+    let table = needs_server!(Table::fresh());
+    let here = connect(&table).unwrap();
+    let region = config().into_builder().region(Region::new("eu-west-1")).build();
+    let elsewhere = patient(region, &table.0).connect().unwrap();
+    elsewhere.create_schema().unwrap();
+    let lock = here.request("k").lease(LEASE).acquire().unwrap();
+    let (released, lost) = (elsewhere.release(&lock).unwrap_err(), elsewhere.heartbeat(&lock, LEASE).unwrap_err());
+    assert_eq!((released.kind(), lost.kind()), (ErrorKind::InvalidInput, ErrorKind::Lost), "{released}");
+    for error in [released, lost] {
+        let text = error.to_string();
+        assert!(["us-east-1", "eu-west-1"].iter().all(|region| text.contains(&format!("?region={region}"))), "{text}");
+    }
+    here.release(&lock).unwrap();
+    // One table at two endpoints.
+    let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
+    let client = patient(config_at(&proxy.url()), &table.0).connect().unwrap();
+    let lock = here.request("k").lease(LEASE).acquire().unwrap();
+    client.release(&lock).unwrap();
+    assert_eq!(client.release(&lock).unwrap_err().kind(), ErrorKind::InvalidInput);
+    here.release(&lock).unwrap();
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::time::Instant;
 
-use leasehold::internals::store::{Consistency, Purpose, Released, Renewed};
+use leasehold::internals::store::{Consistency, Renewed};
 use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
@@ -106,7 +106,7 @@ fn who_knows_the_time_badly_takes_over_all_the_same_and_holds_for_less() {
 const DAYS: u64 = 4 * 86_400;
 
 /// A store behind the proxy that has known the service's time since now, and its clock.
-fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
+pub(super) fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
     // So wide that no slow answer makes it ask for the time again.
     let grace = Duration::from_secs(5);
@@ -117,7 +117,7 @@ fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
 }
 
 /// The holder of `k`, whose store has just connected through the proxy.
-fn holding(at: &Behind) -> (Dynamodb, Attempt) {
+pub(super) fn holding(at: &Behind) -> (Dynamodb, Attempt) {
     let store = idle(at).0;
     let mut held = exclusive("k");
     held.ask.lease = Duration::from_secs(20);
@@ -126,7 +126,7 @@ fn holding(at: &Behind) -> (Dynamodb, Attempt) {
 }
 
 /// How many requests a step takes on its way through the proxy.
-fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
+pub(super) fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
     let before = at.proxy.count();
     let answer = step();
     (answer, at.proxy.count() - before)
@@ -166,156 +166,6 @@ fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
     let left = until.left(rivals.times.now).unwrap() + began.elapsed();
     assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
     assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
-}
-
-#[test]
-fn a_grant_that_its_own_answer_contradicts_is_undone() {
-    needs_server!();
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        let at = Behind::new();
-        let (idle, clock) = idle(&at);
-        let (store, mut held) = holding(&at);
-        let before = get(&at.beside, "k").record;
-        // The host's clock jumps, and the estimate is too young to be doubted.
-        clock.advance(Duration::from_secs(60));
-        let (seen, requests) = sent(&at, || refused(&idle, &mut attempt("k", mode)));
-        assert_eq!(seen.live().count(), 1, "{seen:?}");
-        assert_eq!(requests, 4, "the acquire, then the time, the row and what undoes it");
-        let mut after = get(&at.beside, "k").record;
-        assert_eq!(after.given_up.len(), 1, "a copy of what was undone can't be granted");
-        (after.version, after.given_up) = (before.version, before.given_up.clone());
-        assert_eq!(after, before, "the holder stands as before");
-        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-        // What nobody holds is granted all the same.
-        clock.advance(Duration::from_secs(60));
-        granted(&idle, &mut attempt("free", mode));
-    }
-}
-
-#[test]
-fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
-    let at = needs_server!(Behind::new());
-    let (idle, clock) = idle(&at);
-    let (store, mut held) = holding(&at);
-    clock.advance(Duration::from_secs(60));
-    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
-    let mut late = exclusive("k");
-    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-    refused(&idle, &mut late);
-    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-}
-
-#[test]
-fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
-    needs_server!();
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        let at = Behind::new();
-        let (idle, clock) = idle(&at);
-        let (store, mut held) = holding(&at);
-        clock.advance(Duration::from_secs(60));
-        at.proxy.add(Rule::next(2, proxy::Mode::CutBefore).on("UpdateItem").after(1));
-        let mut late = attempt("k", mode);
-        assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-        // As the engine does when the call's time is over. The first try is not answered either.
-        assert!(matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
-        let other = idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap();
-        assert!(matches!(other, Released::HeldByOther(_)), "{other:?}");
-        assert!(get(&at.beside, "k").record.given_up.contains(late.grant()));
-        refused(&at.beside, &mut exclusive("k"));
-        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-    }
-}
-
-#[test]
-fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
-    needs_server!();
-    for repeats in 0..2 {
-        let at = Behind::new();
-        let (idle, clock) = idle(&at);
-        let (store, mut held) = holding(&at);
-        clock.advance(Duration::from_secs(60));
-        at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
-        let mut late = exclusive("k");
-        for _ in 0..=repeats {
-            let answer = idle.acquire(&mut late, &soon()).unwrap();
-            assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
-        }
-        assert!(!matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
-        // It stands until the one whom it replaced has heard of it.
-        let seen = refused(&at.beside, &mut exclusive("k"));
-        let (_, stands) = seen.record.standing(late.grant()).unwrap();
-        assert!(stands.until.left(seen.times.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
-        assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
-        refused(&idle, &mut late);
-    }
-}
-
-/// The service tells a wrong time between two sends of one acquisition: the second one, which landed, was wrong.
-#[test]
-fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
-    let at = needs_server!(Behind::new());
-    let idle = idle(&at).0;
-    let (store, mut held) = holding(&at);
-    let mut late = exclusive("k");
-    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem"));
-    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-    at.proxy.shift_dates(3_600);
-    // Told twice, it is believed.
-    for _ in 0..2 {
-        get(&idle, "other");
-    }
-    at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
-    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-    at.proxy.shift_dates(0);
-    let answer = idle.acquire(&mut late, &soon()).unwrap();
-    assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
-    assert!(!matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
-    let seen = refused(&at.beside, &mut exclusive("k"));
-    let (_, stands) = seen.record.standing(late.grant()).unwrap();
-    let left = stands.until.left(seen.times.now).unwrap();
-    assert!(left > Duration::from_secs(3_500), "until what it may have replaced is over by the wrong time: {left:?}");
-    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
-}
-
-/// The service tells a time that is behind, and rivals go by the right one.
-#[test]
-fn who_finds_itself_by_a_wrong_time_counts_its_lease_by_the_right_one() {
-    let at = needs_server!(Behind::new());
-    let idle = idle(&at).0;
-    let behind = 20;
-    at.proxy.shift_dates(-behind);
-    // Told twice, it is believed.
-    for _ in 0..2 {
-        get(&idle, "other");
-    }
-    let mut late = exclusive("k");
-    at.proxy.add(Rule::next(1, proxy::Mode::CutAfter).on("UpdateItem"));
-    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-    at.proxy.shift_dates(0);
-    let answer = idle.acquire(&mut late, &soon()).unwrap();
-    let Acquired::Granted { holder, now, repeated: true } = answer else { panic!("{answer:?}") };
-    let left = holder.until.left(now).unwrap();
-    assert!(left < LEASE - Duration::from_secs(behind as u64 - 2), "{left:?}");
-}
-
-#[test]
-fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
-    let at = needs_server!(Behind::new());
-    let (idle, clock) = idle(&at);
-    let (store, mut held) = holding(&at);
-    clock.advance(Duration::from_secs(60));
-    at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem").after(1));
-    let mut late = shared("k");
-    assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-    let mut joined = shared("k");
-    granted(&at.beside, &mut joined);
-    let seen = refused(&idle, &mut late);
-    assert_eq!(seen.record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
-    let (fence, record) = (seen.record.token, at.record("k"));
-    assert_eq!(record.holders().map(|(_, h)| &h.grant).collect::<Vec<_>>(), [joined.grant()]);
-    assert_eq!((record.token, record.given_up.len()), (fence, 1));
-    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
-    assert!(matches!(at.beside.renew(&mut joined, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
 #[test]
@@ -434,6 +284,28 @@ fn when_no_answer_tells_the_time_any_more_that_is_said() {
             matches!(store.acquire(&mut exclusive("expired"), &soon()), Ok(Acquired::Granted { .. }))
         });
     });
+}
+
+/// It may be over by as much as the time is unsure.
+#[test]
+fn when_no_answer_tells_the_time_any_more_no_lease_is_said_to_run() {
+    let at = needs_server!(Behind::new());
+    let clock = Clock::system();
+    let store = Arc::new(open(by_way_of(&at.proxy, &at.table), &clock));
+    let leases = builder_over(store, clock.clone()).connect().unwrap().leases("ns");
+    let day = 86_400;
+    for (name, days) in [("over", 1), ("running", 2)] {
+        leases.claim(name, "holder", Duration::from_secs(days * day)).unwrap();
+    }
+    at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
+    clock.advance(Duration::from_secs(day));
+    let error = leases.expire("over").unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
+    assert!(error.to_string().contains("proxy_pass_header"), "{error}");
+    assert_eq!(leases.expire("running").unwrap_err().kind(), ErrorKind::InvalidLease);
+    at.proxy.shift_dates(day as i64);
+    at.proxy.clear();
+    wait_until("it is expired", || leases.expire("over").is_ok());
 }
 
 /// It may pass the date on, or write its own: nothing says which.
