@@ -197,6 +197,7 @@ impl From<SqliteError> for Error {
             SqliteError::Engine { source, .. } => failed.caused_by(source),
             SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => failed.caused_by(source),
             SqliteError::Damaged { key, .. } => failed.with_key(&key),
+            SqliteError::Moved { .. } => failed.gone(),
             _ => failed,
         }
     }

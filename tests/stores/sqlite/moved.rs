@@ -2,6 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::LockRecord;
@@ -22,6 +23,11 @@ fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
     assert!(!error.is_retryable());
     let says = ["removed or replaced", "drop this process's clients", "connect again"];
     assert!(says.into_iter().all(|part| error.to_string().contains(part)), "{error}");
+}
+
+/// Of the file at the path, if there is one.
+fn inode(folder: &Folder) -> Option<u64> {
+    fs::metadata(folder.file()).ok().map(|meta| meta.ino())
 }
 
 fn remove(folder: &Folder) {
@@ -66,6 +72,7 @@ fn who_holds_learns_that_it_is_gone() {
         let mut mine = attempt("k", "a");
         granted(&store, &mut mine);
         let before = look(&store, "k");
+        let file = inode(&folder);
         strike(&folder);
         lost(&store, &mut mine);
         assert!(!look(&store, "k").record.exists());
@@ -73,8 +80,33 @@ fn who_holds_learns_that_it_is_gone() {
         is_moved(store.swap(&before, None, &soon()));
         is_moved(store.swap(&before, Some(&before.record), &soon()));
         is_moved(store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()));
-        assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()).unwrap(), Released::Free));
-        assert!(matches!(store.release(&mut mine, Purpose::GiveUp, &soon()).unwrap(), Released::Free));
+        for purpose in [Purpose::Release, Purpose::GiveUp] {
+            let released = store.release(&mut mine, purpose, &soon());
+            // Without its log it is still the file of all others, with the row in it.
+            match inode(&folder) == file {
+                true => is_moved(released),
+                false => assert!(matches!(released.unwrap(), Released::Free)),
+            }
+        }
+    }
+}
+
+/// Else nobody frees a lock without end.
+#[test]
+fn a_release_fails_where_the_lock_stands_on_in_a_file_whose_log_is_gone() {
+    for strike in [remove_log, replace_log, remove_index] {
+        let folder = Folder::new();
+        let client = LockClient::connect(&folder.url()).unwrap();
+        let lock = client.request("k").owner("a").lease_forever().acquire().unwrap();
+        // So that nothing of it is in the log alone.
+        raw(&folder.file()).query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(())).unwrap();
+        strike(&folder);
+        is_moved(client.release(&lock));
+        drop(client);
+        let client = LockClient::connect(&folder.url()).unwrap();
+        assert_eq!(client.get("k").unwrap().unwrap().holders()[0].owner(), "a");
+        client.release(&lock).unwrap();
+        assert!(client.get("k").unwrap().unwrap().is_free());
     }
 }
 
