@@ -131,7 +131,6 @@ impl Error {
         self
     }
 
-    #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
     pub(crate) fn is_gone(&self) -> bool {
         self.0.is_gone
     }

@@ -5,11 +5,10 @@
 //! host's boot-time clock, which all its processes share; `boot` says how holders of an earlier boot are dealt with.
 //! What issues a token is on disk before the answer. Nothing is unanswered but a commit that failed with an I/O error.
 //!
-//! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
-//! says lost, release and the reading of one key find nothing. Where only its log was, the rows are still in the
-//! file of all others, so a release fails. Copying a backup *into* the open file is not noticed; and who puts another
-//! file in its place has to remove the `-wal` and `-shm` files beside it, or SQLite applies the old log to the new
-//! file, and takes its index for its own.
+//! A file that was removed or replaced while it is open is no store any more: renew says lost, release finds nothing,
+//! and all else fails. Where only its log was, the rows are still in the file of all others, so a release fails, too.
+//! Copying a backup *into* the open file is not noticed; and who puts another file in its place has to remove the
+//! `-wal` and `-shm` files beside it, or SQLite applies the old log to the new file, and takes its index for its own.
 //!
 //! Reads have a connection of their own and wait for no writer. `wakeup` wakes waiters when a row has changed.
 

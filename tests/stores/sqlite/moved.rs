@@ -3,13 +3,17 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::sqlite::Sqlite;
 use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Swapped, Which};
-use leasehold::{ErrorKind, LockClient, LossReason, Result};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::{ErrorKind, Filter, LockClient, LossReason, Result};
 
 use crate::sqlite::support::*;
+use crate::support::bench::builder_over;
 use crate::support::harness::PATIENCE;
 use crate::support::lateness::{measure, slack};
 use crate::support::process::Worker;
@@ -75,7 +79,7 @@ fn who_holds_learns_that_it_is_gone() {
         let file = inode(&folder);
         strike(&folder);
         lost(&store, &mut mine);
-        assert!(!look(&store, "k").record.exists());
+        is_moved(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()));
         is_moved(store.acquire(&mut attempt("l", "a"), &soon()));
         is_moved(store.swap(&before, None, &soon()));
         is_moved(store.swap(&before, Some(&before.record), &soon()));
@@ -88,6 +92,47 @@ fn who_holds_learns_that_it_is_gone() {
                 false => assert!(matches!(released.unwrap(), Released::Free)),
             }
         }
+    }
+}
+
+/// That nobody holds it would be wrong: somebody does, in the new file.
+#[test]
+fn a_client_of_a_file_that_was_replaced_says_so_of_each_key() {
+    let folder = Folder::new();
+    let client = LockClient::connect(&folder.url()).unwrap();
+    client.lock("k").unwrap().release().unwrap();
+    replace(&folder);
+    granted(&open(&folder.file()), &mut attempt("k", "b"));
+    is_moved(client.get("k"));
+    is_moved(client.force_release("k"));
+    is_moved(client.list(&Filter::new().key("k")));
+}
+
+/// No renewal tells it, for it is only looked at.
+#[test]
+fn a_holder_without_end_learns_that_the_file_is_gone() {
+    for strike in [remove, remove_all_three, replace, remove_log, replace_log, remove_index] {
+        let (folder, clock) = (Folder::new(), Clock::system());
+        let store = Sqlite::open(options(&folder.file()), clock.clone(), &soon()).unwrap();
+        let client = builder_over(Arc::new(store), clock.clone()).connect().unwrap();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        strike(&folder);
+        clock.advance(seconds(35));
+        let loss = guard.loss().wait_timeout(PATIENCE).expect("a loss");
+        assert!(matches!(loss.reason, LossReason::Gone), "{loss:?}");
+        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    }
+}
+
+/// It looks at the row before it shortens the hold.
+#[test]
+fn a_minimum_hold_in_a_file_that_is_gone_is_lost_at_its_release() {
+    for strike in [remove, replace] {
+        let folder = Folder::new();
+        let client = LockClient::connect(&folder.url()).unwrap();
+        let guard = client.request("k").lease(LEASE).hold_at_least(LEASE).lock().unwrap();
+        strike(&folder);
+        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
     }
 }
 
