@@ -59,7 +59,8 @@ impl Conn {
     /// Whether its log, and the index by which it reads that, are those that others use now.
     fn has_the_log(&self) -> bool {
         let is_seen = || {
-            let begun = self.conn.execute_batch("BEGIN IMMEDIATE").is_ok();
+            // Whoever is at work closes it later. For a process that was stopped then, SQLite would wait ten seconds.
+            let begun = !self.opened.is_at_work() && self.conn.execute_batch("BEGIN IMMEDIATE").is_ok();
             let is_seen = begun && self.opened.is_seen_writing();
             is_seen && self.conn.execute_batch("ROLLBACK").is_ok()
         };
@@ -274,7 +275,14 @@ impl<'a> Tx<'a> {
     /// Commits. `Some`: it failed in a way that leaves open whether it happened.
     pub(super) fn commit(self, by: &Deadline) -> Result<Option<SqliteError>, SqliteError> {
         let doing = "commit";
-        let committed = busy_retried(self.path, by, doing, || run(self.conn, self.path, doing, "COMMIT"));
+        let commit = || match run(self.conn, self.path, doing, "COMMIT") {
+            // All of it has to begin anew: SQLite has rolled it back.
+            Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) && self.conn.is_autocommit() => {
+                Err(SqliteError::Busy { path: self.path.to_owned() })
+            }
+            done => done,
+        };
+        let committed = busy_retried(self.path, by, doing, commit);
         match committed {
             Ok(()) => Ok(None),
             // Not even the last frame of the log was written.

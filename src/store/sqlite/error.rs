@@ -18,8 +18,8 @@ const IOERR_SHORT_READ: i32 = 522;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SqliteError {
     #[error(
-        "another process or thread is writing to this database and did not finish in the time that this call had; \
-         nothing was written, and the call may be repeated"
+        "another process or thread is writing to this database, or was stopped as it began to read, and did not finish in \
+         the time that this call had; nothing was written, and the call may be repeated"
     )]
     Busy { path: PathBuf },
 
@@ -123,9 +123,11 @@ pub(super) enum SqliteError {
 }
 
 impl SqliteError {
-    /// Whether somebody else has the file locked for the moment.
+    /// Whether somebody else has the file locked for the moment: for the last of these codes through all tries that SQLite
+    /// makes by itself, for ten seconds.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
-        matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+        use ErrorCode::{DatabaseBusy, DatabaseLocked, FileLockingProtocolFailed};
+        matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked | FileLockingProtocolFailed))
     }
 
     /// What failed is to ask the system about the file.
@@ -251,7 +253,7 @@ fn advice(error: &rusqlite::Error) -> &'static str {
         ErrorCode::CannotOpen => {
             "a file could not be opened; check the folder, its permissions and the limit of open files"
         }
-        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => "another process is writing to it; repeat the call",
+        _ if SqliteError::is_busy(error) => "another process is writing to it; repeat the call",
         _ => "SQLite failed; repeat the call",
     }
 }

@@ -264,6 +264,11 @@ impl Opened {
         self.locks.as_ref().is_none_or(|locks| locks.see_the_writer())
     }
 
+    /// [`OwnLocks::see_work`]
+    pub(super) fn is_at_work(&self) -> bool {
+        self.locks.as_ref().is_some_and(|locks| locks.see_work())
+    }
+
     /// [`OwnLocks::header`]
     pub(super) fn header(&self) -> Option<Header> {
         self.locks.as_ref()?.header()

@@ -193,6 +193,7 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
         (engine(ffi::SQLITE_CANTOPEN), ErrorKind::Store, true, "a file could not be opened"),
         (engine(ffi::SQLITE_BUSY), ErrorKind::Store, true, "another process is writing"),
         (engine(ffi::SQLITE_LOCKED), ErrorKind::Store, true, "another process is writing"),
+        (engine(ffi::SQLITE_PROTOCOL), ErrorKind::Store, true, "another process is writing"),
         (engine(ffi::SQLITE_NOMEM), ErrorKind::Store, true, "SQLite failed"),
         (file(Io::PermissionDenied), ErrorKind::Permission, false, "no permission"),
         (file(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "the file system is read-only"),
