@@ -83,7 +83,7 @@ mod linux {
     const COPIES: off_t = 1 << 60;
     /// So many of them are those of one process, half of them of copies that only try.
     const OF_PROCESS: off_t = 1 << 20;
-    /// At most this many descriptors without locks stay open: one for each file, and for each `-shm` that others still use.
+    /// At most this many descriptors without locks stay open, and all those of files that others have locked.
     const KEPT: usize = 64;
     /// To the end, however far.
     const ALL: Bytes = (0, 0);
