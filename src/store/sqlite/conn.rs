@@ -170,8 +170,8 @@ impl Writer {
         self.conn.protect(path, by)
     }
 
-    /// An error if the transaction writes and others do not see that. `Busy`, to begin it anew, where somebody's close
-    /// may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
+    /// An error if the transaction writes and others do not see that. `LockEnded`, to begin it anew, where somebody's
+    /// close may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
     pub(super) fn check_seen(&self, path: &Path) -> Result<(), SqliteError> {
         if !matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write)) {
             return Ok(());
@@ -182,7 +182,7 @@ impl Writer {
         }
         let left = self.unseen.get().checked_sub(1).ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
         self.unseen.set(left);
-        Err(SqliteError::Busy { path: path.to_owned() })
+        Err(SqliteError::LockEnded { path: path.to_owned() })
     }
 
     /// Sets what the next commit promises. This can't be done inside a transaction.
@@ -208,7 +208,7 @@ pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Res
     loop {
         let left = by.remaining();
         if left.is_zero() {
-            return Err(SqliteError::Busy { path: path.to_owned() });
+            return Err(SqliteError::NoTurn { path: path.to_owned() });
         }
         if let Some(conn) = conn.try_lock_for(left.min(LAST_PAUSE)) {
             return Ok(conn);

@@ -23,6 +23,17 @@ pub(super) enum SqliteError {
     )]
     Busy { path: PathBuf },
 
+    #[error(
+        "this call did not get its turn at the file in the time that it had; nothing was written, and it may be repeated"
+    )]
+    NoTurn { path: PathBuf },
+
+    #[error(
+        "something else in this process closed the file while this call was writing to it, which ends SQLite's locks; \
+         nothing was written, and the call may be repeated"
+    )]
+    LockEnded { path: PathBuf },
+
     #[error("could not {doing}: {}", advice(source))]
     Engine { path: PathBuf, doing: &'static str, source: rusqlite::Error },
 
@@ -138,6 +149,8 @@ impl SqliteError {
     fn path(&self) -> &Path {
         match self {
             SqliteError::Busy { path }
+            | SqliteError::NoTurn { path }
+            | SqliteError::LockEnded { path }
             | SqliteError::Engine { path, .. }
             | SqliteError::File { path, .. }
             | SqliteError::Denied { path, .. }
@@ -163,7 +176,9 @@ impl SqliteError {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            SqliteError::Busy { .. } => (ErrorKind::Store, true),
+            SqliteError::Busy { .. } | SqliteError::NoTurn { .. } | SqliteError::LockEnded { .. } => {
+                (ErrorKind::Store, true)
+            }
             SqliteError::Engine { source, .. } => engine_kind(source),
             SqliteError::File { source, .. } => io_kind(source),
             SqliteError::Denied { .. } => (ErrorKind::Permission, false),

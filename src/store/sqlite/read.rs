@@ -127,7 +127,8 @@ impl Sqlite {
 
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
-        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.target.path.clone() })?;
+        let mut writer =
+            self.writer.try_lock().ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.target.path, &now)?;
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;

@@ -134,7 +134,7 @@ impl Turn {
         let in_parent = || SqliteError::OpenInParent { path: path.to_owned() };
         let mut files = FILES.lock(by).map_err(|in_use| match in_use {
             InUse::ForEver => in_parent(),
-            InUse::ForNow => SqliteError::Busy { path: path.to_owned() },
+            InUse::ForNow => SqliteError::NoTurn { path: path.to_owned() },
         })?;
         files.make_current();
         if files.parents.iter().any(|(open, _)| !open.is_empty()) {
@@ -210,7 +210,7 @@ impl Opened {
             marked?;
             drop(files);
             if !by.wait_for(PAUSE) {
-                return Err(SqliteError::Busy { path: path.to_owned() });
+                return Err(SqliteError::NoTurn { path: path.to_owned() });
             }
         }
     }
@@ -254,7 +254,7 @@ impl Opened {
                 }
             }
             if !by.wait_for(PAUSE) {
-                return Err(SqliteError::Busy { path: path.to_owned() });
+                return Err(SqliteError::NoTurn { path: path.to_owned() });
             }
         }
     }

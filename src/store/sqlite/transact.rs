@@ -53,7 +53,7 @@ impl Sqlite {
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     begin = Begin::Write;
                 }
-                Err(SqliteError::Busy { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
+                Err(SqliteError::Busy { .. } | SqliteError::LockEnded { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
                 written => break written,
             }
         };
