@@ -14,7 +14,7 @@ use leasehold::{ErrorKind, Filter, LockClient, LossReason, Result};
 
 use crate::sqlite::support::*;
 use crate::support::bench::builder_over;
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, within};
 use crate::support::lateness::{measure, slack};
 use crate::support::process::Worker;
 
@@ -167,6 +167,16 @@ fn who_connects_beside_a_client_whose_log_is_gone_is_told_so() {
         drop(store);
         drop(open(&folder.file()));
     }
+}
+
+/// No later try would help.
+#[test]
+fn what_can_not_be_released_since_the_log_is_gone_holds_up_no_drop() {
+    let folder = Folder::new();
+    let client = LockClient::connect(&folder.url()).unwrap();
+    let guard = client.request("k").lease_forever().lock().unwrap();
+    remove_index(&folder);
+    within("the drop", seconds(2), || drop((guard, client)));
 }
 
 #[test]
