@@ -20,6 +20,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::Lock;
+use crate::model::loss::LossReason;
 use crate::store::{Attempt, Backend, Consistency, Renewal, Renewed, Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
@@ -311,6 +312,11 @@ impl Hold {
         let asked = Instant::now();
         match self.ask(least, &end.clone().within(self.setup.request_timeout)) {
             Ok(answer) => self.answered(answer),
+            // A lock without end is only read; of any other the store says that it is lost.
+            Err(error) if error.is_gone() => {
+                self.lose(LossReason::Gone);
+                Beat::Over
+            }
             Err(error) => self.beat_failed(error, end.cut_off(asked, SILENT)),
         }
     }

@@ -131,6 +131,8 @@ impl Hold {
                     }
                     error
                 }
+                // The release knows what became of it.
+                Err(error) if error.is_gone() => return Kept::No(phase),
                 Err(error) => error,
             };
             if let Err(error) = failures.wait_if_retryable(error, &Deadline::at(by)) {

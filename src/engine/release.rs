@@ -339,8 +339,8 @@ impl Hold {
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
                 }
                 Ok(Released::Free | Released::HeldByOther(_)) => {
-                    return Err(self
-                        .error(ErrorKind::Lost, "it was released by another, or its row, table or file was deleted"));
+                    let message = "it was released by another, or its row, table or file was deleted or replaced";
+                    return Err(self.error(ErrorKind::Lost, message));
                 }
                 Ok(Released::Unknown(error)) => error,
                 Err(error) if !error.is_retryable() && !by_another => return Err(error),

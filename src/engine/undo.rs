@@ -238,6 +238,10 @@ impl Undo {
                 "a grant of lock {:?} that nobody holds could not be given up yet; if it stands in the store, it does so \
                  until its lease ends or it is released: {error}", left.attempt.key);
         }
+        if error.is_gone() {
+            // No later try of this client gets there, either.
+            return;
+        }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());
         // A lock without end is tried for ever, but more and more seldom.

@@ -23,6 +23,7 @@ struct Inner {
     kind: ErrorKind,
     message: String,
     retryable: bool,
+    is_gone: bool,
     key: Option<String>,
     store: Option<String>,
     holders: Vec<LockStatus>,
@@ -93,6 +94,7 @@ impl Error {
             kind,
             message: message.into(),
             retryable: false,
+            is_gone: false,
             key: None,
             store: None,
             holders: Vec::new(),
@@ -119,6 +121,18 @@ impl Error {
     pub(crate) fn retryable(mut self) -> Self {
         self.inner().retryable = true;
         self
+    }
+
+    /// What the store had opened is not what others find there any more: it never answers again.
+    // Only SQLite has use for it.
+    #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
+    pub(crate) fn gone(mut self) -> Self {
+        self.inner().is_gone = true;
+        self
+    }
+
+    pub(crate) fn is_gone(&self) -> bool {
+        self.0.is_gone
     }
 
     pub(crate) fn with_key(mut self, key: &str) -> Self {

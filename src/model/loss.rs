@@ -39,8 +39,10 @@ pub enum LossReason {
     ReleasedByOther,
     /// It was held for as long as `max_hold` allows.
     MaxHold,
-    /// The row is gone, alone or with its file, its collection or all rows. Where the table is gone, too, heartbeats fail
-    /// until the lease is over, and that is [`Expired`](LossReason::Expired).
+    /// The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
+    /// replaced: then the lock may still stand in the file, one without end until it is freed by
+    /// [`force_release`](crate::LockClient::force_release). Where the table is gone, too, heartbeats fail until the lease is
+    /// over, and that is [`Expired`](LossReason::Expired).
     Gone,
     /// The heartbeat thread ended by a panic.
     HeartbeatDied,
@@ -77,7 +79,9 @@ impl fmt::Display for LossReason {
             LossReason::Expired { last_error: None } => f.write_str("expired"),
             LossReason::ReleasedByOther => f.write_str("released by another"),
             LossReason::MaxHold => f.write_str("held for as long as max_hold allows"),
-            LossReason::Gone => f.write_str("the row, table or file of the lock is gone"),
+            LossReason::Gone => {
+                f.write_str("the row, table or file of the lock is gone, or the file's log was removed or replaced")
+            }
             LossReason::HeartbeatDied => f.write_str("its heartbeat thread died"),
         }
     }

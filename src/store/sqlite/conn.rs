@@ -59,7 +59,8 @@ impl Conn {
     /// Whether its log, and the index by which it reads that, are those that others use now.
     fn has_the_log(&self) -> bool {
         let is_seen = || {
-            let begun = self.conn.execute_batch("BEGIN IMMEDIATE").is_ok();
+            // Whoever is at work closes it later. For a process that was stopped then, SQLite would wait ten seconds.
+            let begun = !self.opened.is_at_work() && self.conn.execute_batch("BEGIN IMMEDIATE").is_ok();
             let is_seen = begun && self.opened.is_seen_writing();
             is_seen && self.conn.execute_batch("ROLLBACK").is_ok()
         };
@@ -169,8 +170,8 @@ impl Writer {
         self.conn.protect(path, by)
     }
 
-    /// An error if the transaction writes and others do not see that. `Busy`, to begin it anew, where somebody's close
-    /// may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
+    /// An error if the transaction writes and others do not see that. `LockEnded`, to begin it anew, where somebody's
+    /// close may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
     pub(super) fn check_seen(&self, path: &Path) -> Result<(), SqliteError> {
         if !matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write)) {
             return Ok(());
@@ -181,7 +182,7 @@ impl Writer {
         }
         let left = self.unseen.get().checked_sub(1).ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
         self.unseen.set(left);
-        Err(SqliteError::Busy { path: path.to_owned() })
+        Err(SqliteError::LockEnded { path: path.to_owned() })
     }
 
     /// Sets what the next commit promises. This can't be done inside a transaction.
@@ -207,7 +208,7 @@ pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Res
     loop {
         let left = by.remaining();
         if left.is_zero() {
-            return Err(SqliteError::Busy { path: path.to_owned() });
+            return Err(SqliteError::NoTurn { path: path.to_owned() });
         }
         if let Some(conn) = conn.try_lock_for(left.min(LAST_PAUSE)) {
             return Ok(conn);
@@ -274,7 +275,14 @@ impl<'a> Tx<'a> {
     /// Commits. `Some`: it failed in a way that leaves open whether it happened.
     pub(super) fn commit(self, by: &Deadline) -> Result<Option<SqliteError>, SqliteError> {
         let doing = "commit";
-        let committed = busy_retried(self.path, by, doing, || run(self.conn, self.path, doing, "COMMIT"));
+        let commit = || match run(self.conn, self.path, doing, "COMMIT") {
+            // All of it has to begin anew: SQLite has rolled it back.
+            Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) && self.conn.is_autocommit() => {
+                Err(SqliteError::Busy { path: self.path.to_owned() })
+            }
+            done => done,
+        };
+        let committed = busy_retried(self.path, by, doing, commit);
         match committed {
             Ok(()) => Ok(None),
             // Not even the last frame of the log was written.

@@ -18,10 +18,21 @@ const IOERR_SHORT_READ: i32 = 522;
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SqliteError {
     #[error(
-        "another process or thread is writing to this database and did not finish in the time that this call had; \
-         nothing was written, and the call may be repeated"
+        "another process or thread is writing to this database, or was stopped as it began to read, and did not finish in \
+         the time that this call had; nothing was written, and the call may be repeated"
     )]
     Busy { path: PathBuf },
+
+    #[error(
+        "this call did not get its turn at the file in the time that it had; nothing was written, and it may be repeated"
+    )]
+    NoTurn { path: PathBuf },
+
+    #[error(
+        "something else in this process closed the file while this call was writing to it, which ends SQLite's locks; \
+         nothing was written, and the call may be repeated"
+    )]
+    LockEnded { path: PathBuf },
 
     #[error("could not {doing}: {}", advice(source))]
     Engine { path: PathBuf, doing: &'static str, source: rusqlite::Error },
@@ -123,9 +134,11 @@ pub(super) enum SqliteError {
 }
 
 impl SqliteError {
-    /// Whether somebody else has the file locked for the moment.
+    /// Whether somebody else has the file locked for the moment: for the last of these codes through all tries that SQLite
+    /// makes by itself, for ten seconds.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
-        matches!(error.sqlite_error_code(), Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked))
+        use ErrorCode::{DatabaseBusy, DatabaseLocked, FileLockingProtocolFailed};
+        matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked | FileLockingProtocolFailed))
     }
 
     /// What failed is to ask the system about the file.
@@ -136,6 +149,8 @@ impl SqliteError {
     fn path(&self) -> &Path {
         match self {
             SqliteError::Busy { path }
+            | SqliteError::NoTurn { path }
+            | SqliteError::LockEnded { path }
             | SqliteError::Engine { path, .. }
             | SqliteError::File { path, .. }
             | SqliteError::Denied { path, .. }
@@ -161,7 +176,9 @@ impl SqliteError {
 
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
-            SqliteError::Busy { .. } => (ErrorKind::Store, true),
+            SqliteError::Busy { .. } | SqliteError::NoTurn { .. } | SqliteError::LockEnded { .. } => {
+                (ErrorKind::Store, true)
+            }
             SqliteError::Engine { source, .. } => engine_kind(source),
             SqliteError::File { source, .. } => io_kind(source),
             SqliteError::Denied { .. } => (ErrorKind::Permission, false),
@@ -197,6 +214,7 @@ impl From<SqliteError> for Error {
             SqliteError::Engine { source, .. } => failed.caused_by(source),
             SqliteError::File { source, .. } | SqliteError::Denied { source, .. } => failed.caused_by(source),
             SqliteError::Damaged { key, .. } => failed.with_key(&key),
+            SqliteError::Moved { .. } => failed.gone(),
             _ => failed,
         }
     }
@@ -250,7 +268,7 @@ fn advice(error: &rusqlite::Error) -> &'static str {
         ErrorCode::CannotOpen => {
             "a file could not be opened; check the folder, its permissions and the limit of open files"
         }
-        ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked => "another process is writing to it; repeat the call",
+        _ if SqliteError::is_busy(error) => "another process is writing to it; repeat the call",
         _ => "SQLite failed; repeat the call",
     }
 }

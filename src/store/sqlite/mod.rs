@@ -5,10 +5,10 @@
 //! host's boot-time clock, which all its processes share; `boot` says how holders of an earlier boot are dealt with.
 //! What issues a token is on disk before the answer. Nothing is unanswered but a commit that failed with an I/O error.
 //!
-//! A file that was removed or replaced while it is open is no store any more: acquire and swap fail, renew
-//! says lost, release and the reading of one key find nothing. Copying a backup *into* the open file is not
-//! noticed; and who puts another file in its place has to remove the `-wal` and `-shm` files beside it, or SQLite
-//! applies the old log to the new file, and takes its index for its own.
+//! A file that was removed or replaced while it is open is no store any more: renew says lost, release finds nothing,
+//! and all else fails. Where only its log was, the rows are still in the file of all others, so a release fails, too.
+//! Copying a backup *into* the open file is not noticed; and who puts another file in its place has to remove the
+//! `-wal` and `-shm` files beside it, or SQLite applies the old log to the new file, and takes its index for its own.
 //!
 //! Reads have a connection of their own and wait for no writer. `wakeup` wakes waiters when a row has changed.
 
@@ -100,6 +100,11 @@ impl Target {
         }
     }
 
+    /// Whether the path leads to another file, or to none, for certain.
+    fn is_elsewhere(&self) -> bool {
+        identity(&self.path).is_ok_and(|there| there != Some(self.file))
+    }
+
     /// Whatever SQLite finds in a log that is not its own any more, that is what is wrong.
     fn explained(&self, error: SqliteError) -> SqliteError {
         match self.check() {
@@ -152,12 +157,22 @@ impl Backend for Sqlite {
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        transactional::renew(&Claiming(self, attempt.grant()), attempt, renewal, by)
+        match transactional::renew(&Claiming(self, attempt.grant()), attempt, renewal, by) {
+            // Nobody sees what is written here any more.
+            Err(error) if error.is_gone() => {
+                Ok(Renewed::Lost(Seen::new(LockRecord::missing(&attempt.key), self.target.times()?, None)))
+            }
+            renewed => renewed,
+        }
     }
 
     /// To give up is to release: no copy of an acquisition is ever on its way.
     fn release(&self, attempt: &mut Attempt, _purpose: Purpose, by: &Deadline) -> Result<Released> {
-        transactional::release(&Claiming(self, attempt.grant()), attempt, Purpose::Release, by)
+        match transactional::release(&Claiming(self, attempt.grant()), attempt, Purpose::Release, by) {
+            // Without its log it is still the file of all others, and the row stands in it.
+            Err(error) if error.is_gone() && self.target.is_elsewhere() => Ok(Released::Free),
+            released => released,
+        }
     }
 
     /// A poll is as strong as any read.

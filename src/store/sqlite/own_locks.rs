@@ -75,13 +75,15 @@ mod linux {
     const DEAD_MAN: Bytes = (128, 1);
     /// Where the one connection that writes has a lock on `-shm` for itself.
     const WRITE: Bytes = (120, 1);
+    /// All locks that SQLite has on `-shm` for its work.
+    const WORK: Bytes = (120, 8);
     /// The first of the bytes that each mean one place of the database; far behind SQLite's own.
     const PLACES: off_t = 1 << 61;
     /// The first of the bytes that each mean one copy of this library in one process, up to those of the places.
     const COPIES: off_t = 1 << 60;
     /// So many of them are those of one process, half of them of copies that only try.
     const OF_PROCESS: off_t = 1 << 20;
-    /// At most this many descriptors without locks stay open: one for each file, and for each `-shm` that others still use.
+    /// At most this many descriptors without locks stay open, and all those of files that others have locked.
     const KEPT: usize = 64;
     /// To the end, however far.
     const ALL: Bytes = (0, 0);
@@ -151,6 +153,12 @@ mod linux {
             let mut found = flock(libc::F_WRLCK, WRITE);
             let is_known = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
             !is_known || is_perhaps_ours(found.l_type, found.l_pid)
+        }
+
+        /// Whether somebody is at work there, in this process or another, in a part of it that others may not share.
+        pub fn see_work(&self) -> bool {
+            let mut found = flock(libc::F_RDLCK, WORK);
+            fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok() && found.l_type != libc::F_UNLCK as c_short
         }
 
         /// The beginning of `-shm`, which says which state of the file a reader sees. Every state is written there before
@@ -430,63 +438,6 @@ mod linux {
     }
 }
 
-/// There are no such locks, or, by glibc on 32 bits, none at such offsets: only a log that is gone is noticed.
 #[cfg(not(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl"))))]
-mod other {
-    use std::io;
-    use std::path::Path;
-
-    use super::{Header, Marked, Taken};
-    use crate::store::sqlite::file::FileId;
-
-    #[derive(Debug)]
-    pub struct OwnLocks;
-
-    impl OwnLocks {
-        pub fn take(_path: &Path, _database: FileId, _mark: Option<&Mark>, _idle: &mut Idle) -> io::Result<Taken> {
-            Ok(Taken::Locks(OwnLocks))
-        }
-
-        pub fn stand_beside(&self, _path: &Path) -> bool {
-            false
-        }
-
-        pub fn see_the_writer(&self) -> bool {
-            true
-        }
-
-        pub fn header(&self) -> Option<Header> {
-            None
-        }
-
-        pub fn unlock(&self) {}
-
-        pub fn give_up(self, _idle: &mut Idle) {}
-    }
-
-    #[derive(Debug)]
-    pub struct Mark;
-
-    impl Mark {
-        pub fn give_up(self, _idle: &mut Idle) {}
-    }
-
-    #[derive(Debug)]
-    pub struct Idle;
-
-    impl Idle {
-        pub const fn new() -> Idle {
-            Idle
-        }
-
-        pub fn is_elsewhere(&mut self, _path: &Path, _file: FileId) -> bool {
-            false
-        }
-
-        pub fn mark(&mut self, _path: &Path, _file: FileId) -> io::Result<Marked> {
-            Ok(Marked::As(None))
-        }
-
-        pub fn close(&mut self) {}
-    }
-}
+#[path = "no_own_locks.rs"]
+mod other;

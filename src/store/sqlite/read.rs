@@ -11,7 +11,7 @@ use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
 use super::schema::{self, Format};
 use super::{Page, Seen, Sqlite, Which};
-use crate::lease::{LockRecord, Times};
+use crate::lease::Times;
 use crate::model::error::{Error, Result};
 use crate::store::transactional::Durability;
 use crate::sys::deadline::Deadline;
@@ -33,15 +33,8 @@ impl Sqlite {
         Ok(run().map_err(|error| self.target.explained(error))?)
     }
 
-    /// A file that is gone has no row for a key; listing keys says instead that it is gone.
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
-        match self.target.check() {
-            Err(SqliteError::Moved { .. }) => {
-                let (record, times) = (LockRecord::missing(key), self.target.times()?);
-                return Ok(Page { records: vec![Seen::new(record, times, None)], next: None });
-            }
-            checked => checked?,
-        }
+        self.target.check()?;
         let (format, row) = {
             let conn = conn::lock(&self.reader, &self.target.path, by)?;
             conn::busy_retried(&self.target.path, by, "read the row", || Row::read(&conn, &self.target.path, key))?
@@ -134,7 +127,8 @@ impl Sqlite {
 
     /// One try: a read waits for no writer.
     fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
-        let mut writer = self.writer.try_lock().ok_or_else(|| SqliteError::Busy { path: self.target.path.clone() })?;
+        let mut writer =
+            self.writer.try_lock().ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.target.path, &now)?;
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;

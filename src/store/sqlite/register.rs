@@ -134,7 +134,7 @@ impl Turn {
         let in_parent = || SqliteError::OpenInParent { path: path.to_owned() };
         let mut files = FILES.lock(by).map_err(|in_use| match in_use {
             InUse::ForEver => in_parent(),
-            InUse::ForNow => SqliteError::Busy { path: path.to_owned() },
+            InUse::ForNow => SqliteError::NoTurn { path: path.to_owned() },
         })?;
         files.make_current();
         if files.parents.iter().any(|(open, _)| !open.is_empty()) {
@@ -210,7 +210,7 @@ impl Opened {
             marked?;
             drop(files);
             if !by.wait_for(PAUSE) {
-                return Err(SqliteError::Busy { path: path.to_owned() });
+                return Err(SqliteError::NoTurn { path: path.to_owned() });
             }
         }
     }
@@ -254,7 +254,7 @@ impl Opened {
                 }
             }
             if !by.wait_for(PAUSE) {
-                return Err(SqliteError::Busy { path: path.to_owned() });
+                return Err(SqliteError::NoTurn { path: path.to_owned() });
             }
         }
     }
@@ -262,6 +262,11 @@ impl Opened {
     /// Whether others see that this process writes, while SQLite says that it may.
     pub(super) fn is_seen_writing(&self) -> bool {
         self.locks.as_ref().is_none_or(|locks| locks.see_the_writer())
+    }
+
+    /// [`OwnLocks::see_work`]
+    pub(super) fn is_at_work(&self) -> bool {
+        self.locks.as_ref().is_some_and(|locks| locks.see_work())
     }
 
     /// [`OwnLocks::header`]

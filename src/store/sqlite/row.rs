@@ -74,9 +74,10 @@ impl Row {
     /// The format and the row of a key, a missing one where there is none. The format is read while the statement is
     /// open: from the same state of the file, and without a second read transaction.
     pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<(Format, Row), SqliteError> {
-        let failed = |source| match schema::format(conn, path) {
-            // It may have other columns.
-            Err(newer @ SqliteError::NewerFormat { .. }) => newer,
+        // It may have other columns. One that is locked would only be waited for once more.
+        let look = |source: &rusqlite::Error| (!SqliteError::is_busy(source)).then(|| schema::format(conn, path));
+        let failed = |source: rusqlite::Error| match look(&source) {
+            Some(Err(newer @ SqliteError::NewerFormat { .. })) => newer,
             _ => SqliteError::Engine { path: path.to_owned(), doing: "read the row", source },
         };
         let mut statement = conn.prepare_cached(READ).map_err(failed)?;

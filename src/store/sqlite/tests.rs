@@ -93,6 +93,19 @@ fn who_made_the_table_says_so_also_after_a_call_that_ran_out_of_time() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
+/// Nobody writes there.
+#[test]
+fn a_call_that_waits_for_another_one_of_its_client_tells_of_no_writer() {
+    let (folder, store) = store();
+    let reader = store.reader.lock();
+    let by = Deadline::after(Duration::from_millis(50));
+    let error = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
+    assert!(!error.to_string().contains("writing"), "{error}");
+    drop(reader);
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
 #[test]
 fn an_error_tells_its_cause_once_and_no_grant_id() {
     let (folder, store) = store();
@@ -193,6 +206,7 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
         (engine(ffi::SQLITE_CANTOPEN), ErrorKind::Store, true, "a file could not be opened"),
         (engine(ffi::SQLITE_BUSY), ErrorKind::Store, true, "another process is writing"),
         (engine(ffi::SQLITE_LOCKED), ErrorKind::Store, true, "another process is writing"),
+        (engine(ffi::SQLITE_PROTOCOL), ErrorKind::Store, true, "another process is writing"),
         (engine(ffi::SQLITE_NOMEM), ErrorKind::Store, true, "SQLite failed"),
         (file(Io::PermissionDenied), ErrorKind::Permission, false, "no permission"),
         (file(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "the file system is read-only"),

@@ -53,7 +53,7 @@ impl Sqlite {
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     begin = Begin::Write;
                 }
-                Err(SqliteError::Busy { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
+                Err(SqliteError::Busy { .. } | SqliteError::LockEnded { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
                 written => break written,
             }
         };
@@ -108,15 +108,6 @@ impl Sqlite {
             // What a commit promises can't be changed within its transaction.
             Ok(Written::Done(None)) => self.transition(key, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
-            // A file that is gone holds nothing, and nothing can be granted in it.
-            Err(error @ SqliteError::Moved { .. }) => {
-                let (record, times) = (LockRecord::missing(key), self.target.times()?);
-                let step = transition(&record, &times);
-                match step.record {
-                    None => Ok(Transacted::Done(step.answer, Seen::new(record, times, None))),
-                    Some(_) => Err(error.into()),
-                }
-            }
             Err(error) => Err(error.into()),
         }
     }

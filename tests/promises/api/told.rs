@@ -124,7 +124,7 @@ fn a_release_of_what_stands_no_more_says_what_may_have_become_of_it() {
         let failed = guard.release().unwrap_err();
         assert_eq!(failed.error().kind(), ErrorKind::Lost, "{failed}");
         assert!(
-            failed.to_string().ends_with("it was released by another, or its row, table or file was deleted"),
+            failed.to_string().ends_with("released by another, or its row, table or file was deleted or replaced"),
             "{failed}"
         );
     });

@@ -1,5 +1,9 @@
 //! Somebody else writes: deadlines and cancellation hold, and readers do not wait.
 
+#[cfg(target_os = "linux")]
+use std::io::{BufRead, BufReader, Read};
+#[cfg(target_os = "linux")]
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::sqlite::Sqlite;
@@ -11,11 +15,19 @@ use crate::sqlite::support::*;
 use crate::support::harness::within;
 use crate::support::lateness;
 
+const WRITES: &str = "another process or thread is writing";
+/// Also where a machine stood still until the time was over.
+const NO_TURN: &str = "did not get its turn";
+
 fn is_busy<T: std::fmt::Debug>(answer: leasehold::Result<T>) {
+    says(answer, &[WRITES, NO_TURN]);
+}
+
+fn says<T: std::fmt::Debug>(answer: leasehold::Result<T>, one_of: &[&str]) {
     let error = answer.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Store);
     assert!(error.is_retryable());
-    assert!(error.to_string().contains("another process or thread is writing"), "{error}");
+    assert!(one_of.iter().any(|text| error.to_string().contains(text)), "{error}");
 }
 
 /// A store, and somebody else's connection that holds the write lock on it.
@@ -75,7 +87,7 @@ fn opening_keeps_its_deadline() {
 fn a_deadline_that_is_over_sends_nothing() {
     let folder = Folder::new();
     let store = open(&folder.file());
-    is_busy(store.acquire(&mut attempt("k", "a"), &Deadline::after(Duration::ZERO)));
+    says(store.acquire(&mut attempt("k", "a"), &Deadline::after(Duration::ZERO)), &[NO_TURN]);
     assert!(!look(&store, "k").record.exists());
 }
 
@@ -160,6 +172,47 @@ fn readers_wait_for_no_writer_in_this_process_or_another() {
         }
         cancel.cancel();
     });
+}
+
+/// As one that was stopped as it began to read. SQLite tries for ten seconds by itself, and says then that its locks do
+/// not work.
+#[cfg(target_os = "linux")]
+#[test]
+fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_drop() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::libc::{self, c_short};
+    const TEST: &str =
+        "sqlite::busy::who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_drop";
+    const INDEX: &str = "LEASEHOLD_INDEX";
+    if let Some(index) = std::env::var_os(INDEX) {
+        let index = std::fs::File::options().read(true).write(true).open(index).unwrap();
+        let (l_type, l_whence) = (libc::F_WRLCK as c_short, libc::SEEK_SET as c_short);
+        // Whichever of them the others want.
+        let marks = libc::flock { l_type, l_whence, l_start: 123, l_len: 5, l_pid: 0 };
+        fcntl(&index, FcntlArg::F_SETLKW(&marks)).unwrap();
+        println!("\nit reads");
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return;
+    }
+    let folder = Folder::new();
+    let (store, client) = (open(&folder.file()), LockClient::connect(&folder.url()).unwrap());
+    granted(&store, &mut attempt("k", "a"));
+    let mut reads = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture"])
+        .env(INDEX, folder.path().join("locks.db-shm"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(reads.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "it reads"));
+    // By the first answer it is over.
+    let by = Deadline::after(seconds(5));
+    says(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by), &[WRITES]);
+    within("the drop of a client", seconds(5), || drop(client));
+    // That closes its input.
+    assert!(reads.wait().unwrap().success());
+    held(&store, &mut attempt("k", "b"));
 }
 
 #[test]

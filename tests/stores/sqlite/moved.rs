@@ -2,14 +2,19 @@
 
 use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::LockRecord;
+use leasehold::internals::store::sqlite::Sqlite;
 use leasehold::internals::store::{Acquired, Backend, Consistency, Purpose, Released, Swapped, Which};
-use leasehold::{ErrorKind, LockClient, LossReason, Result};
+use leasehold::internals::sys::clock::Clock;
+use leasehold::{ErrorKind, Filter, LockClient, LossReason, Result};
 
 use crate::sqlite::support::*;
-use crate::support::harness::PATIENCE;
+use crate::support::bench::builder_over;
+use crate::support::harness::{PATIENCE, within};
 use crate::support::lateness::{measure, slack};
 use crate::support::process::Worker;
 
@@ -22,6 +27,11 @@ fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
     assert!(!error.is_retryable());
     let says = ["removed or replaced", "drop this process's clients", "connect again"];
     assert!(says.into_iter().all(|part| error.to_string().contains(part)), "{error}");
+}
+
+/// Of the file at the path, if there is one.
+fn inode(folder: &Folder) -> Option<u64> {
+    fs::metadata(folder.file()).ok().map(|meta| meta.ino())
 }
 
 fn remove(folder: &Folder) {
@@ -66,15 +76,82 @@ fn who_holds_learns_that_it_is_gone() {
         let mut mine = attempt("k", "a");
         granted(&store, &mut mine);
         let before = look(&store, "k");
+        let file = inode(&folder);
         strike(&folder);
         lost(&store, &mut mine);
-        assert!(!look(&store, "k").record.exists());
+        is_moved(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()));
         is_moved(store.acquire(&mut attempt("l", "a"), &soon()));
         is_moved(store.swap(&before, None, &soon()));
         is_moved(store.swap(&before, Some(&before.record), &soon()));
         is_moved(store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()));
-        assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()).unwrap(), Released::Free));
-        assert!(matches!(store.release(&mut mine, Purpose::GiveUp, &soon()).unwrap(), Released::Free));
+        for purpose in [Purpose::Release, Purpose::GiveUp] {
+            let released = store.release(&mut mine, purpose, &soon());
+            // Without its log it is still the file of all others, with the row in it.
+            match inode(&folder) == file {
+                true => is_moved(released),
+                false => assert!(matches!(released.unwrap(), Released::Free)),
+            }
+        }
+    }
+}
+
+/// That nobody holds it would be wrong: somebody does, in the new file.
+#[test]
+fn a_client_of_a_file_that_was_replaced_says_so_of_each_key() {
+    let folder = Folder::new();
+    let client = LockClient::connect(&folder.url()).unwrap();
+    client.lock("k").unwrap().release().unwrap();
+    replace(&folder);
+    granted(&open(&folder.file()), &mut attempt("k", "b"));
+    is_moved(client.get("k"));
+    is_moved(client.force_release("k"));
+    is_moved(client.list(&Filter::new().key("k")));
+}
+
+/// No renewal tells it, for it is only looked at.
+#[test]
+fn a_holder_without_end_learns_that_the_file_is_gone() {
+    for strike in [remove, remove_all_three, replace, remove_log, replace_log, remove_index] {
+        let (folder, clock) = (Folder::new(), Clock::system());
+        let store = Sqlite::open(options(&folder.file()), clock.clone(), &soon()).unwrap();
+        let client = builder_over(Arc::new(store), clock.clone()).connect().unwrap();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        strike(&folder);
+        clock.advance(seconds(35));
+        let loss = guard.loss().wait_timeout(PATIENCE).expect("a loss");
+        assert!(matches!(loss.reason, LossReason::Gone), "{loss:?}");
+        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    }
+}
+
+/// It looks at the row before it shortens the hold.
+#[test]
+fn a_minimum_hold_in_a_file_that_is_gone_is_lost_at_its_release() {
+    for strike in [remove, replace] {
+        let folder = Folder::new();
+        let client = LockClient::connect(&folder.url()).unwrap();
+        let guard = client.request("k").lease(LEASE).hold_at_least(LEASE).lock().unwrap();
+        strike(&folder);
+        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    }
+}
+
+/// Else nobody frees a lock without end.
+#[test]
+fn a_release_fails_where_the_lock_stands_on_in_a_file_whose_log_is_gone() {
+    for strike in [remove_log, replace_log, remove_index] {
+        let folder = Folder::new();
+        let client = LockClient::connect(&folder.url()).unwrap();
+        let lock = client.request("k").owner("a").lease_forever().acquire().unwrap();
+        // So that nothing of it is in the log alone.
+        raw(&folder.file()).query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(())).unwrap();
+        strike(&folder);
+        is_moved(client.release(&lock));
+        drop(client);
+        let client = LockClient::connect(&folder.url()).unwrap();
+        assert_eq!(client.get("k").unwrap().unwrap().holders()[0].owner(), "a");
+        client.release(&lock).unwrap();
+        assert!(client.get("k").unwrap().unwrap().is_free());
     }
 }
 
@@ -90,6 +167,16 @@ fn who_connects_beside_a_client_whose_log_is_gone_is_told_so() {
         drop(store);
         drop(open(&folder.file()));
     }
+}
+
+/// No later try would help.
+#[test]
+fn what_can_not_be_released_since_the_log_is_gone_holds_up_no_drop() {
+    let folder = Folder::new();
+    let client = LockClient::connect(&folder.url()).unwrap();
+    let guard = client.request("k").lease_forever().lock().unwrap();
+    remove_index(&folder);
+    within("the drop", seconds(2), || drop((guard, client)));
 }
 
 #[test]
