@@ -152,7 +152,8 @@ impl LockClient {
     /// one read of the store for each reader, and an acquire and a release for each writer; a reader that finds a writer
     /// at the gate has those, too. A reader that holds the lock already must not come by the gate again: it would wait
     /// for a writer that waits for it. Inside one client there is a queue already: a reader that comes after a writer of
-    /// the same client stands behind it, also while that waits for readers elsewhere. The example `readers_and_writer`
+    /// the same client stands behind it, also while that waits for readers elsewhere: so a thread that holds the lock shared
+    /// and asks for it shared again waits for itself once a writer has come. The example `readers_and_writer`
     /// shows it with two processes, and what a writer does that loses the gate while it waits.
     pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
         self.request(key).shared().lock()

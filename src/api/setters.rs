@@ -10,7 +10,9 @@ macro_rules! setters {
                 self
             }
 
-            /// Takes a shared lock, which at most `n` holders can have at once. Defaults to no limit. On DynamoDB the lease
+            /// Takes a shared lock, which at most `n` holders can have at once. Defaults to no limit. It is counted when this
+            /// request is granted: who asks with a larger limit, or with none, joins all the same, so all who use the key
+            /// must give the same `n`. On DynamoDB the lease
             /// sets a bound, about 160 at 20 s: see `leasehold::dynamodb`.
             pub fn max_holders(mut self, n: u32) -> Self {
                 self.spec.lock.mode = Mode::Shared;

@@ -2,7 +2,7 @@
 //! sends; it is the watcher that declares a loss.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::select;
 
@@ -24,6 +24,8 @@ const ENDLESS_LOOK: Duration = Duration::from_secs(30);
 const LEAST_LOOK: Duration = Duration::from_secs(1);
 /// An end of a lock that has none is not nearer than this, so that its guard knows of it before.
 pub const NEAREST_END: Duration = ENDLESS_LOOK.saturating_mul(2);
+/// Of heartbeats that fail one after the other one in this time is warned of.
+const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// The shortest time between repeats, however little of the lease is left: in less than that hardly any answer comes.
 const MIN_RETRY: Duration = Duration::from_millis(5);
 
@@ -52,8 +54,20 @@ fn interval(terms: &Terms) -> Duration {
 impl Hold {
     pub(super) fn warn_of_heartbeat(&self, left: Duration, error: &Error) {
         let (key, error) = (shown(&self.grant.lock.key), error.with_causes());
-        log::warn!(target: "leasehold::heartbeat", key:?, left_ms = left.as_millis() as u64;
-            "a heartbeat of lock {key:?} failed and is repeated, {:.1} s left: {error}", left.as_secs_f64());
+        let left_ms = u64::try_from(left.as_millis()).unwrap_or(u64::MAX);
+        // A lock without end has no time that is left.
+        let left = if left == Duration::MAX { String::new() } else { format!(", {:.1} s left", left.as_secs_f64()) };
+        let said = format!("a heartbeat of lock {key:?} failed and is repeated{left}: {error}");
+        let is_news = {
+            let mut warned = self.beats.warned.lock();
+            let is_news = warned.is_none_or(|at| at.elapsed() >= SAY_AGAIN);
+            *warned = if is_news { Some(Instant::now()) } else { *warned };
+            is_news
+        };
+        match is_news {
+            true => log::warn!(target: "leasehold::heartbeat", key:?, left_ms; "{said}"),
+            false => log::debug!(target: "leasehold::heartbeat", key:?, left_ms; "{said}"),
+        }
     }
 }
 
@@ -88,7 +102,7 @@ fn run(hold: &Hold) {
             }
             Beat::Failed => {
                 failures += 1;
-                backoff::retry_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
+                backoff::renewal_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
             }
         };
     }

@@ -97,6 +97,8 @@ pub(super) struct Beats {
     now: Sender<()>,
     /// A message makes it send at once.
     pub wishes: Receiver<()>,
+    /// When a failure was warned of last, since one that was answered.
+    pub warned: Mutex<Option<Instant>>,
 }
 
 pub(super) struct State {
@@ -198,7 +200,7 @@ impl Hold {
                 kept_as: setup.backend.info().grant_form.fresh(),
             },
             loss: LossWatch::new(),
-            beats: Beats { stop: CancelToken::new(), now, wishes },
+            beats: Beats { stop: CancelToken::new(), now, wishes, warned: Mutex::default() },
             setup,
         })
     }
@@ -399,6 +401,7 @@ impl Hold {
                 return Beat::Over;
             }
             state.last_error = None;
+            *self.beats.warned.lock() = None;
             let stands_until = end_of(until, now, self.setup.clock.now());
             match self.setup.terms.lease {
                 // Others may have given it an end; by now it is only read.
@@ -407,12 +410,17 @@ impl Hold {
                 Lease::For(_) => drop(self.requests.stands_until.fetch_max(stands_until.as_nanos(), Ordering::SeqCst)),
             }
             let wall = SystemTime::now();
-            state.lock.renewed = Some(wall);
+            // Of a lock without end it was only looked whether it stands.
+            if self.setup.terms.lease != Lease::Forever {
+                state.lock.renewed = Some(wall);
+            }
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
         }
         pause!("renew.published");
-        self.setup.observing.tell(&Event::Renewed { key: &shown(&self.grant.lock.key), left });
+        if self.setup.terms.lease != Lease::Forever {
+            self.setup.observing.tell(&Event::Renewed { key: &shown(&self.grant.lock.key), left });
+        }
         Beat::Renewed
     }
 
@@ -437,11 +445,13 @@ impl Hold {
                 return Beat::Over;
             }
             state.last_error = Some(tells_most(state.last_error.take(), error.clone(), is_cut_off));
+            // A warning may have been due already.
+            if state.callbacks.warn_before.is_some() {
+                self.setup.watcher.look_now();
+            }
         }
         // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);
-        // A warning may have been due already.
-        self.setup.watcher.look_now();
         Beat::Failed
     }
 

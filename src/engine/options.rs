@@ -85,7 +85,16 @@ impl ClientOptions {
             // Only the acquire that precedes the endless lease uses these.
             Lease::Forever => MAX_ACQUIRE_LEASE,
         };
-        let heartbeat = self.heartbeat.unwrap_or(counted / 3);
+        let usual = (counted / 3, (counted / 10).max(self.min_margin));
+        let mut heartbeat = self.heartbeat.unwrap_or(usual.0);
+        let mut margin = self.margin.unwrap_or(usual.1);
+        // Numbers of the client that suit its own leases are no reason to refuse one without end, or one that ends soon.
+        if lease == Lease::Forever {
+            margin = margin.min(usual.1);
+        }
+        if lease == Lease::Forever || ends_at.is_some() {
+            heartbeat = heartbeat.min(usual.0);
+        }
         // Where others decide by a duration of their own, one heartbeat may come to nothing.
         let (most, part) = match self.limits.and_then(|limits| limits.one_lease) {
             Some(_) => (counted / 3, "a third of"),
@@ -95,7 +104,6 @@ impl ClientOptions {
             let right = format!("above zero and at most {part} the lease ({most:?})");
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
-        let margin = self.margin.unwrap_or((counted / 10).max(self.min_margin));
         if margin < self.min_margin || margin >= counted - heartbeat {
             let least = match self.min_margin.is_zero() {
                 true => String::new(),

@@ -257,6 +257,8 @@ impl Hold {
         let before = state.phase;
         if before == Phase::Held {
             state.phase = Phase::Releasing;
+            // Also where the store does not answer: whoever waits for the loss may have the guard.
+            self.loss.end(None);
         }
         self.hold_no_longer();
         before

@@ -7,6 +7,8 @@ use std::time::Duration;
 const FIRST_RETRY: Duration = Duration::from_millis(20);
 /// Repeats after store errors are never further apart.
 const LAST_RETRY: Duration = Duration::from_secs(1);
+/// Nor are those of renewals, however much time is left.
+const LAST_RENEWAL: Duration = Duration::from_secs(30);
 /// Longer than anybody waits, and short enough that the sums below can't overflow.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -41,8 +43,18 @@ pub fn woken_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, 
 /// each time up to a second, the upper half at random, and never more than a third of `left`, so
 /// that two more repeats fit.
 pub fn retry_delay(failures: u32, left: Duration, random: f64) -> Duration {
-    let doubled = FIRST_RETRY.saturating_mul(1 << failures.min(10));
-    let capped = doubled.min(LAST_RETRY);
+    delay(failures, LAST_RETRY, left, random)
+}
+
+/// The same of a renewal: of a lease that has much time left they come more seldom, so that a store that comes back is not
+/// met by all at once.
+pub fn renewal_delay(failures: u32, left: Duration, random: f64) -> Duration {
+    delay(failures, (left / 30).clamp(LAST_RETRY, LAST_RENEWAL), left, random)
+}
+
+fn delay(failures: u32, most: Duration, left: Duration, random: f64) -> Duration {
+    let doubled = FIRST_RETRY.saturating_mul(1 << failures.min(11));
+    let capped = doubled.min(most);
     capped.mul_f64(0.5 + random / 2.0).min(left / 3)
 }
 

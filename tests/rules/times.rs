@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::asks::*;
-use leasehold::internals::lease::backoff::{poll_delay, retry_delay, with_jitter, woken_delay};
+use leasehold::internals::lease::backoff::{poll_delay, renewal_delay, retry_delay, with_jitter, woken_delay};
 use leasehold::internals::lease::group::{GroupAnswer, renew_group};
 use leasehold::internals::lease::transition::{KeepAnswer, Renewal, keep_standing, renew};
 use leasehold::internals::lease::{
@@ -94,6 +94,11 @@ fn a_repeat_doubles_up_to_a_second_with_its_upper_half_at_random() {
 fn a_repeat_leaves_time_for_two_more() {
     assert_eq!(retry_delay(9, ms(90), 0.5), ms(30));
     assert_eq!(retry_delay(9, Duration::ZERO, 0.5), Duration::ZERO);
+    // Of a lease that has half a minute left as much; of a longer one it may wait longer, and of none too long.
+    let last = |left| renewal_delay(u32::MAX, Duration::from_secs(left), 1.0);
+    assert_eq!(renewal_delay(1, Duration::MAX, 1.0), retry_delay(1, Duration::MAX, 1.0));
+    assert_eq!([0, 3, 30, 300, 3000].map(|left| last(left).as_millis()), [0, 1000, 1000, 10_000, 30_000]);
+    assert_eq!(renewal_delay(u32::MAX, Duration::MAX, 1.0), Duration::from_secs(30));
 }
 
 #[test]

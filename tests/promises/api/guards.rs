@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use crossbeam_channel::{Receiver, bounded};
-use leasehold::{ErrorKind, Event, LockGuard, LossReason, Mode, Observer, SameOwner};
+use leasehold::{CancelToken, ErrorKind, Event, LockGuard, LossReason, Mode, Observer, SameOwner, Slept};
 
 use crate::api::{LONG, MINUTE, answered, faulty, on_every_store, wait_until};
 use crate::support::harness::{Store, millis};
@@ -199,6 +199,32 @@ fn a_lock_without_end_survives_every_suspend_and_notices_a_release() {
         assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss:?}");
         assert!(!guard.is_held());
     });
+}
+
+/// It is looked at, not renewed: nobody is told that its end moved on.
+#[test]
+fn a_lock_without_end_is_never_said_to_be_renewed() {
+    struct Renewals(crossbeam_channel::Sender<()>);
+    impl Observer for Renewals {
+        fn event(&self, event: &Event<'_>) {
+            if matches!(event, Event::Renewed { .. }) {
+                let _ = self.0.send(());
+            }
+        }
+    }
+    let store = Store::memory();
+    let (to, renewals) = bounded(10);
+    let client = store.builder().observer(Arc::new(Renewals(to))).connect().unwrap();
+    let guard = client.request("k").lease_forever().lock().unwrap();
+    assert_eq!(renewals.try_iter().count(), 0, "what it was granted by is no heartbeat");
+    for _ in 0..3 {
+        let looks = store.plan.count(Call::Read);
+        store.advance(Duration::from_secs(60));
+        wait_until("it is looked at", || store.plan.count(Call::Read) > looks);
+    }
+    assert!(guard.info().renewed().is_none(), "{:?}", guard.info());
+    guard.release().unwrap();
+    assert_eq!(renewals.try_iter().count(), 0);
 }
 
 #[test]
@@ -430,6 +456,24 @@ fn a_release_after_a_close_tells_of_the_loss_before_it() {
             assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
         }
         held.release().unwrap();
+    });
+}
+
+/// Who waits for the loss may have the guard, and would never drop it.
+#[test]
+fn a_close_that_the_store_does_not_answer_tells_whoever_waits_for_the_loss() {
+    let store = Store::memory();
+    let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
+    let [waits, sleeps] = ["a", "b"].map(|key| client.lock(key).unwrap());
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(move || (waits.loss().wait_timeout(LONG), waits));
+        let sleeps = scope.spawn(move || (sleeps.sleep(LONG, &CancelToken::new()), sleeps));
+        store.plan.go_offline();
+        client.close().unwrap_err();
+        let began = Instant::now();
+        assert!(waits.join().unwrap().0.is_none());
+        assert!(matches!(sleeps.join().unwrap().0, Slept::Released));
+        assert!(began.elapsed() < LONG / 2, "nobody told them");
     });
 }
 

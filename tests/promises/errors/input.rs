@@ -106,6 +106,22 @@ fn numbers_of_a_client() {
     refused(client.request("k").lease(secs(8)).lock(), ErrorKind::InvalidInput, &["heartbeat", "5s", "4s"]);
 }
 
+/// They suit its own leases, and nobody named them for this one.
+#[test]
+fn numbers_of_a_client_keep_no_lock_without_end_out() {
+    let secs = Duration::from_secs;
+    for builder in [builder().lease(secs(300)).heartbeat(secs(100)), builder().lease(secs(300)).margin(secs(45))] {
+        let client = builder.connect().unwrap();
+        let guard = client.request("k").lease_forever().lock().unwrap();
+        let guard = client.adopt(guard.into_lock()).unwrap();
+        assert_eq!(guard.remaining(), Duration::MAX);
+        guard.release().unwrap();
+    }
+    // Nor one that ends soon.
+    let client = builder().lease(secs(300)).heartbeat(secs(100)).connect().unwrap();
+    drop(client.request("k").lease_until(SystemTime::now() + secs(60)).lock().unwrap());
+}
+
 #[test]
 fn the_bounds_themselves_are_accepted() {
     let (secs, ms) = (Duration::from_secs, Duration::from_millis);

@@ -174,6 +174,10 @@ fn a_heartbeat_that_failed_is_logged_with_the_cause() {
         wait_until("a heartbeat has failed", || KEPT.lock().unwrap().iter().any(failed));
         let line = KEPT.lock().unwrap().iter().find(|line| failed(line)).cloned().unwrap();
         assert!(line.ends_with("the store refused the request: permission denied"), "{line}");
+        // It is not said of each that follows.
+        let failed_more = store.plan.count(Call::Renew) + 5;
+        wait_until("more have failed", || store.plan.count(Call::Renew) > failed_more);
+        assert_eq!(KEPT.lock().unwrap().iter().filter(|line| failed(line)).count(), 1);
     });
 }
 
