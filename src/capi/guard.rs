@@ -9,7 +9,7 @@ use parking_lot::RwLock;
 
 use super::callback::{Alone, Gate};
 use super::code::Code;
-use super::failure::{ENDED, Failure, about};
+use super::failure::{ENDED, ENDING, Failure, about};
 use super::lock::{LockData, LockHandle};
 use super::loss::{Reason, Watch};
 use super::status::ModeCode;
@@ -134,6 +134,7 @@ impl Guard {
         let (kind, how) = match self.loss.get() {
             Some(loss) => (ErrorKind::Lost, format!("lost: {loss}")),
             None if self.was_lost.load(Ordering::SeqCst) => (ErrorKind::Lost, "it was not held any more".to_owned()),
+            None if self.guard.try_read().is_some_and(|held| held.is_some()) => (ErrorKind::Closed, ENDING.to_owned()),
             None => (ErrorKind::Closed, ENDED.to_owned()),
         };
         about(&self.granted, kind, how).into()

@@ -30,7 +30,8 @@ pub enum Reason {
     ReleasedByOther = 3,
     /// It was held for as long as leasehold_request_set_max_hold allows.
     MaxHold = 4,
-    /// The row is gone, alone or with its file, its collection or all rows. Where the table is gone, too, heartbeats fail
+    /// The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
+    /// replaced. Where the table is gone, too, heartbeats fail
     /// until the lease is over, and that is expired.
     Gone = 5,
     /// The heartbeat thread died.

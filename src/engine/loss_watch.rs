@@ -71,7 +71,7 @@ impl LossWatch {
         }
     }
 
-    /// Waits until the lock is lost; `None` once it was released or handed over instead.
+    /// Waits until the lock is lost; `None` once its release has begun, or it was handed over.
     pub fn wait(&self) -> Option<Loss> {
         self.wait_timeout(Duration::MAX)
     }
@@ -107,7 +107,7 @@ impl LossWatch {
     }
 
     /// A new channel that receives the loss, at once if the lock is already lost. It is disconnected without a message
-    /// when the lock is released or handed over.
+    /// when a release of it begins, or it is handed over.
     pub fn receiver(&self) -> LossReceiver {
         let subscribed = Arc::new(());
         LossReceiver { channel: self.subscribe(Some(Arc::downgrade(&subscribed))), _subscribed: subscribed }

@@ -85,15 +85,11 @@ impl ClientOptions {
             // Only the acquire that precedes the endless lease uses these.
             Lease::Forever => MAX_ACQUIRE_LEASE,
         };
-        let usual = (counted / 3, (counted / 10).max(self.min_margin));
-        let mut heartbeat = self.heartbeat.unwrap_or(usual.0);
-        let mut margin = self.margin.unwrap_or(usual.1);
-        // Numbers of the client that suit its own leases are no reason to refuse one without end, or one that ends soon.
-        if lease == Lease::Forever {
-            margin = margin.min(usual.1);
-        }
-        if lease == Lease::Forever || ends_at.is_some() {
-            heartbeat = heartbeat.min(usual.0);
+        let is_endless = lease == Lease::Forever;
+        let mut heartbeat = self.heartbeat.unwrap_or(counted / 3);
+        // One of the client's that suits its own leases is no reason to refuse one without end, or one that ends soon.
+        if is_endless || ends_at.is_some() {
+            heartbeat = heartbeat.min(counted / 3);
         }
         // Where others decide by a duration of their own, one heartbeat may come to nothing.
         let (most, part) = match self.limits.and_then(|limits| limits.one_lease) {
@@ -104,7 +100,9 @@ impl ClientOptions {
             let right = format!("above zero and at most {part} the lease ({most:?})");
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
-        if margin < self.min_margin || margin >= counted - heartbeat {
+        let margin = self.margin.unwrap_or((counted / 10).max(self.min_margin));
+        // Of one without end it counts once it is given an end.
+        if margin < self.min_margin || (!is_endless && margin >= counted - heartbeat) {
             let least = match self.min_margin.is_zero() {
                 true => String::new(),
                 false => format!("at least {:?} on this store, and ", self.min_margin),

@@ -255,12 +255,12 @@ impl Hold {
     pub(super) fn begin_release(&self) -> Phase {
         let mut state = self.state.lock();
         let before = state.phase;
+        self.hold_no_longer();
         if before == Phase::Held {
             state.phase = Phase::Releasing;
             // Also where the store does not answer: whoever waits for the loss may have the guard.
             self.loss.end(None);
         }
-        self.hold_no_longer();
         before
     }
 

@@ -9,6 +9,8 @@ const FIRST_RETRY: Duration = Duration::from_millis(20);
 const LAST_RETRY: Duration = Duration::from_secs(1);
 /// Nor are those of renewals, however much time is left.
 const LAST_RENEWAL: Duration = Duration::from_secs(30);
+/// Nor looks at a lock without end.
+const LAST_LOOK: Duration = Duration::from_secs(5);
 /// Longer than anybody waits, and short enough that the sums below can't overflow.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
 
@@ -47,9 +49,10 @@ pub fn retry_delay(failures: u32, left: Duration, random: f64) -> Duration {
 }
 
 /// The same of a renewal: of a lease that has much time left they come more seldom, so that a store that comes back is not
-/// met by all at once.
+/// met by all at once. One without end may get an end meanwhile, of which its guard must know in time.
 pub fn renewal_delay(failures: u32, left: Duration, random: f64) -> Duration {
-    delay(failures, (left / 30).clamp(LAST_RETRY, LAST_RENEWAL), left, random)
+    let most = if left == Duration::MAX { LAST_LOOK } else { (left / 30).clamp(LAST_RETRY, LAST_RENEWAL) };
+    delay(failures, most, left, random)
 }
 
 fn delay(failures: u32, most: Duration, left: Duration, random: f64) -> Duration {

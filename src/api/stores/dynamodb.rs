@@ -17,7 +17,7 @@
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
 //! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it sees to these, also for a table that is
-//! there. [`schema`](crate::LockClient::schema) gives the same as a command of this region, and of the endpoint if one was given here, to be pasted into a
+//! there. [`schema`](crate::LockClient::schema) gives the same as a command of this region, and of the endpoint if it is another one, to be pasted into a
 //! shell. With CloudFormation:
 //!
 //! ```yaml
@@ -48,7 +48,7 @@
 //! | 20 s | 163 |
 //! | 60 s | 282 |
 //! | 5 min | 632 |
-//! | 30 min or more | 1,549; never above 1,600 |
+//! | 30 min or more | 1,400 |
 //!
 //! More than that and renewals are refused for their rate, until holders lose the lock. A `max_holders` above it is
 //! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. Whoever would

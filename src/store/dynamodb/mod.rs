@@ -161,7 +161,7 @@ impl Dynamodb {
 fn most_shared(heartbeat: Duration) -> u32 {
     let by_rate = (4_000.0 * heartbeat.as_secs_f64()).sqrt();
     // No fraction, and nothing beyond the row's size.
-    by_rate.min(1_600.0) as u32
+    by_rate.min(1_400.0) as u32
 }
 
 impl Backend for Dynamodb {

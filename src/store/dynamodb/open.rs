@@ -8,6 +8,7 @@ use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
+use aws_types::service_config::ServiceConfigKey;
 
 use super::connections::Owned;
 use super::credentials::{Ended, Loaded};
@@ -295,7 +296,7 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
         let message = "the given SdkConfig has no credentials provider; make it by aws_config::load_defaults(..)";
         return Err(DynamodbError::Config(message.to_owned()).into());
     };
-    let endpoint = config.endpoint_url().map(str::to_owned);
+    let endpoint = endpoint(&config);
     let mut builder = Builder::from(&config)
         .credentials_provider(Loaded::from(credentials, ended, clock))
         // The user's may be waiting for a load on the user's runtime.
@@ -310,4 +311,15 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
         builder = builder.behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::v2026_01_12());
     }
     Ok(Owned::new(options.table, builder.build(), endpoint))
+}
+
+/// Another endpoint than the region's, if there is one, as the SDK finds it.
+fn endpoint(config: &SdkConfig) -> Option<String> {
+    let of_service = || {
+        let key = ServiceConfigKey::builder().service_id("DynamoDB").env("AWS_ENDPOINT_URL").profile("endpoint_url");
+        config.service_config()?.load_config(key.build().ok()?)
+    };
+    let is_given = config.get_origin("endpoint_url").is_client_config();
+    let own = if is_given { None } else { of_service() };
+    own.or_else(|| config.endpoint_url().map(str::to_owned))
 }

@@ -30,6 +30,10 @@ impl Dynamodb {
             Which::Key(key) => {
                 let row = self.get_item(key, consistency, by)?;
                 let found = DecodedRow::new(key, row)?;
+                // Whoever expires a lease of a name takes it over, too.
+                if consistency == Consistency::Strong {
+                    self.look_again(by)?;
+                }
                 let moment = match consistency {
                     Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
                     // As a waiter does.

@@ -64,7 +64,9 @@ impl Target {
 
     /// What errors and the data of locks name: in another place, or with another sort key, are other rows.
     pub fn label(&self) -> String {
+        let own = self.region.as_deref().map(|region| format!("dynamodb.{region}.amazonaws.com"));
         let endpoint = self.endpoint.as_deref().map(|endpoint| host(endpoint).to_owned());
+        let endpoint = endpoint.filter(|endpoint| own.as_ref() != Some(endpoint));
         // It may have any letters, so it is the last one: `api::origin` reads them.
         let sort_key = self.sort_key.as_ref().map(|SortKey { name, value }| format!("{name}:{value}"));
         let parts = [("region", self.region.clone()), ("endpoint", endpoint), ("sort_key", sort_key)];
@@ -150,11 +152,17 @@ impl Target {
     }
 }
 
-/// Host and port of an endpoint. What else it has may be secret.
+/// Host and port of an endpoint, without the port that its scheme has anyway. What else it has may be secret.
 fn host(endpoint: &str) -> &str {
-    let rest = endpoint.split_once("://").map_or(endpoint, |(_, rest)| rest);
-    let rest = rest.rsplit_once('@').map_or(rest, |(_, rest)| rest);
-    rest.split(['/', '?', '#']).next().unwrap_or_default()
+    let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
+    let (place, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));
+    // A password may have a slash.
+    if path.contains('@') {
+        return "?";
+    }
+    let rest = place.rsplit_once('@').map_or(place, |(_, rest)| rest);
+    let usual = if scheme.eq_ignore_ascii_case("https") { ":443" } else { ":80" };
+    rest.strip_suffix(usual).unwrap_or(rest)
 }
 
 fn string<'a>(row: &'a Item, name: &str) -> Option<&'a String> {
@@ -173,9 +181,17 @@ mod tests {
         target.region = Some("eu-west-1".to_owned());
         assert_eq!(target.label(), "dynamodb://locks?region=eu-west-1");
         target.sort_key = Some(sort_key);
-        for endpoint in ["http://h:8000", "https://h:8000/x?y", "http://me:secret@h:8000/", "http://me:a/b@h:8000"] {
+        for (endpoint, shown) in [
+            ("http://h:8000", "&endpoint=h:8000"),
+            ("https://h:8000/x?y", "&endpoint=h:8000"),
+            ("http://me:secret@h:8000/", "&endpoint=h:8000"),
+            ("http://me:a/b@h:8000", "&endpoint=?"),
+            ("https://h:443/", "&endpoint=h"),
+            ("http://h:80", "&endpoint=h"),
+            ("https://dynamodb.eu-west-1.amazonaws.com", ""),
+        ] {
             target.endpoint = Some(endpoint.to_owned());
-            let right = "dynamodb://locks?region=eu-west-1&endpoint=h:8000&sort_key=sk:a&b";
+            let right = format!("dynamodb://locks?region=eu-west-1{shown}&sort_key=sk:a&b");
             assert_eq!(target.label(), right, "{endpoint}");
         }
     }

@@ -44,11 +44,9 @@ impl Postgres {
         if ask.mode == Mode::Shared {
             return transactional::acquire(&Over(self, Lane::Wanting), attempt, by);
         }
+        let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
         // Who hands a lock over holds it, and waits for its row as a release does.
-        let (text, lane) = match ask.instead_of {
-            Some(_) => (&self.statements.transfer, Lane::Waiting),
-            None => (&self.statements.acquire, Lane::Wanting),
-        };
+        let lane = if attempt.replaces_sent_once { Lane::Waiting } else { Lane::Wanting };
         let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
         let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
         let statement = statement.maybe_text(ask.labels.comment.as_deref()).number(micros(ask.lease));

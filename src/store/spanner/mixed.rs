@@ -169,21 +169,20 @@ impl Target {
             }
         }
         if !is_there {
-            writes.push(
-                Mutation::new_insert_builder(&self.table)
-                    .set("name")
-                    .to(name)
-                    .set("heartbeat")
-                    .to(COMMIT_TIMESTAMP)
-                    .build(),
-            );
+            writes.push(self.sighting(name));
         }
         Ok(Contended::No(writes))
     }
 
-    /// Notes when a node was first seen between its two transactions: its own row has no time.
+    /// The row of a takeover with a time: our own, or that of a node which was first seen between its two transactions, since
+    /// a node writes none. Where it came or went since it was read the commit begins anew.
     pub fn sighting(&self, name: &str) -> Mutation {
-        Mutation::new_update_builder(&self.table).set("name").to(name).set("heartbeat").to(COMMIT_TIMESTAMP).build()
+        Mutation::new_insert_or_update_builder(&self.table)
+            .set("name")
+            .to(name)
+            .set("heartbeat")
+            .to(COMMIT_TIMESTAMP)
+            .build()
     }
 
     /// Such a node, as a holder: the rule refuses the lock.

@@ -182,6 +182,7 @@ where
 {
     let started = Instant::now();
     let mut may_be_own = false;
+    let mut reads = ReadLockMode::Optimistic;
     let (answer, write, mut read, committed) = loop {
         let live = handles.live(limit.saturating_sub(started.elapsed())).await;
         let left = limit.saturating_sub(started.elapsed());
@@ -231,7 +232,7 @@ where
                 }
             }
         };
-        let runs = handles.alone(live.runner(left, &flight).run(attempt));
+        let runs = handles.alone(live.runner(left, &flight, &reads).run(attempt));
         let ran = handles.within(left, runs, heard).await;
         // Rolling back may have failed or taken too long: that changes nothing.
         match kept {
@@ -257,6 +258,9 @@ where
                 }
                 handles.one_at_a_time.set(true);
             }
+            Some(Err(error)) if reads == ReadLockMode::Optimistic && is_aborted(&error) => {
+                reads = ReadLockMode::Pessimistic
+            }
             Some(Err(error)) => return Err(target.classify_at(&error, flight.stage())),
             None if flight.call_off() == Left::Maybe => {
                 return Err((Fate::Unknown, SpannerError::Unanswered { cause: None }));
@@ -275,15 +279,16 @@ where
 }
 
 impl Live {
-    fn runner(&self, limit: Duration, flight: &Flight) -> TransactionRunner {
+    /// `reads`: first what is read is not locked until the commit, since heartbeats would wait ten seconds for what a request
+    /// that was cut off has left. Where others are faster again and again it is.
+    fn runner(&self, limit: Duration, flight: &Flight, reads: &ReadLockMode) -> TransactionRunner {
         self.database
             .read_write_transaction()
-            // What was read must be the same at the commit ..
+            // What was read must be the same at the commit.
             .set_isolation_level(IsolationLevel::Serializable)
-            // .. and is not locked until then: heartbeats would wait ten seconds for what a request that was cut off left.
-            .set_read_lock_mode(ReadLockMode::Optimistic)
+            .set_read_lock_mode(reads.clone())
             .with_transaction_timeout(limit)
-            .with_retry_policy(UntilTheDeadline)
+            .with_retry_policy(UntilTheDeadline { locks: *reads == ReadLockMode::Pessimistic })
             .with_commit_retry_policy(flight.repeats())
             .build()
     }
@@ -297,13 +302,18 @@ impl Handles {
     }
 }
 
+/// So many of those that lock nothing are aborted before one locks.
+const UNLOCKED: u32 = 3;
+
 /// The transaction has a limit of its own.
 #[derive(Debug)]
-struct UntilTheDeadline;
+struct UntilTheDeadline {
+    locks: bool,
+}
 
 impl TransactionRetryPolicy for UntilTheDeadline {
-    fn on_abort(&self, error: SdkError, _attempts: u32, _elapsed: Duration) -> RetryResult {
-        RetryResult::Continue(error)
+    fn on_abort(&self, error: SdkError, attempts: u32, _elapsed: Duration) -> RetryResult {
+        if self.locks || attempts < UNLOCKED { RetryResult::Continue(error) } else { RetryResult::Exhausted(error) }
     }
 }
 
@@ -317,6 +327,10 @@ pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     }
 }
 
+fn is_aborted(error: &SdkError) -> bool {
+    error.status().is_some_and(|status| status.code == Code::Aborted)
+}
+
 /// Whether the emulator ended the transaction for a newer one of the same session. The service aborts those that were
 /// idle for too long with some of the same words; it needs no turns.
 fn is_superseded(error: &SdkError) -> bool {
@@ -325,9 +339,8 @@ fn is_superseded(error: &SdkError) -> bool {
         "Transaction not found",
         "after it has been committed or rolled",
     ];
-    let is_one =
-        |status: &Status| status.code != Code::Aborted && of_emulator.iter().any(|part| status.message.contains(part));
-    error.status().is_some_and(is_one)
+    let is_one = |status: &Status| of_emulator.iter().any(|part| status.message.contains(part));
+    !is_aborted(error) && error.status().is_some_and(is_one)
 }
 
 impl Write {

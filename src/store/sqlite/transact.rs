@@ -51,6 +51,10 @@ impl Sqlite {
         let written = loop {
             match run(begin) {
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
+                    // It may have taken longer than there was time: see `busy_retried`.
+                    if by.is_over() {
+                        break Err(SqliteError::Busy { path: self.target.path.clone() });
+                    }
                     begin = Begin::Write;
                 }
                 Err(SqliteError::Busy { .. } | SqliteError::LockEnded { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}

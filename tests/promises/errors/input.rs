@@ -8,6 +8,7 @@ use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
+use leasehold::testing::MemoryStore;
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockRequest, SameOwner};
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -117,6 +118,14 @@ fn numbers_of_a_client_keep_no_lock_without_end_out() {
         assert_eq!(guard.remaining(), Duration::MAX);
         guard.release().unwrap();
     }
+    // The margin is that of the client where somebody gives it an end.
+    let store = MemoryStore::new();
+    let client = store.builder().lease(secs(300)).margin(secs(45)).connect().unwrap();
+    let guard = client.request("k").lease_forever().lock().unwrap();
+    store.client().heartbeat(&guard.info(), secs(60)).unwrap();
+    store.advance(secs(1));
+    wait_until("it knows of its end", || guard.remaining() < Duration::MAX);
+    assert!(guard.remaining() <= secs(15), "{:?}", guard.remaining());
     // Nor one that ends soon.
     let client = builder().lease(secs(300)).heartbeat(secs(100)).connect().unwrap();
     drop(client.request("k").lease_until(SystemTime::now() + secs(60)).lock().unwrap());

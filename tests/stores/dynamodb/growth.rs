@@ -418,7 +418,7 @@ fn more_shared_holders_than_can_renew_are_refused() {
     let table = needs_server!(Table::fresh());
     let client = patient(config(), &table.0).connect().unwrap();
     let ask = |lease: u64, n| client.request("k").max_holders(n).lease(Duration::from_secs(lease));
-    for (lease, most) in [(1, 36), (20, 163), (60, 282), (86_400, 1_600)] {
+    for (lease, most) in [(1, 36), (20, 163), (60, 282), (86_400, 1_400)] {
         let error = ask(lease, most + 1).try_lock().unwrap_err();
         let told = error.to_string();
         assert_eq!(error.kind(), leasehold::ErrorKind::InvalidInput, "{told}");
@@ -429,5 +429,5 @@ fn more_shared_holders_than_can_renew_are_refused() {
         let release = || ask(lease, most).try_lock().unwrap().is_some_and(|guard| guard.release().is_ok());
         wait_until("it is allowed", release);
     }
-    client.request("k").max_holders(1_600).lease_forever().acquire().unwrap();
+    client.request("k").max_holders(1_400).lease_forever().acquire().unwrap();
 }

@@ -55,11 +55,11 @@ fn who_waits_for_one_document_keeps_no_other_lock_from_anybody() {
     let theirs = writes(&rows, "^k$");
     std::thread::scope(|scope| {
         for _ in 0..8 {
-            scope.spawn(|| drop(store.acquire(&mut exclusive(&store, "k"), &Deadline::after(SHORT))));
+            scope.spawn(|| drop(store.acquire(&mut exclusive(&store, "k"), &Deadline::after(3 * SHORT))));
         }
         wait_until("some wait", || running.load(SeqCst) > 2);
         at_rest("no more of them wait", || running.load(SeqCst));
-        let answer = store.acquire(&mut exclusive(&store, "other"), &Deadline::after(SHORT / 3));
+        let answer = store.acquire(&mut exclusive(&store, "other"), &Deadline::after(SHORT));
         drop(theirs);
         assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
     });
@@ -79,11 +79,11 @@ fn heartbeats_that_wait_for_their_documents_starve_no_other() {
     std::thread::scope(|scope| {
         for a in &mut held {
             let store = &store;
-            scope.spawn(move || drop(store.renew(a, renewal(lease), &Deadline::after(SHORT))));
+            scope.spawn(move || drop(store.renew(a, renewal(lease), &Deadline::after(3 * SHORT))));
         }
         wait_until("many wait", || running.load(SeqCst) >= 10);
         at_rest("no more of them wait", || running.load(SeqCst));
-        let answer = store.renew(&mut other, renewal(lease), &Deadline::after(SHORT / 3));
+        let answer = store.renew(&mut other, renewal(lease), &Deadline::after(SHORT));
         drop(theirs);
         assert!(matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
     });

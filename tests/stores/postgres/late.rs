@@ -1,6 +1,6 @@
 //! A session that stands still, as all do of a server that does: what waits in its socket longer than its sender did.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
@@ -10,6 +10,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::postgres::*;
+use crate::support::lateness::{measure, slack};
 use crate::support::own::Own;
 use crate::support::postgres::{Rows, opened, sql_at, unless_late};
 use crate::support::proxy::{Flow, Proxy};
@@ -92,6 +93,7 @@ fn a_listener_that_stands_still_for_a_moment_is_told_again() {
         let listens = sql_at(&config, "SELECT pid FROM pg_stat_activity WHERE query LIKE 'LISTEN%'");
         Some(Pid::from_raw(listens.first()?[0].clone()?.parse().unwrap()))
     };
+    measure();
     // A machine that is slower than the network proves nothing.
     for _ in 0..10 {
         let before = told();
@@ -103,9 +105,11 @@ fn a_listener_that_stands_still_for_a_moment_is_told_again() {
             kill(listens, Signal::SIGSTOP).unwrap();
             wait_until("it is told again, or not at all", || told() > before + 1 || wakes.is_finished());
             kill(listens, Signal::SIGCONT).unwrap();
-            let is_proven = told() > before + 1;
-            assert!(wakes.join().unwrap(), "it says that it tells nothing");
-            is_proven
+            let (again, since) = (told() > before + 1, Instant::now());
+            let tells = wakes.join().unwrap();
+            // One that stood still for as long as the listener waits proves nothing, either.
+            assert!(tells || (again && slack(since) > Duration::from_millis(500)), "it says that it tells nothing");
+            again && tells
         });
         if is_proven {
             return;

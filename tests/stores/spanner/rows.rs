@@ -268,7 +268,6 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     assert!(error.to_string().contains("no index locks_lock_id; create_schema()"), "{error}");
 }
 
-/// A holder that nobody can read is nobody whom another one's heartbeat may change, or a grant replace.
 /// However many keys are held shared by others: any of them may be of the group.
 #[test]
 fn a_page_of_a_group_looks_at_so_many_rows() {
@@ -294,6 +293,7 @@ fn a_page_of_a_group_looks_at_so_many_rows() {
     assert!(last.records.len() == 1 && last.next.is_none(), "{last:?}");
 }
 
+/// A holder that nobody can read is nobody whom another one's heartbeat may change, or a grant replace.
 #[test]
 fn damaged_holders_stay_as_they_are() {
     needs_server!();

@@ -207,8 +207,9 @@ fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_
     let mut lines = BufReader::new(reads.stdout.take().unwrap()).lines();
     assert!(lines.any(|line| line.unwrap() == "it reads"));
     // By the first answer it is over.
-    let by = Deadline::after(seconds(5));
-    says(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by), &[WRITES]);
+    let by = || Deadline::after(seconds(8));
+    says(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by()), &[WRITES]);
+    says(store.acquire(&mut attempt("k", "b"), &by()), &[WRITES]);
     within("the drop of a client", seconds(5), || drop(client));
     // That closes its input.
     assert!(reads.wait().unwrap().success());
