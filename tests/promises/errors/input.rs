@@ -11,6 +11,8 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::testing::MemoryStore;
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient, LockGuard, LockRequest, SameOwner};
 
+use crate::support::wait::wait_until;
+
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Checks kind and words, and that the words are in the text that a user sees.
