@@ -59,16 +59,20 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
 
 /// Whether the command can find all of these in its environment. The system would say so only once they are held.
 fn can_be_told(keys: &[String]) -> Outcome<()> {
-    // Linux takes 128 KiB for each text, with its name and its end.
-    let most = (128 << 10) - "LEASEHOLD_KEY=".len() - 1;
-    // With an end of line between two.
-    let length = (keys.iter().map(|key| key.len() + 1).sum::<usize>()).saturating_sub(1);
-    if cfg!(target_os = "linux") && length > most {
-        return Err(Failure::usage(format!(
-            "the {} keys are too long for LEASEHOLD_KEY, which names them all to the command: they take {length} bytes \
-             there, and Linux allows at most {most}; give fewer or shorter ones",
-            keys.len()
-        )));
+    // With an end of line between two; a token has up to 20 digits.
+    let keys_take = keys.iter().map(|key| key.len() + 1).sum::<usize>();
+    for (name, take, right) in
+        [("LEASEHOLD_KEY", keys_take, "give fewer or shorter ones"), ("LEASEHOLD_TOKEN", keys.len() * 21, "give fewer")]
+    {
+        // Linux takes 128 KiB for each text, with its name and its end.
+        let (length, most) = (take.saturating_sub(1), (128 << 10) - name.len() - 2);
+        if cfg!(target_os = "linux") && length > most {
+            return Err(Failure::usage(format!(
+                "the {} keys are too long for {name}, which names them all to the command: they take {length} bytes \
+                 there, and Linux allows at most {most}; {right}",
+                keys.len()
+            )));
+        }
     }
     Ok(())
 }
@@ -100,7 +104,7 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
     let mut ask = args.ask.clone();
     ask.labels.owner = args.id.clone().or(ask.labels.owner);
     let mut until_then = until(args.patience.wait());
-    let session = start(global, &ask, until_then, Hangup::reloads())?;
+    let session = start(global, &ask, until_then, Hangup::reloads(!global.quiet))?;
     loop {
         let wanted = Wanted {
             keys: vec![args.name.get().to_owned()],

@@ -46,13 +46,14 @@ pub enum Hangup {
     /// It ends the wait.
     Ends,
     /// It asks what runs to reload, and here is nothing to reload, unless it comes from the end of the terminal.
-    Reloads { on_terminal: bool },
+    /// `says`: of each that came.
+    Reloads { on_terminal: bool, says: bool },
 }
 
 impl Hangup {
     /// That of a node of an election.
-    pub fn reloads() -> Hangup {
-        Hangup::Reloads { on_terminal: Terminal::open().is_some() }
+    pub fn reloads(says: bool) -> Hangup {
+        Hangup::Reloads { on_terminal: Terminal::open().is_some(), says }
     }
 }
 
@@ -66,8 +67,10 @@ impl Interrupts {
     /// Whether it ends a wait.
     pub fn end_wait(&self, signal: Signal) -> bool {
         match (signal, self.hangup) {
-            (Signal::SIGHUP, Hangup::Reloads { on_terminal }) if !on_terminal || Terminal::open().is_some() => {
-                tell("SIGHUP ends no wait of `elect`; SIGTERM and SIGINT do");
+            (Signal::SIGHUP, Hangup::Reloads { on_terminal, says }) if !on_terminal || Terminal::open().is_some() => {
+                if says {
+                    tell("SIGHUP ends no wait of `elect`; SIGTERM and SIGINT do");
+                }
                 false
             }
             // Of what an earlier term has left behind.

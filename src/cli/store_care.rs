@@ -26,22 +26,19 @@ pub fn doctor(global: &Global) -> Outcome {
         // A store that can't be connected to has no more to tell.
         Err(failure) => {
             let store = if let Failure::Library(error) = &failure { error.store() } else { None };
-            if global.json {
-                print_json(&json!({ "store": store, "well": false, "reached": false }))?;
+            // The code is to be told, too, also where nobody reads the rest.
+            let _ = if global.json {
+                print_json(&json!({ "store": store, "well": false, "reached": false }))
             } else {
                 let store = store.map_or_else(String::new, |store| line("store", store));
-                print(&(store + &line("reached", "NO") + &line("usable", "NO")))?;
-            }
+                print(&(store + &line("reached", "NO") + &line("usable", "NO")))
+            };
             return Err(failure);
         }
     };
-    if global.json {
-        print_json(&as_json(&diagnosis))?;
-    } else {
-        print(&as_text(&diagnosis))?;
-    }
+    let printed = if global.json { print_json(&as_json(&diagnosis)) } else { print(&as_text(&diagnosis)) };
     match diagnosis.problem() {
-        None => Ok(0),
+        None => Ok(printed.map(|()| 0)?),
         // It stands in the answer already.
         Some(problem) => Err(Failure::Silent(Failure::from(problem.clone()).code())),
     }

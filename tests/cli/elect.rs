@@ -115,6 +115,27 @@ fn a_hangup_ends_no_node_that_waits() {
     assert_eq!(running.end().code, Some(143));
 }
 
+#[test]
+#[cfg(target_os = "linux")]
+fn a_hangup_is_nothing_that_a_quiet_node_tells() {
+    let store = Store::new();
+    let leader = store.client().lock("boss").unwrap();
+    let mut node =
+        store.leasehold(&["elect", "--quiet", "boss", "--lease", "6s", "--kill-after", "0s", "--owner", "ann"]);
+    let mut running = Running::start(node.args(["--", "sh", "-c", LEADS]).stdin(Stdio::piped()));
+    wait_until("it catches the signal", || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id())).unwrap();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
+        u64::from_str_radix(caught, 16).unwrap() & (1 << (Signal::SIGHUP as u64 - 1)) != 0
+    });
+    running.signal(Signal::SIGHUP);
+    drop(leader);
+    running.expect("ann leads");
+    running.signal(Signal::SIGTERM);
+    let ran = running.end();
+    assert!(!ran.stderr.contains("SIGHUP"), "{}", ran.stderr);
+}
+
 /// As where the leader is restarted when all nodes are told to reload.
 #[test]
 fn a_signal_between_the_grant_and_the_begin_of_the_command_is_one_of_the_wait() {

@@ -311,6 +311,13 @@ fn the_doctor_says_what_is_wrong() {
     assert!(ran.code == Some(78) || ran.code == Some(69), "{ran:?}");
     assert!(ran.stdout.ends_with("reached             NO\nusable              NO\n"), "{ran:?}");
     assert!(ran.stdout.contains("/no/such/folder") && ran.stderr.contains("/no/such/folder"), "{ran:?}");
+    // Also where nobody reads what it says.
+    let mut asks = store.leasehold(&["doctor"]);
+    let (reader, writer) = nix::unistd::pipe().unwrap();
+    drop(reader);
+    let asks = asks.env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db").stdout(writer);
+    let code = asks.stderr(std::process::Stdio::null()).status().unwrap().code();
+    assert!(code == Some(78) || code == Some(69), "{code:?}");
     let mut asks = store.leasehold(&["doctor", "--json"]);
     let ran = run(asks.env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));
     let said: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();

@@ -4,8 +4,9 @@
 //! are read and respected. [`create_schema`](crate::LockClient::create_schema) makes it with its indexes, of which the
 //! unique one on `resource` must be there. Acquire, heartbeat, release and refusal are one request each.
 //!
-//! The server's clock decides (`$$NOW`). Every write waits until the majority has it in its journal, and goes to the
-//! primary, whatever the settings say.
+//! The server's clock decides (`$$NOW`). Every write waits until the majority has it in its journal, and it and every read
+//! goes to the primary, whatever the settings say: a direct connection (`directConnection=true`) to another member is of no
+//! use.
 //!
 //! # What keeps keys apart
 //! The unique index on `resource` must be there, and not still being built, before a client writes anything. Beside it

@@ -8,7 +8,7 @@ use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::{
     Acknowledgment, ClientOptions, ConnectionString, ReadPreference, SelectionCriteria, ServerMonitoringMode,
 };
-use mongodb::{Client, Collection};
+use mongodb::{Client, Collection, ServerType};
 
 use super::error::MongodbError;
 use super::row::time;
@@ -254,7 +254,12 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
     if settings.selection_criteria.as_ref().is_some_and(|criteria| *criteria != primary) {
         overridden.push("readPreference".to_owned());
     }
-    settings.selection_criteria = Some(primary);
+    // By a direct connection to one member the driver would also read from a secondary, which may be far behind.
+    let is_it = |kind| {
+        matches!(kind, ServerType::RsPrimary | ServerType::Standalone | ServerType::Mongos | ServerType::LoadBalancer)
+    };
+    settings.selection_criteria =
+        Some(SelectionCriteria::Predicate(Arc::new(move |server| is_it(server.server_type()))));
     if settings.read_concern.take().is_some() {
         overridden.push("readConcernLevel".to_owned());
     }

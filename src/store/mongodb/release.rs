@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use super::acquire::ours;
 use super::error::MongodbError;
+use super::row::stands;
 use super::send::{Update, Wrote, has_time};
 use super::{Mongodb, pipeline};
 use crate::store::{Attempt, Released};
@@ -31,7 +32,12 @@ impl Mongodb {
             Wrote::Answered(Some(row)) if !has_time(&row) => return Ok(Released::Done),
             Wrote::Answered(row) => row,
         };
-        let found = self.found(&attempt.key, row, sent, by)?;
+        let stood = row.as_ref().is_some_and(|row| stands(row, attempt.ask.mode, &id));
+        let found = match self.found(&attempt.key, row, sent, by) {
+            // Whatever else stands there, the grant did, and was removed.
+            Err(MongodbError::Damaged(_)) if stood => return Ok(Released::Done),
+            found => found?,
+        };
         found.record.check_format()?;
         self.watch_fleet(&found);
         let seen = found.seen();

@@ -6,6 +6,7 @@ use mongodb::bson::doc;
 
 use super::acquire::ours;
 use super::error::MongodbError;
+use super::row::stands;
 use super::send::{Update, Wrote};
 use super::{Mongodb, mixed, pipeline};
 use crate::store::{Attempt, Consistency, Renewal, Renewed};
@@ -33,7 +34,14 @@ impl Mongodb {
             };
             match self.update(update, by)? {
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
-                Wrote::Answered(Some(row)) => break self.found(&attempt.key, Some(row), sent, by)?,
+                Wrote::Answered(Some(row)) => {
+                    let stood = stands(&row, mode, &id);
+                    match self.found(&attempt.key, Some(row), sent, by) {
+                        // It was written, in a document that can't be read.
+                        Err(error @ MongodbError::Damaged(_)) if stood => return Ok(Renewed::Unknown(error.into())),
+                        found => break found?,
+                    }
+                }
                 Wrote::Answered(None) => {}
             }
             // There is no document, or it came too late by what was known of the server's time, which this puts right.

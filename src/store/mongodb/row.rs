@@ -21,7 +21,7 @@ use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
 
 use crate::lease::record::parse_format;
-use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
+use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, Mode, StoreTime};
 
 /// What a document says that this version makes.
 pub(super) const FORMAT: &str = "1.0";
@@ -233,4 +233,23 @@ fn number(of: &Document, name: &str) -> Result<Option<u64>, String> {
         Some(_) => None,
     };
     number.map(Some).ok_or_else(|| format!("its {name} is no whole number"))
+}
+
+/// Whether this grant stands in a document, whatever else does: as `pipeline` asks before it writes.
+pub(super) fn stands(row: &Document, mode: Mode, grant: &ObjectId) -> bool {
+    let is_it = |entry: &Document| entry.get_object_id("_id").is_ok_and(|id| id == *grant);
+    let is_there = match mode {
+        Mode::Exclusive => row.get_document("exclusive").is_ok_and(|e| is_it(e) && e.get_bool("acquired") == Ok(true)),
+        Mode::Shared => {
+            let locks = row.get_document("shared").ok().and_then(|shared| shared.get_array("locks").ok());
+            locks.into_iter().flatten().filter_map(Bson::as_document).any(is_it)
+        }
+    };
+    let is_major = match row.get("format") {
+        Some(Bson::String(format)) => format.as_str() < "1/",
+        // Less than any text.
+        None | Some(Bson::Null | Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) | Bson::Decimal128(_)) => true,
+        Some(_) => false,
+    };
+    is_there && is_major
 }

@@ -189,9 +189,11 @@ impl Mongodb {
             _ => return Ok(first),
         }
         match self.find_and_modify(&update, by) {
-            Ok(Wrote::Answered(Some(row))) if is_old(&row) => Ok(Wrote::Unknown(MongodbError::overdue(Duration::ZERO))),
+            // The first one was written, also where this one came too late, or fails.
+            Ok(Wrote::Answered(row)) if row.as_ref().is_none_or(is_old) => {
+                Ok(Wrote::Unknown(MongodbError::overdue(Duration::ZERO)))
+            }
             Ok(answer) => Ok(answer),
-            // The first one was written.
             Err(error) => Ok(Wrote::Unknown(error.of_write())),
         }
     }

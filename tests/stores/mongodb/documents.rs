@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use leasehold::ErrorKind;
 use leasehold::internals::lease::{End, Lease};
-use leasehold::internals::store::{Consistency, Purpose, Released, Renewal, Swapped};
+use leasehold::internals::store::{Consistency, Purpose, Released, Renewal, Renewed, Swapped};
 use leasehold::mongodb::driver::bson::{Bson, DateTime, Document, doc};
 
 use crate::mongodb::*;
@@ -206,6 +206,38 @@ fn what_is_not_known_stays() {
     assert!(matches!(store.swap(&seen, Some(&pinned), &soon()), Ok(Swapped::Done)));
     let row = rows.row("k").unwrap();
     assert_eq!((row.get_str("later"), row.get_document("exclusive").unwrap().get_i32("later")), (Ok("x"), Ok(1)));
+}
+
+/// What was written is never told as left, though the rest of the document can't be read.
+#[test]
+fn what_a_holder_writes_to_a_damaged_document_is_not_told_as_left() {
+    let rows = needs_server!(Rows::fresh());
+    let store = rows.open();
+    for (mode, damage) in [
+        (Mode::Exclusive, doc! { "fence": 7.5 }),
+        (Mode::Exclusive, doc! { "exclusive.expiresAt": "tomorrow" }),
+        (Mode::Exclusive, doc! { "version": "7" }),
+        (Mode::Shared, doc! { "pins": "all" }),
+        (Mode::Shared, doc! { "fence": 7.5 }),
+    ] {
+        let mut a = attempt(&store, &format!("{mode} {damage}"), mode);
+        granted(&store, &mut a);
+        rows.raw().update_one(doc! { "resource": &a.key }, doc! { "$set": damage.clone() }).run().unwrap();
+        let before = rows.row(&a.key);
+        let answer = store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon());
+        let is_left = rows.row(&a.key) == before;
+        // Where the damage was in what is written it is none any more.
+        let is_told = matches!(answer, Ok(Renewed::Unknown(_) | Renewed::Until { .. }));
+        assert!(if is_left { answer.is_err() } else { is_told }, "{damage}: {answer:?}");
+        let answer = store.release(&mut a, Purpose::Release, &soon());
+        assert!(matches!(answer, Ok(Released::Done)), "{damage}: {answer:?}");
+        let row = rows.row(&a.key).unwrap();
+        let is_held = match mode {
+            Mode::Exclusive => row.get_document("exclusive").unwrap().get_bool("acquired").unwrap(),
+            Mode::Shared => row.get_document("shared").unwrap().get_array("locks").unwrap().len() > 0,
+        };
+        assert!(!is_held, "{damage}: {row}");
+    }
 }
 
 #[test]

@@ -196,7 +196,9 @@ fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_
     }
     let folder = Folder::new();
     let (store, client) = (open(&folder.file()), LockClient::connect(&folder.url()).unwrap());
-    granted(&store, &mut attempt("k", "a"));
+    let mut a = attempt("k", "a");
+    a.ask.lease = seconds(600);
+    granted(&store, &mut a);
     let mut reads = Command::new(std::env::current_exe().unwrap())
         .args(["--exact", TEST, "--nocapture"])
         .env(INDEX, folder.path().join("locks.db-shm"))
