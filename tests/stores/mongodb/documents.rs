@@ -234,7 +234,7 @@ fn what_a_holder_writes_to_a_damaged_document_is_not_told_as_left() {
         let row = rows.row(&a.key).unwrap();
         let is_held = match mode {
             Mode::Exclusive => row.get_document("exclusive").unwrap().get_bool("acquired").unwrap(),
-            Mode::Shared => row.get_document("shared").unwrap().get_array("locks").unwrap().len() > 0,
+            Mode::Shared => !row.get_document("shared").unwrap().get_array("locks").unwrap().is_empty(),
         };
         assert!(!is_held, "{damage}: {row}");
     }
