@@ -228,8 +228,8 @@ enum leasehold_reason
   LEASEHOLD_REASON_RELEASED_BY_OTHER = 3,
   // It was held for as long as leasehold_request_set_max_hold allows.
   LEASEHOLD_REASON_MAX_HOLD = 4,
-  // The row is gone, alone or with its file, its collection or all rows. Where the table is gone, too, heartbeats fail
-  // until the lease is over, and that is expired.
+  // The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
+  // replaced. Where the table is gone, too, heartbeats fail until the lease is over, and that is expired.
   LEASEHOLD_REASON_GONE = 5,
   // The heartbeat thread died.
   LEASEHOLD_REASON_HEARTBEAT_DIED = 6,

@@ -31,8 +31,7 @@ pub enum Reason {
     /// It was held for as long as leasehold_request_set_max_hold allows.
     MaxHold = 4,
     /// The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
-    /// replaced. Where the table is gone, too, heartbeats fail
-    /// until the lease is over, and that is expired.
+    /// replaced. Where the table is gone, too, heartbeats fail until the lease is over, and that is expired.
     Gone = 5,
     /// The heartbeat thread died.
     HeartbeatDied = 6,
