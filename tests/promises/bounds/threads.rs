@@ -221,8 +221,7 @@ fn acquirers_that_race_a_close_leave_nothing(store: Store) {
                     Ok(guard) => kept.lock().extend(guard),
                     Err(error) => assert_eq!(error.kind(), ErrorKind::Closed, "{error}"),
                 };
-                let small = std::thread::Builder::new().stack_size(256 * 1024);
-                small.spawn_scoped(scope, body).expect("an acquirer")
+                std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, body).expect("an acquirer")
             };
             // glibc reads what it has unmapped where a thread ends just as its handle is dropped, and no stacks are kept.
             let acquirers: Vec<_> = (0..500).map(acquirer).collect();
