@@ -11,9 +11,9 @@ use crate::sys::caught::discard;
 /// What the body of an exported function comes to.
 pub type Outcome = Result<(), Failure>;
 
-/// Why a guard does nothing any more, unless its lock was lost.
-/// The same where its release was answered by an error.
+/// Why a guard does nothing any more where its release is under way, or was answered by an error.
 pub const ENDING: &str = "the guard is about to end: its release has begun, and can be called again where it failed";
+/// The same once it has ended, unless its lock was lost.
 pub const ENDED: &str = "the guard has ended: it was released or handed over, or its client was closed";
 
 /// Why a call did not succeed.

@@ -38,7 +38,10 @@ pub fn doctor(global: &Global) -> Outcome {
     };
     let printed = if global.json { print_json(&as_json(&diagnosis)) } else { print(&as_text(&diagnosis)) };
     match diagnosis.problem() {
-        None => Ok(printed.map(|()| 0)?),
+        None => {
+            printed?;
+            Ok(0)
+        }
         // It stands in the answer already.
         Some(problem) => Err(Failure::Silent(Failure::from(problem.clone()).code())),
     }

@@ -390,6 +390,8 @@ impl Hold {
             return Beat::Over;
         }
         pause!("renew.publishes");
+        // Of a lock without end it was only looked whether it stands.
+        let is_renewed = self.setup.terms.lease != Lease::Forever;
         {
             let mut state = self.state.lock();
             if state.phase != Phase::Held {
@@ -410,15 +412,14 @@ impl Hold {
                 Lease::For(_) => drop(self.requests.stands_until.fetch_max(stands_until.as_nanos(), Ordering::SeqCst)),
             }
             let wall = SystemTime::now();
-            // Of a lock without end it was only looked whether it stands.
-            if self.setup.terms.lease != Lease::Forever {
+            if is_renewed {
                 state.lock.renewed = Some(wall);
             }
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
         }
         pause!("renew.published");
-        if self.setup.terms.lease != Lease::Forever {
+        if is_renewed {
             self.setup.observing.tell(&Event::Renewed { key: &shown(&self.grant.lock.key), left });
         }
         Beat::Renewed

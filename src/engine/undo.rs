@@ -239,7 +239,7 @@ impl Undo {
                  until its lease ends or it is released: {error}", left.attempt.key);
         }
         if error.is_gone() {
-            // No later try of this client gets there, either.
+            // This client comes to that file no more, but for one that is moved back.
             return;
         }
         left.failures = left.failures.saturating_add(1);

@@ -123,7 +123,7 @@ impl Error {
         self
     }
 
-    /// What the store had opened is not what others find there any more: it never answers again.
+    /// What the store had opened is not what others find there any more.
     // Only SQLite has use for it.
     #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
     pub(crate) fn gone(mut self) -> Self {

@@ -16,13 +16,13 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
 use mongodb::bson::oid::ObjectId;
-use mongodb::bson::{Bson, Document};
+use mongodb::bson::Document;
 
 use super::{
     Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
     StoreInfo, Swapped, Which,
 };
-use crate::lease::{LockRecord, StoreTime, Times};
+use crate::lease::{LockRecord, Mode, StoreTime, Times};
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
 use crate::store::late::Clocked;
@@ -153,11 +153,8 @@ impl DatedDocument {
     /// Which copy of its acquire put this grant here.
     fn copy_of(&self, grant: &ObjectId) -> Option<i32> {
         let row = self.row.as_ref()?;
-        let exclusive = row.get_document("exclusive").ok();
-        let shared = row.get_document("shared").ok().and_then(|shared| shared.get_array("locks").ok());
-        let mut all = exclusive.into_iter().chain(shared.into_iter().flatten().filter_map(Bson::as_document));
-        let entry = all.find(|entry| entry.get_object_id("_id").is_ok_and(|id| id == *grant))?;
-        entry.get_i32("copy").ok()
+        let entry = |mode| row::entry_of(row, mode, grant);
+        entry(Mode::Exclusive).or_else(|| entry(Mode::Shared))?.get_i32("copy").ok()
     }
 
     fn seen(self) -> Seen {

@@ -235,16 +235,22 @@ fn number(of: &Document, name: &str) -> Result<Option<u64>, String> {
     number.map(Some).ok_or_else(|| format!("its {name} is no whole number"))
 }
 
-/// Whether this grant stands in a document, whatever else does: as `pipeline` asks before it writes.
-pub(super) fn stands(row: &Document, mode: Mode, grant: &ObjectId) -> bool {
-    let is_it = |entry: &Document| entry.get_object_id("_id").is_ok_and(|id| id == *grant);
-    let is_there = match mode {
-        Mode::Exclusive => row.get_document("exclusive").is_ok_and(|e| is_it(e) && e.get_bool("acquired") == Ok(true)),
+/// What stands in a document of this grant, whatever else does.
+pub(super) fn entry_of<'a>(row: &'a Document, mode: Mode, grant: &ObjectId) -> Option<&'a Document> {
+    let is_it = |entry: &&Document| entry.get_object_id("_id").is_ok_and(|id| id == *grant);
+    match mode {
+        Mode::Exclusive => row.get_document("exclusive").ok().filter(is_it),
         Mode::Shared => {
             let locks = row.get_document("shared").ok().and_then(|shared| shared.get_array("locks").ok());
-            locks.into_iter().flatten().filter_map(Bson::as_document).any(is_it)
+            locks.into_iter().flatten().filter_map(Bson::as_document).find(is_it)
         }
-    };
+    }
+}
+
+/// Whether this grant stands in a document, as `pipeline` asks before it writes.
+pub(super) fn stands(row: &Document, mode: Mode, grant: &ObjectId) -> bool {
+    let is_held = |entry: &Document| mode == Mode::Shared || entry.get_bool("acquired") == Ok(true);
+    let is_there = entry_of(row, mode, grant).is_some_and(is_held);
     let is_major = match row.get("format") {
         Some(Bson::String(format)) => format.as_str() < "1/",
         // Less than any text.
