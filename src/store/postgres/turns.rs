@@ -28,8 +28,8 @@ pub(super) enum Lane {
     Wanting,
     /// Who holds one, and the rest.
     Holding,
-    /// The same, where a row may be waited for long: releases, hand-overs and swaps wait for fenced transactions. They never take
-    /// all turns of heartbeats.
+    /// The same, where a row may be waited for long: releases, hand-overs and swaps wait for fenced transactions. They
+    /// never take all turns of heartbeats.
     Waiting,
     /// A shared holder's heartbeat, which waits for transactions that assert its own key. All that may wait long leave a
     /// turn to heartbeats that wait for nobody, but for one that tries, which is soon over.
