@@ -37,6 +37,8 @@ pub enum Fault {
     Refused(u8),
     /// The server has answered, but the client gets this status.
     DoneThenRefused(u8),
+    /// It does not reach the server, and the client is told that a row which it updates is not there any more.
+    RowIsMissing,
 }
 
 /// A request that has arrived here.
@@ -46,6 +48,8 @@ pub struct Call {
     pub method: String,
     /// The server has answered it, however late.
     pub answered: bool,
+    /// Where a transaction that writes begins with it: whether what it reads is locked.
+    pub locks: Option<bool>,
 }
 
 /// Ends with all its connections when dropped.
@@ -118,6 +122,11 @@ impl Grpc {
         self.inner.state.lock().calls.iter().map(|call| call.method.clone()).collect()
     }
 
+    /// Of the transactions that write and have begun so far: whether what they read is locked.
+    pub fn locks(&self) -> Vec<bool> {
+        self.inner.state.lock().calls.iter().filter_map(|call| call.locks).collect()
+    }
+
     /// Waits until this is true of the requests so far.
     #[track_caller]
     pub fn wait_until(&self, what: &str, cond: impl Fn(&[Call]) -> bool) {
@@ -179,7 +188,7 @@ async fn forward(
         let _ = stream.flow_control().release_capacity(part.len());
         body.push(part);
     }
-    let (number, fault) = inner.arrived(head.uri.path());
+    let (number, fault) = inner.arrived(head.uri.path(), locks(&body.concat()));
     let request = Request::from_parts(head, ());
     match fault {
         None | Some(Fault::Slow(_)) => {
@@ -197,15 +206,15 @@ async fn forward(
             inner.cut();
         }
         Some(Fault::Lost) => {}
-        Some(Fault::Refused(code) | Fault::DoneThenRefused(code)) => {
-            if matches!(fault, Some(Fault::DoneThenRefused(_))) {
-                ask(server, request, body).await?;
-                inner.answered(number);
-            }
-            let head =
-                Response::builder().header("content-type", "application/grpc").header("grpc-status", u16::from(code));
-            let head = head.header("grpc-message", "made by the proxy").body(()).ok()?;
-            return reply(&mut respond, Answer { head, body: Vec::new(), trailers: None });
+        Some(Fault::Refused(code)) => return refuse(&mut respond, code, "made by the proxy"),
+        Some(Fault::DoneThenRefused(code)) => {
+            ask(server, request, body).await?;
+            inner.answered(number);
+            return refuse(&mut respond, code, "made by the proxy");
+        }
+        Some(Fault::RowIsMissing) => {
+            let as_the_service = "Row [k] in table locks is missing. Row cannot be updated.";
+            return refuse(&mut respond, 5, as_the_service);
         }
         Some(Fault::AnswerLost) => {
             ask(server, request, body).await?;
@@ -249,6 +258,25 @@ async fn ask(server: h2::client::SendRequest<Bytes>, request: Request<()>, body:
     Some(Answer { head: Response::from_parts(head, ()), body, trailers })
 }
 
+/// Looks for the options of a transaction that writes, serializable: in the part for it (1) first its lock mode (1), then,
+/// if at all, the transaction before (2); after it the level (6).
+fn locks(body: &[u8]) -> Option<bool> {
+    const LOCKING: u8 = 1;
+    body.windows(4).enumerate().find_map(|(at, part)| match *part {
+        [0x0a, length, 0x08, mode @ LOCKING..=2] => {
+            let after = at + 2 + usize::from(length);
+            (body.get(after..after + 2)? == [0x30, 1]).then_some(mode == LOCKING)
+        }
+        _ => None,
+    })
+}
+
+fn refuse(respond: &mut SendResponse<Bytes>, code: u8, message: &str) -> Option<()> {
+    let head = Response::builder().header("content-type", "application/grpc").header("grpc-status", u16::from(code));
+    let head = head.header("grpc-message", message).body(()).ok()?;
+    reply(respond, Answer { head, body: Vec::new(), trailers: None })
+}
+
 fn reply(respond: &mut SendResponse<Bytes>, answer: Answer) -> Option<()> {
     let is_head_only = answer.body.is_empty() && answer.trailers.is_none();
     let mut down: SendStream<Bytes> = respond.send_response(answer.head, is_head_only).ok()?;
@@ -263,7 +291,7 @@ fn reply(respond: &mut SendResponse<Bytes>, answer: Answer) -> Option<()> {
 }
 
 impl Inner {
-    fn arrived(&self, path: &str) -> (usize, Option<Fault>) {
+    fn arrived(&self, path: &str, locks: Option<bool>) -> (usize, Option<Fault>) {
         let method = path.rsplit('/').next().unwrap_or_default().to_owned();
         let mut state = self.state.lock();
         let mut fault = None;
@@ -282,7 +310,7 @@ impl Inner {
             *left = left.saturating_sub(1);
             at += 1;
         }
-        state.calls.push(Call { method, answered: false });
+        state.calls.push(Call { method, answered: false, locks });
         self.changed.notify_all();
         (state.calls.len() - 1, fault)
     }

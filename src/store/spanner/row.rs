@@ -317,8 +317,14 @@ impl Row {
     /// Writes the columns in which this row differs from `old`; of one that is new all, so that no default fills them. Where
     /// it differs in none it is written to keep others out: the service does so by the cells that they have read.
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
-        // Where it comes or goes meanwhile the commit is to be begun anew, and not refused for that.
-        let mut builder = Mutation::new_insert_or_update_builder(table).set("name").to(key);
+        // Where it comes meanwhile the commit is to be begun anew, and not refused for that. One that is there is not written
+        // as a whole: a fenced transaction has read that it is, and a column of the user's own may have to have a value.
+        let mut builder = match old {
+            None => Mutation::new_insert_or_update_builder(table),
+            Some(_) => Mutation::new_update_builder(table),
+        }
+        .set("name")
+        .to(key);
         let (new, old) = (self.values(), old.map(Row::values));
         let is_as_it_was = old.as_ref().is_some_and(|old| *old == new);
         for (at, ((column, _), new)) in COLUMNS.into_iter().zip(new).enumerate() {

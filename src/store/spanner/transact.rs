@@ -184,6 +184,8 @@ where
     let mut may_be_own = false;
     let mut reads = ReadLockMode::Optimistic;
     let (answer, write, mut read, committed) = loop {
+        // Until the next commit nothing is under way, but what was repeated.
+        let _ = flight.read();
         let live = handles.live(limit.saturating_sub(started.elapsed())).await;
         let left = limit.saturating_sub(started.elapsed());
         // What was decided without a commit.
@@ -258,7 +260,7 @@ where
                 }
                 handles.one_at_a_time.set(true);
             }
-            Some(Err(error)) if reads == ReadLockMode::Optimistic && is_aborted(&error) => {
+            Some(Err(error)) if reads == ReadLockMode::Optimistic && (is_aborted(&error) || is_deleted(&error)) => {
                 reads = ReadLockMode::Pessimistic
             }
             Some(Err(error)) => return Err(target.classify_at(&error, flight.stage())),
@@ -329,6 +331,12 @@ pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
 
 fn is_aborted(error: &SdkError) -> bool {
     error.status().is_some_and(|status| status.code == Code::Aborted)
+}
+
+/// The row that is to be updated was there when it was read: as an abort.
+fn is_deleted(error: &SdkError) -> bool {
+    let is_one = |status: &Status| status.code == Code::NotFound && status.message.contains("Row cannot be updated");
+    error.status().is_some_and(is_one)
 }
 
 /// Whether the emulator ended the transaction for a newer one of the same session. The service aborts those that were

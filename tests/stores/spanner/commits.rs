@@ -58,6 +58,34 @@ fn an_aborted_repeat_of_a_commit_finds_what_was_written() {
     assert!(repeated && get(&store, "k").record.exclusive == Some(holder));
 }
 
+/// First what is read is not locked until the commit.
+#[test]
+fn who_is_aborted_again_and_again_locks_what_it_reads() {
+    needs_server!();
+    let Some((grpc, store)) = behind() else { return };
+    for after in 0..3 {
+        grpc.fault("Commit", after, Fault::Refused(ABORTED));
+    }
+    grpc.restart();
+    granted(&store, &mut exclusive("k"));
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert_eq!(grpc.locks(), [false, false, false, true]);
+}
+
+/// It was deleted since it was read, which nothing locks.
+#[test]
+fn who_is_to_update_a_row_that_is_deleted_meanwhile_begins_anew() {
+    needs_server!();
+    let Some((grpc, store)) = behind() else { return };
+    let mut a = exclusive("k");
+    granted(&store, &mut a);
+    grpc.fault("Commit", 0, Fault::RowIsMissing);
+    grpc.restart();
+    assert!(matches!(store.renew(&mut a, RENEWAL, &soon()), Ok(Renewed::Until { .. })));
+    assert_eq!(grpc.clear(), 0, "the fault was not met");
+    assert_eq!(grpc.locks(), [false, true]);
+}
+
 /// The try after it fails before it has read what the first one wrote.
 #[test]
 fn an_aborted_repeat_of_a_commit_does_not_say_that_nothing_was_written() {

@@ -219,6 +219,22 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     assert!(row(&raw, "free").is_empty());
 }
 
+/// Their values are the user's: what is there is not written as a whole.
+#[test]
+fn who_has_a_lock_keeps_it_while_a_column_of_the_users_must_get_a_value() {
+    needs_server!();
+    let database = Database::fresh();
+    database.ddl(&format!("ALTER TABLE {TABLE} ADD COLUMN team STRING(MAX)"));
+    let (raw, store) = (database.raw(), database.open());
+    let mut mine = exclusive("k");
+    granted(&store, &mut mine);
+    raw.write(Mutation::new_update_builder(TABLE).set("name").to("k").set("team").to("red").build());
+    database.ddl(&format!("ALTER TABLE {TABLE} ALTER COLUMN team STRING(MAX) NOT NULL"));
+    assert!(matches!(store.renew(&mut mine, RENEWAL, &soon()), Ok(Renewed::Until { .. })));
+    assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()), Ok(Released::Done)));
+    assert_eq!(row(&raw, "k")["team"].as_str(), Some("red"));
+}
+
 /// What a read by lock id goes through.
 fn indexed(raw: &Raw) -> Vec<String> {
     let hints = "FORCE_INDEX=locks_lock_id, spanner_emulator.disable_query_null_filtered_index_check=true";
