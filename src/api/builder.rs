@@ -84,7 +84,8 @@ impl ClientBuilder {
     /// How long before the end of the lease the holder already treats the lock as lost. This covers clocks that run at
     /// different rates, and the time between a check of `is_held` and acting on it.
     /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better, and 1 s on MongoDB
-    /// with `fleet=mixed`.
+    /// with `fleet=mixed`. Of a lock without end that another program ends, up to 35 s may be over before its holder
+    /// learns that it has an end: from its last minute on, a margin above 25 s is no more than what is left.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self

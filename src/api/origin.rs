@@ -27,9 +27,10 @@ pub(crate) fn check_origin(family: &Family, lock: &Lock, by: &Deadline) -> Resul
     Err(family.in_context(Error::invalid("store", here, &right).with_key(&lock.key)))
 }
 
-/// What to say of a lock that does not stand here, if it was granted under another name.
+/// What to say of a lock that does not stand here, if it may stand in another store.
 pub(crate) fn told_origin(family: &Family, lock: &Lock) -> String {
-    let origin = lock.store().filter(|origin| *origin != family.backend.info().label);
+    let here = &family.backend.info().label;
+    let origin = lock.store().filter(|origin| is_another(origin, here) || is_elsewhere(origin, here));
     origin.map(|origin| format!("; it was granted by {origin:?}")).unwrap_or_default()
 }
 

@@ -301,8 +301,8 @@ pub unsafe extern "C" fn leasehold_guard_loss(
 }
 
 /// Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
-/// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
-/// may be freed meanwhile.
+/// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once its release or hand-over has begun, also of one that then fails, or its
+/// client is closed. The guard may be freed meanwhile.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
@@ -324,7 +324,7 @@ pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64, ensure_held: impl Fn
         return Ok(());
     }
     let (kind, how) = match loss.has_ended() {
-        true => (ErrorKind::Closed, "the lock was released"),
+        true => (ErrorKind::Closed, "the lock was released, or its release has begun"),
         false => (ErrorKind::TimedOut, "the lock was not lost within the wait"),
     };
     Err(about(granted, kind, how).into())

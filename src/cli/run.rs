@@ -61,15 +61,16 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
 fn can_be_told(keys: &[String]) -> Outcome<()> {
     // With an end of line between two; a token has up to 20 digits.
     let keys_take = keys.iter().map(|key| key.len() + 1).sum::<usize>();
-    for (name, take, right) in
-        [("LEASEHOLD_KEY", keys_take, "give fewer or shorter ones"), ("LEASEHOLD_TOKEN", keys.len() * 21, "give fewer")]
-    {
+    for (name, are, take, right) in [
+        ("LEASEHOLD_KEY", "are", keys_take, "give fewer or shorter ones"),
+        ("LEASEHOLD_TOKEN", "may be", keys.len() * 21, "give fewer"),
+    ] {
         // Linux takes 128 KiB for each text, with its name and its end.
         let (length, most) = (take.saturating_sub(1), (128 << 10) - name.len() - 2);
         if cfg!(target_os = "linux") && length > most {
             return Err(Failure::usage(format!(
-                "the {} keys are too long for {name}, which names them all to the command: they take {length} bytes \
-                 there, and Linux allows at most {most}; {right}",
+                "the {} keys {are} too long for {name}, which names them all to the command: they take up to {length} \
+                 bytes there, and Linux allows at most {most}; {right}",
                 keys.len()
             )));
         }

@@ -100,7 +100,7 @@ impl LossWatch {
         }
     }
 
-    /// Whether it was released or handed over, so that it can't be lost any more.
+    /// Whether its release or hand-over has begun, so that a loss is told no more.
     #[cfg(feature = "capi")]
     pub(crate) fn has_ended(&self) -> bool {
         !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)

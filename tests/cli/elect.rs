@@ -133,6 +133,8 @@ fn a_hangup_is_nothing_that_a_quiet_node_tells() {
     running.expect("ann leads");
     running.signal(Signal::SIGTERM);
     let ran = running.end();
+    // It was the node that took it, not its command.
+    assert_eq!(ran.code, Some(143), "{}", ran.stderr);
     assert!(!ran.stderr.contains("SIGHUP"), "{}", ran.stderr);
 }
 

@@ -64,16 +64,23 @@ impl Target {
 
     /// What errors and the data of locks name: in another place, or with another sort key, are other rows.
     pub fn label(&self) -> String {
-        let own = self.region.as_deref().map(|region| format!("dynamodb.{region}.amazonaws.com"));
-        let endpoint = self.endpoint.as_deref().map(|endpoint| host(endpoint).to_owned());
-        let endpoint = endpoint.filter(|endpoint| own.as_ref() != Some(endpoint));
+        let endpoint = self.endpoint.as_deref().map(host).filter(|endpoint| !self.is_of_region(endpoint));
         // It may have any letters, so it is the last one: `api::origin` reads them.
         let sort_key = self.sort_key.as_ref().map(|SortKey { name, value }| format!("{name}:{value}"));
-        let parts = [("region", self.region.clone()), ("endpoint", endpoint), ("sort_key", sort_key)];
+        let parts =
+            [("region", self.region.clone()), ("endpoint", endpoint.map(str::to_owned)), ("sort_key", sort_key)];
         let parts = parts.into_iter().filter_map(|(name, value)| Some(format!("{name}={}", value?)));
         let parts: Vec<String> = parts.collect();
         let sign = if parts.is_empty() { "" } else { "?" };
         format!("dynamodb://{}{sign}{}", self.table, parts.join("&"))
+    }
+
+    /// Whether a host is AWS's own for the region: the usual one, of FIPS, of an account, in a VPC; all lead to one table.
+    fn is_of_region(&self, host: &str) -> bool {
+        let host = host.trim_end_matches('.').to_ascii_lowercase();
+        let of_aws = [".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".api.amazonwebservices.com.cn"];
+        let names = of_aws.iter().find_map(|domain| host.strip_suffix(domain));
+        names.zip(self.region.as_deref()).is_some_and(|(names, region)| names.split('.').any(|name| name == region))
     }
 
     /// The attributes of the table's key, each a string.
@@ -189,6 +196,13 @@ mod tests {
             ("https://h:443/", "&endpoint=h"),
             ("http://h:80", "&endpoint=h"),
             ("https://dynamodb.eu-west-1.amazonaws.com", ""),
+            ("https://DynamoDB.eu-west-1.amazonaws.com.:443/", ""),
+            ("https://dynamodb-fips.eu-west-1.amazonaws.com", ""),
+            ("https://dynamodb.eu-west-1.api.aws", ""),
+            ("https://123456789012.ddb.eu-west-1.amazonaws.com", ""),
+            ("https://vpce-1-2.dynamodb.eu-west-1.vpce.amazonaws.com", ""),
+            ("https://dynamodb.us-east-1.amazonaws.com", "&endpoint=dynamodb.us-east-1.amazonaws.com"),
+            ("https://eu-west-1.example.com", "&endpoint=eu-west-1.example.com"),
         ] {
             target.endpoint = Some(endpoint.to_owned());
             let right = format!("dynamodb://locks?region=eu-west-1{shown}&sort_key=sk:a&b");

@@ -8,7 +8,7 @@ use mongodb::bson::oid::ObjectId;
 use super::Mongodb;
 use super::error::{MongodbError, invalid};
 use super::pipeline::{self, Grant};
-use super::row::{object_id, token};
+use super::row::{object_id, stands, token};
 use super::send::{Update, Wrote};
 use crate::lease::GrantId;
 use crate::store::{Acquired, Attempt, Consistency, Which};
@@ -41,7 +41,16 @@ impl Mongodb {
         });
         let mut found = match answer? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
-            Wrote::Answered(row) => self.found(&attempt.key, row, sent, by)?,
+            Wrote::Answered(row) => {
+                let stands = row.as_ref().is_some_and(|row| stands(row, ask.mode, &id));
+                match self.found(&attempt.key, row, sent, by) {
+                    // Damaged between the copy that was granted and this one.
+                    Err(error @ MongodbError::Damaged(_)) if stands => {
+                        return Ok(Acquired::Unknown(error.of_write().into()));
+                    }
+                    found => found?,
+                }
+            }
         };
         found.record.check_format()?;
         self.watch_fleet(&found);

@@ -141,7 +141,11 @@ impl MongodbError {
 
     /// Of a write of which an earlier copy was done.
     pub fn of_write(self) -> Self {
-        let cause = Cause::from(self.to_string());
+        let cause = match &self {
+            // That it is left as it is would not be true.
+            MongodbError::Damaged(what) => Cause::from(format!("the document is damaged ({what})")),
+            error => Cause::from(error.to_string()),
+        };
         MongodbError::Unanswered { cause: Some(self.cause().cloned().unwrap_or(cause)) }
     }
 }

@@ -15,8 +15,8 @@ use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::Sender;
-use mongodb::bson::oid::ObjectId;
 use mongodb::bson::Document;
+use mongodb::bson::oid::ObjectId;
 
 use super::{
     Acquired, Attempt, Backend, Consistency, GrantForm, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,

@@ -38,7 +38,9 @@ impl Mongodb {
                     let stood = stands(&row, mode, &id);
                     match self.found(&attempt.key, Some(row), sent, by) {
                         // It was written, in a document that can't be read.
-                        Err(error @ MongodbError::Damaged(_)) if stood => return Ok(Renewed::Unknown(error.into())),
+                        Err(error @ MongodbError::Damaged(_)) if stood => {
+                            return Ok(Renewed::Unknown(error.of_write().into()));
+                        }
                         found => break found?,
                     }
                 }

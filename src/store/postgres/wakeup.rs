@@ -62,6 +62,8 @@ impl Postgres {
             return Ok(false);
         }
         let (keys, hash) = (keys.to_vec(), hash(&self.table.quoted));
+        // Time is left to say that nothing came.
+        let heard_within = HEARD.min(by.remaining() / 4);
         let answer = self.driver.run(by, move |owned| async move {
             if keys.is_empty() {
                 owned.waking.end();
@@ -90,7 +92,7 @@ impl Postgres {
                     let mut is_heard = false;
                     for _ in 0..TOLD {
                         owned.ask(Lane::Wanting, &Statement::once(&tell), &Went::default()).await?;
-                        is_heard = tokio::time::timeout(HEARD, hears.notified()).await.is_ok();
+                        is_heard = tokio::time::timeout(heard_within, hears.notified()).await.is_ok();
                         if is_heard {
                             break;
                         }
