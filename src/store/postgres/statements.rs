@@ -163,12 +163,15 @@ impl Statements {
             )
             .into()
         };
-        let still = format!(
-            "(SELECT jsonb_object_agg(e.key, e.value) FROM jsonb_each(t.given_up) AS e WHERE e.value::bigint > {now})"
+        // Without those that are past. To begin a query of its own, also one that is not run, would cost more than the rest of
+        // such a statement: of the ids an array of texts is made, as JSON and SQL write one but for its brackets.
+        let pruned = format!(
+            "nullif(t.given_up - translate(jsonb_path_query_array(t.given_up, \
+             'strict $.keyvalue() ? (@.value <= $now).key', jsonb_build_object('now', {now}))::text, '[]', '{{}}')::text[], '{{}}')"
         );
-        let pruned = format!("CASE WHEN t.given_up IS NOT NULL THEN {still} END");
-        // The same where nothing is added, so that it can't grow: all, until the last of them is past. To begin a query of its
-        // own, also one that is not run, would cost more than the rest of such a statement.
+        let remembering =
+            |grant: &str| format!("coalesce({pruned}, '{{}}') || jsonb_build_object({grant}, {now} + {})", remembered());
+        // The same where nothing is added, so that it can't grow: all, until the last of them is past.
         let kept = format!(
             "CASE WHEN t.given_up IS NOT NULL AND jsonb_path_exists(t.given_up, 'strict $.* ? (@ > $now)', \
              jsonb_build_object('now', {now})) THEN t.given_up END"
@@ -182,13 +185,11 @@ impl Statements {
                 end("$7"),
             )
         };
-        // A copy of what is adopted may be on its way, also where its lease is over. What is handed on to the next in the line was sent once, and there are
-        // too many of them to remember each.
-        let adopted = format!(
-            "CASE WHEN NOT $11 THEN coalesce({pruned}, '{{}}') \
-             || jsonb_build_object(t.grant_id, {now} + {}) ELSE {pruned} END",
-            remembered()
-        );
+        // A copy of what is adopted may be on its way, also where its lease is over. What is handed on to the next in the line
+        // was sent once, and there are too many of them to remember each.
+        let adopted = format!("CASE WHEN NOT $11 THEN {} ELSE {pruned} END", remembering("t.grant_id"));
+        // So may one of what is over: its holder would write what is fenced, though another has had the lock meanwhile.
+        let taken_over = format!("CASE WHEN t.grant_id IS NOT NULL THEN {} ELSE {kept} END", remembering("t.grant_id"));
         let grantable = |row: &str| {
             format!(
                 "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {} AND NOT coalesce({row}.given_up ? $2, false)",
@@ -225,10 +226,9 @@ impl Statements {
         );
         let gave_up = answer(
             &format!(
-                "UPDATE {table} AS t SET {nobody}, until = NULL, given_up = coalesce({pruned}, '{{}}') \
-                 || jsonb_build_object($2::text, {now} + {}), version = {next} \
+                "UPDATE {table} AS t SET {nobody}, until = NULL, given_up = {}, version = {next} \
                  WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
-                remembered(),
+                remembering("$2::text"),
                 whole("t")
             ),
             &told,
@@ -250,7 +250,7 @@ impl Statements {
                     stamp("c.now"),
                     end("$7"),
                     free("t"),
-                    granted(&kept),
+                    granted(&taken_over),
                 ),
                 "",
             ),

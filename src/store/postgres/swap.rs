@@ -23,7 +23,7 @@ impl Postgres {
         let (old, now) = (&seen.record, Micros::of(seen.times.now));
         old.check_format()?;
         let new =
-            new.map(|new| LockRecord { given_up: without_copies(old.live(seen.times.now), old, new), ..new.clone() });
+            new.map(|new| LockRecord { given_up: without_copies(old.holders(), old, new), ..new.clone() });
         // It may wait for a transaction that asserts what it takes away.
         match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
             Wrote::Answered(Some(_)) => Ok(Swapped::Done),

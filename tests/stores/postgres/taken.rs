@@ -106,6 +106,47 @@ fn a_copy_of_what_expired_before_or_after_it_was_adopted_is_not_granted() {
     }
 }
 
+/// Else its holder, which was stopped meanwhile, would write what is fenced after a rival has had the lock.
+#[test]
+fn a_copy_of_what_expired_is_not_granted_once_another_has_had_it() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for (mode, rival) in [(Mode::Exclusive, Mode::Exclusive), (Mode::Exclusive, Mode::Shared)] {
+        let mut a = attempt(&store, &format!("{mode} {rival}"), mode);
+        a.ask.lease = Postgres::MIN_LEASE;
+        granted(&store, &mut a);
+        wait_until("its lease ends", || {
+            let seen = get(&store, &a.key);
+            seen.record.live(seen.times.now).next().is_none()
+        });
+        let mut b = attempt(&store, &a.key, rival);
+        granted(&store, &mut b);
+        release(&store, &mut b);
+        let answer = store.acquire(&mut a, &soon()).unwrap();
+        assert!(matches!(answer, Acquired::Refused(_)), "{}: {answer:?}", a.key);
+    }
+}
+
+/// As where all who take it die.
+#[test]
+fn those_who_expired_are_forgotten_once_no_copy_can_come() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    let count = || rows.one("SELECT (SELECT count(*) FROM jsonb_object_keys(given_up))::text FROM {T}").unwrap();
+    for remembered in ["1", "2", "1"] {
+        rows.sql("UPDATE {T} SET until = clock_timestamp()");
+        if remembered == "1" {
+            rows.sql("UPDATE {T} SET given_up = (SELECT jsonb_object_agg(key, 1) FROM jsonb_each(given_up))");
+        }
+        granted(&store, &mut exclusive(&store, "k"));
+        assert_eq!(count(), remembered);
+    }
+}
+
 /// There may be thousands a second, and each was sent once.
 #[test]
 fn a_lock_that_goes_down_the_line_leaves_no_trace() {
