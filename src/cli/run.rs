@@ -89,11 +89,14 @@ pub fn refused(failure: Failure, global: &Global, patience: &Patience, is_period
         Failure::Library(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => error,
         other => return Err(other),
     };
-    let code = patience.conflict_exit_code.unwrap_or(if is_periodic { code::NOT_DUE } else { code::CONFLICT });
+    // Where nobody holds it, it may be due: the store was too slow, or another key was waited for.
+    let is_not_due = is_periodic && !error.holders().is_empty();
+    let usual = if is_not_due { code::NOT_DUE } else { code::CONFLICT };
+    let code = patience.conflict_exit_code.filter(|_| is_not_due || !is_periodic).unwrap_or(usual);
     let what = match patience.wait() {
         // Not worth a mail of cron's.
         _ if global.quiet && code == 0 => return Ok(0),
-        _ if is_periodic => NOT_DUE,
+        _ if is_not_due => NOT_DUE,
         Some(Duration::ZERO) => HELD,
         _ => NOT_IN_TIME,
     };
@@ -188,4 +191,37 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     let (end, is_unanswered) = holding.end(work.every, &session.interrupts.signals)?;
     session.is_unanswered.set(is_unanswered);
     Ok(end)
+}
+
+#[cfg(test)]
+mod tests {
+    use leasehold::LockClient;
+
+    use super::*;
+
+    /// Where the store was only too slow, or another key was waited for, the work may be due.
+    #[test]
+    fn it_is_said_to_be_not_due_only_where_somebody_holds_it() {
+        let client = LockClient::connect("memory:not-due").unwrap();
+        let _held = client.lock("held").unwrap();
+        let rival = LockClient::connect("memory:not-due").unwrap();
+        let held = rival.try_lock_for("held", Duration::from_millis(1)).map(drop);
+        let held = held.and_then(|()| rival.request("held").wait(Duration::ZERO).lock().map(drop)).unwrap_err();
+        let unfit = rival.election("free").health_check(|| false).build().unwrap();
+        let unknown = unfit.campaign_for(Duration::from_millis(1)).map(drop).unwrap_err();
+        assert_eq!((held.holders().len(), unknown.holders().len(), unknown.kind()), (1, 0, ErrorKind::TimedOut));
+        let global = Global { store: None, json: false, quiet: true, verbose: 0 };
+        for (error, is_periodic, asked, right) in [
+            (&held, true, None, Some(code::NOT_DUE)),
+            (&held, true, Some(0), None),
+            (&held, false, None, Some(code::CONFLICT)),
+            (&unknown, true, None, Some(code::CONFLICT)),
+            (&unknown, true, Some(0), Some(code::CONFLICT)),
+            (&unknown, false, Some(0), None),
+        ] {
+            let patience = Patience { wait: None, once: false, conflict_exit_code: asked };
+            let told = refused(Failure::Library(error.clone()), &global, &patience, is_periodic);
+            assert_eq!(told.err().map(|failure| failure.code()), right, "{error} {is_periodic} {asked:?}");
+        }
+    }
 }

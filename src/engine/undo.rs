@@ -21,8 +21,9 @@ use crate::sys::log;
 use crate::sys::pause::pause;
 use crate::sys::thread::{Thread, begin_to_keep_time, keeping_a_lock};
 
-/// At most this many are kept. Of more, the one whose lease ends first is dropped, and ends by itself.
-const MOST: usize = 4096;
+/// At most this many are kept, more than anybody takes at once. Of more, the one whose lease ends first is dropped, and
+/// ends by itself: first of those that are not to be given up yet.
+const MOST: usize = 16_384;
 
 /// See the module.
 pub struct Undo {
@@ -95,7 +96,9 @@ impl Undo {
         let (surplus, started) = {
             let mut state = self.state.lock();
             state.left.push(left);
-            let surplus = if state.left.len() > MOST { state.pop(|left| left.stands_until) } else { None };
+            let now = Instant::now();
+            let first = |left: &Left| (left.not_before <= now, left.stands_until);
+            let surplus = if state.left.len() > MOST { state.pop(first) } else { None };
             (surplus, self.start(&mut state))
         };
         // A full channel holds one already.

@@ -419,6 +419,7 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
         // A busy machine may take its thread a moment longer.
         wait_until("it stands no more", || !a.is_standing());
+        assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut, "nor does it end for a second one");
         // Its lock is free, but the closure still works with what the lock protects.
         store.outlast(MINUTE);
         let error = a.campaign_for(ms(100)).unwrap_err();

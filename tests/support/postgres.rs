@@ -107,7 +107,13 @@ fn was_late(error: &Error) -> bool {
         next = source.source();
     }
     // A session that ended before it was asked anything is closed.
-    let late = ["it was not made in", "idle-session timeout", "transaction timeout", "connection closed"];
+    let late = [
+        "not made in",
+        "no connection in the time",
+        "idle-session timeout",
+        "transaction timeout",
+        "connection closed",
+    ];
     late.iter().any(|late| text.contains(late))
 }
 

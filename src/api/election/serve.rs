@@ -8,7 +8,7 @@ use crossbeam_channel::{Receiver, Select, after, bounded, never, select, select_
 use parking_lot::Mutex;
 
 use super::leadership::{Leadership, Term, TermEnd};
-use super::shared::{Shared, Stands};
+use super::shared::{LeftBehind, Shared, Stands};
 use crate::lease::backoff;
 use crate::model::error::{ErrorKind, Result};
 use crate::model::loss::LossReason;
@@ -105,9 +105,8 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
     } else {
         // The closure still uses what the lock protects, so no other node may lead before the lease is over.
         term.guard.leave(by.saturating_duration_since(Instant::now()));
-        *shared.now.left_behind.lock() = Some(done);
-        let message = "the closure did not end in time; the lock is not released but ends with its lease";
-        Err(shared.node.client.error(ErrorKind::TimedOut, &shared.node.name, message))
+        *shared.now.left_behind.lock() = Some(LeftBehind { done, standing: standing.clone() });
+        Err(shared.late_closure())
     };
     // A closure that returns as it hears of the loss may be seen first.
     let has_resigned = term.guard.loss().get().is_none_or(|loss| matches!(loss.reason, LossReason::MaxHold));
@@ -247,8 +246,8 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
 
 /// Waits for the closure of the last term, if it did not end in time; false when it is stopped before.
 pub(super) fn wait_for_the_last(shared: &Shared, forever: &Deadline) -> bool {
-    let Some(done) = shared.now.left_behind.lock().clone() else { return true };
-    let has_ended = ready(&done, forever, Duration::MAX);
+    let Some(behind) = shared.now.left_behind.lock().clone() else { return true };
+    let has_ended = ready(&behind.done, forever, Duration::MAX);
     if has_ended {
         shared.now.left_behind.lock().take();
     }

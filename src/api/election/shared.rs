@@ -60,13 +60,21 @@ impl News {
     }
 }
 
+/// The closure of a term that is over.
+#[derive(Clone)]
+pub(super) struct LeftBehind {
+    /// Ready once it has ended.
+    pub done: Receiver<WorkEnd>,
+    pub standing: Arc<Standing>,
+}
+
 /// What is going on now.
 #[derive(Default)]
 pub(super) struct Now {
     term: Mutex<Weak<Term>>,
     standing: Mutex<Option<Arc<Standing>>>,
-    /// Disconnected once a closure that did not end in time has ended.
-    pub left_behind: Mutex<Option<Receiver<WorkEnd>>>,
+    /// It did not end in time.
+    pub left_behind: Mutex<Option<LeftBehind>>,
 }
 
 /// From the start of `run`, `lead` or `campaign` to its end.
@@ -356,6 +364,7 @@ impl Shared {
                     outcome => outcome,
                 }
             }
+            None if ends == Ends::All && self.is_left_behind(by) => Err(self.late_closure()),
             None => match self.term().filter(|_| ends == Ends::All) {
                 Some(term) => term.guard.release_within(by.saturating_duration_since(Instant::now())),
                 None => Ok(()),
@@ -363,6 +372,17 @@ impl Shared {
         };
         self.news.dispatcher.flush(by);
         outcome
+    }
+
+    /// Whether the closure of a term that is over still runs then, on another thread.
+    fn is_left_behind(&self, by: Instant) -> bool {
+        let behind = self.now.left_behind.lock().clone();
+        behind.is_some_and(|behind| !behind.standing.is_crew() && !is_ready_by(&behind.done, by))
+    }
+
+    pub fn late_closure(&self) -> Error {
+        let message = "the closure did not end in time; the lock is not released but ends with its lease";
+        self.node.client.error(ErrorKind::TimedOut, &self.node.name, message)
     }
 
     /// Asks for the end without waiting for it: of the campaign, or else of the leadership that `campaign` returned.

@@ -169,8 +169,9 @@ impl Statements {
             "nullif(t.given_up - translate(jsonb_path_query_array(t.given_up, \
              'strict $.keyvalue() ? (@.value <= $now).key', jsonb_build_object('now', {now}))::text, '[]', '{{}}')::text[], '{{}}')"
         );
-        let remembering =
-            |grant: &str| format!("coalesce({pruned}, '{{}}') || jsonb_build_object({grant}, {now} + {})", remembered());
+        let remembering = |grant: &str| {
+            format!("coalesce({pruned}, '{{}}') || jsonb_build_object({grant}, {now} + {})", remembered())
+        };
         // The same where nothing is added, so that it can't grow: all, until the last of them is past.
         let kept = format!(
             "CASE WHEN t.given_up IS NOT NULL AND jsonb_path_exists(t.given_up, 'strict $.* ? (@ > $now)', \

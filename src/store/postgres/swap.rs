@@ -22,8 +22,7 @@ impl Postgres {
         let Some(native) = native else { return Err(PostgresError::NotRead) };
         let (old, now) = (&seen.record, Micros::of(seen.times.now));
         old.check_format()?;
-        let new =
-            new.map(|new| LockRecord { given_up: without_copies(old.holders(), old, new), ..new.clone() });
+        let new = new.map(|new| LockRecord { given_up: without_copies(old.holders(), old, new), ..new.clone() });
         // It may wait for a transaction that asserts what it takes away.
         match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
             Wrote::Answered(Some(_)) => Ok(Swapped::Done),
