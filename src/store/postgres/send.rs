@@ -197,7 +197,6 @@ impl Owned {
                     self.known.has_worked.set(true);
                     return Ok(made);
                 }
-                // What worked before may be put right again.
                 Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
                 Ok(Err(error)) => error,
                 Err(_) => {
