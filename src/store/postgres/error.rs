@@ -52,7 +52,7 @@ pub(super) enum Own {
     )]
     Ended,
 
-    #[error("another transaction has the row locked; nothing was written")]
+    #[error("another transaction has the row locked, or the table, or the queue of notifications; nothing was written")]
     Locked,
 
     /// Not known to be locked by somebody else: the server may only not answer.
