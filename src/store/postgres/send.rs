@@ -282,7 +282,17 @@ impl Owned {
         };
         let _row = row;
         let patient = key.filter(|_| lane == Lane::Sharing).map(|_| patiently(&statement.sql));
-        self.ask_now(patient.as_deref().unwrap_or(&statement.sql), statement, &went.sent).await
+        let answer = self.ask_now(patient.as_deref().unwrap_or(&statement.sql), statement, &went.sent).await;
+        // The limit bounds the one lock of the cluster, too, that a commit takes which tells. Waiters poll here anyway.
+        if self.pooled
+            && lane == Lane::Waiting
+            && matches!(answer, Err((_, PostgresError::Own(Own::Locked, _))))
+            && let Some(untold) = untold(&statement.sql)
+        {
+            went.sent.store(false, Ordering::SeqCst);
+            return self.ask_now(&untold, statement, &went.sent).await;
+        }
+        answer
     }
 
     /// Does this, with the values of that statement.
