@@ -4,6 +4,9 @@
 //! [`schema`](crate::LockClient::schema) prints the DDL. The server's clock decides, and the token of a grant is its time
 //! in microseconds, or one more than the last.
 //!
+//! To add an index to a large table takes the writes' turn for as long as it builds: nothing is granted or renewed
+//! meanwhile. What takes longer than a request, or ten seconds, is ended: make it by hand, `CREATE INDEX CONCURRENTLY`.
+//!
 //! # The URL
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE?table=leasehold`, or `postgresql:`; several hosts with commas between them,
 //! of which the one that is the primary is used (they are asked one after the other, each for its share of three seconds,
@@ -11,7 +14,8 @@
 //! options are libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
 //! are below. `port` is for hosts without a port of their own. Environment variables (`PGPASSWORD`, ..), password files and
-//! services are not read.
+//! services are not read. Credentials that expire, like the tokens of RDS IAM, can't be renewed by a client, which
+//! needs them for each new connection.
 //!
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
@@ -28,16 +32,14 @@
 //!   `default_transaction_read_only` nothing is granted. Any `default_transaction_isolation` will do.
 //! * Statements whose caller has no more time are not cancelled (PgBouncer 1.18 may end when it is asked to by this
 //!   driver). Since all clients share the pool's sessions, a statement waits at most 100 ms for a row that somebody's
-//!   transaction has locked, and is sent again a little later, up to a second. So who waits for that transaction comes that
-//!   much later than it ends. Only a heartbeat of an exclusive lock, which waits for no such transaction, may wait ten seconds.
+//!   transaction has locked (a release twice that), and is sent again a little later, up to a second. So who waits for
+//!   that transaction comes that much later than it ends. Only a heartbeat of an exclusive lock, which waits for no
+//!   such transaction, may wait ten seconds.
 //!
 //! In both modes nothing is kept prepared, so each step costs the server two to three times as much (see Cost).
 //!
-//! In both modes a statement that was left while it waits for a **synchronous standby** waits until the standby is back, in a
-//! session that the pooler counts no more. Each try leaves one more: while the standby is away, `max_connections` may be reached.
-//! PostgreSQL has no limit for that wait (`statement_timeout` is over before the commit): bound it by the role's `CONNECTION
-//! LIMIT`, and end those that wait by `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep'`, run at
-//! the server itself.
+//! **Pgpool-II must balance no load** (`load_balance_mode = off`): a read that it sends to a standby, whose rows may be
+//! old, is an error. That is retryable, but comes again. Pgpool-II itself was not tried.
 //!
 //! Without `pooler=transaction` our time limits and search path would end up in other programs' sessions. That such a pooler is there is noticed
 //! when the first waiter begins to listen: a warning says it once, and waiters poll. Statement mode will not do.
@@ -85,6 +87,10 @@
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
 //! but `create_schema`, which needs `CREATE` on the schema, and to own a table that lacks something. `DELETE` is for `purge`
 //! alone, and for `diagnose`, which leaves a row of its own each time without. Whoever only looks (`get`, `list`) needs `SELECT`.
+//! `create_schema` runs its DDL in blocks of PL/pgSQL, which every database has unless somebody took it out.
+//!
+//! Who is not let in (user, password, `CONNECT`, `pg_hba.conf`) gets a final error from `connect`. A client that was
+//! connected once tries again, as where a server is away: then the error is of kind `Store` and retryable.
 //!
 //! # Cost
 //! | step | statements |
@@ -102,7 +108,8 @@
 //! here. A table that is changed meanwhile, or a session that is made to forget them, costs one statement more.
 //!
 //! A client has one connection while nothing else is needed, and never more than nine: four for those who want a lock,
-//! four for heartbeats, releases and the rest, and one that listens while somebody waits. Of the four for holders at most
+//! four for heartbeats, releases and the rest, and one that listens while somebody waits. What was idle for a minute
+//! ends after the next statement. Of the four for holders at most
 //! two at a time serve releases and what takes a lock away, and one more heartbeats of shared locks: they may wait for
 //! somebody's transaction, one for each key. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made (but see Poolers).
 //!
@@ -135,6 +142,13 @@
 //!   also those of other processes: it must be shorter than what is left of the shortest of their leases.
 //! * A commit that tells waiters takes one lock in the whole cluster, until it is on disk and on the synchronous standby.
 //!   While a standby hangs, shared releases, `force_release` and `purge` hang in it, and every other program's `NOTIFY`.
+//! * **The wait for a synchronous standby has no limit**: `statement_timeout` is over before the commit. The session of
+//!   a client that was killed stays until the standby is back; so does, behind a pooler, that of each statement that
+//!   was left, which the pooler counts no more. Each try leaves one more, and `max_connections` may be reached: bound
+//!   them by the role's `CONNECTION LIMIT`, and end them at the server itself by `SELECT pg_terminate_backend(pid) FROM
+//!   pg_stat_activity WHERE wait_event = 'SyncRep'`.
+//! * **Multi-master replication** (BDR, Spock, pgactive) of the table will not do: both sides grant the same lock. All
+//!   clients must use one server.
 //! * A session anywhere in the cluster that listens and stays in one transaction for days lets the queue of notifications
 //!   fill. Then releases go on, but nobody is told: waiters look at the lease's end, and now and then.
 //! * A snapshot that is kept open for days (idle in transaction, a replication slot) keeps each heartbeat's dead row, and

@@ -52,7 +52,7 @@ pub(super) enum Own {
     )]
     Ended,
 
-    #[error("another transaction has the row locked; nothing was written")]
+    #[error("another transaction has the row locked, or the table, or the queue of notifications; nothing was written")]
     Locked,
 
     /// Not known to be locked by somebody else: the server may only not answer.
@@ -74,11 +74,11 @@ pub(super) enum Own {
     #[error("{0}")]
     Tls(String),
 
-    /// The same, of a client that has connected before, or whose other host may come back.
+    /// What keeps out a client that has connected before, or whose other host may come back: it may pass.
     #[error("{0}")]
-    TlsForNow(String),
+    ForNow(String),
 
-    #[error("the database can't store a character of a text; its encoding should be UTF8")]
+    #[error("the database can't store or give out a character of a text; its encoding should be UTF8")]
     Encoding,
 }
 
@@ -107,7 +107,7 @@ impl failure::Own for Own {
             | Own::Full
             | Own::Limit
             | Own::NoConnection
-            | Own::TlsForNow(_) => (ErrorKind::Store, true),
+            | Own::ForNow(_) => (ErrorKind::Store, true),
             Own::Encoding => (ErrorKind::InvalidInput, false),
         }
     }
@@ -191,23 +191,28 @@ impl PostgresError {
         matches!(self, PostgresError::Own(_, Some(cause)) if cause.says("(40001)"))
     }
 
-    /// A fault of TLS is one that may pass.
+    /// What keeps out a client that has connected before may pass: a directory of users may be down, or a password or a
+    /// certificate be changed in two steps.
     pub fn for_now((fate, error): (Fate, Self)) -> (Fate, Self) {
-        match error {
-            PostgresError::Own(Own::Tls(what), cause) => {
-                (Fate::NotDone, PostgresError::Own(Own::TlsForNow(what), cause))
-            }
-            error => (fate, error),
+        if fate != Fate::Refused {
+            return (fate, error);
         }
+        let cause = error.cause().cloned();
+        (Fate::NotDone, PostgresError::Own(Own::ForNow(error.to_string()), cause))
     }
 
     /// Of two hosts that can't be used, the one to tell: what is away may come back, whatever is wrong with the other; but
     /// that one is a standby says less than what is wrong with the other, which may be the primary.
     pub fn of_hosts(before: (Fate, Self), now: (Fate, Self)) -> (Fate, Self) {
         let is_read_only = |error: &Self| matches!(error, PostgresError::Own(Own::ReadOnly, _));
+        // A fault of TLS may pass, since the standby works.
+        let of_primary = |told: (Fate, Self)| match told.1 {
+            PostgresError::Own(Own::Tls(_), _) => Self::for_now(told),
+            _ => told,
+        };
         match (&before, &now) {
-            ((_, standby), _) if is_read_only(standby) => Self::for_now(now),
-            (_, (_, standby)) if is_read_only(standby) => Self::for_now(before),
+            ((_, standby), _) if is_read_only(standby) => of_primary(now),
+            (_, (_, standby)) if is_read_only(standby) => of_primary(before),
             ((Fate::NotDone, _), (Fate::Refused, _)) => before,
             _ => now,
         }

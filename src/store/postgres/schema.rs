@@ -11,6 +11,9 @@ use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
+/// How long a statement of DDL waits for the table, in milliseconds: all who use it wait behind that.
+const BRIEF: u32 = 200;
+
 /// The columns of the table with their types, and of its indexes their columns. No row where there is no table.
 const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), c.collname::text, 'column' \
      FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation \
@@ -162,17 +165,25 @@ impl Postgres {
         Ok(made)
     }
 
-    /// Does one statement of DDL. Where another process was faster, it is done.
+    /// Does one statement of DDL. Where another process was faster, it is done. The table, which a release has that
+    /// waits for somebody's transaction, is waited for briefly, again and again.
     fn make(&self, statement: &str, by: &Deadline) -> Result<(), PostgresError> {
-        match self.send(by, Lane::Holding, Statement::once(statement), |_| ()) {
-            Ok(_) | Err((Fate::Duplicate, _)) => Ok(()),
-            Err((_, PostgresError::Own(Own::Denied { table }, cause))) => {
-                let message = format!(
-                    "the table {table} can't be made: the user needs CREATE on its schema, and must own a table that lacks something"
-                );
-                Err(PostgresError::Own(Own::MayNotMake(message), cause))
+        let statement = statement.replace('\'', "''");
+        let briefly = format!("DO 'BEGIN SET LOCAL lock_timeout = {BRIEF}; {statement}; END'");
+        let mut tries = 0;
+        loop {
+            match self.send(by, Lane::Holding, Statement::once(&briefly), |_| ()) {
+                Ok(_) | Err((Fate::Duplicate, _)) => return Ok(()),
+                Err((_, PostgresError::Own(Own::Locked, _))) if by.wait_to_repeat(tries) => tries += 1,
+                Err((_, PostgresError::Own(Own::Denied { table }, cause))) => {
+                    let message = format!(
+                        "the table {table} can't be made: the user needs CREATE on its schema, and must own a table \
+                         that lacks something"
+                    );
+                    return Err(PostgresError::Own(Own::MayNotMake(message), cause));
+                }
+                Err((_, error)) => return Err(error),
             }
-            Err((_, error)) => Err(error),
         }
     }
 

@@ -21,6 +21,7 @@ use super::open::{self, Table};
 use super::read::TWO_ROWS;
 use super::row::{Found, LATE, Micros};
 pub(super) use super::session::Connected;
+use super::session::rest;
 use super::statements::{BRIEF, BRIEFLY_SHARING, briefly, patiently, untold};
 use super::tls::Tls;
 pub(super) use super::turns::Lane;
@@ -47,7 +48,8 @@ pub(super) struct Owned {
     turns: Turns,
     pooled: bool,
     cancels: Arc<Semaphore>,
-    idle: RefCell<Vec<Connected>>,
+    /// Since when each is.
+    idle: RefCell<Vec<(Instant, Connected)>>,
     pub waking: super::wakeup::Waking,
 }
 
@@ -169,7 +171,7 @@ impl Owned {
             waking: super::wakeup::Waking::default(),
         };
         let (first, server) = owned.connect(|_| {}).await.map_err(|(_, error)| error)?;
-        owned.idle.borrow_mut().push(first);
+        rest(&mut owned.idle.borrow_mut(), first, Instant::now());
         Ok((owned, server))
     }
 
@@ -197,7 +199,6 @@ impl Owned {
                     self.known.has_worked.set(true);
                     return Ok(made);
                 }
-                // What worked before may be put right again.
                 Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
                 Ok(Err(error)) => error,
                 Err(_) => {
@@ -236,8 +237,8 @@ impl Owned {
 
     fn spare(&self) -> Option<Connected> {
         let mut idle = self.idle.borrow_mut();
-        idle.retain(|connected| !connected.client.is_closed());
-        idle.pop()
+        idle.retain(|(_, connected)| !connected.client.is_closed());
+        idle.pop().map(|(_, connected)| connected)
     }
 
     /// Does one statement. It is noted as sent before it may leave.
@@ -281,7 +282,17 @@ impl Owned {
         };
         let _row = row;
         let patient = key.filter(|_| lane == Lane::Sharing).map(|_| patiently(&statement.sql));
-        self.ask_now(patient.as_deref().unwrap_or(&statement.sql), statement, &went.sent).await
+        let answer = self.ask_now(patient.as_deref().unwrap_or(&statement.sql), statement, &went.sent).await;
+        // The limit bounds the one lock of the cluster, too, that a commit takes which tells. Waiters poll here anyway.
+        if self.pooled
+            && lane == Lane::Waiting
+            && matches!(answer, Err((_, PostgresError::Own(Own::Locked, _))))
+            && let Some(untold) = untold(&statement.sql)
+        {
+            went.sent.store(false, Ordering::SeqCst);
+            return self.ask_now(&untold, statement, &went.sent).await;
+        }
+        answer
     }
 
     /// Does this, with the values of that statement.
@@ -314,9 +325,10 @@ impl Owned {
         }
         let unreplicated = connected.unreplicated.take();
         if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
-            self.known.heard.set(Some(Instant::now()));
+            let now = Instant::now();
+            self.known.heard.set(Some(now));
             self.known.unheard.set(None);
-            self.idle.borrow_mut().push(connected);
+            rest(&mut self.idle.borrow_mut(), connected, now);
         }
         // It is the primary no more: a new connection may find the one that is.
         if let Err(error) = &answer

@@ -11,6 +11,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use bytes::BytesMut;
 use tokio::task::AbortHandle;
@@ -21,6 +22,9 @@ use tokio_postgres::{AsyncMessage, Client, Error as DriverError, Row as Answer, 
 use super::statements::in_durable_session;
 use super::tls::Moving;
 use crate::sys::random;
+
+/// How long a connection is kept that nobody needs.
+const UNUSED: Duration = Duration::from_secs(60);
 
 /// Its bytes are moved by a task that ends with it, whatever is under way.
 pub(super) struct Connected {
@@ -176,6 +180,13 @@ impl Kept {
     }
 }
 
+/// Puts this one behind those that are idle, of which the last is used next. Those that nobody has needed for long end:
+/// one moment in which all waited may have made them.
+pub(super) fn rest<T>(idle: &mut Vec<(Instant, T)>, one: T, now: Instant) {
+    idle.retain(|(since, _)| now.duration_since(*since) <= UNUSED);
+    idle.push((now, one));
+}
+
 /// Whether the server says that it has committed, but did not wait for the standby any more. That warning has the same code
 /// as all that have none of their own, and its text is in the server's language: who wrote it tells it from those of a
 /// trigger, or of transaction ids that run short, which come with every write.
@@ -209,5 +220,22 @@ impl ToSql for Hidden<'_> {
 
     fn encode_format(&self, kind: &Type) -> Format {
         self.0.encode_format(kind)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_that_nobody_needs_end_and_the_one_that_is_used_stays() {
+        let began = Instant::now();
+        let mut idle = Vec::new();
+        (0..8).for_each(|one| rest(&mut idle, one, began));
+        for (seconds, left) in [(30, 8), (60, 8), (61, 1), (600, 1)] {
+            let (_, one) = idle.pop().unwrap();
+            rest(&mut idle, one, began + Duration::from_secs(seconds));
+            assert_eq!((idle.len(), idle[idle.len() - 1].1), (left, 7), "after {seconds} s");
+        }
     }
 }

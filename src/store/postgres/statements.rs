@@ -115,6 +115,9 @@ const POOLED: u128 = 100;
 const SHARING: u128 = 2_000;
 /// The time, once for all that a statement writes by it.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
+/// A part of a condition of what only reads, worked out once, before any row: true, or an error (25006) at a standby,
+/// where a balancer may send it.
+const AT_PRIMARY: &str = "(SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id() IS NULL ELSE true END)";
 /// Never less than that the server, and a synchronous standby, have it on disk.
 macro_rules! level {
     () => {
@@ -298,7 +301,8 @@ impl Statements {
             )
             .into(),
             read: format!(
-                "SELECT false, clock_timestamp(), {columns} FROM (SELECT 1) AS one LEFT JOIN {table} ON key = $1"
+                "SELECT false, clock_timestamp(), {columns} FROM (SELECT 1) AS one LEFT JOIN {table} ON key = $1 \
+                 WHERE {AT_PRIMARY}"
             )
             .into(),
             // The lock of the row is a write without a change: its commit waits for all that was written before.
@@ -308,13 +312,17 @@ impl Statements {
             )
             .into(),
             by_prefix: format!(
-                "SELECT false, clock_timestamp(), {columns} FROM {table} WHERE key > $1 AND key >= $2 \
+                "SELECT false, clock_timestamp(), {columns} FROM {table} WHERE key > $1 AND key >= $2 AND {AT_PRIMARY} \
                  ORDER BY key LIMIT $3"
             )
             .into(),
+            // Each half by an index of its own.
             by_lock_id: format!(
-                "SELECT false, clock_timestamp(), {columns} FROM {table} WHERE key > $1 AND (lock_id = $2 \
-                 OR (shared IS NOT NULL AND shared @> $3::text::jsonb)) ORDER BY key LIMIT $4"
+                "SELECT false, clock_timestamp(), {columns} FROM (\
+                 (SELECT {names} FROM {table} WHERE key > $1 AND lock_id = $2 ORDER BY key LIMIT $4) \
+                 UNION ALL (SELECT {names} FROM {table} WHERE key > $1 AND shared IS NOT NULL \
+                 AND shared @> $3::text::jsonb AND lock_id IS DISTINCT FROM $2 ORDER BY key LIMIT $4)) AS found \
+                 WHERE {AT_PRIMARY} ORDER BY key LIMIT $4"
             )
             .into(),
             assert_exclusive: format!(

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use leasehold::LockClient;
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Acquired, Attempt, Purpose, Released, Renewed, Seen, Swapped};
+use leasehold::internals::store::{Acquired, Attempt, Purpose, Released, Renewed, Schema, Seen, Swapped};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::postgres::tokio_postgres::Client;
 
@@ -250,6 +250,35 @@ fn a_release_of_a_free_row_does_not_wait_for_those_that_are_held_up() {
             let (took, bound) = (started.elapsed(), SOON + slack(started) + slowness.slack(started));
             assert!(took < bound, "they waited for the others: {took:?}");
             end(&rows, pid);
+        });
+    });
+}
+
+/// To add an index waits for all who write, and all who come then wait behind it.
+#[test]
+fn a_table_that_gets_what_it_lacks_keeps_no_heartbeat_waiting() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    // Where no session of ours ends it after a while.
+    let makes = PostgresOptions::new(config(), format!("public.{}", rows.0)).unwrap();
+    let makes = opened(makes.pooled().unwrap());
+    let mut held = exclusive(&store, "k");
+    granted(&store, &mut held);
+    renews(&store, &mut held, &soon()).unwrap();
+    rows.sql("DROP INDEX {T}_lock_id");
+    block_on(async {
+        // As a release has it that waits for a row.
+        let table = format!("WHERE false; LOCK TABLE {} IN ROW EXCLUSIVE MODE", rows.0);
+        let (_theirs, pid) = holds(&rows, &table).await;
+        thread::scope(|scope| {
+            let made = scope.spawn(|| makes.schema(Schema::Create, &Deadline::after(2 * PATIENCE)));
+            wait_until("it waits for the table", || waiting(&rows) > 0);
+            let renewed = renews(&store, &mut held, &Deadline::after(LESS));
+            end(&rows, pid);
+            let made = made.join().unwrap();
+            assert!(matches!(renewed, Ok(true)), "it waited behind the index: {renewed:?}");
+            assert!(made.as_ref().is_ok_and(|made| made.contains("lacked")), "{made:?}");
         });
     });
 }

@@ -111,6 +111,38 @@ fn a_server_without_a_connection_left_costs_no_lock_and_no_wait() {
     }
 }
 
+/// As while a directory of users is down, or a password is changed in two steps.
+#[test]
+fn who_was_let_in_before_goes_on_once_he_is_again() {
+    let Some((server, url)) = with_app(&postgres::OWN) else { return };
+    let (ours, other, store) = (client(&url), client(&server.url()), store(&url));
+    let mut held = exclusive(&store, "held");
+    granted(&store, &mut held);
+    for (code, shuts, opens) in [
+        ("(28000)", "ALTER ROLE app NOLOGIN", "ALTER ROLE app LOGIN"),
+        ("(42501)", "REVOKE CONNECT ON DATABASE postgres FROM PUBLIC", "GRANT CONNECT ON DATABASE postgres TO PUBLIC"),
+    ] {
+        let their = other.lock("their").unwrap();
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(|| ours.lock("their").map(drop));
+            sql(&server, shuts);
+            let mut refusal = None;
+            wait_until("it is not let in", || {
+                sql(&server, "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'app'");
+                let renewed = store.renew(&mut held, renewal(Lease::For(LEASE)), &soon());
+                refusal = renewed.err().filter(|error| text(error).contains(code));
+                refusal.is_some()
+            });
+            sql(&server, opens);
+            their.release().unwrap();
+            let (refusal, waited) = (refusal.unwrap(), waits.join().unwrap());
+            assert!(refusal.kind() == ErrorKind::Store && refusal.is_retryable(), "{refusal:?}");
+            assert!(waited.is_ok(), "{waited:?}");
+        });
+        renewed_anew(&store, &mut held, LEASE);
+    }
+}
+
 #[test]
 fn the_roles_own_limits_end_no_session_of_ours() {
     let Some((server, url)) = with_app(&postgres::OWN) else { return };

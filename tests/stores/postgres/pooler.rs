@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Acquired, Purpose, Renewed, Schema};
+use leasehold::internals::store::{Acquired, Purpose, Released, Renewed, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, LockClient};
 
@@ -18,7 +18,9 @@ use crate::postgres::*;
 use crate::support::contract::{give_up, granted, refused, release, renewal, renewed};
 use crate::support::harness::sent;
 use crate::support::own::Own;
-use crate::support::postgres::{Rows, block_on, config, connect, connected, opened, sql_at, told_of, unless_late};
+use crate::support::postgres::{
+    Rows, block_on, config, connect, connected, opened, sql_at, standbys, told_of, unless_late,
+};
 use crate::support::room::room;
 use crate::support::servers::{Server, postgres};
 use crate::support::wait::wait_until;
@@ -276,6 +278,27 @@ fn in_a_pool_of_transactions_a_shared_heartbeat_waits_for_one_that_asserts_it() 
             }
         }
     });
+}
+
+/// A commit that tells has the one lock of all that do, until the standby has it.
+#[test]
+fn in_a_pool_of_transactions_a_release_waits_for_nobody_who_tells() {
+    let Some(pooled) = Pooled::start("transaction") else { return };
+    let (store, server) = (pooled.store(true), pooled.server.url().parse().unwrap());
+    let mut held = exclusive(&store, "k");
+    granted(&store, &mut held);
+    standbys(&server, "nobody");
+    let released = thread::scope(|scope| {
+        // Who only tells does not wait.
+        let tells = "SELECT pg_notify('other', ''), pg_logical_emit_message(true, '', '')";
+        scope.spawn(|| sql_at(&server, tells));
+        let waits = "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
+        wait_until("it waits for the standby", || !sql_at(&server, waits).is_empty());
+        let released = unless_late(|| store.release(&mut held, Purpose::Release, &soon()));
+        standbys(&server, "");
+        released
+    });
+    assert!(matches!(released, Ok(Released::Done)), "{released:?}");
 }
 
 /// One user differs from himself in his path: what another program sets stays in the session that it had.

@@ -1,14 +1,18 @@
 //! A primary with a standby that copies it: what a failover costs.
 
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::{ErrorKind, LockClient};
 use nix::sys::signal::Signal;
 
 use crate::errors::text;
+use crate::postgres::*;
 use crate::support::own::Own;
-use crate::support::postgres::{connected, sql_at, unless_late};
+use crate::support::postgres::{connected, opened, sql_at, unless_late};
 use crate::support::room::room;
 use crate::support::servers::{postgres, skip};
 use crate::support::wait::wait_until;
@@ -153,6 +157,46 @@ fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert!(next.is_held() && other.try_lock("kept").unwrap().is_none());
     holder.heartbeat(&kept, LONG).unwrap();
+}
+
+/// The address of what lets clients in as the primary would, and has the standby answer them.
+fn balances(standby: &Own) -> String {
+    let (host, port) = address(standby);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let at = listener.local_addr().unwrap().to_string();
+    std::thread::spawn(move || {
+        for mut client in listener.incoming().map_while(Result::ok) {
+            let mut server = TcpStream::connect(format!("{host}:{port}")).unwrap();
+            let (mut asks, mut asked) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+            std::thread::spawn(move || std::io::copy(&mut asks, &mut asked));
+            std::thread::spawn(move || {
+                let mut bytes = [0; 10_000];
+                while let Ok(count @ 1..) = server.read(&mut bytes) {
+                    // The answer to whether it takes no writes.
+                    let said = bytes[..count].windows(4).position(|four| four == b"\0\x02on");
+                    if let Some(at) = said {
+                        bytes[at + 2..at + 4].copy_from_slice(b"no");
+                    }
+                    if client.write_all(&bytes[..count]).is_err() {
+                        break;
+                    }
+                }
+            });
+        }
+    });
+    at
+}
+
+/// What it has may be old, and its clock is another one.
+#[test]
+fn what_a_balancer_asks_a_standby_is_not_answered() {
+    let Some(pair) = Pair::start() else { return };
+    let url = format!("postgres://leasehold@{}/postgres", balances(&pair.standby));
+    let store = opened(PostgresOptions::new(url.parse().unwrap(), "leasehold").unwrap());
+    for which in [Which::Key("k".to_owned()), Which::Prefix(String::new()), Which::LockId("x".to_owned())] {
+        let error = unless_late(|| store.read(&which, None, Consistency::Strong, &soon())).unwrap_err();
+        assert!(error.is_retryable() && text(&error).contains("it is a standby"), "{which:?}: {error}");
+    }
 }
 
 #[test]

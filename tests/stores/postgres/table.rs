@@ -348,6 +348,31 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
     }
 }
 
+/// Of locks that are held alone, shared, and (by hand) both.
+#[test]
+fn a_lock_id_finds_each_of_its_rows_once_and_in_order() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    rows.sql(
+        "INSERT INTO {T} (key, kind, fence, grant_id, lock_id, owner, token, created, until, shared, version, format) \
+         SELECT to_char(n, 'FM000'), 'lock', 1, alone, CASE WHEN alone = 'g' THEN 'id' END, 'o', 1, now(), 'infinity', \
+         CASE WHEN n % 3 < 2 THEN jsonb_build_array(jsonb_build_object('grant_id', 's', 'lock_id', 'id', 'owner', 'o', \
+         'token', 1, 'created', 1, 'until', NULL)) END, 1, '1.0' \
+         FROM (SELECT n, CASE WHEN n % 3 > 0 THEN 'g' END AS alone FROM generate_series(1, 500) AS n) AS x",
+    );
+    let (mut keys, mut from) = (Vec::new(), None);
+    loop {
+        let page = store.read(&Which::LockId("id".to_owned()), from, Consistency::Strong, &soon()).unwrap();
+        keys.extend(page.records.into_iter().map(|seen| seen.record.key));
+        from = page.next;
+        if from.is_none() {
+            break;
+        }
+    }
+    assert_eq!(keys, (1..=500).map(|n| format!("{n:03}")).collect::<Vec<_>>());
+}
+
 /// What could not be read afterwards would be granted to nobody.
 #[test]
 fn a_free_row_that_is_damaged_is_not_granted() {
