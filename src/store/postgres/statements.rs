@@ -193,7 +193,7 @@ impl Statements {
         // was sent once, and there are too many of them to remember each.
         let adopted = format!("CASE WHEN NOT $11 THEN {} ELSE {pruned} END", remembering("t.grant_id"));
         // So may one of what is over: its holder would write what is fenced, though another has had the lock meanwhile.
-        let taken_over = format!("CASE WHEN t.grant_id IS NOT NULL THEN {} ELSE {kept} END", remembering("t.grant_id"));
+        let taken_over = format!("CASE WHEN t.grant_id <> $2 THEN {} ELSE {kept} END", remembering("t.grant_id"));
         let grantable = |row: &str| {
             format!(
                 "clock_timestamp() < $8 AND {row}.kind = 'lock' AND {} AND NOT coalesce({row}.given_up ? $2, false)",

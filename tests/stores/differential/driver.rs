@@ -238,12 +238,9 @@ impl Driver {
             if let Some(next) = step.record.as_mut().filter(|_| adoptions) {
                 let is_passed_on =
                     |old: &Holder| passes_on && ask.instead_of.as_ref().is_some_and(|(grant, _)| *grant == old.grant);
-                let gone = gone(record, next, times.expired_before).into_iter();
+                let gone = removed(record, next).into_iter();
                 let gone = gone.filter(|old| !is_passed_on(old) || stopped.contains(&old.grant));
                 next.given_up.extend(gone.map(|old| old.grant));
-                // It need not, but may, do so where their lease is over.
-                let over = removed(record, next).into_iter().map(|old| old.grant);
-                next.given_up.extend(over.filter(|old| stopped.contains(old)));
             }
             if let (Some(next), Some(gives_up)) = (&mut step.record, &gives_up) {
                 gives_up_for(record, next, [gives_up.clone()]);
@@ -428,11 +425,13 @@ impl Driver {
         match (swapped, unchanged) {
             (Swapped::Done, true) => match new {
                 Some(mut record) => {
-                    let gone = gone(&known, &record, now).into_iter().map(|old| old.grant);
+                    let grant = |old: Holder| old.grant;
                     if self.swaps_give_up {
+                        let gone = gone(&known, &record, now).into_iter().map(grant);
                         gives_up_for(&known, &mut record, gone);
                     } else if self.adoptions_give_up {
-                        record.given_up.extend(gone);
+                        let gone = removed(&known, &record).into_iter().filter(|_| known.kind == Kind::Lock);
+                        record.given_up.extend(gone.map(grant));
                     }
                     let highest = self.highest.entry(key.clone()).or_default();
                     *highest = record.token.max(*highest);
