@@ -1109,8 +1109,8 @@ leasehold_code leasehold_guard_loss(leasehold_guard guard,
                                     size_t *len);
 
 // Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
-// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once the lock was released or handed over, or its client closed. The guard
-// may be freed meanwhile.
+// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once its release or hand-over has begun, also of one that then fails, or its
+// client is closed. The guard may be freed meanwhile.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_wait_loss(leasehold_guard guard,
