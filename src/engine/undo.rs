@@ -22,7 +22,7 @@ use crate::sys::pause::pause;
 use crate::sys::thread::{Thread, begin_to_keep_time, keeping_a_lock};
 
 /// At most this many are kept, more than anybody takes at once. Of more, the one whose lease ends first is dropped, and
-/// ends by itself: first of those that are not to be given up yet.
+/// ends by itself.
 const MOST: usize = 16_384;
 
 /// See the module.
@@ -96,9 +96,7 @@ impl Undo {
         let (surplus, started) = {
             let mut state = self.state.lock();
             state.left.push(left);
-            let now = Instant::now();
-            let first = |left: &Left| (left.not_before <= now, left.stands_until);
-            let surplus = if state.left.len() > MOST { state.pop(first) } else { None };
+            let surplus = if state.left.len() > MOST { state.pop(|left| left.stands_until) } else { None };
             (surplus, self.start(&mut state))
         };
         // A full channel holds one already.
