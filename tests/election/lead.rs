@@ -425,6 +425,8 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         let error = a.campaign_for(ms(100)).unwrap_err();
         assert!(error.kind() == ErrorKind::TimedOut && error.to_string().contains("fit to lead"), "{error}");
         a.run().unwrap();
+        assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut, "nor while the node waits for it");
+        a.run().unwrap();
         let rival = store.client();
         for _ in 0..10 {
             rival.try_lock("job").unwrap().expect("it does not stand").release().unwrap();

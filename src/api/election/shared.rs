@@ -351,7 +351,8 @@ impl Shared {
 
     /// Ends the campaign, and waits for the end.
     pub fn stop(&self, by: Instant, ends: Ends) -> Result<()> {
-        let outcome = match self.ask(by, ends, Then::Waits) {
+        let standing = self.ask(by, ends, Then::Waits);
+        let outcome = match &standing {
             Some(standing) => {
                 let is_late = standing.is_late(by);
                 match standing.outcome.lock().clone() {
@@ -364,17 +365,22 @@ impl Shared {
                     outcome => outcome,
                 }
             }
-            None if ends == Ends::All && self.is_left_behind(by) => Err(self.late_closure()),
             None => match self.term().filter(|_| ends == Ends::All) {
                 Some(term) => term.guard.release_within(by.saturating_duration_since(Instant::now())),
                 None => Ok(()),
             },
         };
+        // A node that stands again waits for it, too.
+        let is_inside = standing.is_some_and(|standing| standing.is_crew());
+        let outcome = match outcome {
+            Ok(()) if ends == Ends::All && !is_inside && self.is_left_behind(by) => Err(self.late_closure()),
+            outcome => outcome,
+        };
         self.news.dispatcher.flush(by);
         outcome
     }
 
-    /// Whether the closure of a term that is over still runs then, on another thread.
+    /// Whether the closure of an earlier term still runs then, on another thread.
     fn is_left_behind(&self, by: Instant) -> bool {
         let behind = self.now.left_behind.lock().clone();
         behind.is_some_and(|behind| !behind.standing.is_crew() && !is_ready_by(&behind.done, by))

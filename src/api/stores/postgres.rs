@@ -32,9 +32,10 @@
 //!   `default_transaction_read_only` nothing is granted. Any `default_transaction_isolation` will do.
 //! * Statements whose caller has no more time are not cancelled (PgBouncer 1.18 may end when it is asked to by this
 //!   driver). Since all clients share the pool's sessions, a statement waits at most 100 ms for a row that somebody's
-//!   transaction has locked (a release twice that), and is sent again a little later, up to a second. So who waits for
-//!   that transaction comes that much later than it ends. Only a heartbeat of an exclusive lock, which waits for no
-//!   such transaction, may wait ten seconds.
+//!   transaction has locked, and is sent again a little later, up to a second. So who waits for that transaction comes
+//!   that much later than it ends. Only a heartbeat of an exclusive lock, which waits for no such transaction, may wait
+//!   ten seconds. A release waits once more, and tells nobody then: a waiter that is connected beside the pooler learns
+//!   of it as it looks.
 //!
 //! In both modes nothing is kept prepared, so each step costs the server two to three times as much (see Cost).
 //!
@@ -89,8 +90,9 @@
 //! alone, and for `diagnose`, which leaves a row of its own each time without. Whoever only looks (`get`, `list`) needs `SELECT`.
 //! `create_schema` runs its DDL in blocks of PL/pgSQL, which every database has unless somebody took it out.
 //!
-//! Who is not let in (user, password, `CONNECT`, `pg_hba.conf`) gets a final error from `connect`. A client that was
-//! connected once tries again, as where a server is away: then the error is of kind `Store` and retryable.
+//! Who is not let in (user, password, `CONNECT`, `pg_hba.conf`, settings that the server does not take) gets a final error
+//! from `connect`. A client that was connected once tries again, for as long as it waits, as where a server is away: then
+//! the error is of kind `Store` and retryable.
 //!
 //! # Cost
 //! | step | statements |

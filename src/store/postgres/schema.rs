@@ -177,8 +177,8 @@ impl Postgres {
                 Err((_, PostgresError::Own(Own::Locked, _))) if by.wait_to_repeat(tries) => tries += 1,
                 Err((_, PostgresError::Own(Own::Denied { table }, cause))) => {
                     let message = format!(
-                        "the table {table} can't be made: the user needs CREATE on its schema, and must own a table \
-                         that lacks something"
+                        "the table {table} can't be made: the user needs CREATE on its schema and USAGE of \
+                         PL/pgSQL, and must own a table that lacks something"
                     );
                     return Err(PostgresError::Own(Own::MayNotMake(message), cause));
                 }

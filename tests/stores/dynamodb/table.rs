@@ -239,6 +239,23 @@ fn a_lock_is_released_only_where_it_stands_not_in_a_table_of_the_same_name_elsew
     here.release(&lock).unwrap();
 }
 
+/// A lock of a version that wrote the table's name alone.
+#[test]
+#[cfg(feature = "serde")]
+fn of_a_lock_that_names_the_table_alone_no_other_store_is_named() {
+    let table = needs_server!(Table::fresh());
+    let client = connect(&table).unwrap();
+    let lock = client.request("k").lease(LEASE).acquire().unwrap();
+    client.release(&lock).unwrap();
+    let lost = |store: &str| {
+        let mut json = serde_json::to_value(&lock).unwrap();
+        json["store"] = store.into();
+        client.heartbeat(&serde_json::from_value(json).unwrap(), LEASE).unwrap_err().to_string()
+    };
+    assert!(!lost(&format!("dynamodb://{}", table.0)).contains("granted by"));
+    assert!(lost(&format!("dynamodb://{}?region=eu-west-1", table.0)).contains("granted by"));
+}
+
 #[test]
 fn a_url_leads_to_it() {
     let table = needs_server!(Table::fresh());
