@@ -211,7 +211,7 @@ impl LockGuard {
     /// was no longer held.
     pub fn release(mut self) -> Result<(), ReleaseError> {
         let by = self.drop_by();
-        match self.release_shared() {
+        match self.release_within(self.hold.drop_timeout()) {
             Ok(()) => {
                 self.drop_bound.begin(by);
                 Ok(())
@@ -220,12 +220,7 @@ impl LockGuard {
         }
     }
 
-    /// The same for a guard that is shared; after an error it can be called again.
-    pub(crate) fn release_shared(&self) -> Result<()> {
-        self.release_within(self.hold.drop_timeout())
-    }
-
-    /// The same within `bound`.
+    /// The same within `bound`, also for a guard that is shared; after an error it can be called again.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
         if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
     }
@@ -276,14 +271,14 @@ impl LockGuard {
             return self.hold.info();
         }
         let by = self.drop_by();
-        let lock = self.hand_over();
+        let lock = self.hand_over(self.hold.drop_timeout());
         self.drop_bound.begin(by);
         lock
     }
 
-    /// The same for a guard that is shared.
-    pub(crate) fn hand_over(&self) -> Lock {
-        if self.is_own_process() { self.hold.hand_over(self.hold.drop_timeout()) } else { self.hold.info() }
+    /// The same within `bound`, also for a guard that is shared.
+    pub(crate) fn hand_over(&self, bound: Duration) -> Lock {
+        if self.is_own_process() { self.hold.hand_over(bound) } else { self.hold.info() }
     }
 
     /// By when a drop must have returned.

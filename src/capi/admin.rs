@@ -52,7 +52,8 @@ pub unsafe extern "C" fn leasehold_client_unlock_key(
 
 /// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a round
 /// trip takes, and what this client may do there: it writes a row of its own, and deletes it again. Takes at most twice
-/// the request timeout. What is wrong with the store is in the answer, one line for each thing.
+/// the request timeout. What is wrong with the store is in the answer, one line for each thing. Each call asks anew, so
+/// give room for some 4,096 bytes rather than ask for the length first.
 /// \param well Gets whether nothing is wrong; false when the call fails.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]

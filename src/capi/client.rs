@@ -306,8 +306,8 @@ pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
     call(|| handle::get::<Client>(client)?.close())
 }
 
-/// Frees the handle, and does not close the client while guards, requests, elections or calls under way still use it.
-/// The last of them that is freed closes it, within the drop timeout.
+/// Frees the handle, and does not close the client while guards, requests, elections, leases, keepers or calls under way
+/// still use it. The last of them that is freed closes it, within the drop timeout.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
     call(|| handle::remove::<Client>(client).map(drop))

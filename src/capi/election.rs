@@ -70,7 +70,9 @@ pub type OnLost = Option<unsafe extern "C" fn(token: u64, text: *const c_char, t
 
 impl ElectionData {
     fn set(&self, set: impl FnOnce(&mut Options)) -> Outcome {
-        if self.built.lock().is_some() {
+        // Kept, so that nobody builds it meanwhile.
+        let built = self.built.lock();
+        if built.is_some() {
             return Err(self.error(ErrorKind::InvalidInput, "the election was used already").into());
         }
         set(&mut self.options.lock());
@@ -333,7 +335,8 @@ pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, toke
 }
 
 /// Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
-/// when nobody leads.
+/// when nobody leads. Each call asks anew, so give room for 1,025 bytes, the longest name and a NUL, rather than ask for
+/// the length first.
 /// \param token Gets the fencing token.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]

@@ -27,7 +27,7 @@ unsafe fn copy(
 }
 
 /// The code of the last call of this thread that failed; LEASEHOLD_CODE_OK when none has. Calls that succeed, and
-/// the leasehold_error_ functions, leave it as it is.
+/// the leasehold_error_ functions, leave it as it is; but leasehold_error_holders that fails is a call that failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_error_code() -> Code {
     last(|failure| Some(failure.code)).unwrap_or(Code::Ok)

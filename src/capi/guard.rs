@@ -3,7 +3,6 @@
 use std::ffi::c_char;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
 
 use parking_lot::RwLock;
 
@@ -19,7 +18,7 @@ use crate::api::guard::LockGuard;
 use crate::api::stores;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
-use crate::sys::drop_bound::DropBound;
+use crate::sys::drop_bound::{DropBound, DropBy};
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
@@ -64,29 +63,25 @@ impl Guard {
         Some(ask(&held))
     }
 
-    /// Takes it out to end it. What goes with it, the client at last, has the same bound.
-    fn take(&self, drop_bound: &mut DropBound) -> Option<Arc<LockGuard>> {
-        let held = self.guard.write().take();
-        held.iter().for_each(|held| drop_bound.begin(held.drop_by()));
-        held
-    }
-
-    /// The only one that ends it. Another one is waited for as long as a drop may take.
-    fn alone(&self) -> Result<Alone<'_>, Failure> {
-        let by = self.under_way.upgrade().map(|held| held.drop_by().instant());
-        self.ending.alone(Some(by.unwrap_or_else(Instant::now))).ok_or_else(|| {
+    /// The only one that ends it, and by when. Another one is waited for as long as a drop may take, and what is done then,
+    /// and what goes with it, the client at last, has no more time than is left.
+    fn alone(&self, drop_bound: &mut DropBound) -> Result<(Alone<'_>, DropBy), Failure> {
+        let by = self.under_way.upgrade().map(|held| held.drop_by()).ok_or_else(|| self.ended())?;
+        drop_bound.begin(by);
+        let alone = self.ending.alone(Some(by.instant())).ok_or_else(|| {
             // One that fails leaves it to be ended again.
-            let is_under_way = !self.is_freed.load(Ordering::SeqCst) && by.is_some_and(|by| by <= Instant::now());
+            let is_under_way = !self.is_freed.load(Ordering::SeqCst) && by.remaining().is_zero();
             let under_way = || about(&self.granted, ErrorKind::Store, "another call is still about to end it");
             if is_under_way { under_way().retryable().into() } else { self.ended() }
-        })
+        })?;
+        Ok((alone, by))
     }
 
     fn release(&self) -> Outcome {
-        let _ending = self.alone()?;
         let mut drop_bound = DropBound::default();
-        let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
-        if let Err(error) = held.release_shared() {
+        let (_ending, by) = self.alone(&mut drop_bound)?;
+        let held = self.guard.write().take().ok_or_else(|| self.ended())?;
+        if let Err(error) = held.release_within(by.remaining()) {
             if error.kind() == ErrorKind::Lost {
                 self.was_lost.store(true, Ordering::SeqCst);
                 // A loss that was found before is told by its own callback; one that only the store knew of by nobody.
@@ -112,7 +107,7 @@ impl Guard {
         // Not kept for the callback, which may be about to release it, too. Whoever is inside, as the call whose callback
         // this is, ends it.
         if let Some(_ending) = self.ending.alone(Some(by.instant())) {
-            let held = self.take(&mut drop_bound);
+            let held = self.guard.write().take();
             // Another call may be inside it just now, and is not the one to release it.
             held.iter().for_each(|held| held.end_quietly());
         }
@@ -373,7 +368,8 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
     call(|| {
         let lock = out_arg!(lock);
         let guard = handle::get::<Guard>(guard)?;
-        let _ending = guard.alone()?;
+        let mut drop_bound = DropBound::default();
+        let (_ending, by) = guard.alone(&mut drop_bound)?;
         // Closing the client has released it.
         if guard.loss.has_ended() {
             return Err(guard.ended());
@@ -383,9 +379,8 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         held.ensure_held()?;
         // Made before: a lock that was handed over without it could be released by nobody.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
-        let mut drop_bound = DropBound::default();
-        drop(guard.take(&mut drop_bound));
-        handle::get::<LockData>(data)?.set(held.hand_over());
+        drop(guard.guard.write().take());
+        handle::get::<LockData>(data)?.set(held.hand_over(by.remaining()));
         guard.watch.released();
         lock.write(data)
     })

@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
@@ -83,7 +84,8 @@ class time_span {
   template <typename Rep, typename Period>
   static constexpr uint64_t to_ms(std::chrono::duration<Rep, Period> time) noexcept {
     using std::chrono::duration;
-    if (time <= duration<Rep, Period>::zero()) {
+    // Also what is not a number.
+    if (!(time > duration<Rep, Period>::zero())) {
       return 0;
     }
     // Compared in floating point, for there nothing overflows.
@@ -501,8 +503,7 @@ class [[nodiscard]] election {
   // The handle first: freeing it waits for the work.
   election &operator=(election &&other) noexcept {
     handle_ = std::move(other.handle_);
-    work_ = std::move(other.work_);
-    before_ = std::move(other.before_);
+    called_ = std::move(other.called_);
     return *this;
   }
   explicit election(leasehold_election handle) : handle_(handle) {}
@@ -517,11 +518,14 @@ class [[nodiscard]] election {
   /// work should return soon after is_leader() became false; it may end the election. Each term calls a copy of it: what
   /// must last stands behind a pointer. An empty one throws: run() is without a work.
   void lead(work function) {
-    auto called = function ? std::make_shared<work>(std::move(function)) : nullptr;
+    auto next = function ? std::make_shared<const work>(std::move(function)) : nullptr;
+    if (!called_) {
+      called_ = std::make_unique<called>();  // it was moved from, which the library says
+    }
     // Before it is called, and not at all if it is refused: then another is at work.
-    check(leasehold_election_lead(get(), called ? works : nullptr, called.get()));
-    // The term before is over, but its thread may be about to copy its work.
-    before_ = std::exchange(work_, std::move(called));
+    const std::lock_guard<std::mutex> lock(called_->mutex);
+    check(leasehold_election_lead(get(), next ? works : nullptr, called_.get()));
+    called_->function = std::move(next);
   }
   /// lead() without a work.
   void run() const { check(leasehold_election_run(get())); }
@@ -544,13 +548,23 @@ class [[nodiscard]] election {
     check(code);
     return *this;
   }
+  // What a thread of the library's calls. It is there until the handle is freed, however late the thread of a campaign
+  // that is over comes to it.
+  struct called {
+    std::mutex mutex;
+    std::shared_ptr<const work> function;
+  };
+  static std::shared_ptr<const work> function_of(called &now) {
+    const std::lock_guard<std::mutex> lock(now.mutex);
+    return now.function;
+  }
   static void works(uint64_t token, void *user) noexcept {
-    // A copy: it may end the election that keeps it.
-    const work function = *static_cast<work *>(user);
+    // Each term has a copy, which may also end the election that keeps it.
+    const work function = *function_of(*static_cast<called *>(user));
     function(token);
   }
 
-  std::shared_ptr<work> work_, before_;
+  std::unique_ptr<called> called_ = std::make_unique<called>();
   owned<leasehold_election, leasehold_election_free> handle_;
 };
 

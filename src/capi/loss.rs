@@ -171,12 +171,13 @@ impl Watch {
 
     /// Tells that renewals fail. Runs on a thread of its own.
     pub fn warns(&self, left: Duration) {
-        if let Some(Callback { function, user }) = self.warning
-            && self.state.lock().phase == Phase::Held
-        {
-            // SAFETY: as for a loss.
-            self.gate.pass(|| unsafe { function(as_millis(left), user) });
-        }
+        let Some(Callback { function, user }) = self.warning else { return };
+        self.gate.pass(|| {
+            if self.state.lock().phase == Phase::Held {
+                // SAFETY: as for a loss.
+                unsafe { function(as_millis(left), user) }
+            }
+        });
     }
 
     /// No loss is reported any more, nor one that was found and whose callback still waits for a thread.

@@ -244,11 +244,12 @@ pub extern "C" fn leasehold_request_set_hold_at_least(request: RequestHandle, ms
 }
 
 /// Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
-/// the library's; never after a release. It may call every function of this header, also to free the guard or close the
-/// client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
-/// function is not running and is not called any more, unless it freed the guard itself; then `user` can be freed. The
-/// same holds once a call has returned that gave no guard. Where no thread can be started it waits for one, unlike
-/// leasehold_guard_is_held and leasehold_guard_loss_descriptor. NULL for none, which is the default.
+/// the library's; never after a release, but one that was about to be called as that returned may still run. It may call
+/// every function of this header, also to free the guard or close the client. It must return: no exception, longjmp() or
+/// pthread_exit(). Once leasehold_guard_free has returned, the function is not running and is not called any more, unless
+/// it freed the guard itself; then `user` can be freed. The same holds once a call has returned that gave no guard. Where
+/// no thread can be started it waits for one, unlike leasehold_guard_is_held and leasehold_guard_loss_descriptor. NULL for
+/// none, which is the default.
 /// \param on_loss Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_on_loss(

@@ -125,6 +125,12 @@ def main(url):
         left(url, rival)
         assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
         assert code_of(lambda: Client("nosuch:store")) == Code.CONFIG
+        for wrong in (lambda: client.lock("k", on_loss=7), lambda: client.election("e").lead(None)):
+            try:
+                wrong()
+                raise AssertionError("what can't be called was taken")
+            except TypeError as error:
+                assert "can't be called" in str(error), error
         for wrong in (-1, float("nan")):
             try:
                 client.lock("k", wait=wrong)
@@ -158,6 +164,15 @@ def leases(client):
             units.revoke("app", "unit/0")
             assert keeper.wait_loss(60) and not keeper.is_held() and keeper.remaining == 0
             assert code_of(keeper.ensure_held) == Code.LOST
+        # One that nobody has any more extends nothing, which is told.
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            units.claim("forgotten", "unit/0", 3600)
+            keeper = units.keep("forgotten", "unit/0", 3600)
+            del keeper
+            gc.collect()
+        assert [(one.category, "keeper" in str(one.message)) for one in warned] == [(ResourceWarning, True)], warned
+        units.revoke("forgotten", "unit/0")
         units.claim("short", "unit/0", 0.1)
         # Nothing extends it, though a keeper was made before the call was interrupted.
         kept = interrupt("leases_keep", lambda: units.keep("short", "unit/0", 0.3))
@@ -199,6 +214,7 @@ def leads(client):
         assert won.wait(60)
         election.wait()
         assert len(terms) == 1 and terms[0][0] > 0 and terms[0][1] and not election.is_leader(), terms
+        first = terms[0][0]
         # What it raises is not lost, and keeps nothing that its work had.
         def fails(_):
             _guard = client.lock("of the work")
@@ -229,9 +245,21 @@ def leads(client):
         for _ in range(5):
             election.lead(lambda _: None)
             election.stop()
-        assert len(election._works) <= 2, election._works
+        works = election._works
+        assert len(works.by_campaign) == 1, works.by_campaign
+        # A refused one changes nothing, and a thread of a campaign that is over finds no work, not that of another.
+        terms.clear()
+        seen.clear()
+        election.lead(lambda token: (terms.append(token), seen.wait(60)))
+        campaigns = list(works.by_campaign)
+        assert code_of(lambda: election.lead(work)) == Code.ALREADY_HELD and list(works.by_campaign) == campaigns
+        works.function(7, campaigns[0] - 1)
+        works.function(8, None)
+        seen.set()
+        election.stop()
+        assert 7 not in terms and 8 not in terms and len(terms) <= 1, terms
     with client.lock("leader", wait=60) as guard:
-        assert guard.token > terms[0][0]
+        assert guard.token > first
     won.clear()
     with client.election("leader", once=True) as election:
         interrupt("election_lead", lambda: election.lead(lambda _: won.set()))
@@ -455,13 +483,15 @@ assert held.wait(60)
 """
     # Its guard is gone, and so would be the interpreter. A process that is forked meanwhile has nobody to wait for.
     frees = """
-import atexit, os
+import os, signal, types
 ready, freed, going = (threading.Event() for _ in range(3))
+leasehold.time = types.SimpleNamespace(sleep=lambda seconds: (going.set(), time.sleep(seconds)))
 def lost(_):
     ready.wait(60)
     guard.free()
     freed.set()
-    going.wait(60)
+    going.wait(60)  # until its end is waited for
+    os.kill(os.getpid(), signal.SIGINT)
     time.sleep(0.5)
     print("it ends")
 guard = client.lock("j", max_hold=0.1, on_loss=lost)
@@ -470,13 +500,45 @@ assert freed.wait(60)
 child = os.fork()
 if child:
     assert os.waitpid(child, 0)[1] == 0
-    atexit.register(going.set)
 """
-    for program, said in ((dying, ""), (daemon, ""), (frees, "it ends\n")):
+    # Ctrl-C comes as its clients are closed.
+    ctrl_c = """
+other = leasehold.Client(sys.argv[1], drop_timeout=60)
+guards = client.lock("j"), other.lock("i")
+library = leasehold._library()
+closes = library.leasehold_client_close
+def raises(_):
+    library.leasehold_client_close = closes
+    raise KeyboardInterrupt
+library.leasehold_client_close = raises
+"""
+    # What was another process's is gone, between a call that failed and its text.
+    forked = """
+import gc, os
+class Node:
+    pass
+node = Node()
+node.me, node.guard = node, client.lock("j")
+child = os.fork()
+if child == 0:
+    own = leasehold.Client("memory:")
+    held, said = own.lock("k"), leasehold._said
+    del node
+    leasehold._said = lambda text: (gc.collect(), said(text))[1]
+    try:
+        own.lock("k", wait=0)
+    except leasehold.Error as error:
+        os._exit(0 if error.holder and "fork" not in str(error) else 7)
+    os._exit(8)
+assert os.waitpid(child, 0)[1] == 0
+"""
+    programs = (dying, ""), (daemon, ""), (frees, "it ends\n"), (ctrl_c, ""), (forked, "")
+    for program, said in programs:
         command = [sys.executable, "-B", "-c", begin + program, url]
         done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
         assert said in done.stdout, program
-        rival.lock("j", wait=0).release()
+        for key in ("i", "j"):
+            rival.lock(key, wait=0).release()
 
 
 def losses(client):

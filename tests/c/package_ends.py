@@ -25,6 +25,8 @@ def main(url):
     with Client(url, owner="me", **slow) as client, Client(url, **slow) as rival:
         closes(url, rival)
         by_order(client, rival)
+        at_once(client)
+        between(client)
         unanswered(url, rival)
         tries(client)
         texts(client)
@@ -91,6 +93,64 @@ def by_order(client, rival):
 
     for lock in LOCKS:
         assert code_of(lambda: taken(lock)) == Code.LOST
+
+
+@contextlib.contextmanager
+def answers(then):
+    """Calls `then` with the name of each call of the library's that is made, and with what makes it."""
+    answered = leasehold._call
+    leasehold._call = lambda name, *arguments: then(name, lambda: answered(name, *arguments))
+    try:
+        yield
+    finally:
+        leasehold._call = answered
+
+
+def at_once(client):
+    """A lock is lost, and a release that another thread has begun does not know that yet."""
+
+    def works(lock):
+        ready, ended, looks = (threading.Event() for _ in range(3))
+
+        def then(name, call):
+            try:
+                call()
+            finally:
+                if name.endswith("_release"):
+                    ended.set()
+                    assert looks.wait(60)
+                elif ended.is_set() and name.endswith("_ensure_held"):
+                    looks.set()
+
+        with answers(then), lock(lambda _: (ready.wait(60), code_of(guard.release))) as guard:
+            ready.set()
+            assert ended.wait(60)
+
+    for lock in (lambda lost: client.lock("k", max_hold=0.1, on_loss=lost),
+                 lambda lost: client.lock_all(["k", "l"], max_hold=0.1, on_loss=lost)):
+        assert code_of(lambda: works(lock)) == Code.LOST
+
+
+def between(client):
+    """The handler of a signal makes a call that fails, before the text of another one is read."""
+    said, calls = leasehold._said, []
+
+    def handler(name):
+        if not calls:
+            calls.append(name)
+            assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
+        return said(name)
+
+    with client.lock("k"):
+        leasehold._said = handler
+        try:
+            client.lock("k", wait=0)
+            raise AssertionError("two hold it")
+        except Error as error:
+            told = (error.code, error.key, error.holder)
+            assert told == (Code.TIMED_OUT, "", "") and "a signal handler" in str(error), (told, error)
+        finally:
+            leasehold._said = said
 
 
 @contextlib.contextmanager

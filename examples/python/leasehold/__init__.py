@@ -23,6 +23,7 @@ import ctypes
 import ctypes.util
 import enum
 import functools
+import itertools
 import math
 import os
 import threading
@@ -303,11 +304,26 @@ def _said(name: str) -> str:
     return buffer.value.decode("utf-8", "replace")
 
 
+class _Failures(threading.local):
+    """How many calls of this thread have failed."""
+
+    number = 0
+
+
+_failures = _Failures()
+
+
 def _call(name: str, *arguments: object) -> None:
+    before = _failures.number
     code = getattr(_library(), "leasehold_" + name)(*arguments)
     if code != Code.OK:
         retryable = _library().leasehold_error_is_retryable()
-        raise Error(code, _said("message"), _said("key"), _said("holder"), retryable)
+        message, key, holder = (_said(text) for text in ("message", "key", "holder"))
+        if _failures.number != before:
+            # The handler of a signal came between, and what the library says last is about its call.
+            message, key, holder, retryable = f"{name} failed: its text is lost to a signal handler's call", "", "", False
+        _failures.number += 1
+        raise Error(code, message, key, holder, retryable)
 
 
 def _made(name: str, *arguments: object) -> _Handle:
@@ -409,9 +425,11 @@ class _Owned:
         if hasattr(self, "_freed"):
             # Not what a guard does in addition: the garbage collector may come between a call that failed and its
             # error.
+            if self._made_in != os.getpid():
+                return  # the handle is another process's, and a refused call would replace what the last one said
             is_open = False
             try:
-                is_open = not self._freed.locked() and self._made_in == os.getpid() and self._is_open()
+                is_open = not self._freed.locked() and self._is_open()
             finally:
                 _Owned.free(self)
             if is_open:
@@ -444,7 +462,21 @@ class _Owned:
 
 
 def _at_exit() -> None:
-    """Nothing of Python's may be called, and no lock stay renewed, once the interpreter is gone."""
+    """Nothing of Python's may be called, and no lock stay renewed, once the interpreter is gone: what the handler of a
+    signal raises meanwhile, as Ctrl-C does, waits for that."""
+    raised = None
+    for _ in range(100):
+        try:
+            _end_all()
+            break
+        except BaseException as error:
+            raised = error
+    if raised is not None:
+        raise raised
+
+
+def _end_all() -> None:
+    """Can be interrupted, and called again."""
     while True:
         try:
             alive = list(_Owned._alive)
@@ -466,6 +498,12 @@ def _at_exit() -> None:
 atexit.register(_at_exit)
 
 
+def _check_callable(name: str, function: object) -> None:
+    """Else the first to hear of it would be standard error, once it is called."""
+    if not callable(function):
+        raise TypeError(f"{name} is {function!r}, which can't be called")
+
+
 class _Callback:
     """Keeps a function of Python's alive for as long as the library may call it."""
 
@@ -473,6 +511,8 @@ class _Callback:
     _running: "dict[object, int]" = {}
 
     def __init__(self, on_loss: Callable[[Loss], None]) -> None:
+        _check_callable("on_loss", on_loss)
+
         def called(lost: "ctypes._Pointer[_Loss]", _user: Optional[int]) -> None:
             _Callback._running[self] = os.getpid()
             try:
@@ -500,7 +540,8 @@ class _Held(_Owned):
     def __init__(self, callback: Optional[_Callback]) -> None:
         # It is there before its handle, so that whatever interrupts the call that locks leaves nothing behind.
         super().__init__(_Handle())
-        self._callback, self._entered = callback, threading.Lock()
+        # Who releases it has the last one.
+        self._callback, self._entered, self._releasing = callback, threading.Lock(), threading.RLock()
 
     def __enter__(self: _Guarding) -> _Guarding:
         # The end of the one releases it under the other, or has done so.
@@ -541,14 +582,15 @@ class _Held(_Owned):
         """Releases the lock; raises when it was not held any more. Closing the client counts as a release: after that
         it raises nothing, though others may have had the lock since: only `ensure_held` before it says so, or the end
         of `with` in its place."""
-        # Before the call, so that the end of `with` takes it for no loss, whatever interrupts this.
-        self._released = True
-        try:
-            _call(self._is + "_release", self._handle)
-        except Error as error:
-            if error.code == Code.LOST:
-                self._released, self._lost = False, error.with_traceback(None)
-            raise
+        with self._releasing:
+            # Before the call, so that the end of `with` takes it for no loss, whatever interrupts this.
+            self._released = True
+            try:
+                _call(self._is + "_release", self._handle)
+            except Error as error:
+                if error.code == Code.LOST:
+                    self._released, self._lost = False, error.with_traceback(None)
+                raise
 
     def __exit__(
         self,
@@ -570,11 +612,11 @@ class _Held(_Owned):
             # A release would not say that the client was closed, and that others may have had the lock since.
             _call(self._is + "_ensure_held", self._handle)
         except Error as error:
-            if self._released:
-                return
+            with self._releasing:
+                pass  # what another thread's release hears of a loss, as one in `on_loss`, is said here, too
             if self._lost is not None:
                 raise self._lost from None
-            if error.code != Code.STALE_HANDLE:
+            if error.code == Code.LOST or not (self._released or error.code == Code.STALE_HANDLE):
                 raise
             return
         try:
@@ -675,6 +717,10 @@ class Keeper(_Owned):
     """A lease that a thread extends until the end of `with`, which leaves the lease as it stands."""
 
     _free = "keeper_free"
+    _forgotten = "a lease is extended no more whose keeper nobody has any more: keep what `keep` returns, as by `with`"
+
+    def _is_open(self) -> bool:
+        return self._handle.id != 0 and self.is_held()
 
     @property
     def token(self) -> int:
@@ -760,11 +806,30 @@ class Leases(_Owned):
         return {pin.owner for pin in _holders("leases_pinned_by", self._handle, *_text(name))}
 
 
+class _Works:
+    """The works of an election, each by the number of its campaign. A thread may still be about to call that of one which
+    is over: it finds none."""
+
+    def __init__(self) -> None:
+        self.by_campaign: "dict[int, Callable[[int], None]]" = {}
+
+        def called(token: int, campaign: int) -> None:
+            # Kept while it runs, also where the election is gone.
+            _Callback._running[self] = os.getpid()
+            try:
+                work = self.by_campaign.get(campaign)
+                if work is not None:
+                    work(token)
+            finally:
+                _Callback._running.pop(self, None)
+
+        self.function = _WORK(called)
+
+
 class Election(_Owned):
     """A node of an election, of which at most one leads. The end of `with` stops it."""
 
     _free = "election_free"
-    _works: "tuple[Callable[..., None], ...]" = ()
     _once = _leads = False
     _forgotten = "an election is stopped that nobody has any more: keep what `election` returns, as by `with`"
 
@@ -772,6 +837,7 @@ class Election(_Owned):
         super().__init__(handle)
         # What the work of the last `lead` raised, where it leads only once.
         self._failed: "list[str]" = []
+        self._works, self._campaigns, self._leading = _Works(), itertools.count(1), threading.RLock()
 
     def _is_open(self) -> bool:
         # One that leads once may be over.
@@ -785,11 +851,11 @@ class Election(_Owned):
         for it. When it returns while this node leads, the node resigns, and campaigns again unless it leads only
         `once`. The same when it raises, which goes to standard error; where it leads only `once`, `wait` raises, too.
         """
+        _check_callable("work", work)
         failed: "list[str]" = []
         is_once = self._once
 
-        def works(token: int, _user: Optional[int]) -> None:
-            _Callback._running[works] = os.getpid()
+        def works(token: int) -> None:
             try:
                 work(token)
             except BaseException as error:
@@ -797,21 +863,20 @@ class Election(_Owned):
                     # Not itself, whose frames may have guards, as may those of what was raised before it.
                     failed.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
                 raise
-            finally:
-                _Callback._running.pop(works, None)
 
-        # Kept by the other, also while it runs and the election is gone.
-        function = works.function = _WORK(works)  # type: ignore[attr-defined]
-        # Before the call, so that a signal whose handler raises leaves no campaign whose function is gone.
-        self._works = (*self._works, function)
-        try:
-            _call("election_lead", self._handle, function, None)
-        except Error:
-            self._works = tuple(kept for kept in self._works if kept is not function)
-            raise
-        self._failed, self._leads = failed, True
-        # The campaigns before are over, else it was refused. The last one's thread may be on its way out.
-        self._works = (*(kept for kept in self._works if kept is not function), function)[-2:]
+        with self._leading:
+            campaign = next(self._campaigns)
+            # Before the call, so that a signal whose handler raises leaves no campaign without its work.
+            self._works.by_campaign[campaign] = works
+            try:
+                _call("election_lead", self._handle, self._works.function, campaign)
+            except Error:
+                self._works.by_campaign.pop(campaign, None)
+                raise
+            self._failed, self._leads = failed, True
+            # The campaigns before are over, else it was refused.
+            for before in [number for number in self._works.by_campaign if number < campaign]:
+                self._works.by_campaign.pop(before, None)
 
     def is_leader(self) -> bool:
         """False before another node can win, unless somebody takes the lock away. Asks nobody and does not wait."""
