@@ -546,7 +546,7 @@ LEASEHOLD_API
 uint32_t leasehold_version_number(void);
 
 // The code of the last call of this thread that failed; LEASEHOLD_CODE_OK when none has. Calls that succeed, and
-// the leasehold_error_ functions, leave it as it is.
+// the leasehold_error_ functions, leave it as it is; but leasehold_error_holders that fails is a call that failed.
 LEASEHOLD_API
 leasehold_code leasehold_error_code(void);
 
@@ -719,8 +719,8 @@ leasehold_code leasehold_client_from_env(uint32_t version,
 LEASEHOLD_API
 leasehold_code leasehold_client_close(leasehold_client client);
 
-// Frees the handle, and does not close the client while guards, requests, elections or calls under way still use it.
-// The last of them that is freed closes it, within the drop timeout.
+// Frees the handle, and does not close the client while guards, requests, elections, leases, keepers or calls under way
+// still use it. The last of them that is freed closes it, within the drop timeout.
 LEASEHOLD_API
 leasehold_code leasehold_client_free(leasehold_client client);
 
@@ -910,11 +910,12 @@ leasehold_code leasehold_request_set_hold_at_least(leasehold_request request,
                                                    uint64_t ms);
 
 // Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
-// the library's; never after a release. It may call every function of this header, also to free the guard or close the
-// client. It must return: no exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the
-// function is not running and is not called any more, unless it freed the guard itself; then `user` can be freed. The
-// same holds once a call has returned that gave no guard. Where no thread can be started it waits for one, unlike
-// leasehold_guard_is_held and leasehold_guard_loss_descriptor. NULL for none, which is the default.
+// the library's; never after a release, but one that was about to be called as that returned may still run. It may call
+// every function of this header, also to free the guard or close the client. It must return: no exception, longjmp() or
+// pthread_exit(). Once leasehold_guard_free has returned, the function is not running and is not called any more, unless
+// it freed the guard itself; then `user` can be freed. The same holds once a call has returned that gave no guard. Where
+// no thread can be started it waits for one, unlike leasehold_guard_is_held and leasehold_guard_loss_descriptor. NULL for
+// none, which is the default.
 // \param on_loss Any thread may call it with `user` until each guard of the request is freed.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_on_loss(leasehold_request request,
@@ -1692,7 +1693,8 @@ leasehold_code leasehold_client_unlock_key(leasehold_client client,
 
 // Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a round
 // trip takes, and what this client may do there: it writes a row of its own, and deletes it again. Takes at most twice
-// the request timeout. What is wrong with the store is in the answer, one line for each thing.
+// the request timeout. What is wrong with the store is in the answer, one line for each thing. Each call asks anew, so
+// give room for some 4,096 bytes rather than ask for the length first.
 // \param well Gets whether nothing is wrong; false when the call fails.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
@@ -1804,7 +1806,8 @@ leasehold_code leasehold_election_token(leasehold_election election,
                                         uint64_t *token);
 
 // Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
-// when nobody leads.
+// when nobody leads. Each call asks anew, so give room for 1,025 bytes, the longest name and a NUL, rather than ask for
+// the length first.
 // \param token Gets the fencing token.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API

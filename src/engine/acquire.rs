@@ -89,7 +89,7 @@ pub(super) enum Before {
 impl Drop for Wait<'_> {
     /// After a panic: a lock that was handed over meanwhile is released, and the next in line gets its turn.
     fn drop(&mut self) {
-        if let Some(granted) = self.line.ticket.take().and_then(|ticket| ticket.leave(Leaves::Without)) {
+        if let Some(granted) = self.leave(Leaves::Without) {
             // Before the log, which may hang.
             self.family.abandon(granted.attempt);
             let key = &self.spec.lock.key;
@@ -137,7 +137,7 @@ impl<'a> Wait<'a> {
         pause!("acquire.leaves");
         // It may have been given the lock at the last moment.
         let leaves = if matches!(outcome, Ok(Obtained::Granted(_))) { Leaves::WithLock } else { Leaves::Without };
-        let handed = self.line.ticket.take().and_then(|ticket| ticket.leave(leaves));
+        let handed = self.leave(leaves);
         match (outcome, handed) {
             (outcome, None) => outcome,
             (Ok(refused), Some(granted)) => match self.act(Turn::Given(*granted), &overall)? {
@@ -179,7 +179,7 @@ impl<'a> Wait<'a> {
             Turn::Given(granted) if self.family.clock.now() < granted.held_until => self.granted(granted, overall),
             Turn::Given(granted) => self.void(granted.attempt, overall),
         };
-        self.line.ticket.iter().for_each(Ticket::asked);
+        self.ticket().into_iter().for_each(Ticket::asked);
         round
     }
 
@@ -220,6 +220,9 @@ impl<'a> Wait<'a> {
 
     /// The same for a wait whose begin is reported.
     pub(super) fn stand(&mut self) {
+        if !self.family.is_own_process() {
+            return;
+        }
         self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone(), &self.users_code));
         // What it asked before it stood there.
         self.known.refusal.take().into_iter().for_each(|seen| self.saw(seen));
@@ -229,12 +232,33 @@ impl<'a> Wait<'a> {
     /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first
     /// again; what was handed over until then stays.
     pub(super) fn has_turn(&self) -> bool {
-        self.line.ticket.as_ref().is_none_or(|ticket| ticket.is_first() || ticket.is_handed())
+        let may = |ticket: &Ticket| ticket.is_first() || ticket.is_handed();
+        self.family.is_own_process() && self.line.ticket.as_ref().is_none_or(may)
+    }
+
+    /// Its place in the line. Code of the user's may have forked: the child has none, since what other threads had locked
+    /// just then stays so there.
+    pub(super) fn ticket(&self) -> Option<&Ticket> {
+        self.line.ticket.as_ref().filter(|_| self.family.is_own_process())
+    }
+
+    /// Leaves the line, with the lock if it was handed over meanwhile.
+    pub(super) fn leave(&mut self, leaves: Leaves) -> Option<Box<Granted>> {
+        let ticket = self.line.ticket.take()?;
+        if self.family.is_own_process() {
+            return ticket.leave(leaves);
+        }
+        std::mem::forget(ticket);
+        None
     }
 
     /// Waits for the turn to ask, or for a hand-over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
+            // A callback may have forked: nobody nudges it here.
+            if !self.family.is_own_process() {
+                return Turn::Over;
+            }
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
             if self.has_turn() {
                 if std::mem::take(&mut self.line.look_first) {
@@ -247,7 +271,7 @@ impl<'a> Wait<'a> {
                     }
                 }
                 pause!("acquire.turn");
-                match self.line.ticket.as_ref().map(Ticket::may) {
+                match self.ticket().map(Ticket::may) {
                     None | Some(May::Ask) => return Turn::Ask,
                     Some(May::Take(granted)) => return Turn::Given(*granted),
                     // A hand-over is under way: it ends within its bound, and then nudges.
@@ -259,11 +283,7 @@ impl<'a> Wait<'a> {
             self.tell();
             let due = far_from(Instant::now(), self.tell_after());
             loop {
-                let Some(ticket) = &self.line.ticket else { return Turn::Ask };
-                // A callback may have forked: nobody nudges it here.
-                if !self.family.is_own_process() {
-                    return Turn::Over;
-                }
+                let Some(ticket) = self.ticket() else { break };
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,
@@ -295,13 +315,13 @@ impl<'a> Wait<'a> {
 
     /// Shows the waiters behind it when its request began; `None`: no request is under way.
     pub(super) fn asks(&self, at: Option<Instant>) {
-        self.line.ticket.iter().for_each(|ticket| ticket.asks(at));
+        self.ticket().into_iter().for_each(|ticket| ticket.asks(at));
     }
 
     /// The store answered, so it works.
     pub(super) fn answered(&mut self) {
         (self.known.last_error, self.known.is_out) = (None, false);
-        self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(None));
+        self.ticket().into_iter().for_each(|ticket| ticket.is_in_trouble(None));
     }
 
     /// A request that began at `asked` failed. If the end of the call cut it off right after it began, that says nothing
@@ -315,7 +335,7 @@ impl<'a> Wait<'a> {
     pub(super) fn is_in_trouble(&mut self, error: Error, before: Before) {
         self.known.is_out |= before == Before::IsOut;
         if self.known.is_out {
-            self.line.ticket.iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
+            self.ticket().into_iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
         }
         self.known.last_error = Some(error);
     }
@@ -391,6 +411,10 @@ impl<'a> Wait<'a> {
                 pause!("acquire.answered");
                 answer
             });
+            // What it had to report may have forked.
+            if !family.is_own_process() {
+                family.check_open()?;
+            }
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let mut held_until = terms.first_held_until(sent, holder.until, now);

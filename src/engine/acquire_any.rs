@@ -141,7 +141,7 @@ impl AnyWait<'_> {
                 Ok(Obtained::Granted(granted)) if is_it(granted) => Leaves::WithLock,
                 _ => Leaves::Without,
             };
-            let Some(handed) = wait.line.ticket.take().and_then(|ticket| ticket.leave(leaves)) else { continue };
+            let Some(handed) = wait.leave(leaves) else { continue };
             if !matches!(outcome, Ok(Obtained::Refused(_))) {
                 // Not waited for: nothing renews the lock that was granted before it has a guard.
                 self.family.abandon(handed.attempt);
@@ -207,13 +207,13 @@ impl AnyWait<'_> {
             if looks {
                 wait.line.look_at = None;
             }
-            let Some(ticket) = wait.line.ticket.as_ref().filter(|_| !overall.is_over()) else { continue };
+            let Some(ticket) = wait.ticket().filter(|_| !overall.is_over()) else { continue };
             let is_idle = !ticket.is_first() || !looks || ticket.stands_back().is_some() || ticket.is_held();
             if !ticket.is_handed() && (is_idle || !wait.look(overall) || !wait.has_turn()) {
                 continue;
             }
             pause!("any.turn");
-            let turn = match wait.line.ticket.as_ref().map(Ticket::may) {
+            let turn = match wait.ticket().map(Ticket::may) {
                 None | Some(May::Wait) => continue,
                 Some(May::Ask) => Turn::Ask,
                 Some(May::Take(granted)) => Turn::Given(*granted),
@@ -265,12 +265,12 @@ impl AnyWait<'_> {
     }
 
     fn tickets(&self) -> impl Iterator<Item = &Ticket> {
-        self.waits.iter().filter_map(|wait| wait.line.ticket.as_ref())
+        self.waits.iter().filter_map(Wait::ticket)
     }
 
     /// Whether its turn has come for a key and nobody told it, since all before it hang: that one is looked at now.
     fn finds_turn(&mut self) -> bool {
-        let is_first = |wait: &Wait<'_>| wait.line.ticket.as_ref().is_some_and(Ticket::is_first);
+        let is_first = |wait: &Wait<'_>| wait.ticket().is_some_and(Ticket::is_first);
         let unseen = self.waits.iter_mut().filter(|wait| wait.line.look_at.is_none() && is_first(wait));
         unseen.map(|wait| wait.line.look_at = Some(Instant::now())).count() > 0
     }

@@ -75,6 +75,10 @@ pub struct Obtaining(Arc<Family>);
 
 impl Drop for Obtaining {
     fn drop(&mut self) {
+        // Code of the user's may have forked.
+        if !self.0.is_own_process() {
+            return;
+        }
         let mut obtaining = self.0.closing.obtaining.lock();
         if let Some(at) = obtaining.iter().position(|id| *id == here()) {
             obtaining.swap_remove(at);
@@ -210,7 +214,7 @@ impl Family {
 
     /// Every guard of this client that is still alive.
     pub fn holds(&self) -> Vec<Arc<Hold>> {
-        self.watcher.holds()
+        if self.is_own_process() { self.watcher.holds() } else { Vec::new() }
     }
 
     /// Whether this holder is a guard of this client that has yet to be released.

@@ -40,17 +40,16 @@ impl Wait<'_> {
         let mut looked_free = true;
         self.line.is_woken = false;
         loop {
-            let Some(ticket) = &self.line.ticket else { return true };
-            if !ticket.is_first() || ticket.is_handed() {
+            if self.ticket().is_none_or(|ticket| !ticket.is_first() || ticket.is_handed()) {
                 return true;
-            }
-            // A callback of this wait may have forked: here is nobody who answers, or wakes it.
-            if !self.family.is_own_process() {
-                return false;
             }
             let begun = std::mem::replace(&mut begin, Begin::Wait);
             if begun != Begin::Look {
                 self.tell();
+                // That may have forked: here is nobody who answers, or wakes it.
+                if !self.family.is_own_process() {
+                    return false;
+                }
                 // What was seen before the store failed is out of date.
                 let known = self.free_in().filter(|_| self.known.last_error.is_none());
                 let free_in = known.filter(|free| !(looked_free && free.is_zero()));
@@ -61,7 +60,7 @@ impl Wait<'_> {
                 if !self.sleep(overall, delay) {
                     return false;
                 }
-                if self.line.ticket.as_ref().is_some_and(Ticket::is_handed) {
+                if self.ticket().is_some_and(Ticket::is_handed) {
                     return true;
                 }
             }
@@ -75,7 +74,7 @@ impl Wait<'_> {
     /// When to look next if nothing wakes it.
     pub(super) fn look_after(&self, begin: Begin, free_in: Option<Duration>) -> Duration {
         let poll = &self.family.options.poll;
-        match self.family.wakeups.covers(&self.spec.lock.key) {
+        match self.is_covered() {
             true if begin == Begin::Refused => Duration::ZERO,
             // After a failure the store does not repeat its reports, so the waiter polls.
             true if self.line.is_woken && self.known.last_error.is_none() => {
@@ -85,10 +84,15 @@ impl Wait<'_> {
         }
     }
 
+    /// Whether the store wakes it.
+    fn is_covered(&self) -> bool {
+        self.family.is_own_process() && self.family.wakeups.covers(&self.spec.lock.key)
+    }
+
     /// When to read one of several keys next, if its turn has come. The time stays set until then: reports about the
     /// other keys must not delay it.
     pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
-        let Some(ticket) = self.line.ticket.as_ref().filter(|ticket| ticket.is_first()) else {
+        let Some(ticket) = self.ticket().filter(|ticket| ticket.is_first()) else {
             // One that hung before it came back: when it looks is worked out anew, should its turn come again.
             self.line.look_at = None;
             return None;
@@ -107,7 +111,7 @@ impl Wait<'_> {
 
     /// Whether it was nudged; takes the nudge.
     pub(super) fn take_nudge(&self) -> bool {
-        self.line.ticket.as_ref().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
+        self.ticket().is_some_and(|ticket| ticket.nudged().try_recv().is_ok())
     }
 
     /// When the wait is reported next, however seldom it looks: to a callback at each longest poll, to the log when a
@@ -155,7 +159,7 @@ impl Wait<'_> {
             }
         }
         // Other processes get their turn; this waiter looks after that.
-        while let Some(ticket) = self.line.ticket.as_ref().filter(|ticket| !ticket.is_handed())
+        while let Some(ticket) = self.ticket().filter(|ticket| !ticket.is_handed())
             && let Some(until) = ticket.stands_back()
         {
             let left = until.saturating_duration_since(Instant::now());
@@ -168,7 +172,7 @@ impl Wait<'_> {
 
     /// Reads the lock; whether it is worth asking for.
     pub(super) fn look(&mut self, overall: &Deadline) -> bool {
-        let is_covered = self.family.wakeups.covers(&self.spec.lock.key);
+        let is_covered = self.is_covered();
         let is_free = self.read(overall);
         pause!("wait.looked");
         self.line.is_woken = is_covered && self.known.last_error.is_none();
@@ -198,7 +202,7 @@ impl Wait<'_> {
 
     /// What the store said of the lock, for those behind it, too.
     pub(super) fn saw(&mut self, seen: Seen) {
-        self.line.ticket.iter().for_each(|ticket| ticket.saw(LockStatus::live(&seen)));
+        self.ticket().into_iter().for_each(|ticket| ticket.saw(LockStatus::live(&seen)));
         self.known.refusal = Some(seen);
     }
 
@@ -270,9 +274,8 @@ impl Wait<'_> {
 
     /// Whether there is anybody to be told now.
     pub(super) fn has_to_say(&self) -> bool {
-        self.family.options.observing.is_on()
-            || self.effort.started.elapsed() >= self.effort.warn_after
-            || self.is_due()
+        let is_told = self.family.options.observing.is_on() || self.is_due();
+        (is_told || self.effort.started.elapsed() >= self.effort.warn_after) && self.family.is_own_process()
     }
 
     fn is_due(&self) -> bool {
@@ -281,13 +284,15 @@ impl Wait<'_> {
 
     /// Shows in each line since when this waiter runs code of the user's.
     pub(super) fn tells(&self, since: Option<Instant>) {
-        self.users_code.runs(since);
+        if self.family.is_own_process() {
+            self.users_code.runs(since);
+        }
     }
 
     /// The same for one of many reports that began then. Each counts alone, but many of them hold up the others as one that
     /// hangs does.
     pub(super) fn tells_since(&self, begun: Instant) {
-        if begun.elapsed() < HANGS || !self.users_code.is_running() {
+        if begun.elapsed() < HANGS || !self.family.is_own_process() || !self.users_code.is_running() {
             self.tells(Some(Instant::now()));
         }
     }
@@ -309,6 +314,9 @@ impl Wait<'_> {
         let waited = self.effort.started.elapsed();
         let key = &self.spec.lock.key;
         self.family.options.observing.tell(&Event::Waited { key, waited });
+        if !self.family.is_own_process() {
+            return;
+        }
         let is_expected = self.spec.lock.expects_to_wait && self.known.last_error.is_none();
         let is_long = waited >= self.effort.warn_after;
         if is_long {
@@ -344,7 +352,7 @@ impl Wait<'_> {
                 _ => None,
             },
             attempts: self.effort.attempts,
-            place: self.line.ticket.as_ref().map_or(0, Ticket::place),
+            place: self.ticket().map_or(0, Ticket::place),
             last_error,
         };
         if let Some(on_wait) = self.spec.on_wait.as_mut().filter(|_| is_due) {

@@ -130,6 +130,19 @@ def at_once(client):
                  lambda lost: client.lock_all(["k", "l"], max_hold=0.1, on_loss=lost)):
         assert code_of(lambda: works(lock)) == Code.LOST
 
+    def fails():
+        def then(name, call):
+            if name == "guard_release":
+                raise Error(Code.STORE, "no answer", "k", "", True)
+            call()
+
+        with answers(then), client.lock("k", max_hold=0.1) as guard:
+            assert code_of(guard.release) == Code.STORE
+            assert guard.wait_loss(60)
+
+    # One that failed is none.
+    assert code_of(fails) == Code.LOST
+
 
 def between(client):
     """The handler of a signal makes a call that fails, before the text of another one is read."""

@@ -8,6 +8,7 @@ use crate::support::alone::alone;
 use crate::support::harness::{Folder, PATIENCE, millis};
 use crate::support::servers::skip;
 use crate::support::wait::wait_until;
+use leasehold::internals::in_users_code;
 use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockRequest, Slept};
 
 /// A lease that no busy machine lets end, and heartbeats that are soon seen.
@@ -104,16 +105,22 @@ fn a_wait_that_a_callback_forks_ends_in_the_child() {
     });
 }
 
-/// In the callback's `nth` call.
+/// In the callback's `nth` call. Just then another thread may have locked what the line of waiters is kept in, and in the
+/// child that stays so.
 fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) {
     // A wait that is told of a release looks again after minutes.
     let client = LockClient::builder(url).poll(Duration::from_millis(900)..=Duration::from_secs(1)).connect();
     let client = client.expect("a client");
     let held = client.request_all(["k", "l"]).each(|one| one.lease_forever()).lock().expect("the locks");
     let (mut child, mut calls, parent) = (None, 0, std::process::id());
-    let (cancel, stands) = (CancelToken::new(), AtomicBool::new(false));
-    let (client, cancel, stands) = (&client, &cancel, &stands);
+    let (cancel, stands, stop) = (CancelToken::new(), AtomicBool::new(false), AtomicBool::new(false));
+    let (client, cancel, stands, stop) = (&client, &cancel, &stands, &stop);
     std::thread::scope(|scope| {
+        scope.spawn(move || {
+            while !stop.load(Ordering::SeqCst) {
+                (0..1_000).for_each(|_| assert!(in_users_code(client, "k") <= 2));
+            }
+        });
         if behind_another {
             let waits = |_: &leasehold::Waiting| stands.store(true, Ordering::SeqCst);
             scope.spawn(move || client.request("k").cancel(cancel).lock_with_progress(waits).map(drop));
@@ -142,6 +149,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
             // Nor is the callback called there again.
             std::process::exit(i32::from(kind != Err(ErrorKind::Closed) || calls > nth));
         }
+        stop.store(true, Ordering::SeqCst);
         assert_eq!(kind, Err(ErrorKind::Cancelled));
     });
     let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
