@@ -150,7 +150,7 @@ impl ClientBuilder {
     /// `Config` for a URL that is wrong and `InvalidInput` for an option out of bounds, before
     /// anything is opened; else what the store says.
     pub fn connect(self) -> Result<LockClient> {
-        let ClientBuilder { opener, clock, options, must_exist, create_schema } = self;
+        let ClientBuilder { opener, clock, mut options, must_exist, create_schema } = self;
         let Opener { min_lease, open, .. } = opener?;
         options.validate(min_lease)?;
         if must_exist && create_schema {
@@ -159,6 +159,7 @@ impl ClientBuilder {
         let by = Deadline::after(options.request_timeout);
         let missing = if must_exist { Missing::IsRefused } else { Missing::IsAllowed };
         let store = open(clock.clone(), missing, &by)?;
+        options.observing = options.observing.in_this_process();
         let store = Arc::new(Observed::new(store, options.observing.clone()));
         // What is made next is no reason for a warning.
         if !create_schema {

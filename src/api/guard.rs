@@ -195,7 +195,8 @@ impl LockGuard {
     /// The lock as data, kept up to date by the heartbeat. The heartbeat never waits for this mutex: if it is locked,
     /// the value is updated later.
     pub fn shared_info(&self) -> Arc<Mutex<Lock>> {
-        self.hold.shown().clone()
+        // In a forked child the mutex may be locked for ever.
+        if self.is_own_process() { self.hold.shown().clone() } else { Arc::new(Mutex::new(self.hold.info())) }
     }
 
     /// Reports the loss of the lock. A watch that is taken after the loss reports it, too.
@@ -298,11 +299,7 @@ impl LockGuard {
     }
 
     fn not_held(&self) -> Error {
-        if self.is_own_process() {
-            self.hold.lost()
-        } else {
-            self.error(ErrorKind::Closed, "the guard belongs to the process that this one was forked from")
-        }
+        if self.is_own_process() { self.hold.lost() } else { self.hold.forked() }
     }
 
     /// A release for which no time is left.

@@ -99,6 +99,9 @@ impl LockRequest {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         let guard = self.lock().map_err(|error| WithLockError::new(error, None))?;
         let value = work(&guard);
+        if let Err(forked) = family.check_process() {
+            return Err(WithLockError::new(forked, Some(value)));
+        }
         // A close has released it, and then a release succeeds, whoever was granted the lock since.
         if family.closing().is_cancelled()
             && let Err(error) = guard.ensure_held()

@@ -45,6 +45,10 @@ impl LockGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn sleep(&self, time: Duration, cancel: &CancelToken) -> Slept {
+        // In a forked child nobody would end it.
+        if !self.hold.is_own_process() {
+            return Slept::Released;
+        }
         let (watch, until) = (self.loss(), far_from(Instant::now(), time));
         let losses = watch.receiver();
         let mut select = Select::new();

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use super::handle;
 use crate::sys::aside::{self, Weight};
 use crate::sys::deadline::far_from;
+use crate::sys::process::ProcessId;
 use crate::sys::thread::{here, keeps_time};
 
 /// A function of C's, and what it wants to be called with.
@@ -63,6 +64,8 @@ pub struct Gate(Arc<Inside>);
 struct Inside {
     state: Mutex<GateState>,
     left: Condvar,
+    /// Nobody is inside in a child of it, nor ever will be: the mutex may be locked there.
+    process: ProcessId,
 }
 
 #[derive(Default)]
@@ -98,6 +101,9 @@ impl Inside {
     }
 
     fn leave(&self, me: usize) {
+        if !self.process.is_current() {
+            return;
+        }
         let mut state = self.state.lock();
         if let Some(at) = state.inside.iter().position(|thread| *thread == me) {
             state.inside.swap_remove(at);
@@ -124,6 +130,9 @@ impl Inside {
 
     /// Waits until no other thread is inside; `None` when it can't be waited for, or not until `by`.
     fn wait_until_left(self: &Arc<Self>, me: usize, by: Option<Instant>) -> Option<MutexGuard<'_, GateState>> {
+        if !self.process.is_current() {
+            return None;
+        }
         let state = self.state.lock();
         if state.others(me).next().is_none() {
             return Some(state);
@@ -164,6 +173,9 @@ impl Gate {
     /// Runs a callback, unless the gate is closed.
     pub fn pass<T>(&self, callback: impl FnOnce() -> T) -> Option<T> {
         let here = here();
+        if !self.0.process.is_current() {
+            return None;
+        }
         {
             let mut state = self.0.state.lock();
             if state.closed {
@@ -178,7 +190,9 @@ impl Gate {
 
     /// No callback begins any more, and none runs on another thread, but for those that wait for this one.
     pub fn close(&self) {
-        self.0.state.lock().closed = true;
+        if self.0.process.is_current() {
+            self.0.state.lock().closed = true;
+        }
         drop(self.0.wait_until_left(here(), None));
     }
 
@@ -190,7 +204,7 @@ impl Gate {
 
     /// Whether this thread is inside.
     pub fn is_inside(&self) -> bool {
-        self.0.state.lock().inside.contains(&here())
+        self.0.process.is_current() && self.0.state.lock().inside.contains(&here())
     }
 
     /// Goes inside when nobody else is, at the latest until `by`. `None` also when this thread is inside already, or

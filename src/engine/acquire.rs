@@ -229,29 +229,6 @@ impl<'a> Wait<'a> {
         pause!("acquire.entered");
     }
 
-    /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first
-    /// again; what was handed over until then stays.
-    pub(super) fn has_turn(&self) -> bool {
-        let may = |ticket: &Ticket| ticket.is_first() || ticket.is_handed();
-        self.family.is_own_process() && self.line.ticket.as_ref().is_none_or(may)
-    }
-
-    /// Its place in the line. Code of the user's may have forked: the child has none, since what other threads had locked
-    /// just then stays so there.
-    pub(super) fn ticket(&self) -> Option<&Ticket> {
-        self.line.ticket.as_ref().filter(|_| self.family.is_own_process())
-    }
-
-    /// Leaves the line, with the lock if it was handed over meanwhile.
-    pub(super) fn leave(&mut self, leaves: Leaves) -> Option<Box<Granted>> {
-        let ticket = self.line.ticket.take()?;
-        if self.family.is_own_process() {
-            return ticket.leave(leaves);
-        }
-        std::mem::forget(ticket);
-        None
-    }
-
     /// Waits for the turn to ask, or for a hand-over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
@@ -412,9 +389,7 @@ impl<'a> Wait<'a> {
                 answer
             });
             // What it had to report may have forked.
-            if !family.is_own_process() {
-                family.check_open()?;
-            }
+            family.check_process()?;
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
                     let mut held_until = terms.first_held_until(sent, holder.until, now);
@@ -449,6 +424,7 @@ impl<'a> Wait<'a> {
                 Err(error) => error,
             };
             self.running(|| log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}"));
+            family.check_process()?;
             pause!("acquire.failed");
             failures += 1;
             self.begins();
@@ -476,6 +452,7 @@ impl<'a> Wait<'a> {
             }
             // What may still be granted is given up before `on_wait` can hang or close the client.
             unanswered.is_none().then(|| self.tell_of_trouble());
+            family.check_process()?;
         }
     }
 

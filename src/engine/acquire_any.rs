@@ -288,7 +288,7 @@ impl AnyWait<'_> {
                 self.waits[at].say();
             }
             self.told = self.told.wrapping_add(1);
-            if self.is_nudged() || overall.is_over() || !self.family.is_own_process() {
+            if !self.family.is_own_process() || self.is_nudged() || overall.is_over() {
                 break;
             }
         }

@@ -25,7 +25,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::pause::pause;
-use crate::sys::process::ProcessId;
+use crate::sys::process::{FORKED, ProcessId};
 use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here};
 
 /// `close` releases this many guards at the same time; more when these hang.
@@ -122,15 +122,17 @@ impl Family {
 
     /// Refuses every call after `close` and in a forked child.
     pub fn check_open(&self) -> Result<()> {
-        let why = if !self.is_own_process() {
-            "the client belongs to the process that this one was forked from; connect again here, but not to SQLite \
-             if a file was open at the fork"
-        } else if self.closing.token.is_cancelled() {
-            "the client was closed"
-        } else {
-            return Ok(());
-        };
-        Err(self.in_context(Error::new(ErrorKind::Closed, why)))
+        self.check_process()?;
+        if self.closing.token.is_cancelled() {
+            return Err(self.in_context(Error::new(ErrorKind::Closed, "the client was closed")));
+        }
+        Ok(())
+    }
+
+    /// Refuses what goes on in a child after code of the user's has forked.
+    pub fn check_process(&self) -> Result<()> {
+        let forked = || self.in_context(Error::new(ErrorKind::Closed, FORKED));
+        if self.is_own_process() { Ok(()) } else { Err(forked()) }
     }
 
     /// Begins a call that may obtain a lock, unless the client is closed.
@@ -256,6 +258,11 @@ impl Family {
         at_end: AtEnd,
         by: &Deadline,
     ) -> Result<Arc<Hold>> {
+        // The observer that was told of the grant may have forked: it is the parent's.
+        if let Err(forked) = self.check_process() {
+            std::mem::forget((granted, callbacks));
+            return Err(forked);
+        }
         let setup = Setup {
             backend: self.backend.clone(),
             clock: self.clock.clone(),
@@ -286,7 +293,9 @@ impl Family {
 
     /// Gives up an acquisition that was not answered, in the background.
     pub fn abandon(&self, attempt: Attempt) {
-        self.undo.push(attempt);
+        if self.is_own_process() {
+            self.undo.push(attempt);
+        }
     }
 
     /// A call for a grant that no guard owns yet: when the store panics, it is given up, and the panic goes on.

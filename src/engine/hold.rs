@@ -312,7 +312,12 @@ impl Hold {
         // A third of the time left, so that there is time for two repeats.
         let end = Deadline::after(left / 3).or_cancel(&self.beats.stop);
         let asked = Instant::now();
-        match self.ask(least, &end.clone().within(self.setup.request_timeout)) {
+        let answer = self.ask(least, &end.clone().within(self.setup.request_timeout));
+        // The observer that was told of it may have forked.
+        if !self.is_own_process() {
+            return Beat::Over;
+        }
+        match answer {
             Ok(answer) => self.answered(answer),
             // A lock without end is only read; of any other the store says that it is lost.
             Err(error) if error.is_gone() => {

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue::{HANGS, Ticket};
+use super::queue::{HANGS, Leaves, Ticket};
 use crate::engine::acquire::Wait;
-use crate::engine::spec::{Obtained, Patience};
+use crate::engine::spec::{Granted, Obtained, Patience};
 use crate::lease::{backoff, transition};
 use crate::model::error::{Error, Result};
 use crate::model::event::{Event, WaitEnd};
@@ -69,6 +69,29 @@ impl Wait<'_> {
                 return true;
             }
         }
+    }
+
+    /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first
+    /// again; what was handed over until then stays.
+    pub(super) fn has_turn(&self) -> bool {
+        let may = |ticket: &Ticket| ticket.is_first() || ticket.is_handed();
+        self.family.is_own_process() && self.line.ticket.as_ref().is_none_or(may)
+    }
+
+    /// Its place in the line. Code of the user's may have forked: the child has none, since what other threads had locked
+    /// just then stays so there.
+    pub(super) fn ticket(&self) -> Option<&Ticket> {
+        self.line.ticket.as_ref().filter(|_| self.family.is_own_process())
+    }
+
+    /// Leaves the line, with the lock if it was handed over meanwhile.
+    pub(super) fn leave(&mut self, leaves: Leaves) -> Option<Box<Granted>> {
+        let ticket = self.line.ticket.take()?;
+        if self.family.is_own_process() {
+            return ticket.leave(leaves);
+        }
+        std::mem::forget(ticket);
+        None
     }
 
     /// When to look next if nothing wakes it.

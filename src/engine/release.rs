@@ -40,6 +40,9 @@ impl Hold {
     ///
     /// An error of kind `Lost` is final; after any other one it can be called again.
     pub fn release(&self, bound: Duration) -> Result<()> {
+        if !self.is_own_process() {
+            return Err(self.forked());
+        }
         if self.setup.at_end == AtEnd::Keep {
             self.hand_over(bound);
             return Ok(());
@@ -190,8 +193,10 @@ impl Hold {
     /// Ends the hold without waiting for anything: its heartbeat is told to stop, and its grant is given up in the
     /// background, as that of an acquire without an answer.
     pub fn abandon(&self) {
-        self.begin_abandon();
-        self.let_go();
+        if self.is_own_process() {
+            self.begin_abandon();
+            self.let_go();
+        }
     }
 
     pub(super) fn begin_abandon(&self) {
@@ -235,6 +240,9 @@ impl Hold {
     }
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
+        if !self.is_own_process() {
+            return;
+        }
         // As in a release, what is over is lost.
         keeping_a_lock(|| self.expire_when_due());
         self.begin_release();
@@ -367,12 +375,19 @@ impl Hold {
     }
 
     pub(super) fn expire(&self) {
+        if !self.is_own_process() {
+            return;
+        }
         let last_error = self.state.lock().last_error.clone();
         self.lose(LossReason::Expired { last_error });
     }
 
     /// Declares the loss, once, and reports it. No mutex is held while code of the user's is called.
     pub fn lose(&self, reason: LossReason) {
+        // A child of a fork does not hold it, but has not lost it: who looks at what it shares with the parent may not be told.
+        if !self.is_own_process() {
+            return;
+        }
         let by = match reason {
             LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied => LostBy::Clock,
             LossReason::TakenOver { .. } | LossReason::ReleasedByOther | LossReason::Gone => LostBy::Store,
@@ -432,6 +447,10 @@ impl Hold {
             Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
             None => self.error(ErrorKind::Lost, "it is not held any more"),
         }
+    }
+
+    pub fn forked(&self) -> Error {
+        self.error(ErrorKind::Closed, "the guard belongs to the process that this one was forked from")
     }
 
     pub(super) fn error(&self, kind: ErrorKind, message: &str) -> Error {

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::model::error::Result;
 use crate::sys::log;
+use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, here, keeping_a_lock, keeps_a_lock};
 
 /// Who has something to tell about a key waits for so long for what is being told of it already.
@@ -129,7 +130,10 @@ impl Aside {
             // Each key in its order: what others tell of it comes first.
             match queue.waiting.iter().position(|(key, _)| key.is_none() || !queue.is_telling_elsewhere(key.as_deref()))
             {
-                Some(at) => queue = self.tell_one(queue, at),
+                Some(at) => match self.tell_one(queue, at) {
+                    Some(after) => queue = after,
+                    None => return,
+                },
                 None => drop(self.0.told.wait_for(&mut queue, TURN)),
             }
         }
@@ -147,18 +151,22 @@ impl Aside {
         }
     }
 
-    fn tell_one<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, at: usize) -> MutexGuard<'a, Queue> {
-        let Some((key, tell)) = queue.waiting.remove(at) else { return queue };
-        let telling = (key, here());
+    /// Returns nothing in a child of a process that has forked in what was told: others may have the queue there for ever.
+    fn tell_one<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, at: usize) -> Option<MutexGuard<'a, Queue>> {
+        let Some((key, tell)) = queue.waiting.remove(at) else { return Some(queue) };
+        let (telling, process) = ((key, here()), ProcessId::current());
         queue.telling.push(telling.clone());
         drop(queue);
         tell();
+        if !process.is_current() {
+            return None;
+        }
         let mut queue = self.0.queue.lock();
         if let Some(at) = queue.telling.iter().position(|told| *told == telling) {
             queue.telling.swap_remove(at);
         }
         self.0.told.notify_all();
-        queue
+        Some(queue)
     }
 
     /// Called by a thread that is about to tell something of `key` itself: tells here what waits of that key, so that it
@@ -180,7 +188,8 @@ impl Aside {
             if Instant::now() >= by {
                 return false;
             }
-            queue = self.tell_one(queue, at);
+            let Some(after) = self.tell_one(queue, at) else { return false };
+            queue = after;
         }
     }
 

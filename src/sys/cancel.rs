@@ -47,7 +47,8 @@ fn end(live: &Mutex<Option<Live>>) {
 impl CancelToken {
     /// A token that is not cancelled yet.
     pub fn new() -> Self {
-        let (_sender, cancelled) = crossbeam_channel::bounded(0);
+        // Not of length 0, which would take a mutex for each look: one that a forked child could find locked.
+        let (_sender, cancelled) = crossbeam_channel::bounded(1);
         let live = Live { _sender, followers: Vec::new() };
         CancelToken { live: Arc::new(Mutex::new(Some(live))), cancelled }
     }

@@ -11,6 +11,7 @@ use crate::model::event::{Event, Observer, Operation, WaitEnd};
 use crate::sys::aside::{Aside, Told, Weight};
 use crate::sys::caught::caught;
 use crate::sys::log;
+use crate::sys::process::ProcessId;
 use crate::sys::thread::{begin_users_code, keeps_a_lock};
 
 /// The observers of a client.
@@ -20,6 +21,8 @@ pub(crate) struct Observing {
     aside: Aside,
     /// The only one sees itself to it that nobody waits for the user's code.
     is_own_aside: bool,
+    /// The one that has connected.
+    process: Option<ProcessId>,
 }
 
 impl Observing {
@@ -36,6 +39,15 @@ impl Observing {
         Observing { is_own_aside: true, ..Observing::default().and(observer) }
     }
 
+    /// For a client that connects here. A child of this process is told nothing: what was being told at the fork stays so there.
+    pub(crate) fn in_this_process(self) -> Self {
+        Observing { process: Some(ProcessId::current()), ..self }
+    }
+
+    fn is_forked(&self) -> bool {
+        self.process.as_ref().is_some_and(|process| !process.is_current())
+    }
+
     /// Whether there is any.
     pub(crate) fn is_on(&self) -> bool {
         !self.observers.is_empty()
@@ -44,11 +56,15 @@ impl Observing {
     /// Reports it here; what heartbeats, the watcher and a close have to report is told by another thread, since an
     /// observer that is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
-        if !self.is_on() {
+        if !self.is_on() || self.is_forked() {
             return;
         }
         let goes_aside = keeps_a_lock() || event.leading_change() != 0;
-        if self.is_own_aside || !goes_aside && event.key().is_none_or(|key| self.aside.tell_first(key)) {
+        let is_told_here = self.is_own_aside || !goes_aside && event.key().is_none_or(|key| self.aside.tell_first(key));
+        if self.is_forked() {
+            return;
+        }
+        if is_told_here {
             return self.observers.iter().for_each(|observer| contained("observer", || observer.event(event)));
         }
         let weight = weight(event);
@@ -59,7 +75,9 @@ impl Observing {
 
     /// Waits until everything was reported that other threads report, at most until `by`.
     pub(crate) fn wait_until_told(&self, by: Instant) {
-        self.aside.wait_until_told(by);
+        if !self.is_forked() {
+            self.aside.wait_until_told(by);
+        }
     }
 
     /// Reports a request, at once or when the thread's [`Later`] ends.
@@ -70,7 +88,7 @@ impl Observing {
         took: Duration,
         error: Option<(&Error, Asked)>,
     ) {
-        if !self.is_on() {
+        if !self.is_on() || self.is_forked() {
             return;
         }
         let observing = self.clone();

@@ -15,6 +15,9 @@ use parking_lot::{Mutex, MutexGuard};
 
 use crate::sys::deadline::Deadline;
 
+/// Why a client does nothing in a child of the process that connected it.
+pub(crate) const FORKED: &str = "the client belongs to the process that this one was forked from; connect again here, but \
+     not to SQLite if a file was open at the fork";
 /// The pause between two tries to get a [`ForkMutex`], which is locked for moments.
 const PAUSE: Duration = Duration::from_millis(1);
 
@@ -24,6 +27,12 @@ pub(crate) struct ProcessId {
     number: u32,
     #[cfg(unix)]
     forks: Option<forkguard::atfork::Guard>,
+}
+
+impl Default for ProcessId {
+    fn default() -> ProcessId {
+        ProcessId::current()
+    }
 }
 
 impl ProcessId {

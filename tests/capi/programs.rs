@@ -8,12 +8,13 @@ use std::sync::Mutex;
 use crate::library::{Language, compile, root, run, store};
 
 /// Whoever adds a program names it here, with its proof.
-pub const PROGRAMS: [(&str, &str); 16] = [
+pub const PROGRAMS: [(&str, &str); 17] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
     ("beside", "a callback that takes long holds up no other lock, and has the stack that it needs"),
     ("callbacks", "callbacks lock, close, stop and free"),
     ("fenced", "who asserts its lock writes, and nobody else does"),
     ("forked", "dead in the child, alive in the parent"),
+    ("forks_inside", "what forks inside costs the parent nothing"),
     ("hand_over", "handed over without a gap, adopted once"),
     ("hello", "nightly-report is ours, with a token above 0"),
     ("late", "closed by exit(), by a thread's end and under a poll()"),

@@ -612,6 +612,8 @@ class _Held(_Owned):
             # A release would not say that the client was closed, and that others may have had the lock since.
             _call(self._is + "_ensure_held", self._handle)
         except Error as error:
+            if error.code == Code.FORKED:
+                raise  # whoever releases it is a thread of the parent's
             with self._releasing:
                 pass  # what another thread's release hears of a loss, as one in `on_loss`, is said here, too
             if self._lost is not None:
@@ -919,6 +921,25 @@ def _wait_loss(name: str, handle: _Handle, seconds: Optional[float]) -> bool:
     return True
 
 
+# What the main thread waits for, each with what comes of it.
+_waiting: "list[tuple[threading.Lock, list[Optional[BaseException]]]]" = []
+
+
+def _end_waits_in_child() -> None:
+    """The handler of a signal has forked: the thread that makes the call is the parent's."""
+    for done, outcome in _waiting:
+        if not outcome:
+            outcome.append(Error(Code.FORKED, "the process that waited has forked: this is the child", "", "", False))
+        try:
+            done.release()
+        except RuntimeError:
+            pass  # it was about to be seen
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_end_waits_in_child)
+
+
 def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, guard: Optional[_Held] = None) -> None:
     """Waits for `call`. The main thread has another one make it: only so it hears of signals meanwhile. What a handler
     raises then fires `cancel` and frees the guard; a call that has none is left to its end, and must not keep its
@@ -944,6 +965,8 @@ def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, g
         if guard is not None and not is_wanted:
             guard.free()
 
+    pending = (done, outcome)
+    _waiting.append(pending)
     try:
         try:
             _thread.start_new_thread(run, ())
@@ -963,6 +986,8 @@ def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, g
                 done.acquire(timeout=10)
             guard.free()
         raise
+    finally:
+        _waiting.remove(pending)
     error = outcome.pop()
     try:
         if error is not None:

@@ -16,6 +16,7 @@ use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::log;
+use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, begin_to_keep_a_lock, here};
 
 /// The closure of `lead`.
@@ -126,11 +127,16 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
 /// Runs the closure on its own thread, which reports how it ended.
 fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>) -> Result<Receiver<WorkEnd>> {
     let (tell, done) = bounded(1);
-    let standing = stands.standing.clone();
+    let (standing, process) = (stands.standing.clone(), ProcessId::current());
     Thread::spawn_for_user("leasehold-lead", move || {
         standing.crew.lock().push(here());
         let name = leadership.name().to_owned();
         let end = caught(|| work.lock()(&leadership));
+        // It may have forked: here the term is nobody's.
+        if !process.is_current() {
+            std::mem::forget((leadership, tell, standing));
+            return;
+        }
         // The term ends whatever becomes of the lines.
         begin_to_keep_a_lock();
         let end = match end {

@@ -146,11 +146,16 @@ impl Standing {
 pub(super) struct Stands {
     pub shared: Arc<Shared>,
     pub standing: Arc<Standing>,
-    _running: Sender<Infallible>,
+    running: Option<Sender<Infallible>>,
 }
 
 impl Drop for Stands {
     fn drop(&mut self) {
+        // Code of the user's may have forked: both may be locked there for ever.
+        if self.shared.check_open_here().is_err() {
+            std::mem::forget(self.running.take());
+            return;
+        }
         self.shared.now.standing.lock().take();
     }
 }
@@ -217,7 +222,7 @@ impl Shared {
             over,
         });
         *current = Some(standing.clone());
-        Ok(Stands { shared: self.clone(), standing, _running: running })
+        Ok(Stands { shared: self.clone(), standing, running: Some(running) })
     }
 
     /// Starts a thread that campaigns, with the closure of `lead`.

@@ -1,6 +1,7 @@
 //! A child that was forked: nothing is its own, and it ends nothing of its parent's.
 #![cfg(target_os = "linux")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -8,8 +9,11 @@ use crate::support::alone::alone;
 use crate::support::harness::{Folder, PATIENCE, millis};
 use crate::support::servers::skip;
 use crate::support::wait::wait_until;
-use leasehold::internals::in_users_code;
-use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockRequest, Slept};
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::memory::Memory;
+use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::{builder_over, in_users_code};
+use leasehold::{CancelToken, ErrorKind, Event, LockClient, LockGuard, LockRequest, Observer, Slept};
 
 /// A lease that no busy machine lets end, and heartbeats that are soon seen.
 const LEASE: Duration = millis(60_000);
@@ -52,6 +56,13 @@ fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing()
         Ok(output) if told.contains("running 1 test") => assert!(output.status.success(), "{told}"),
         _ => skip(&format!("no namespace of processes can be made here: {told}")),
     }
+}
+
+/// Listens, and does nothing.
+struct Told;
+
+impl Observer for Told {
+    fn event(&self, _: &Event<'_>) {}
 }
 
 /// Nothing is drawn by a generator that a fork copies: the second would take the first one's grant for its own.
@@ -109,8 +120,8 @@ fn a_wait_that_a_callback_forks_ends_in_the_child() {
 /// child that stays so.
 fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) {
     // A wait that is told of a release looks again after minutes.
-    let client = LockClient::builder(url).poll(Duration::from_millis(900)..=Duration::from_secs(1)).connect();
-    let client = client.expect("a client");
+    let builder = LockClient::builder(url).poll(Duration::from_millis(900)..=Duration::from_secs(1));
+    let client = builder.observer(Arc::new(Told)).connect().expect("a client");
     let held = client.request_all(["k", "l"]).each(|one| one.lease_forever()).lock().expect("the locks");
     let (mut child, mut calls, parent) = (None, 0, std::process::id());
     let (cancel, stands, stop) = (CancelToken::new(), AtomicBool::new(false), AtomicBool::new(false));
@@ -119,6 +130,8 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
         scope.spawn(move || {
             while !stop.load(Ordering::SeqCst) {
                 (0..1_000).for_each(|_| assert!(in_users_code(client, "k") <= 2));
+                // The observer is told of that, and the token of each wait looked at.
+                assert!(client.request("l").wait(Duration::ZERO).cancel(cancel).lock().is_err());
             }
         });
         if behind_another {
@@ -156,6 +169,40 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
     let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
     assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url} {behind_another} {of_several} {nth}");
     drop(held);
+}
+
+/// Each request is refused, and the callback that is told so forks.
+#[test]
+fn a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child() {
+    alone("bounds::forks::a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child", || {
+        let (clock, faults, parent) = (Clock::system(), FaultPlan::default(), std::process::id());
+        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
+        let client = builder_over(Arc::new(store), clock).connect().expect("a client");
+        faults.always(Call::Acquire, Fault::FailBefore);
+        let (mut child, mut sent, cancel) = (None, 0, CancelToken::new());
+        let answer = client.request("k").cancel(&cancel).lock_with_progress(|_| {
+            if child.is_none() {
+                sent = faults.count(Call::Acquire);
+                // SAFETY: as below.
+                #[allow(unsafe_code)]
+                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
+                child = Some(forked);
+                match forked {
+                    nix::unistd::ForkResult::Parent { .. } => cancel.cancel(),
+                    nix::unistd::ForkResult::Child => drop(nix::unistd::alarm::set(60)),
+                }
+            }
+        });
+        let kind = answer.map(drop).map_err(|error| error.kind());
+        if std::process::id() != parent {
+            let sends = faults.count(Call::Acquire) > sent;
+            std::process::exit(i32::from(kind != Err(ErrorKind::Closed) || sends));
+        }
+        assert_eq!(kind, Err(ErrorKind::Cancelled));
+        let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
+        let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+        assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
+    });
 }
 
 /// Whatever the parent's threads were doing at the fork: the mutexes of its named stores stay locked in the child.
