@@ -21,6 +21,8 @@ mod taken;
 #[cfg(target_os = "linux")]
 mod tls;
 mod turns;
+#[cfg(feature = "serde")]
+mod upgrade;
 #[cfg(target_os = "linux")]
 mod versions;
 
