@@ -21,6 +21,8 @@ const TICK: Duration = Duration::from_millis(20);
 const PAUSE: Duration = Duration::from_millis(300);
 /// The worker's own, beside those that it had before: its history.
 const OWN: usize = 1;
+/// A pair that tokio, in which the clients of servers run, makes once for a process, for signals, and never closes.
+const OF_TOKIO: usize = 2;
 
 /// How many descriptors this process has open, beside the two that it keeps of a SQLite file which others use: to close them
 /// would end locks that SQLite may have on it.
@@ -44,10 +46,11 @@ fn threads() -> usize {
 /// What a closed client has left of itself, where there were so many descriptors before it.
 pub fn by_client(before: usize, options: &Options) -> Line {
     let until = Instant::now() + options.lease * 2 + SOON;
+    let fine = before + OWN + if options.kind().is_local() { 0 } else { OF_TOKIO };
     // The kernel's lists leave out some where one ends just then: twice is enough.
     let mut clean = 0;
     loop {
-        let (threads, descriptors) = (threads(), descriptors(options).saturating_sub(before + OWN));
+        let (threads, descriptors) = (threads(), descriptors(options).saturating_sub(fine));
         clean = if threads + descriptors == 0 { clean + 1 } else { 0 };
         if clean == 2 || Instant::now() >= until {
             return Line::Closed { at: now(), threads: threads as u64, descriptors: descriptors as u64 };
