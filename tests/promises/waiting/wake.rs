@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::harness::{PATIENCE, SLACK, Store, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local, within};
 use crate::support::lateness::{at_rest, slack};
 use crate::support::threads::{assert_ours, none_soon, ours, tasks};
 use crate::support::wait::wait_until;
@@ -19,6 +19,7 @@ const TELLING: [&str; 2] = ["leasehold-file", "leasehold-wake"];
 on_each_local! {
     together:
         a_told_waiter_makes_no_request_until_the_release,
+        a_release_wakes_who_has_waited_for_long_at_once,
         the_heartbeats_of_the_holder_wake_nobody,
         the_end_of_a_lease_makes_no_event_and_is_looked_for,
         a_clock_that_jumps_lets_it_look,
@@ -83,9 +84,32 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     let released = Instant::now();
     drop(held);
     assert!(waiting.join().expect("a waiter").expect("a lock") > token);
-    assert!(released.elapsed() < slack(released) + SLACK, "{:?} on {}", released.elapsed(), store.name);
+    assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
     // A look and a request for the lock.
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
+}
+
+fn a_release_wakes_who_has_waited_for_long_at_once(store: Store) {
+    let (client, other) = (patient(&store), store.bystander());
+    let kept = other.request("kept").lease(HOUR).acquire().expect("a lock");
+    // While it waits, the store goes on telling.
+    let stays = waiter(&client, "kept", |request| request);
+    settled(&store);
+    // A file that was written to is looked at for a second, then each second, unless a write to it is noticed. So whoever
+    // is woken by such a look alone, just after one, waits for nearly a second the next time.
+    std::thread::sleep(millis(1500));
+    for round in 0..4 {
+        let held = other.request("k").lease(HOUR).lock().expect("a lock");
+        let waiting = waiter(&client, "k", |request| request);
+        at_rest("it sleeps", || asked(&store));
+        let released = Instant::now();
+        drop(held);
+        assert!(waiting.join().expect("a waiter").is_ok());
+        let took = released.elapsed();
+        assert!(took < slack(released), "{took:?} in round {round} on {}", store.name);
+    }
+    other.release(&kept).expect("a release");
+    assert!(stays.join().expect("a waiter").is_ok());
 }
 
 /// How often threads of this process slept and were woken, and the time that they ran.
@@ -258,7 +282,8 @@ fn a_wake_that_hangs_holds_up_nobody(store: Store) {
 /// The store told of its key until just before, and tells of nothing from then on.
 fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
     // Who counts on being told looks a hundredth as often.
-    let client = store.builder().lease(LEASE).poll(millis(300)..=millis(500)).connect().expect("a client");
+    let longest = millis(500);
+    let client = store.builder().lease(LEASE).poll(millis(300)..=longest).connect().expect("a client");
     let other = store.bystander();
     let held = ["j", "k"].map(|key| other.request(key).lease(HOUR).acquire().expect("a lock"));
     let leaves = CancelToken::new();
@@ -281,7 +306,7 @@ fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
     let released = Instant::now();
     other.release(&held[1]).expect("a release");
     assert!(comes.join().expect("a waiter").is_ok());
-    assert!(released.elapsed() < slack(released) + SLACK, "{:?} on {}", released.elapsed(), store.name);
+    assert!(released.elapsed() < longest + slack(released), "{:?} on {}", released.elapsed(), store.name);
     other.release(&held[0]).expect("a release");
     assert!(stays.join().expect("a waiter").is_ok());
 }
@@ -357,7 +382,8 @@ fn a_file_that_is_gone_ends_the_wait() {
     std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");
     let moved = Instant::now();
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Store));
-    assert!(moved.elapsed() < slack(moved) + SLACK, "{:?}", moved.elapsed());
+    // While a commit may still come, only each second whether the file is where it was.
+    assert!(moved.elapsed() < millis(1000) + slack(moved), "{:?}", moved.elapsed());
     drop(held);
 }
 
