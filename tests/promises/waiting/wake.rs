@@ -19,7 +19,6 @@ const TELLING: [&str; 2] = ["leasehold-file", "leasehold-wake"];
 on_each_local! {
     together:
         a_told_waiter_makes_no_request_until_the_release,
-        a_release_wakes_who_has_waited_for_long_at_once,
         the_heartbeats_of_the_holder_wake_nobody,
         the_end_of_a_lease_makes_no_event_and_is_looked_for,
         a_clock_that_jumps_lets_it_look,
@@ -87,29 +86,6 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
     // A look and a request for the lock.
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
-}
-
-fn a_release_wakes_who_has_waited_for_long_at_once(store: Store) {
-    let (client, other) = (patient(&store), store.bystander());
-    let kept = other.request("kept").lease(HOUR).acquire().expect("a lock");
-    // While it waits, the store goes on telling.
-    let stays = waiter(&client, "kept", |request| request);
-    settled(&store);
-    // A file that was written to is looked at for a second, then each second, unless a write to it is noticed. So whoever
-    // is woken by such a look alone, just after one, waits for nearly a second the next time.
-    std::thread::sleep(millis(1500));
-    for round in 0..4 {
-        let held = other.request("k").lease(HOUR).lock().expect("a lock");
-        let waiting = waiter(&client, "k", |request| request);
-        at_rest("it sleeps", || asked(&store));
-        let released = Instant::now();
-        drop(held);
-        assert!(waiting.join().expect("a waiter").is_ok());
-        let took = released.elapsed();
-        assert!(took < slack(released), "{took:?} in round {round} on {}", store.name);
-    }
-    other.release(&kept).expect("a release");
-    assert!(stays.join().expect("a waiter").is_ok());
 }
 
 /// How often threads of this process slept and were woken, and the time that they ran.
