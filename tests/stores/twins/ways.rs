@@ -1,6 +1,6 @@
 //! How an acquire comes late, on each store.
+#![allow(unused_imports)] // Each build has its own stores.
 
-#[cfg(feature = "sqlite")]
 use std::cell::Cell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -16,12 +16,27 @@ use crate::support::grpc::{Fault as Transport, Grpc};
 use crate::support::proxy::{Mode as Network, Proxy, Rule};
 use crate::support::stores::{Store, soon};
 
-/// Longer than it takes until a request has left.
-#[cfg(feature = "mongodb")]
-const BRIEF: Duration = Duration::from_millis(100);
-/// The same of a commit of the emulator, behind a read.
-#[cfg(feature = "spanner")]
-const BRIEF_COMMIT: Duration = Duration::from_millis(500);
+/// How long a call waits for its answer: longer than it takes until its request has left, also on a busy machine.
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
+struct Patience(Cell<Duration>);
+
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
+impl Patience {
+    const LEAST: Duration = Duration::from_millis(100);
+
+    fn new() -> Patience {
+        Patience(Cell::new(Patience::LEAST))
+    }
+
+    /// The next call, which says whether its request left, tells how long the one after it waits.
+    fn tries(&self, call: impl FnOnce(Deadline) -> bool) -> bool {
+        let time = self.0.get();
+        let has_left = call(Deadline::after(time));
+        let next = if has_left { time * 9 / 10 } else { time * 2 };
+        self.0.set(next.clamp(Patience::LEAST, 100 * Patience::LEAST));
+        has_left
+    }
+}
 
 pub fn of(store: &Store) -> Sides {
     match store.module {
@@ -74,21 +89,23 @@ struct Proxied {
     /// What an acquire that writes has in it.
     write: &'static str,
     /// Else the client sees the connection's end.
-    waits: Option<Duration>,
+    waits: Option<Patience>,
 }
 
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 impl Way for Proxied {
     fn hold(&self, store: &dyn Backend, attempt: &mut Attempt) -> bool {
-        let (network, by) = match self.waits {
-            Some(time) => (Network::Held, Deadline::after(time)),
-            None => (Network::CutHeld, soon()),
+        let mut ask = |network, by: Deadline| {
+            // No other request of this attempt has its lock id in it.
+            self.proxy.add(Rule::next(1, network).on(self.write).on(&attempt.ask.lock_id));
+            let is_under_way = is_under_way(store.acquire(attempt, &by));
+            self.proxy.clear();
+            is_under_way
         };
-        // No other request of this attempt has its lock id in it.
-        self.proxy.add(Rule::next(1, network).on(self.write).on(&attempt.ask.lock_id));
-        let is_under_way = is_under_way(store.acquire(attempt, &by));
-        self.proxy.clear();
-        is_under_way
+        match &self.waits {
+            Some(patience) => patience.tries(|by| ask(Network::Held, by)),
+            None => ask(Network::CutHeld, soon()),
+        }
     }
 
     fn deliver(&self) -> usize {
@@ -123,7 +140,7 @@ fn mongodb() -> Sides {
     let proxy = Proxy::mongodb(&host(&crate::support::servers::mongod().unwrap()));
     let uri = format!("mongodb://{}/?directConnection=true&serverMonitoringMode=poll", proxy.addr());
     let first = sent(|| Mongodb::open(rows.options_at(&uri), &soon()));
-    let way = Proxied { proxy, write: "findAndModify", waits: Some(BRIEF) };
+    let way = Proxied { proxy, write: "findAndModify", waits: Some(Patience::new()) };
     Sides { first: Arc::new(first), rival: Arc::new(rows.open()), way: Box::new(way), _room: Box::new(rows) }
 }
 
@@ -139,16 +156,17 @@ fn postgres() -> Sides {
 }
 
 #[cfg(feature = "spanner")]
-impl Way for Grpc {
+impl Way for (Grpc, Patience) {
     fn hold(&self, store: &dyn Backend, attempt: &mut Attempt) -> bool {
-        self.fault("Commit", 0, Transport::Held);
-        let is_under_way = is_under_way(store.acquire(attempt, &Deadline::after(BRIEF_COMMIT)));
-        self.clear();
+        let (grpc, patience) = self;
+        grpc.fault("Commit", 0, Transport::Held);
+        let is_under_way = patience.tries(|by| is_under_way(store.acquire(attempt, &by)));
+        grpc.clear();
         is_under_way
     }
 
     fn deliver(&self) -> usize {
-        Grpc::deliver(self)
+        self.0.deliver()
     }
 }
 
@@ -161,7 +179,12 @@ fn spanner() -> Sides {
     let database = Database::fresh();
     let grpc = Grpc::new(&database.host);
     let first = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
-    Sides { first: Arc::new(first), rival: Arc::new(database.open()), way: Box::new(grpc), _room: Box::new(database) }
+    Sides {
+        first: Arc::new(first),
+        rival: Arc::new(database.open()),
+        way: Box::new((grpc, Patience::new())),
+        _room: Box::new(database),
+    }
 }
 
 /// Nothing is on its way to a file: a call that waits for another's transaction ends in the thread that made it.
