@@ -16,6 +16,7 @@ mod replicas;
 #[cfg(target_os = "linux")]
 mod restarts;
 mod rights;
+mod sweep;
 mod table;
 mod taken;
 #[cfg(target_os = "linux")]
