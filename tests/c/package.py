@@ -532,7 +532,53 @@ if child == 0:
     os._exit(8)
 assert os.waitpid(child, 0)[1] == 0
 """
-    programs = (dying, ""), (daemon, ""), (frees, "it ends\n"), (ctrl_c, ""), (forked, "")
+    # The handler of a signal forks while the main thread waits.
+    handler = """
+import os, signal
+child, parent = 0, os.getpid()
+def forks(*_):
+    global child
+    child = os.fork()
+    if child == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)  # where it hangs
+signal.signal(signal.SIGALRM, forks)
+guard, other = client.lock("j"), leasehold.Client(sys.argv[1])
+signal.setitimer(signal.ITIMER_REAL, 0.2)
+try:
+    other.lock("j", wait=1)
+except leasehold.Error as error:
+    if os.getpid() != parent:
+        os._exit(0 if error.code == leasehold.Code.FORKED else 7)
+    assert error.code == leasehold.Code.TIMED_OUT, error
+assert os.waitpid(child, 0)[1] == 0
+"""
+    # A thread of the parent's has begun to release it.
+    releasing = """
+import os, signal
+entered, seen, answered, parent = threading.Event(), threading.Event(), leasehold._call, os.getpid()
+def calls(name, *arguments):
+    if name == "guard_release":
+        entered.set()
+        assert seen.wait(60)
+    answered(name, *arguments)
+leasehold._call = calls
+try:
+    with client.lock("j") as guard:
+        thread = threading.Thread(target=guard.release)
+        thread.start()
+        assert entered.wait(60)
+        child = os.fork()
+        if child:
+            assert os.waitpid(child, 0)[1] == 0
+            seen.set()
+            thread.join()
+        else:
+            signal.alarm(60)
+except leasehold.Error as error:
+    os._exit(0 if os.getpid() != parent and error.code == leasehold.Code.FORKED else 7)
+"""
+    programs = (dying, ""), (daemon, ""), (frees, "it ends\n"), (ctrl_c, ""), (forked, ""), (handler, ""), (releasing, "")
     for program, said in programs:
         command = [sys.executable, "-B", "-c", begin + program, url]
         done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)
