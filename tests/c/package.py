@@ -168,7 +168,7 @@ def leases(client):
             units.claim("app", "unit/1", 3600)
             raise AssertionError("two hold it")
         except Error as error:
-            assert (error.code, error.key, error.holder) == (Code.INVALID_LEASE, "app", "unit/0"), error
+            assert (error.code, error.key, error.holder) == (Code.INVALID_LEASE, "app", "unit/0"), repr((error.key, error.holder))
         assert code_of(lambda: units.expire("app")) == Code.INVALID_LEASE
         units.extend("app", "unit/0", 7200)
         found = units.get("app")
