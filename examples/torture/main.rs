@@ -9,6 +9,8 @@ mod group;
 #[cfg(target_os = "linux")]
 mod holding;
 #[cfg(target_os = "linux")]
+mod left;
+#[cfg(target_os = "linux")]
 mod options;
 #[cfg(target_os = "linux")]
 mod picture;
@@ -24,6 +26,8 @@ mod resource;
 mod run;
 #[cfg(target_os = "linux")]
 mod server;
+#[cfg(target_os = "linux")]
+mod wall;
 #[cfg(target_os = "linux")]
 mod worker;
 

@@ -25,7 +25,8 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                       stop  SIGSTOP for one to three leases
                       kill  SIGKILL, and a new process; processes that end with their locks
                       fork  children of a process that holds locks
-                      wall  wall clocks that are up to 300 s off (needs the program faketime)
+                      wall  wall clocks that are up to 300 s off, and jump, now and then and in bursts (needs the program
+                            faketime); a jump counts where a worker saw it
                       net   delay, reset, black hole, cut before the answer, an answer that comes late and then
                             nothing, late behind others, by a proxy
                             (needs a store URL with one host on loopback, or SPANNER_EMULATOR_HOST)
@@ -208,6 +209,12 @@ impl Options {
             Some("spanner") => Kind::Spanner,
             _ => Kind::Sqlite,
         }
+    }
+
+    /// The file that the URL of a SQLite store names.
+    pub fn sqlite_file(&self) -> Option<PathBuf> {
+        let (_, path) = self.store.split_once(':').filter(|_| self.kind() == Kind::Sqlite)?;
+        Some(path.split('?').next()?.into())
     }
 
     pub fn has(&self, fault: &str) -> bool {

@@ -15,11 +15,13 @@ use nix::unistd::Pid;
 
 use crate::checker::history::{Fate, Line};
 use crate::clock::{measure_lateness, nanos, now};
+use crate::left;
 use crate::options::{Kind, Options};
 use crate::probe::{Finding, judge};
 use crate::proxy::{Fault, Proxy, Told};
 use crate::resource;
 use crate::server;
+use crate::wall::{self, Wall};
 use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 
 /// How long one request may take before anything is disturbed: a server may be cold.
@@ -29,7 +31,8 @@ const TICK: Duration = Duration::from_millis(10);
 const CONNECTS: usize = 3;
 /// More of what the probe finds says nothing new.
 const FINDINGS: usize = 5;
-/// The lease of the probe.
+/// The name of its keys, and their lease.
+pub const PROBE: &str = "probe";
 const PROBED: Duration = Duration::from_secs(30);
 /// How often the terminal hears of it.
 const PROGRESS: Duration = Duration::from_secs(5);
@@ -52,6 +55,7 @@ struct Slot {
     child: Child,
     _stdin: Option<ChildStdin>,
     proxy: Option<Proxy>,
+    wall: Option<Wall>,
     stopped: Option<(u64, Instant)>,
     next_fault: Instant,
 }
@@ -125,12 +129,13 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         Kind::Spanner => (2_000, 10_000),
     };
     let millis = |ms: u64| ms * 1_000_000;
+    let settle = millis(settle) + 2 * nanos(options.request_timeout());
     told(Line::Terms {
         lease: nanos(options.lease),
         timeout: nanos(options.request_timeout()),
         grace: nanos(grace),
         slack: millis(slack),
-        settle: millis(settle) + 2 * nanos(options.request_timeout()),
+        settle,
         fate: match options.kind() {
             Kind::Sqlite => Fate::Shared,
             // Its emulator has one transaction at a time.
@@ -140,7 +145,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     });
     resource::serve(&dir).map_err(|error| format!("the resource's socket: {error}"))?;
     let mut missing = Vec::new();
-    let faketime = options.has("wall").then(faketime).flatten();
+    let faketime = options.has("wall").then(wall::library).flatten();
     if options.has("wall") && faketime.is_none() {
         missing.push("wall (the program faketime is not there)".to_owned());
     }
@@ -149,7 +154,7 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     measure_lateness(options.lease, move |line| tell(line));
     let over = Arc::new(AtomicBool::new(false));
     let made = server::Made::default();
-    let probe = measure_store(client, options.key("probe"), told.clone(), over.clone(), made.clone());
+    let probe = measure_store(client, options.key(PROBE), told.clone(), over.clone(), made.clone());
     let random = fastrand::Rng::with_seed(options.seed);
     let mut parent = Parent { options, dir: &dir, told, random, faketime, server, faults: 0, broken: Vec::new() };
     let mut slots = (0..options.workers).map(|n| parent.start(n)).collect::<Result<Vec<_>, _>>()?;
@@ -165,6 +170,10 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     // What it is still waiting for may explain what the workers saw.
     let mut broken = parent.broken;
     broken.extend(probe.join().unwrap_or_else(|_| vec!["the probe of the store panicked".to_owned()]));
+    // What the last fault has held up is over by then, too.
+    let longest = options.lease * 3 + grace + Duration::from_nanos(settle + millis(slack));
+    let looked = connect(START).and_then(|client| left::look_at_rows(&client, options, &parent.told, longest));
+    broken.extend(looked.err().map(|why| format!("what is left in the store: {why}")));
     Ok(Ran { dir, broken, missing })
 }
 
@@ -210,13 +219,6 @@ fn measure_store(
     })
 }
 
-/// The library that `faketime` loads.
-fn faketime() -> Option<String> {
-    let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().ok()?;
-    let told = String::from_utf8(told.stdout).ok()?;
-    told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).map(str::to_owned)
-}
-
 /// The host and port that the store URL names.
 fn server(options: &Options) -> Result<String, String> {
     let url = &options.store;
@@ -246,11 +248,20 @@ impl Parent<'_> {
             }
             None => None,
         };
-        let child = self.spawn(number, 0, proxy.as_ref())?;
-        let (child, stdin) = child;
+        let (child, stdin, wall) = self.spawn(number, 0, proxy.as_ref())?;
         // Not at once: whoever starts shall get to work.
         let next_fault = Instant::now() + self.options.lease.mul_f64(0.5 + 3.0 * self.random.f64());
-        Ok(Slot { number, incarnation: 0, unconnected: 0, child, _stdin: stdin, proxy, stopped: None, next_fault })
+        Ok(Slot {
+            number,
+            incarnation: 0,
+            unconnected: 0,
+            child,
+            _stdin: stdin,
+            proxy,
+            wall,
+            stopped: None,
+            next_fault,
+        })
     }
 
     fn spawn(
@@ -258,7 +269,7 @@ impl Parent<'_> {
         number: usize,
         incarnation: usize,
         proxy: Option<&Proxy>,
-    ) -> Result<(Child, Option<ChildStdin>), String> {
+    ) -> Result<(Child, Option<ChildStdin>, Option<Wall>), String> {
         let name = name(number, incarnation);
         let binary = std::env::current_exe().map_err(|error| error.to_string())?;
         let mut command = Command::new(binary);
@@ -273,19 +284,20 @@ impl Parent<'_> {
                 _ => url = url.replacen(server, &here, 1),
             }
         }
-        if let Some(library) = self.faketime.as_ref().filter(|_| number % 2 == 1) {
-            // The clocks that nobody can set on a host stay as they are.
-            let seconds = self.random.i64(-300..=300);
-            command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-            command.env("FAKETIME", format!("{seconds:+}s"));
-            (self.told)(Line::Wall { at: now(), process: name.clone(), seconds });
-        }
+        let wall = match self.faketime.as_ref().filter(|_| number % 2 == 1) {
+            Some(library) => {
+                let (wall, seconds) = Wall::set(&mut command, library, self.dir, &name, self.random.fork())?;
+                (self.told)(Line::Wall { at: now(), process: name.clone(), seconds });
+                Some(wall)
+            }
+            None => None,
+        };
         let work = format!("{}/{name}", self.dir.display());
         command.args(self.options.to_worker(&url, &work));
         let child = command.stdin(Stdio::piped()).stdout(Stdio::null()).spawn();
         let mut child = child.map_err(|error| format!("this program again: {error}"))?;
         let stdin = child.stdin.take();
-        Ok((child, stdin))
+        Ok((child, stdin, wall))
     }
 
     /// Makes faults until the time is over: storms of them, with calm between.
@@ -322,6 +334,12 @@ impl Parent<'_> {
     }
 
     fn look_after(&mut self, slot: &mut Slot, is_storm: bool) -> Result<(), String> {
+        // Also while it is stopped.
+        if let Some(seconds) =
+            slot.wall.as_mut().and_then(|wall| wall.jump(self.options.lease).transpose()).transpose()?
+        {
+            (self.told)(Line::Wall { at: now(), process: slot.name(), seconds });
+        }
         if let Some((from, until)) = slot.stopped {
             if Instant::now() < until {
                 return Ok(());
@@ -384,8 +402,9 @@ impl Parent<'_> {
         if self.dir.join(format!("{}.log", slot.name())).exists() {
             slot.unconnected = 0;
         }
+        wall::clean_up(slot.child.id());
         slot.incarnation += 1;
-        (slot.child, slot._stdin) = self.spawn(slot.number, slot.incarnation, slot.proxy.as_ref())?;
+        (slot.child, slot._stdin, slot.wall) = self.spawn(slot.number, slot.incarnation, slot.proxy.as_ref())?;
         slot.next_fault = Instant::now() + self.options.lease.mul_f64(1.0 + 4.0 * self.random.f64());
         Ok(())
     }
@@ -422,6 +441,7 @@ impl Parent<'_> {
             }
             Err(error) => self.broken.push(format!("{}: {error}", slot.name())),
         }
+        wall::clean_up(slot.child.id());
         (self.told)(Line::Dead { at: now(), process: slot.name() });
         false
     }

@@ -16,7 +16,7 @@ use nix::unistd::Pid;
 
 use crate::checker::history::Line;
 use crate::clock::now;
-use crate::options::{FULL, Kind, Options};
+use crate::options::{FULL, Options};
 use crate::proxy::Told;
 
 /// A command that takes longer is ended: it would be one fault, and nothing else could be tried.
@@ -34,8 +34,7 @@ enum Fault {
 
 /// The folder of a SQLite file, if it is on a file system that is small enough to be filled.
 pub fn small_disk(options: &Options) -> Option<PathBuf> {
-    let (_, path) = options.store.split_once(':').filter(|_| options.kind() == Kind::Sqlite)?;
-    let path = Path::new(path.split('?').next()?);
+    let path = options.sqlite_file()?;
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let disk = statvfs(folder).ok()?;
     (disk.blocks() * disk.fragment_size() <= SMALL).then(|| folder.to_owned())

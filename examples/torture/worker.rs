@@ -16,8 +16,10 @@ use crate::checker::history::{Asked, End, Form, Line, Mode};
 use crate::clock::{measure_lateness, nanos, now};
 use crate::group;
 use crate::holding;
+use crate::left;
 use crate::options::Options;
 use crate::resource::Resource;
+use crate::wall;
 
 /// The exit code of a worker that leaves with its locks, as the parent expects it.
 pub const ABANDONED: i32 = 42;
@@ -233,6 +235,7 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
         over.cancel();
     });
     let history = History::default();
+    let descriptors = left::descriptors(&options);
     let client = match connect(&options, name, &history) {
         Ok(client) => client,
         Err(error) => {
@@ -244,6 +247,11 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
     history.get_or_init(|| file.expect("a file for the history"));
     let late = history.clone();
     measure_lateness(options.lease, move |line| write(&late, &line));
+    if options.has("wall") {
+        let jumped = history.clone();
+        wall::notice_jumps(move |line| write(&jumped, &line));
+    }
+    let said = history.clone();
     let resource = Arc::new(Resource::connect(dir));
     let worker = Arc::new(Worker {
         client,
@@ -269,6 +277,11 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
         .collect();
     let _ = input.join();
     threads.into_iter().for_each(|thread| drop(thread.join()));
+    // A guard that could not be released while the network was gone fails it, which is judged where it was held.
+    let _ = worker.client.close();
+    let options = worker.options.clone();
+    drop(worker);
+    write(&said, &left::by_client(descriptors, &options));
     0
 }
 

@@ -259,8 +259,7 @@ impl<'a> Wait<'a> {
             }
             self.tell();
             let due = far_from(Instant::now(), self.tell_after());
-            loop {
-                let Some(ticket) = self.ticket() else { break };
+            while let Some(ticket) = self.ticket() {
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use crate::support::bench::Bench;
 use crate::support::harness::connected;
+use crate::support::seed::{seed, setting};
 use crate::support::stores::{Opened, Store, stores};
 use crate::support::wait::wait_until;
 use fastrand::Rng;
@@ -313,17 +314,12 @@ impl Run {
     }
 }
 
-fn number(name: &str) -> Option<u64> {
-    let text = std::env::var(name).ok()?;
-    Some(text.parse().unwrap_or_else(|_| panic!("{name} is {text:?}, but must be a number")))
-}
-
 #[test]
 fn every_beginning_has_one_end_under_random_use_and_faults() {
-    let ops = number("LEASEHOLD_TEST_OPS").unwrap_or(600);
-    let seed = number("LEASEHOLD_TEST_SEED").unwrap_or_else(|| fastrand::u64(..));
+    let ops: u64 = setting("LEASEHOLD_TEST_OPS").unwrap_or(600);
+    let seed = seed();
     for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
-        println!("{}: LEASEHOLD_TEST_SEED={seed} LEASEHOLD_TEST_OPS={ops}", store.module);
+        println!("{}: LEASEHOLD_TEST_OPS={ops}", store.module);
         let mut run = Run::new(store, seed, HASTY);
         (0..ops).for_each(|_| run.step());
         run.expire();

@@ -22,6 +22,7 @@ mod spanner;
 mod sqlite;
 #[path = "../support/mod.rs"]
 mod support;
+mod twins;
 mod upgrade;
 
 /// The workers of this binary begin here.

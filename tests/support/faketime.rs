@@ -3,6 +3,18 @@
 use std::process::Command;
 use std::sync::OnceLock;
 
+use super::servers::skip;
+
+/// Whether it is there, which a test asks first: else this says that the test can't run.
+#[track_caller]
+pub fn is_there() -> bool {
+    let is_there = Command::new("faketime").arg("--version").output().is_ok_and(|output| output.status.success());
+    if !is_there {
+        skip("no program `faketime`; install it (on Debian: faketime)");
+    }
+    is_there
+}
+
 /// Its library, for `LD_PRELOAD`: the program itself would stay between a test and the process that it starts.
 pub fn library() -> &'static str {
     static LIBRARY: OnceLock<String> = OnceLock::new();

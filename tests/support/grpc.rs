@@ -31,6 +31,8 @@ pub enum Fault {
     CutLate(Duration),
     /// It reaches the server so much later, and the client gets no answer: it waits on.
     Late(Duration),
+    /// It reaches the server when [`Grpc::deliver`] is called, and the client gets no answer: it waits on.
+    Held,
     /// It reaches the server so much later, and so does its answer the client.
     Slow(Duration),
     /// It does not reach the server, and the client gets this status, which is made here.
@@ -66,6 +68,8 @@ struct Inner {
     changed: Condvar,
     /// Raised to end all connections that are open.
     cuts: watch::Sender<u64>,
+    /// Up to which of the requests that are [held](Fault::Held) they may go on.
+    may_go: watch::Sender<usize>,
 }
 
 #[derive(Default)]
@@ -73,6 +77,9 @@ struct State {
     calls: Vec<Call>,
     /// Which request of this method, from the next one on, gets what.
     rules: VecDeque<(String, usize, Fault)>,
+    /// How many were [held](Fault::Held), and how many of those the server has answered.
+    held: usize,
+    delivered: usize,
 }
 
 impl Grpc {
@@ -85,6 +92,7 @@ impl Grpc {
             state: Mutex::default(),
             changed: Condvar::new(),
             cuts: watch::Sender::new(0),
+            may_go: watch::Sender::new(0),
         });
         let own = inner.clone();
         runtime.spawn(async move {
@@ -110,6 +118,19 @@ impl Grpc {
     /// Forgets the faults that were not made yet; tells how many.
     pub fn clear(&self) -> usize {
         std::mem::take(&mut self.inner.state.lock().rules).len()
+    }
+
+    /// Lets the server have what is [held](Fault::Held), and waits until it has answered; how many those are.
+    #[track_caller]
+    pub fn deliver(&self) -> usize {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.inner.state.lock();
+        let count = state.held - self.inner.may_go.send_replace(state.held);
+        while state.delivered < state.held {
+            assert!(Instant::now() < until, "{} of {} were answered", state.delivered, state.held);
+            self.inner.changed.wait_until(&mut state, until);
+        }
+        count
     }
 
     /// Forgets the requests so far.
@@ -220,6 +241,17 @@ async fn forward(
             ask(server, request, body).await?;
             inner.answered(number);
         }
+        Some(Fault::Held) => {
+            let (own, place) = (inner.clone(), inner.hold());
+            tokio::spawn(async move {
+                drop(own.may_go.subscribe().wait_for(|may_go| *may_go >= place).await);
+                ask(connect(&own.upstream).await?, request, body).await?;
+                own.answered(number);
+                own.state.lock().delivered += 1;
+                own.changed.notify_all();
+                Some(())
+            });
+        }
         Some(Fault::CutLate(time) | Fault::Late(time)) => {
             let own = inner.clone();
             // On a connection of its own, which the cut leaves.
@@ -321,6 +353,13 @@ impl Inner {
             call.answered = true;
         }
         self.changed.notify_all();
+    }
+
+    /// Notes one more that is held; which one it is.
+    fn hold(&self) -> usize {
+        let mut state = self.state.lock();
+        state.held += 1;
+        state.held
     }
 
     /// Ends all connections that are open.

@@ -71,7 +71,7 @@ impl Own {
         }
     }
 
-    /// SIGKILL, or SIGTERM, by which it ends in good order. It is gone when this returns.
+    /// SIGKILL, or the signal by which it ends in good order. It is gone when this returns.
     pub fn end(&mut self, signal: Signal) {
         let mut process = self.process.take().expect("it runs");
         kill(Pid::from_raw(i32::try_from(process.id()).expect("a process id")), signal).expect("a signal");

@@ -36,11 +36,11 @@ fn a_long_run_in_which_a_rule_had_nothing_to_judge_is_void() {
     let idle = |rule: &&str| lacks(&forged, 1, Some(60_000)).iter().any(|why| why.contains(&format!("rule {rule} ")));
     assert_eq!(
         RULES.iter().map(|(rule, _)| *rule).filter(idle).collect::<Vec<_>>(),
-        ["refusal", "resource", "blocked"]
+        ["refusal", "resource", "blocked", "left"]
     );
     // As long as it went.
     forged.told(Line::Over { at: 61_000 * MS });
-    assert_eq!(lacks(&forged, 1, None).len(), 3);
+    assert_eq!(lacks(&forged, 1, None).len(), 4);
 }
 
 #[test]

@@ -11,6 +11,7 @@ mod enough;
 mod faults;
 mod forge;
 mod forged;
+mod left;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod long;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
@@ -31,6 +32,7 @@ mod runs;
 #[path = "../support/servers/mod.rs"]
 mod servers;
 mod together;
+mod wall;
 // Else the servers have it.
 #[cfg(not(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
 #[allow(dead_code)] // Only a store can lack what its test needs.

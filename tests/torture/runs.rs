@@ -4,6 +4,9 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+#[path = "../support/seed.rs"]
+mod seed;
+
 /// What the command does, beside the store.
 #[derive(Default)]
 pub struct Run<'a> {
@@ -58,7 +61,7 @@ impl Run<'_> {
     }
 
     fn ran(&self, minutes: f64, out: &Path) -> (Option<i32>, String) {
-        let seed = fastrand::u64(..1_000_000).to_string();
+        let seed = seed::seed().to_string();
         let binary = binary().into_os_string();
         let mut words = self.by.iter().map(OsString::from).chain([binary]);
         let mut command = Command::new(words.next().expect("the example"));

@@ -188,11 +188,34 @@ pub enum Line {
         from: u64,
         to: u64,
     },
-    /// Its wall clock is off.
+    /// Its wall clock is so much off from now on, if it looks.
     Wall {
         at: u64,
         process: String,
         seconds: i64,
+    },
+    /// Its wall clock has jumped by so much; written by a worker, which saw it.
+    Jumped {
+        at: u64,
+        seconds: i64,
+    },
+    /// The client of a worker was closed, and this is there beyond what was there before it.
+    Closed {
+        at: u64,
+        threads: u64,
+        descriptors: u64,
+    },
+    /// When all workers have ended, so many holders stand in the row of the key, expired or not.
+    Kept {
+        at: u64,
+        key: String,
+        holders: u64,
+    },
+    /// The same after a purge, when all leases must be over.
+    Left {
+        at: u64,
+        key: String,
+        holders: u64,
     },
     /// The workers are told to end.
     Over {
@@ -258,6 +281,10 @@ impl fmt::Display for Line {
             Line::Server { from, to, kind } => write!(f, "server {from} {to} {kind}"),
             Line::Late { from, to } => write!(f, "late {from} {to}"),
             Line::Wall { at, process, seconds } => write!(f, "wall {at} {process} {seconds}"),
+            Line::Jumped { at, seconds } => write!(f, "jumped {at} {seconds}"),
+            Line::Closed { at, threads, descriptors } => write!(f, "closed {at} {threads} {descriptors}"),
+            Line::Kept { at, key, holders } => write!(f, "kept {at} {key} {holders}"),
+            Line::Left { at, key, holders } => write!(f, "left {at} {key} {holders}"),
             Line::Over { at } => write!(f, "over {at}"),
             Line::Accepted { at, key, token } => write!(f, "accepted {at} {key} {token}"),
             Line::Outdated { at, key, token, highest } => write!(f, "outdated {at} {key} {token} {highest}"),
@@ -358,6 +385,10 @@ impl Line {
                 let (at, process) = (words.number()?, words.owned()?);
                 Line::Wall { at, process, seconds: words.text()?.parse().ok()? }
             }
+            "jumped" => Line::Jumped { at: words.number()?, seconds: words.text()?.parse().ok()? },
+            "closed" => Line::Closed { at: words.number()?, threads: words.number()?, descriptors: words.number()? },
+            "kept" => Line::Kept { at: words.number()?, key: words.owned()?, holders: words.number()? },
+            "left" => Line::Left { at: words.number()?, key: words.owned()?, holders: words.number()? },
             "over" => Line::Over { at: words.number()? },
             "accepted" => Line::Accepted { at: words.number()?, key: words.owned()?, token: words.number()? },
             "outdated" => Line::Outdated {

@@ -7,6 +7,8 @@
 mod enough;
 pub mod history;
 mod model;
+mod processes;
+mod reader;
 mod rules;
 mod synthetic;
 mod windows;

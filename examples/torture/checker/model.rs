@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::history::{Asked, End, Fate, Form, Line, Mode};
+use super::reader::Reader;
 use super::windows::Windows;
 
 /// Whose file tells of all processes.
@@ -94,7 +95,10 @@ pub struct Process {
     /// Its own threads were late.
     pub late: Vec<(u64, u64)>,
     pub nets: Vec<(u64, u64, String)>,
-    pub wall: Option<i64>,
+    /// How much its wall clock was off, each time that it was set.
+    pub walls: Vec<(u64, i64)>,
+    /// By how much it saw its wall clock jump.
+    pub jumps: Vec<(u64, i64)>,
     /// Stops and lateness alone.
     held_up: Windows,
     /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
@@ -103,6 +107,23 @@ pub struct Process {
     pub busy: Windows,
     /// Its requests to the store that failed or were answered late.
     pub requests: Vec<(u64, u64, String)>,
+}
+
+/// What a process still had when its client was closed.
+#[derive(Clone, Debug)]
+pub struct Closed {
+    pub process: usize,
+    pub at: u64,
+    pub threads: u64,
+    pub descriptors: u64,
+}
+
+/// How many holders the row of a key has when all is over.
+#[derive(Clone, Debug)]
+pub struct Row {
+    pub at: u64,
+    pub key: String,
+    pub holders: u64,
 }
 
 /// Nanoseconds.
@@ -135,6 +156,10 @@ pub struct Run {
     /// Forked children that gave no answer in this time.
     pub hung: Vec<(u64, u64, usize)>,
     pub crashed: Vec<(u64, usize)>,
+    pub closed: Vec<Closed>,
+    /// When the workers had ended, and after a purge behind all their leases.
+    pub kept: Vec<Row>,
+    pub left: Vec<Row>,
     pub over: u64,
     /// Faults of the server or of the disk.
     pub servers: Vec<(u64, u64, String)>,
@@ -146,10 +171,10 @@ pub struct Run {
 
 /// The number of each name.
 #[derive(Default)]
-struct Names(HashMap<String, usize>);
+pub(super) struct Names(HashMap<String, usize>);
 
 impl Names {
-    fn of(&mut self, name: &str, new: impl FnOnce()) -> usize {
+    pub(super) fn of(&mut self, name: &str, new: impl FnOnce()) -> usize {
         if let Some(at) = self.0.get(name) {
             return *at;
         }
@@ -166,7 +191,7 @@ impl Run {
         let mut late = Vec::new();
         for (name, lines) in files {
             let process = run.process(&mut processes, &name);
-            let mut reader = Reader { process, asks: HashMap::new(), holds: HashMap::new() };
+            let mut reader = Reader::new(process);
             for line in lines {
                 match line {
                     Line::Terms { lease, timeout, grace, slack, settle, fate } => {
@@ -187,10 +212,12 @@ impl Run {
                     Line::Server { from, to, kind } => run.servers.push((from, to, kind)),
                     Line::Late { from, to } if name == PARENT => late.push((from, to)),
                     Line::Late { from, to } => run.processes[process].late.push((from, to)),
-                    Line::Wall { process, seconds, .. } => {
+                    Line::Wall { at, process, seconds } => {
                         let process = run.process(&mut processes, &process);
-                        run.processes[process].wall = Some(seconds);
+                        run.processes[process].walls.push((at, seconds));
                     }
+                    Line::Kept { at, key, holders } => run.kept.push(Row { at, key, holders }),
+                    Line::Left { at, key, holders } => run.left.push(Row { at, key, holders }),
                     Line::Over { at } => run.over = at,
                     Line::Accepted { at, key, token } => run.seen.push(Seen { at, key, token, highest: None }),
                     Line::Outdated { at, key, token, highest } => {
@@ -357,140 +384,6 @@ impl Ask {
             Outcome::Open => true,
             Outcome::Failed(error) => error != "lost" && error != "invalid_input",
             _ => false,
-        }
-    }
-}
-
-/// The lines of one worker.
-struct Reader {
-    process: usize,
-    /// Each call's place among the asks, by its id.
-    asks: HashMap<u64, usize>,
-    /// Each hold's place among the holds, by its id.
-    holds: HashMap<u64, usize>,
-}
-
-impl Reader {
-    fn read(&mut self, run: &mut Run, keys: &mut Names, line: Line) -> Result<(), String> {
-        let mut key = |run: &mut Run, name: &str| keys.of(name, || run.keys.push(name.to_owned()));
-        match line {
-            Line::Ask { at, id, asked } => {
-                let keys = asked.keys.iter().map(|name| key(run, name)).collect();
-                self.asks.insert(id, run.asks.len());
-                let (process, outcome) = (self.process, Outcome::Open);
-                let why = String::new();
-                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome, why, old: None });
-                run.end = run.end.max(at);
-            }
-            Line::Granted { at, id, token, key: name } => {
-                let key = key(run, &name);
-                self.grant(run, at, id, id, token, key)?;
-            }
-            Line::Part { at, of, id, token, key: name } => {
-                let key = key(run, &name);
-                self.grant(run, at, of, id, token, key)?;
-            }
-            Line::Refused { at, id } => self.answer(run, id, at, Outcome::Refused)?,
-            Line::Failed { at, id, error, why } => {
-                self.answer(run, id, at, Outcome::Failed(error))?;
-                self.ask(run, id)?.why = why;
-            }
-            Line::Request { from, to, why } => run.processes[self.process].requests.push((from, to, why)),
-            Line::Look { from, to, id, left } => {
-                run.end = run.end.max(to);
-                self.hold(run, id)?.1.look(from, to, left);
-            }
-            Line::Lost { at, id, reason } => self.hold(run, id)?.1.lost = Some((at, reason)),
-            Line::Ending { at, id, how } => {
-                let hold = self.hold(run, id)?.1;
-                let first = hold.ending.map_or(at, |(first, _)| first);
-                (hold.ending, hold.ended) = (Some((first, how)), None);
-                hold.end_calls.push((at, how, None));
-                run.end = run.end.max(at);
-            }
-            Line::Ended { at, id, answer } => {
-                run.end = run.end.max(at);
-                let hold = self.hold(run, id)?.1;
-                hold.ended = Some((at, answer));
-                if let Some((_, _, answered)) = hold.end_calls.last_mut() {
-                    *answered = Some(at);
-                }
-            }
-            Line::Write { from, to, id, accepted, .. } => {
-                let (hold, _) = self.hold(run, id)?;
-                run.writes.push(Write { hold, from, to, accepted });
-            }
-            Line::Forked { at, held, .. } => run.forks.push((at, self.process, held)),
-            Line::Hung { from, to, .. } => run.hung.push((from, to, self.process)),
-            Line::Crashed { at, .. } => run.crashed.push((at, self.process)),
-            line => return Err(format!("no worker writes this: {line}")),
-        }
-        Ok(())
-    }
-
-    fn ask<'a>(&self, run: &'a mut Run, id: u64) -> Result<&'a mut Ask, String> {
-        let at = self.asks.get(&id).ok_or_else(|| format!("nothing was asked with the id {id}"))?;
-        Ok(&mut run.asks[*at])
-    }
-
-    fn answer(&self, run: &mut Run, id: u64, at: u64, outcome: Outcome) -> Result<(), String> {
-        run.end = run.end.max(at);
-        let ask = self.ask(run, id)?;
-        (ask.ret, ask.outcome) = (Some(at), outcome);
-        Ok(())
-    }
-
-    /// The call `of` has got a hold with this id.
-    fn grant(&mut self, run: &mut Run, at: u64, of: u64, id: u64, token: u64, key: usize) -> Result<(), String> {
-        run.end = run.end.max(at);
-        let ask = self.ask(run, of)?;
-        (ask.ret, ask.outcome) = (Some(at), Outcome::Granted);
-        let hold = Hold {
-            process: ask.process,
-            key,
-            form: ask.asked.form,
-            mode: ask.asked.mode,
-            limit: ask.asked.limit,
-            is_part: ask.asked.all,
-            token,
-            call: ask.call,
-            ret: at,
-            beliefs: Vec::new(),
-            gone: None,
-            revived: None,
-            lost: None,
-            ending: None,
-            ended: None,
-            end_calls: Vec::new(),
-            granted_until: 0,
-            replaced: None,
-        };
-        self.holds.insert(id, run.holds.len());
-        run.holds.push(hold);
-        Ok(())
-    }
-
-    fn hold<'a>(&self, run: &'a mut Run, id: u64) -> Result<(usize, &'a mut Hold), String> {
-        let at = self.holds.get(&id).ok_or_else(|| format!("nothing was granted with the id {id}"))?;
-        Ok((*at, &mut run.holds[*at]))
-    }
-}
-
-impl Hold {
-    fn look(&mut self, from: u64, to: u64, left: u64) {
-        if left == 0 {
-            self.gone.get_or_insert(from);
-            return;
-        }
-        if self.gone.is_some() && self.form == Form::Guard {
-            self.revived.get_or_insert(from);
-        }
-        let until = from.saturating_add(left);
-        self.granted_until = self.granted_until.max(until);
-        match self.beliefs.last_mut() {
-            Some((_, end)) if to <= *end => *end = until.max(*end),
-            _ if to < until => self.beliefs.push((to, until)),
-            _ => {}
         }
     }
 }

@@ -5,10 +5,11 @@ use std::collections::BTreeMap;
 
 use super::history::{End, Fate, Form, Mode};
 use super::model::{Ask, Hold, Outcome, Run};
+use super::processes;
 use super::windows::Windows;
 
 /// What each rule demands.
-pub const RULES: [(&str, &str); 9] = [
+pub const RULES: [(&str, &str); 10] = [
     (
         "overlap",
         "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each",
@@ -21,6 +22,7 @@ pub const RULES: [(&str, &str); 9] = [
     ("late", "no call outlives its deadline"),
     ("loss", "no guard is lost, and no call fails, without a fault that explains it"),
     ("fork", "a forked child never holds a lock of its parent"),
+    ("left", "no closed client leaves a thread or a descriptor, no row an expired holder behind a grant or a purge"),
 ];
 /// More of one rule say nothing new.
 const MOST: usize = 100;
@@ -51,12 +53,12 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    fn judged(&mut self, rule: &'static str) {
+    pub(super) fn judged(&mut self, rule: &'static str) {
         *self.judged.entry(rule).or_default() += 1;
     }
 
     /// Judges one more by this rule. Whether it is to be accused: what is wrong, and is not explained by a fault.
-    fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: bool) -> bool {
+    pub(super) fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: bool) -> bool {
         let counts = match (is_troubled, is_wrong) {
             (true, true) => &mut self.excused,
             (true, false) => &mut self.blind,
@@ -66,7 +68,7 @@ impl Verdict {
         is_wrong && !is_troubled
     }
 
-    fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
+    pub(super) fn accuse(&mut self, rule: &'static str, key: Option<usize>, at: u64, text: String) {
         let count = self.counts.entry(rule).or_default();
         *count += 1;
         if *count <= MOST {
@@ -98,7 +100,8 @@ pub fn check(run: &Run) -> Verdict {
     resource(run, &mut verdict);
     late(run, &mut verdict);
     losses(run, &mut verdict);
-    forks(run, &mut verdict);
+    processes::forks(run, &mut verdict);
+    processes::left(run, &mut verdict);
     verdict.violations.sort_by_key(|violation| violation.at);
     verdict
 }
@@ -470,28 +473,6 @@ fn late(run: &Run, verdict: &mut Verdict) {
                 End::Leave => "a hand-over",
             };
             judge(hold.process, Some(hold.key), what, *begun, *ended, terms.timeout.max(terms.lease));
-        }
-    }
-}
-
-fn forks(run: &Run, verdict: &mut Verdict) {
-    for (at, process, held) in &run.forks {
-        if verdict.finds("fork", *held, false) {
-            let text = format!("a forked child of {} holds the lock of its parent", run.processes[*process].name);
-            verdict.accuse("fork", None, *at, text);
-        }
-    }
-    for (at, process) in &run.crashed {
-        verdict.judged("fork");
-        let name = &run.processes[*process].name;
-        let text = format!("a forked child of {name} crashed in a look at the lock of its parent");
-        verdict.accuse("fork", None, *at, text);
-    }
-    for (from, to, process) in &run.hung {
-        if verdict.finds("fork", true, run.is_troubled(*process, *from, *to)) {
-            let name = &run.processes[*process].name;
-            let text = format!("a forked child of {name} hung in a look at the lock of its parent");
-            verdict.accuse("fork", None, *to, text);
         }
     }
 }

@@ -288,7 +288,9 @@ fn a_wait_ends_with_the_lease_or_its_cancel() {
         let asked = Instant::now();
         leases.claim("app", "unit/0", lease).unwrap();
         leases.wait_until_expired("app", &CancelToken::new()).unwrap();
-        assert!(asked.elapsed() >= lease - Duration::from_millis(100));
+        // Whose time is an estimate may find another one meanwhile.
+        let (early, took) = (store.slack.min(Duration::from_millis(100)), asked.elapsed());
+        assert!(took >= lease - early, "{took:?} on {:?}", store.store.info());
         leases.expire("app").unwrap();
         leases.claim("app", "unit/0", LONG).unwrap();
         let cancel = CancelToken::new();

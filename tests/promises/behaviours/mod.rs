@@ -136,7 +136,9 @@ only! {
 only! {
     memory: memory_with_late_requests,
     #[cfg(feature = "dynamodb")]
-    dynamodb: dynamodb_with_late_requests => {
+    dynamodb: dynamodb_with_late_requests,
+    #[cfg(feature = "postgres")]
+    postgres: postgres_with_late_requests => {
         acquiring:
             b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody,
             b03_a_late_copy_of_what_was_passed_on_in_this_process_is_granted_to_nobody;
@@ -151,7 +153,9 @@ only! {
     #[cfg(feature = "dynamodb")]
     dynamodb: dynamodb_by_a_steady_clock,
     #[cfg(feature = "mongodb")]
-    mongodb: mongodb_by_a_steady_clock => {
+    mongodb: mongodb_by_a_steady_clock,
+    #[cfg(feature = "postgres")]
+    postgres: postgres_by_a_steady_clock => {
         holding:
             b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted;
     }

@@ -2,7 +2,6 @@
 //! are off, and all at once.
 #![cfg(target_os = "linux")]
 
-use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -10,7 +9,6 @@ use std::time::{Duration, Instant};
 use crate::support::harness::{Folder, PATIENCE, millis};
 use crate::support::oracle::{Oracle, Resource, assert_rising};
 use crate::support::process::{Worker, poll};
-use crate::support::servers::skip;
 use crate::support::urls::{Shared, of};
 use crate::support::wait::wait_until;
 use crate::support::worker::wall_millis;
@@ -272,11 +270,7 @@ fn shares_are_fair() -> bool {
 /// DynamoDB, whose clients estimate the service's time, if other processes can be given another wall clock.
 #[cfg(feature = "dynamodb")]
 fn with_other_clocks() -> Option<Shared> {
-    let is_there = Command::new("faketime").arg("--version").output().is_ok_and(|output| output.status.success());
-    if !is_there {
-        skip("no program `faketime`; install it (on Debian: faketime)");
-    }
-    of("dynamodb").filter(|_| is_there)
+    crate::support::faketime::is_there().then(|| of("dynamodb")).flatten()
 }
 
 /// A worker whose wall clock is so many seconds off, as it says itself.

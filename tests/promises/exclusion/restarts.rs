@@ -1,5 +1,5 @@
 //! A server that is killed, or ended in good order, and started again while its locks are held and waited for.
-#![cfg(all(target_os = "linux", feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
+#![cfg(all(target_os = "linux", feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -23,6 +23,8 @@ const SHORT: Duration = millis(1000);
 /// A server and its clients.
 struct At {
     own: Own,
+    /// By which it ends in good order, and does not wait for its clients.
+    end: Signal,
     builder: Box<dyn Fn() -> ClientBuilder + Sync>,
 }
 
@@ -139,7 +141,8 @@ fn goes_on(at: Option<At>) {
     let Some(mut at) = at else { return };
     at.client(LEASE).create_schema().expect("a table");
     locks_live_through_a_restart(&mut at, Signal::SIGKILL);
-    locks_live_through_a_restart(&mut at, Signal::SIGTERM);
+    let end = at.end;
+    locks_live_through_a_restart(&mut at, end);
     a_lease_ends_while_the_server_is_away(&mut at);
 }
 
@@ -147,7 +150,8 @@ fn goes_on(at: Option<At>) {
 fn locks_live_through_restarts_of_dynamodb() {
     goes_on(is_wanted("dynamodb").then(|| Own::start(&servers::dynamodb::ON_DISK)).flatten().map(|own| {
         let config = crate::support::dynamodb::config_at(&own.url());
-        At { own, builder: Box::new(move || leasehold::dynamodb::builder(config.clone(), "locks")) }
+        let builder = Box::new(move || leasehold::dynamodb::builder(config.clone(), "locks"));
+        At { own, end: Signal::SIGTERM, builder }
     }));
 }
 
@@ -155,7 +159,16 @@ fn locks_live_through_restarts_of_dynamodb() {
 fn locks_live_through_restarts_of_mongod() {
     goes_on(is_wanted("mongodb").then(|| Own::start(&servers::mongod::SERVER)).flatten().map(|own| {
         let url = crate::support::mongodb::with_database(&own.url(), "collection=locks");
-        At { own, builder: Box::new(move || LockClient::builder(url.clone())) }
+        At { own, end: Signal::SIGTERM, builder: Box::new(move || LockClient::builder(url.clone())) }
+    }));
+}
+
+/// Its own writes nothing to the disk that is not waited for.
+#[test]
+fn locks_live_through_restarts_of_postgres() {
+    goes_on(is_wanted("postgres").then(|| Own::start(&servers::postgres::OWN)).flatten().map(|own| {
+        let url = own.url();
+        At { own, end: Signal::SIGINT, builder: Box::new(move || LockClient::builder(url.clone())) }
     }));
 }
 
@@ -174,8 +187,8 @@ fn what_a_spanner_forgot_is_a_loss() {
     };
     let Database { host, path } = make(&own.url());
     let builder = Box::new(move || leasehold::spanner::builder(settings(&host), &path, TABLE));
-    let mut at = At { own, builder };
-    for (signal, is_waited_for) in [(Signal::SIGKILL, false), (Signal::SIGTERM, true)] {
+    let mut at = At { own, end: Signal::SIGTERM, builder };
+    for (signal, is_waited_for) in [(Signal::SIGKILL, false), (at.end, true)] {
         let (client, rival) = (at.client(LEASE), at.client(LEASE));
         let (held, reader) = (client.lock("held").expect("a lock"), client.lock_shared("read").expect("a lock"));
         std::thread::scope(|scope| {

@@ -4,21 +4,45 @@
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::harness::{PATIENCE, Store, millis, on_each_local, sent};
+use crate::support::bench::Bench;
+use crate::support::harness::{PATIENCE, millis, sent};
 use crate::support::oracle::assert_rising;
 use crate::support::seed::{seed, sow};
+use crate::support::stores::{Store, for_each_store};
 use leasehold::LockClient;
 use leasehold::internals::store::fault::{Call, Fault};
 use parking_lot::Mutex;
 
 const THREADS: u64 = 8;
+/// A server takes some milliseconds for each request.
+const SERVER_ROUNDS: u64 = 4;
 
-on_each_local! {
-    together:
-        threads_never_overlap,
-        threads_never_overlap_while_requests_are_lost_and_repeated,
-        shared_holders_are_never_inside_with_an_exclusive_one,
-    ;
+macro_rules! suite {
+    ($store:ident) => {
+        suite! { $store:
+            threads_never_overlap
+            threads_never_overlap_while_requests_are_lost_and_repeated
+            shared_holders_are_never_inside_with_an_exclusive_one
+        }
+    };
+    ($store:ident: $($test:ident)+) => {
+        mod $store {
+            $(#[test]
+            fn $test() {
+                crate::support::stores::on(stringify!($store), super::$test);
+            })+
+        }
+    };
+}
+for_each_store!(suite);
+
+/// So many rounds of each thread.
+fn rounds(store: &Store, memory: u64, sqlite: u64) -> u64 {
+    match store.module {
+        "memory" => memory,
+        "sqlite" => sqlite,
+        _ => SERVER_ROUNDS,
+    }
 }
 
 /// What only one may change at a time: an addition in two steps, with time for others in between.
@@ -51,9 +75,9 @@ impl Section {
 }
 
 /// Each thread has a client of its own every other time: clones share what they know.
-fn crowd(store: &Store, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
+fn crowd(bench: &Bench, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
     // What was lost is sent again, also where the machine stands still in between.
-    let patient = || store.builder().request_timeout(PATIENCE).drop_timeout(PATIENCE);
+    let patient = || bench.builder().poll(millis(5)..=millis(20)).request_timeout(PATIENCE).drop_timeout(PATIENCE);
     let shared = patient().connect().expect("a client");
     let seed = seed();
     std::thread::scope(|scope| {
@@ -69,10 +93,10 @@ fn crowd(store: &Store, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
     });
 }
 
-fn threads_never_overlap(store: Store) {
-    let each = if store.name == "memory" { 500 } else { 60 };
+fn threads_never_overlap(store: &Store) {
+    let (bench, each) = (Bench::on(store), rounds(store, 500, 60));
     let section = Section::default();
-    crowd(&store, each, |client, round| {
+    crowd(&bench, each, |client, round| {
         let guard = client.lock("job").expect("a lock");
         section.enter(guard.fencing_token());
         if round % 2 == 0 { drop(guard) } else { guard.release().expect("a release") }
@@ -101,7 +125,7 @@ fn threads_without_the_lock_do_overlap() {
 }
 
 /// A fault for every fifth call of each kind, at random places.
-fn disturb(store: &Store) {
+fn disturb(bench: &Bench) {
     for call in [Call::Acquire, Call::Renew, Call::Release, Call::Read] {
         if fastrand::u32(0..5) == 0 {
             let fault = match fastrand::u32(0..4) {
@@ -111,36 +135,39 @@ fn disturb(store: &Store) {
                 2 if call != Call::Release => Fault::Twice,
                 _ => Fault::Delay(millis(5)),
             };
-            store.plan.next(call, fault);
+            bench.faults.next(call, fault);
         }
     }
 }
 
-fn threads_never_overlap_while_requests_are_lost_and_repeated(store: Store) {
-    let each = if store.name == "memory" { 100 } else { 30 };
+fn threads_never_overlap_while_requests_are_lost_and_repeated(store: &Store) {
+    let (bench, each) = (Bench::on(store), rounds(store, 100, 30));
     let section = Section::default();
-    crowd(&store, each, |client, _| {
-        disturb(&store);
+    crowd(&bench, each, |client, _| {
+        disturb(&bench);
         // Half of the leases need a renewal at once, which meets faults, too.
         let lease = Duration::from_secs(if fastrand::bool() { 20 } else { 120 });
         let guard = client.request("job").lease(lease).lock().expect("a lock");
-        disturb(&store);
+        disturb(&bench);
         // It asks once, where two seconds were lost since the grant, and may meet a fault then.
         sent(|| guard.ensure_held_for(lease.mul_f64(0.8)));
         section.enter(guard.fencing_token());
         guard.release().expect("a release, repeated until it is answered");
     });
-    store.plan.heal();
+    bench.faults.heal();
     section.assert_exclusive(THREADS * each);
-    assert!(store.is_vacant("job"), "a row is left on {}", store.name);
+    let left = bench.rival().get("job").expect("a look").is_some_and(|status| !status.holders().is_empty());
+    assert!(!left, "a row is left on {}", store.module);
 }
 
-fn shared_holders_are_never_inside_with_an_exclusive_one(store: Store) {
-    let each = if store.name == "memory" { 150 } else { 25 };
+fn shared_holders_are_never_inside_with_an_exclusive_one(store: &Store) {
+    let (bench, each) = (Bench::on(store), rounds(store, 150, 25));
+    // So long the first ones wait for one another: on a busy machine, and from a server, the next one comes later.
+    let company = millis(if each == SERVER_ROUNDS { 500 } else { 50 });
     // Above zero: so many shared holders; below: exclusive ones.
     let (inside, most) = (AtomicI64::new(0), AtomicI64::new(0));
-    crowd(&store, each, |client, _| {
-        disturb(&store);
+    crowd(&bench, each, |client, _| {
+        disturb(&bench);
         if fastrand::u32(0..3) == 0 {
             let guard = client.lock("job").expect("a lock");
             let before = inside.fetch_sub(1000, Ordering::SeqCst);
@@ -154,15 +181,14 @@ fn shared_holders_are_never_inside_with_an_exclusive_one(store: Store) {
             assert!((0..3).contains(&before), "a shared holder met {before}");
             most.fetch_max(before + 1, Ordering::SeqCst);
             std::thread::sleep(millis(1));
-            // On a busy machine the next one may come later.
             let began = Instant::now();
-            while most.load(Ordering::SeqCst) < 2 && began.elapsed() < millis(50) {
+            while most.load(Ordering::SeqCst) < 2 && began.elapsed() < company {
                 std::thread::sleep(millis(1));
             }
             inside.fetch_sub(1, Ordering::SeqCst);
             drop(guard);
         }
     });
-    store.plan.heal();
-    assert!(most.load(Ordering::SeqCst) > 1, "nobody ever shared it on {}", store.name);
+    bench.faults.heal();
+    assert!(most.load(Ordering::SeqCst) > 1, "nobody ever shared it on {}", store.module);
 }

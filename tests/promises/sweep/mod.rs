@@ -190,6 +190,8 @@ struct Case<'a> {
     at: usize,
     what: What,
     times: usize,
+    /// So many cases proved nothing: see [`Case::run`].
+    unmet: &'a AtomicUsize,
 }
 
 impl std::fmt::Display for Case<'_> {
@@ -249,11 +251,13 @@ impl Case<'_> {
         }
         let started = Instant::now();
         let answer = act(&room);
-        // On a busy machine the time of a call may be over before it could repeat anything, or came that far.
+        // On a busy machine the time of a call may be over before it could repeat anything, or came that far. Few may.
         let is_over = started.elapsed() >= room.timeout;
         let is_met = || room.plan.unmet() < self.times;
         wait_until(&format!("{self} is met"), || is_met() || (is_over && started.elapsed() > PATIENCE));
         if !is_met() {
+            println!("{self}: not met");
+            self.unmet.fetch_add(1, Ordering::Relaxed);
             return true;
         }
         room.plan.heal();
@@ -356,12 +360,12 @@ fn every_request_of_every_call(like: &Store) {
     let mut swept = all();
     swept.retain(|swept| only.as_ref().is_none_or(|only| swept.path.ends_with(only)));
     let runs: Vec<Clean> = swept.iter().map(|swept| clean(like, swept)).collect();
-    let mut cases = Vec::new();
+    let (mut cases, unmet) = (Vec::new(), &AtomicUsize::new(0));
     for (swept, clean) in swept.iter().zip(&runs) {
         for (call, requests) in CALLS.into_iter().zip(clean.requests) {
             for what in FAULTS.into_iter().filter(|what| what.can_meet(call, like)) {
                 let each = (0..requests).flat_map(|at| [1, 2].map(|times| (at, times)));
-                cases.extend(each.map(|(at, times)| Case { swept, clean, call, at, what, times }));
+                cases.extend(each.map(|(at, times)| Case { swept, clean, call, at, what, times, unmet }));
             }
         }
     }
@@ -387,7 +391,9 @@ fn every_request_of_every_call(like: &Store) {
         let wrong: Vec<String> = wrong.collect();
         assert!(wrong.is_empty(), "wrong, for the reasons above: {wrong:#?}");
     });
-    println!("{}: {} calls, {} cases", like.module, swept.len(), cases.len());
+    let unmet = unmet.load(Ordering::Relaxed);
+    println!("{}: {} calls, {} cases, of which {unmet} were not met", like.module, swept.len(), cases.len());
+    assert!(unmet <= cases.len().div_ceil(100), "too many calls were over before their fault was met");
 }
 
 macro_rules! sweep {

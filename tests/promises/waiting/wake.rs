@@ -5,7 +5,7 @@ use std::sync::mpsc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::support::harness::{PATIENCE, SLACK, Store, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local, within};
 use crate::support::lateness::{at_rest, slack};
 use crate::support::threads::{assert_ours, none_soon, ours, tasks};
 use crate::support::wait::wait_until;
@@ -83,7 +83,7 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     let released = Instant::now();
     drop(held);
     assert!(waiting.join().expect("a waiter").expect("a lock") > token);
-    assert!(released.elapsed() < slack(released) + SLACK, "{:?} on {}", released.elapsed(), store.name);
+    assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
     // A look and a request for the lock.
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
 }
@@ -258,7 +258,8 @@ fn a_wake_that_hangs_holds_up_nobody(store: Store) {
 /// The store told of its key until just before, and tells of nothing from then on.
 fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
     // Who counts on being told looks a hundredth as often.
-    let client = store.builder().lease(LEASE).poll(millis(300)..=millis(500)).connect().expect("a client");
+    let longest = millis(500);
+    let client = store.builder().lease(LEASE).poll(millis(300)..=longest).connect().expect("a client");
     let other = store.bystander();
     let held = ["j", "k"].map(|key| other.request(key).lease(HOUR).acquire().expect("a lock"));
     let leaves = CancelToken::new();
@@ -281,7 +282,7 @@ fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
     let released = Instant::now();
     other.release(&held[1]).expect("a release");
     assert!(comes.join().expect("a waiter").is_ok());
-    assert!(released.elapsed() < slack(released) + SLACK, "{:?} on {}", released.elapsed(), store.name);
+    assert!(released.elapsed() < longest + slack(released), "{:?} on {}", released.elapsed(), store.name);
     other.release(&held[0]).expect("a release");
     assert!(stays.join().expect("a waiter").is_ok());
 }
@@ -357,7 +358,8 @@ fn a_file_that_is_gone_ends_the_wait() {
     std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");
     let moved = Instant::now();
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Store));
-    assert!(moved.elapsed() < slack(moved) + SLACK, "{:?}", moved.elapsed());
+    // While a commit may still come, only each second whether the file is where it was.
+    assert!(moved.elapsed() < millis(1000) + slack(moved), "{:?}", moved.elapsed());
     drop(held);
 }
 

@@ -18,6 +18,8 @@ mod table;
 mod time;
 mod ttl;
 mod undo;
+#[cfg(feature = "serde")]
+mod upgrade;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

@@ -21,6 +21,8 @@ mod rights;
 #[cfg(target_os = "linux")]
 mod tls;
 mod turns;
+#[cfg(feature = "serde")]
+mod upgrade;
 mod waking;
 
 use leasehold::LockClient;

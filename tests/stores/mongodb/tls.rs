@@ -8,6 +8,7 @@ use crate::errors::text;
 use crate::support::authority::Authority;
 use crate::support::cluster::Cluster;
 use crate::support::harness::{connected, patient, within};
+use crate::support::nobody;
 
 /// What connecting to this URL says, within its deadline, once it has a reason.
 fn refused(url: &str, has_reason: impl Fn(&leasehold::Error) -> bool) -> leasehold::Error {
@@ -75,7 +76,7 @@ fn a_private_authority_is_trusted_where_it_is_named() {
 #[test]
 fn a_name_without_hosts_is_told_within_the_deadline() {
     for timeout in [1, 5] {
-        let url = "mongodb+srv://me:canary@cluster.nowhere.invalid/app";
+        let url = &format!("mongodb+srv://me:canary@{}.nowhere.invalid/app", nobody::NO_NAME);
         let timeout = Duration::from_secs(timeout);
         let error = within(url, timeout, || LockClient::builder(url).request_timeout(timeout).connect()).unwrap_err();
         println!("{}", text(&error));

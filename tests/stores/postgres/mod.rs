@@ -16,11 +16,14 @@ mod replicas;
 #[cfg(target_os = "linux")]
 mod restarts;
 mod rights;
+mod sweep;
 mod table;
 mod taken;
 #[cfg(target_os = "linux")]
 mod tls;
 mod turns;
+#[cfg(feature = "serde")]
+mod upgrade;
 #[cfg(target_os = "linux")]
 mod versions;
 

@@ -156,6 +156,21 @@ fn late() {
 }
 
 #[test]
+fn held() {
+    for (mode, got) in [(Mode::Held, Got::Nothing), (Mode::CutHeld, Got::End)] {
+        let (server, proxy, mut client) = with(mode);
+        client.send("Op", "a");
+        wait_until("the request is held", || proxy.held() == 1);
+        assert_heals(&proxy);
+        assert_eq!(client.got(QUIET), got);
+        assert_eq!(server.bodies(), ["healed"], "{mode:?}");
+        assert_eq!(proxy.deliver(), 1);
+        assert_eq!(server.bodies(), ["healed", "a"], "{mode:?}");
+        assert_eq!((proxy.deliver(), proxy.held()), (0, 1), "once only");
+    }
+}
+
+#[test]
 fn twice() {
     for (which, got) in [(Answer::First, "1: a"), (Answer::Second, "2: a")] {
         let (server, proxy, mut client) = with(Mode::Twice(which));
@@ -276,6 +291,8 @@ fn its_end_ends_everything() {
         Mode::Delay(NEVER),
         Mode::Late(NEVER),
         Mode::CutLate(NEVER),
+        Mode::Held,
+        Mode::CutHeld,
     ];
     let mut clients = Vec::new();
     for mode in modes {

@@ -8,6 +8,8 @@ mod mixed_late;
 mod mixed_rows;
 mod rows;
 mod table;
+#[cfg(feature = "serde")]
+mod upgrade;
 
 use std::time::Duration;
 

@@ -15,5 +15,7 @@ mod neighbours;
 mod opening;
 mod rows;
 mod support;
+#[cfg(feature = "serde")]
+mod upgrade;
 #[cfg(target_os = "linux")]
 mod wakeups;

@@ -72,6 +72,11 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
                 deliver_late(inner, wire, request, number, time);
                 return Ok(());
             }
+            Mode::Held => hold(inner, wire, request, number),
+            Mode::CutHeld => {
+                hold(inner, wire, request, number);
+                return Ok(());
+            }
             Mode::After(sql) => {
                 server.pass(&Message::sql(sql))?;
                 answer = Some(server.ask(&request, number)?);
@@ -102,6 +107,17 @@ fn deliver_late(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64, t
         if inner.wait_late(time) {
             // Nobody waits for the outcome.
             let _ = Server { inner, wire, client: None, peer: None }.ask(&request, number);
+        }
+    });
+}
+
+/// The same when it is told to.
+fn hold(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64) {
+    let place = inner.hold();
+    inner.thread("held", move |inner| {
+        if inner.wait_held(place) && (Server { inner, wire, client: None, peer: None }).ask(&request, number).is_ok() {
+            inner.lock().held.answered += 1;
+            inner.changed.notify_all();
         }
     });
 }

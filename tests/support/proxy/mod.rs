@@ -45,6 +45,10 @@ pub enum Mode {
     Late(Duration),
     /// As `Late`, but the client sees the connection's end at once.
     CutLate(Duration),
+    /// It reaches the server when [`Proxy::deliver`] is called, and the client gets no answer: it waits on.
+    Held,
+    /// As `Held`, but the client sees the connection's end at once.
+    CutHeld,
     /// It reaches the server twice, one after the other; the client gets this answer.
     Twice(Answer),
     /// The answer's `Date` header is moved by so many seconds.
@@ -275,6 +279,26 @@ impl Proxy {
         heard.into_iter().map(|(_, bytes)| bytes).collect()
     }
 
+    /// How many requests have ever been [held](Mode::Held).
+    pub fn held(&self) -> u64 {
+        self.inner.lock().held.came
+    }
+
+    /// Lets the server have what is [held](Mode::Held), and waits until it has answered; how many those are.
+    #[track_caller]
+    pub fn deliver(&self) -> u64 {
+        let until = Instant::now() + PATIENCE;
+        let mut state = self.inner.lock();
+        let count = state.held.came - state.held.may_go;
+        state.held.may_go = state.held.came;
+        self.inner.changed.notify_all();
+        while state.held.answered < state.held.may_go {
+            assert!(Instant::now() < until, "what was held was not answered: {:?}", state.held);
+            self.inner.changed.wait_until(&mut state, until);
+        }
+        count
+    }
+
     /// The last requests, the oldest first.
     pub fn requests(&self) -> Vec<Request> {
         self.inner.lock().kept.iter().cloned().collect()
@@ -334,6 +358,14 @@ struct Inner {
     changed: Condvar,
 }
 
+/// How many requests came that are [held](Mode::Held), up to which of them they may go on, and how many were answered.
+#[derive(Debug, Default)]
+struct Held {
+    came: u64,
+    may_go: u64,
+    answered: u64,
+}
+
 struct State {
     stopped: bool,
     rules: Vec<Rule>,
@@ -342,6 +374,7 @@ struct State {
     to_client: Flow,
     count: u64,
     prepares: u64,
+    held: Held,
     kept: VecDeque<Request>,
     heard: HashMap<u64, Vec<u8>>,
     /// The sockets, of both sides, by number.
@@ -364,6 +397,7 @@ impl Default for State {
             to_client: Flow::Pass,
             count: 0,
             prepares: 0,
+            held: Held::default(),
             kept: VecDeque::new(),
             heard: HashMap::new(),
             open: HashMap::new(),
@@ -423,6 +457,21 @@ impl Inner {
         let mut state = self.lock();
         self.changed.wait_while_for(&mut state, |state| state.open.contains_key(&id), time);
         state.open.contains_key(&id)
+    }
+
+    /// Notes one more that is held; which one it is.
+    fn hold(&self) -> u64 {
+        let mut state = self.lock();
+        state.held.came += 1;
+        self.changed.notify_all();
+        state.held.came
+    }
+
+    /// Waits until this one may go. False as soon as the proxy ends.
+    fn wait_held(&self, place: u64) -> bool {
+        let mut state = self.lock();
+        self.changed.wait_while(&mut state, |state| !state.stopped && state.held.may_go < place);
+        !state.stopped
     }
 
     /// Waits so long. False as soon as the proxy ends.

@@ -1,0 +1,117 @@
+//! Wall clocks that are off, and that jump.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use crate::checker::history::Line;
+use crate::clock::now;
+
+/// Up to so many seconds off.
+const MOST: i64 = 300;
+/// As often a lease is about as long as a jump.
+const NEAR: i64 = 3;
+const TICK: Duration = Duration::from_millis(10);
+/// A clock that is further off than before has jumped, and was not only set right by a fraction.
+const JUMP: i64 = 500;
+/// A look at two clocks that takes longer says nothing.
+const LOOK: u64 = 50_000_000;
+
+/// The library that `faketime` loads.
+pub fn library() -> Option<String> {
+    let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().ok()?;
+    let told = String::from_utf8(told.stdout).ok()?;
+    told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).map(str::to_owned)
+}
+
+/// Removes what the library leaves in shared memory of a process that was killed: the next one with that number fails by it.
+pub fn clean_up(process: u32) {
+    for name in ["faketime_shm", "sem.faketime_sem"] {
+        let _ = fs::remove_file(format!("/dev/shm/{name}_{process}"));
+    }
+}
+
+/// The wall clock of one worker.
+pub struct Wall {
+    /// From which the worker reads at each look how much its clock is off.
+    file: PathBuf,
+    next: Instant,
+    /// So many more jumps follow closely.
+    burst: u32,
+    random: fastrand::Rng,
+}
+
+impl Wall {
+    /// Gives one to a worker that is to be started; also how much it is off at first.
+    pub fn set(
+        command: &mut Command,
+        library: &str,
+        dir: &Path,
+        name: &str,
+        mut random: fastrand::Rng,
+    ) -> Result<(Wall, i64), String> {
+        let file = dir.join(format!("{name}.wall"));
+        // The clocks that nobody can set on a host stay as they are.
+        command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
+        // Else it would be asked first, and the file for ten seconds not again.
+        command.env_remove("FAKETIME").env("FAKETIME_NO_CACHE", "1").env("FAKETIME_TIMESTAMP_FILE", &file);
+        let seconds = random.i64(-MOST..=MOST);
+        let wall = Wall { file, next: Instant::now(), burst: 0, random };
+        wall.put(seconds)?;
+        Ok((wall, seconds))
+    }
+
+    /// Jumps where it is time to; how much it is off then.
+    pub fn jump(&mut self, lease: Duration) -> Result<Option<i64>, String> {
+        if Instant::now() < self.next {
+            return Ok(None);
+        }
+        if self.burst > 0 {
+            self.burst -= 1;
+            self.next = Instant::now() + TICK * self.random.u32(1..=6);
+        } else {
+            self.next = Instant::now() + lease.mul_f64(0.3 + 2.0 * self.random.f64());
+            self.burst = if self.random.u32(..4) == 0 { self.random.u32(3..=12) } else { 0 };
+        }
+        let most = if self.random.bool() { MOST } else { NEAR };
+        let seconds = self.random.i64(-most..=most);
+        self.put(seconds)?;
+        Ok(Some(seconds))
+    }
+
+    fn put(&self, seconds: i64) -> Result<(), String> {
+        let part = self.file.with_extension("part");
+        // It is there at once: half a number would be another one.
+        let put = fs::write(&part, format!("{seconds:+}\n")).and_then(|()| fs::rename(&part, &self.file));
+        put.map_err(|error| format!("{}: {error}", self.file.display()))
+    }
+}
+
+/// Tells of each jump of this process's wall clock from now on.
+pub fn notice_jumps(told: impl Fn(Line) + Send + 'static) {
+    std::thread::spawn(move || {
+        let mut known = ahead();
+        loop {
+            std::thread::sleep(TICK);
+            let ahead = ahead();
+            let by = ahead - known;
+            if by.abs() > JUMP {
+                told(Line::Jumped { at: now(), seconds: (by + by.signum() * 500) / 1_000 });
+            }
+            known = ahead;
+        }
+    });
+}
+
+/// How many milliseconds the wall clock is ahead of the boot clock.
+fn ahead() -> i64 {
+    loop {
+        let before = now();
+        let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis());
+        // A process that was stopped between them would see a jump that was none.
+        if now() - before < LOOK {
+            return i64::try_from(wall).unwrap_or(i64::MAX) - i64::try_from(before / 1_000_000).unwrap_or(i64::MAX);
+        }
+    }
+}
