@@ -143,11 +143,11 @@ def main(url):
         assert code_of(lambda: Client(url)) == Code.CONFIG
         leasehold._VERSION_NUMBER = ours
     assert code_of(lambda: client.lock("k")) == Code.STALE_HANDLE
-    wrong()
+    wrong_arguments()
     print("proof: held inside `with`, and a loss is told")
 
 
-def wrong():
+def wrong_arguments():
     """What Python itself says of wrong arguments and surroundings."""
     with Client("memory:") as client:
         try:
