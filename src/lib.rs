@@ -7,7 +7,11 @@
 //! # #[cfg(not(feature = "sqlite"))]
 //! # let url = "memory:";
 //! let client = leasehold::LockClient::connect(&url)?; // for example "sqlite:locks.db"
-//! let _guard = client.lock("nightly-report")?; // waits; renewed by a thread; released on drop
+//! let guard = client.lock("nightly-report")?; // waits; renewed by a thread; released on drop
+//! guard.ensure_held()?; // before each step: an error of kind `Lost` when the lock is gone
+//! drop(guard);
+//! // The same around a closure: what it returns comes back, and a loss meanwhile is an error.
+//! let report = client.with_lock("nightly-report", |guard| guard.fencing_token())?;
 //! # std::fs::remove_dir_all(&folder).unwrap();
 //! # Ok::<(), leasehold::Error>(())
 //! ```
@@ -255,7 +259,7 @@ pub mod guide {
     //! | [`c`] | The library from C, C++ and Python |
     //! | [`testing`] | How it is tested, and what is not shown |
     //! | [`compatibility`] | What a new version may change |
-    //! | [`moving_other`] | Coming from other DynamoDB clients, Redis, ShedLock, advisory locks |
+    //! | [`moving_other`] | Coming from other DynamoDB clients, Redis, ShedLock, advisory locks, Leases of Kubernetes |
     //! | `moving_dynamodb_lock_go`, `moving_mongo_lock`, `moving_spindle` | Coming from a Go library whose table leasehold shares |
 
     #[doc = include_str!("api/guide/step_by_step.md")]

@@ -58,11 +58,16 @@ pub unsafe extern "C" fn leasehold_error_store(buffer: *mut c_char, capacity: us
     unsafe { copy(buffer, capacity, len, |failure| failure.error.as_ref()?.store().map(str::to_owned)) }
 }
 
-/// The holder of the lock that was refused, or the first of several; empty when none is known.
+/// The holder of the lock that was refused, or the first of several, or of the lease that was in the way; empty when none is
+/// known.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: usize, len: *mut usize) -> Code {
-    let first = |failure: &Failure| Some(failure.error.as_ref()?.holders().first()?.owner().to_owned());
+    let first = |failure: &Failure| {
+        let error = failure.error.as_ref()?;
+        let of_lock = error.holders().first().map(|holder| holder.owner());
+        of_lock.or_else(|| error.lease().map(|lease| lease.holder())).map(str::to_owned)
+    };
     // SAFETY: passed on from the caller.
     unsafe { copy(buffer, capacity, len, first) }
 }

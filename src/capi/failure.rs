@@ -43,7 +43,12 @@ impl Failure {
 
     /// The message, and what lies beneath: C has no chain of causes.
     pub fn text(&self) -> String {
-        self.error.as_ref().map_or_else(|| self.message.clone(), Error::with_causes)
+        let text = self.error.as_ref().map_or_else(|| self.message.clone(), Error::with_causes);
+        // At its end no key, which stands in quotes, can look like that.
+        match text.strip_suffix("or lease_forever()") {
+            Some(before) => format!("{before}or without end"),
+            None => text,
+        }
     }
 }
 

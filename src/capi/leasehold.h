@@ -19,7 +19,8 @@
  * Waiting: functions that connect, and that acquire, adopt, renew, release, list or read locks, ask the store: they
  * wait for at most the client's request timeout for each request that they send, and when they wait for a lock for as
  * long as was asked for. Closing, stopping and freeing take at most the client's drop timeout. All others return at
- * once, unless they say that they wait. Times are in milliseconds; UINT64_MAX is for ever.
+ * once, unless they say that they wait. Times are in milliseconds; UINT64_MAX is for ever, but no lease:
+ * for one without end there are functions of their own.
  *
  * Threads: the library has threads of its own, which also run your callbacks. No function may be called by a signal
  * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call. A thread of the library
@@ -563,9 +564,13 @@ LEASEHOLD_API leasehold_code leasehold_error_key(char *buffer, size_t capacity, 
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API leasehold_code leasehold_error_store(char *buffer, size_t capacity, size_t *len);
 
-// The holder of the lock that was refused, or the first of several; empty when none is known.
+// The holder of the lock that was refused, or the first of several, or of the lease that was in the way; empty when none is
+// known.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
-LEASEHOLD_API leasehold_code leasehold_error_holder(char *buffer, size_t capacity, size_t *len);
+LEASEHOLD_API
+leasehold_code leasehold_error_holder(char *buffer,
+                                      size_t capacity,
+                                      size_t *len);
 
 // All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free it
 // with leasehold_list_free.

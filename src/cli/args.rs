@@ -227,6 +227,9 @@ pub struct Acquire {
 /// TERM, and KILL before the store can grant the lock to another, or when leasehold is killed;
 /// that is this process alone, and not what it has started, so `run` is better where it will do.
 /// With --fd nothing is sent: leasehold ends, and with it the reading end of the pipe.
+///
+/// A script that holds a key so must not `run` the same key, which would wait for the script, as the
+/// script for it.
 #[derive(clap::Args, Debug)]
 #[command(verbatim_doc_comment, after_long_help = AFTER)]
 pub struct Hold {
@@ -319,8 +322,7 @@ pub struct States {
 /// A process that holds it learns of it at its next heartbeat; until then only the fencing token protects.
 #[derive(clap::Args, Debug)]
 pub struct Release {
-    /// The name of the lock
-    #[arg(required_unless_present_any = ["group", "from"])]
+    /// The name of the lock; with --lock-id or --force
     pub key: Option<String>,
     /// The lock that `acquire` or `hold` has printed, from this file; from standard input if it is -
     ///
@@ -389,7 +391,7 @@ pub struct Purge {
 /// Makes what the store needs: tables, indexes.
 #[derive(clap::Args, Debug)]
 pub struct Init {
-    /// Only show what would be done, for whoever may do it. An SQLite file must be there
+    /// Only show what it would do to an empty store, for whoever may do that. An SQLite file must be there
     #[arg(long)]
     pub print: bool,
 }

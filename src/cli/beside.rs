@@ -20,7 +20,7 @@ use crate::asked::Ask;
 use crate::clock::since_boot;
 use crate::exec::{Gate, Prepared, prepared};
 use crate::failure::Outcome;
-use crate::held::Held;
+use crate::held::{Held, OUTER, outer_lock_ids};
 use crate::keeper::{Keeper, Target};
 use crate::signals::is_ending;
 use crate::store::{self, Missing};
@@ -38,6 +38,10 @@ impl Environment {
     pub fn of(global: &Global, locks: &Held) -> Outcome<Environment> {
         let mut values: Vec<_> = locks.environment().into_iter().collect();
         values.push(store::passed_on(store::url(global, Missing::Made)?));
+        let outer = outer_lock_ids();
+        if !outer.is_empty() {
+            values.push((OUTER, outer.join("\n")));
+        }
         Ok(Environment { json: global.json, values })
     }
 

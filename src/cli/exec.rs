@@ -1,7 +1,7 @@
 //! The way to the command: this binary once more, which prepares what a process can only do to itself, and then
 //! becomes the command.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, PipeReader, PipeWriter, Read, Write};
 use std::os::fd::AsRawFd;
@@ -106,7 +106,17 @@ fn become_it(
     stops::spare_no_more().map_err(|error| Failure::Own(code::CANNOT_RUN, error.to_string()))?;
     let error = Command::new(&program).args(args).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { code::NOT_FOUND } else { code::CANNOT_RUN };
-    Err(Failure::Own(code, format!("cannot run {program:?}: {error}")))
+    let hint = if code == code::NOT_FOUND && is_for_a_shell(&program) { SHELL_HINT } else { "" };
+    Err(Failure::Own(code, format!("cannot run {program:?}: {error}{hint}")))
+}
+
+const SHELL_HINT: &str = "; a shell's own words need sh -c '...'";
+
+/// Whether it looks like a line, an assignment or a builtin of a shell, not like a program.
+fn is_for_a_shell(program: &OsStr) -> bool {
+    let program = program.to_string_lossy();
+    let builtins = [".", ":", "cd", "eval", "exec", "exit", "export", "set", "source", "trap", "ulimit", "umask"];
+    builtins.contains(&&*program) || program.contains([' ', '=', ';', '&', '|', '<', '>', '$'])
 }
 
 /// Until the parent opens the gate of this number.

@@ -139,6 +139,17 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
+/// An error with its causes on one line.
+pub fn chain(error: &Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text += &format!(": {cause}");
+        source = cause.source();
+    }
+    ours(&text)
+}
+
 /// The error, who holds the lock, and the causes. `timed_out`: what a wait that is over means.
 fn told(error: &Error, timed_out: &str) -> String {
     let mut lines = match error.kind() {

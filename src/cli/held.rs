@@ -71,6 +71,15 @@ impl Wanted {
     }
 }
 
+/// The lock ids of the leaseholds around this one but the innermost, a line for each.
+pub const OUTER: &str = "LEASEHOLD_OUTER_LOCK_IDS";
+
+/// The lock ids of the leaseholds in whose commands this one runs.
+pub fn outer_lock_ids() -> Vec<String> {
+    let values = [OUTER, "LEASEHOLD_LOCK_ID"].map(|name| std::env::var(name).unwrap_or_default());
+    values.iter().flat_map(|value| value.lines()).filter(|id| !id.is_empty()).map(str::to_owned).collect()
+}
+
 /// With an option, if it is given.
 fn set<R, T>(request: R, value: Option<T>, with: impl FnOnce(R, T) -> R) -> R {
     match value {

@@ -206,7 +206,12 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
     if let Some(from) = &args.from {
         return steps::release(global, from);
     }
-    let key = args.key.as_deref().unwrap_or_default();
+    let Some(key) = args.key.as_deref() else {
+        return Err(Failure::usage(
+            "say what to release: --from FILE with what `acquire` has printed, a KEY with --lock-id or --force, or --group \
+             with a lock id",
+        ));
+    };
     let nothing = format!("{key:?} is free");
     if !args.force {
         // Not by the parser, for which it would be a second order beside --force.

@@ -4,10 +4,9 @@ use leasehold::{Diagnosis, Error, ErrorKind, LockClient};
 use serde_json::json;
 
 use crate::args::{Global, Init};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, chain};
 use crate::show::{print, print_json};
 use crate::store::{Missing, client, url};
-use crate::words::ours;
 
 pub fn init(global: &Global, args: &Init) -> Outcome {
     let client = if args.print { client_that_makes_nothing(global)? } else { client(global, Missing::Made)? };
@@ -53,10 +52,20 @@ fn client_that_makes_nothing(global: &Global) -> Outcome<LockClient> {
     client(global, if makes { Missing::Wrong } else { Missing::Made })
 }
 
+fn is_reached(diagnosis: &Diagnosis) -> bool {
+    answered([diagnosis.round_trip.as_ref().err(), diagnosis.schema.as_ref().err()].map(|error| error.map(Error::kind)))
+}
+
+/// Whether the store has answered one of its requests, by the kinds of their errors.
+fn answered(requests: [Option<ErrorKind>; 2]) -> bool {
+    requests.iter().any(|error| matches!(error, None | Some(ErrorKind::Permission | ErrorKind::Schema)))
+}
+
 fn as_text(diagnosis: &Diagnosis) -> String {
     let mut lines = vec![("store", diagnosis.store.clone())];
     lines.push(match &diagnosis.round_trip {
         Ok(took) => ("reached", format!("yes, a round trip takes {:.1} ms", took.as_secs_f64() * 1000.0)),
+        Err(error) if is_reached(diagnosis) => ("reached", format!("yes, but a read fails: {}", chain(error))),
         Err(error) => ("reached", format!("NO: {}", chain(error))),
     });
     lines
@@ -114,7 +123,7 @@ fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
     json!({
         "store": diagnosis.store,
         "well": diagnosis.is_well(),
-        "reached": diagnosis.round_trip.is_ok(),
+        "reached": is_reached(diagnosis),
         "round_trip_ms": diagnosis.round_trip.as_ref().ok().map(|took| took.as_secs_f64() * 1000.0),
         "schema": diagnosis.schema.as_ref().ok(),
         "schema_error": diagnosis.schema.as_ref().err().map(said),
@@ -128,13 +137,25 @@ fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {
     })
 }
 
-/// An error with its causes on one line.
-fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = std::error::Error::source(error);
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_store_that_denies_or_lacks_something_was_reached() {
+        use ErrorKind::{Ambiguous, Config, Permission, Schema, Store};
+        for (read, schema, is_reached) in [
+            (None, None, true),
+            (None, Some(Store), true),
+            (Some(Permission), None, true),
+            (Some(Store), None, true),
+            (Some(Permission), Some(Permission), true),
+            (Some(Schema), Some(Store), true),
+            (Some(Store), Some(Schema), true),
+            (Some(Store), Some(Store), false),
+            (Some(Ambiguous), Some(Config), false),
+        ] {
+            assert_eq!(answered([read, schema]), is_reached, "{read:?} {schema:?}");
+        }
     }
-    ours(&text)
 }

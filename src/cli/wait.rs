@@ -9,13 +9,13 @@ use crossbeam_channel::{after, at, bounded, never, select, tick, unbounded};
 use leasehold::{CancelToken, Error, LockClient, LockStatus, Result, Waiting};
 use nix::sys::signal::Signal;
 
-use crate::failure::{Failure, Outcome, code};
-use crate::held::{Held, Told};
+use crate::failure::{Failure, Outcome, chain, code};
+use crate::held::{Held, Told, outer_lock_ids};
 use crate::job::looks_again;
 use crate::signals::{Gone, Interrupts, ended_by_key};
 use crate::terminal::Terminal;
 use crate::warnings::{draw, settle, tell};
-use crate::words::{age, ours, whole, words};
+use crate::words::{age, whole, words};
 
 /// The pause behind the first try to connect; doubled up to the last one, and up to half as long again at random, so
 /// that many who start together do not come together.
@@ -59,15 +59,18 @@ fn connected(
     let (started, seconds, mut pause) = (Instant::now(), tick(Duration::from_secs(1)), FIRST_PAUSE);
     let (mut outcome, mut again, mut over) = (try_once()?, never(), never());
     let mut trouble: Option<Error> = None;
+    let mut said = String::new();
     loop {
         select! {
             recv(outcome) -> ended => match ended {
                 Ok(Err(Failure::Library(error)))
                     if error.is_retryable() && until.is_none_or(|until| Instant::now() < until) =>
                 {
-                    if trouble.is_none() && shows.words {
-                        tell(&format!("waiting for the store: {error}"));
+                    let why = in_one_line(&error);
+                    if why != said && shows.words {
+                        tell(&format!("waiting for the store: {why}"));
                     }
+                    said = why;
                     trouble = Some(error);
                     (outcome, over) = (never(), until.map_or_else(never, at));
                     again = after(pause.mul_f64(1.0 + fastrand::f64() / 2.0));
@@ -81,7 +84,7 @@ fn connected(
             recv(seconds) -> _ => if let Some(error) = trouble.as_ref().filter(|_| shows.line) {
                 let of = until.map_or_else(String::new, |until| format!(" of {}", in_seconds(until - started)));
                 let waited = in_seconds(started.elapsed());
-                draw(format!("leasehold: waiting for the store for {waited}{of}: {}", ours(&error.to_string())));
+                draw(format!("leasehold: waiting for the store for {waited}{of}: {}", in_one_line(error)));
             },
             recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
                 return Err(by_signal(signal));
@@ -92,6 +95,11 @@ fn connected(
             recv(interrupts.gone) -> who => return Err(without_need(who.ok())),
         }
     }
+}
+
+/// With its causes, of which the server's may go over several lines.
+fn in_one_line(error: &Error) -> String {
+    chain(error).replace(char::is_control, " ")
 }
 
 /// This signal ended it.
@@ -126,9 +134,9 @@ pub fn wait(
     let cancel = CancelToken::new();
     // The channel stays open when the request is over: a closed one is always ready.
     let (told, waits) = unbounded();
-    let outer = std::env::var("LEASEHOLD_LOCK_ID").ok().filter(|_| shows.words);
+    let outer = if shows.words { outer_lock_ids() } else { Vec::new() };
     // Each word of the wait wakes two threads.
-    let hears = (shows.line || outer.is_some()).then(|| told.clone());
+    let hears = (shows.line || !outer.is_empty()).then(|| told.clone());
     let (done, outcome) = bounded(1);
     let cancelled = cancel.clone();
     on_thread("leasehold-wait", move || drop(done.send(lock(&cancelled, hears))))?;
@@ -173,8 +181,8 @@ pub fn wait(
 /// The line that tells who holds the lock, drawn each second.
 struct Display {
     draws: bool,
-    /// The lock id of the leasehold in whose command this one runs, until it was named.
-    outer: Option<String>,
+    /// The lock ids of the leaseholds in whose commands this one runs, until one was named.
+    outer: Vec<String>,
     seen: Option<Seen>,
 }
 
@@ -185,8 +193,9 @@ struct Seen {
 
 impl Display {
     fn told(&mut self, (told, waiting): (Instant, Waiting)) {
-        let is_outer = |outer: &mut String| waiting.holders.iter().any(|holder| holder.lock_id() == *outer);
-        if self.outer.take_if(is_outer).is_some() {
+        let is_outer = |outer: &String| waiting.holders.iter().any(|holder| holder.lock_id() == *outer);
+        if self.outer.iter().any(is_outer) {
+            self.outer.clear();
             let key = &waiting.key;
             tell(&format!("{key:?} is held by the leasehold around this one, which waits for it: neither can go on"));
         }

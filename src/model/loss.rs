@@ -64,9 +64,14 @@ impl LossReason {
 
 impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        // How long that is, too.
-        let after = if matches!(self.reason, LossReason::MaxHold) { "," } else { " after" };
-        write!(f, "{}{after} {:.1} s", self.reason, self.held_for.as_secs_f64())
+        let (reason, seconds) = (&self.reason, self.held_for.as_secs_f64());
+        match reason {
+            // How long that is, too.
+            LossReason::MaxHold => write!(f, "{reason}, {seconds:.1} s"),
+            // Of two things that may have happened both were seen then.
+            LossReason::Gone => write!(f, "{reason} (after {seconds:.1} s)"),
+            _ => write!(f, "{reason} after {seconds:.1} s"),
+        }
     }
 }
 
@@ -91,6 +96,17 @@ impl fmt::Display for LossReason {
 mod tests {
     use super::*;
     use crate::model::error::ErrorKind;
+
+    #[test]
+    fn the_time_of_a_loss_is_told_of_all_that_may_have_happened() {
+        let told = |reason| {
+            let held_for = Duration::from_millis(1800);
+            Loss { reason, key: "k".to_owned(), fencing_token: 1, held_for }.to_string()
+        };
+        assert!(told(LossReason::Gone).ends_with("was removed or replaced (after 1.8 s)"));
+        assert_eq!(told(LossReason::ReleasedByOther), "released by another after 1.8 s");
+        assert_eq!(told(LossReason::MaxHold), "held for as long as max_hold allows, 1.8 s");
+    }
 
     #[test]
     fn the_text_of_a_loss_has_the_causes_of_its_error_on_one_line() {

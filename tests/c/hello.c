@@ -1,4 +1,5 @@
 /* From nothing to a held lock. */
+#include <inttypes.h>
 #include <stdio.h>
 
 #include <leasehold.h>
@@ -17,7 +18,7 @@ int main(int argc, char **argv) {
     leasehold_error_message(why, sizeof why, NULL);
     fprintf(stderr, "%s\n", why);
   } else {
-    printf("proof: %s is ours, with a token above %d\n", key, token > 0 ? 0 : -1);
+    printf("proof: %s is ours, with the token %" PRIu64 "\n", key, token);
   }
   leasehold_guard_free(guard); /* releases it; {0} does no harm */
   leasehold_client_free(client);

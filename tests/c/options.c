@@ -87,6 +87,7 @@ static void of_clients(const char *url) {
 }
 
 static void of_requests(void) {
+  char why[512];
   leasehold_request request = {0}, other = {0};
   leasehold_guard guard = {0}, none = {0};
   leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
@@ -118,6 +119,10 @@ static void of_requests(void) {
   OK(leasehold_guard_free(guard));
   OK(leasehold_request_free(other));
 
+  OK(leasehold_request_set_lease(request, 0));
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_request_try_lock(request, &guard));
+  OK(leasehold_error_message(why, sizeof why, NULL));
+  CHECK(strstr(why, "or without end") != NULL && strstr(why, "lease_forever") == NULL);
   OK(leasehold_request_set_lease(request, HOUR / 2));
   CHECK(left(request) <= HOUR / 2 && left(request) > HOUR / 3);
   OK(leasehold_request_set_lease_until(request, ((uint64_t)time(NULL) + 7200) * 1000));
@@ -433,6 +438,8 @@ static void of_leases(void) {
   OK(leasehold_leases_claim(leases, TEXT("app"), TEXT("unit/0"), HOUR, &token));
   CHECK(token > 0);
   EXPECT(LEASEHOLD_CODE_INVALID_LEASE, leasehold_leases_claim(leases, TEXT("app"), TEXT("unit/1"), HOUR, &unused));
+  OK(leasehold_error_holder(text, sizeof text, NULL));
+  CHECK(strcmp(text, "unit/0") == 0);
   OK(leasehold_error_holders(&list));
   OK(leasehold_list_text(list, 0, LEASEHOLD_TEXT_OWNER, text, sizeof text, NULL));
   CHECK(strcmp(text, "unit/0") == 0 && len_of(list) == 1 && unused == 0);

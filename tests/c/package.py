@@ -7,6 +7,7 @@ import copy
 import ctypes
 import gc
 import math
+import os
 import pickle
 import resource
 import signal
@@ -142,13 +143,32 @@ def main(url):
         assert code_of(lambda: Client(url)) == Code.CONFIG
         leasehold._VERSION_NUMBER = ours
     assert code_of(lambda: client.lock("k")) == Code.STALE_HANDLE
+    wrong_arguments()
     print("proof: held inside `with`, and a loss is told")
+
+
+def wrong_arguments():
+    """What Python itself says of wrong arguments and surroundings."""
+    with Client("memory:") as client:
+        try:
+            client.lock(None)
+            raise AssertionError("None is no key")
+        except TypeError as error:
+            assert "str" in str(error) and "NoneType" in str(error), error
+    environment = {**os.environ, "LEASEHOLD_LIBRARY": "/no/such/library.so"}
+    program = [sys.executable, "-c", "import leasehold; leasehold.Client('memory:')"]
+    said = subprocess.run(program, env=environment, stderr=subprocess.PIPE, text=True)
+    assert said.returncode == 1 and "OSError: LEASEHOLD_LIBRARY names no library" in said.stderr, said
 
 
 def leases(client):
     with client.leases("units") as units:
         token = units.claim("app", "unit/0", 3600)
-        assert code_of(lambda: units.claim("app", "unit/1", 3600)) == Code.INVALID_LEASE
+        try:
+            units.claim("app", "unit/1", 3600)
+            raise AssertionError("two hold it")
+        except Error as error:
+            assert (error.code, error.key, error.holder) == (Code.INVALID_LEASE, "app", "unit/0"), repr((error.key, error.holder))
         assert code_of(lambda: units.expire("app")) == Code.INVALID_LEASE
         units.extend("app", "unit/0", 7200)
         found = units.get("app")

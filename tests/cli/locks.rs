@@ -288,7 +288,20 @@ fn init_warns_of_nothing_that_it_makes() {
     let init = |args: &[&str]| run_until_answered(leasehold(&["init"]).args(args).env("LEASEHOLD_STORE", &shared.url));
     let warned = init(&["--print"]).stderr;
     assert!(warned.contains("there is no table"), "{warned}");
-    assert!(ok(init(&[])).contains("the table"));
+    assert!(ok(init(&[])).contains("it was made"));
+}
+
+#[test]
+#[cfg(feature = "postgres")]
+fn init_does_not_advise_itself_where_the_schema_is_missing() {
+    use crate::support::{leasehold, run_until_answered};
+    let Some(shared) = crate::shared::postgres("init") else { return };
+    let url = shared.url.replace("table=init", "table=noschema.init");
+    let ran = run_until_answered(&mut leasehold(&["--store", &url, "init"]));
+    assert_eq!(ran.code, Some(78), "{}", ran.stderr);
+    assert!(ran.stderr.contains("does not exist; make it by CREATE SCHEMA"), "{}", ran.stderr);
+    let ran = run_until_answered(leasehold(&["init"]).env("LEASEHOLD_STORE", &shared.url));
+    assert!(ok(ran).starts_with("table init_"));
 }
 
 #[test]

@@ -17,7 +17,7 @@ fn every_message_names_what_can_be_typed() {
     let missing = format!("sqlite:{}", store.path("missing").display());
     let empty = format!("sqlite:{}", store.path("empty").display());
     fs::write(store.path("empty"), "").unwrap();
-    let cases: [(&[&str], i32, &str); 26] = [
+    let cases: [(&[&str], i32, &str); 31] = [
         (&["run", "k", "--lease", "1ms", "--", "true"], 64, "--lease is 1ms"),
         (&["run", "k", "--lease", "10w", "--", "true"], 64, "of at most 30 days"),
         (&["run", "k", "--owner", "", "--", "true"], 64, "--owner is \"\""),
@@ -35,6 +35,11 @@ fn every_message_names_what_can_be_typed() {
         (&["run", "held", "--try", "--", "true"], 75, ": others hold it\n"),
         (&["run", "held", "--wait", "3s", "--", "true"], 75, ": not obtained in time\n"),
         (&["release", "held"], 64, "give --from FILE"),
+        (&["release"], 64, "a KEY with --lock-id or --force"),
+        (&["run", "k", "--", "echo a; echo b"], 127, "need sh -c"),
+        (&["run", "k", "--", "cd", "/"], 127, "need sh -c"),
+        (&["run", "k", "--", "VAR=1", "env"], 127, "need sh -c"),
+        (&["--store", "sqlite:a%00b", "run", "k", "--", "true"], 78, "a path has no NUL"),
         (&["run", "held", "held", "--", "true"], 64, "this key is given twice"),
         (&["elect", "--id", "", "e", "--", "true"], 64, "a value is required for '--id"),
         (&["--store", "sqlite:/tmp/~/x.db", "run", "k", "--", "true"], 78, "nobody replaces the ~ here"),
@@ -93,6 +98,21 @@ fn a_line_is_written_at_once() {
         let said = String::from_utf8_lossy(&said[..length]).into_owned();
         assert!(said.contains("make it by `leasehold init`") && said.ends_with('\n'), "{said:?}");
     }
+}
+
+/// The words for the server that is away are the same whatever keeps it away.
+#[test]
+#[cfg(feature = "postgres")]
+fn a_wait_for_the_store_says_why() {
+    use crate::support::{Running, leasehold};
+    let nobody = crate::nobody::Closed::new();
+    let url = format!("postgres://leasehold@{}/d?table=t", nobody.address());
+    let mut waits = Running::start(leasehold(&["run", "k", "--", "true"]).env("LEASEHOLD_STORE", url));
+    waits.says("waiting for the store: ");
+    waits.signal(nix::sys::signal::Signal::SIGTERM);
+    let ran = waits.end();
+    assert!(ran.code == Some(143) && ran.stderr.contains("refused"), "{ran:?}");
+    assert_eq!(ran.stderr.matches("waiting for the store").count(), 1, "{}", ran.stderr);
 }
 
 #[test]

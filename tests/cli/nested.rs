@@ -63,6 +63,20 @@ fn an_inner_one_that_waits_for_its_outer_one_says_so() {
     assert_eq!([1, 4, 16].into_iter().map(times_told).find(|times| *times > 0), Some(1));
 }
 
+/// As where scripts call each other: not only the innermost one around it may hold the key.
+#[test]
+fn one_that_waits_for_the_outermost_one_says_so() {
+    let store = Store::new();
+    // One whose time was over once it had started, as on a busy machine, asked once and had no wait.
+    let told = [1, 4, 16].into_iter().any(|wait| {
+        let script = format!("\"$0\" run j -- \"$0\" run i -- \"$0\" run --wait {wait}s k -- true");
+        let ran = run(store.leasehold(&["run", "k", "--", "sh", "-c", &script]).arg(OWN));
+        assert_eq!(ran.code, Some(75), "{}", ran.stderr);
+        ran.stderr.contains("\"k\" is held by the leasehold around this one, which waits for it")
+    });
+    assert!(told);
+}
+
 /// What the inner one started, it can't end any more when it gets KILL itself.
 #[test]
 fn what_an_inner_one_runs_is_ended_with_the_outer_one() {

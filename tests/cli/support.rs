@@ -138,7 +138,12 @@ pub fn is_gone(pid: &str, since: Instant) {
 /// The command without a store, and without what the environment of the tests says.
 pub fn leasehold(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
-    command.args(args).env_remove("LEASEHOLD_STORE").env_remove("LEASEHOLD_LOCK_ID").stdin(Stdio::null());
+    command
+        .args(args)
+        .env_remove("LEASEHOLD_STORE")
+        .env_remove("LEASEHOLD_LOCK_ID")
+        .env_remove("LEASEHOLD_OUTER_LOCK_IDS")
+        .stdin(Stdio::null());
     command.env("NO_COLOR", "1").env("XDG_STATE_HOME", "/nowhere/at/all");
     command
 }

@@ -5,7 +5,7 @@
     with leasehold.Client("sqlite:locks.db") as client:
         with client.lock("nightly-report") as guard:
             guard.ensure_held()  # right before each step that must not overlap
-            print(guard.token)
+            print(guard.is_held(), guard.token, guard.remaining)
 
 The library is libleasehold.so (macOS: .dylib) where the system finds it, or the path in LEASEHOLD_LIBRARY. Any thread
 may use a client. Do not open a lock file of SQLite with the module sqlite3 in the same process.
@@ -141,7 +141,11 @@ class Assertion(NamedTuple):
 
 
 class Error(Exception):
-    """A call that failed. `code` is a `Code`, or a number that a later library may have."""
+    """A call that failed. Its text says what went wrong, with which key, on which store.
+
+    `code` is a `Code`, or a number that a later library may have. `key` is that of the lock or the name of the lease that it
+    was about, `holder` the owner of the lock or of the lease that was in the way, or the first of several; each is empty
+    when it is about none, or none is known. `retryable` says whether the same call may succeed later without any change."""
 
     def __init__(self, code: int, message: str, key: str, holder: str, retryable: bool) -> None:
         super().__init__(message)
@@ -283,7 +287,12 @@ def _library() -> ctypes.CDLL:
     path = os.environ.get("LEASEHOLD_LIBRARY") or ctypes.util.find_library("leasehold")
     if path is None:
         raise ImportError("libleasehold is not installed: set LEASEHOLD_LIBRARY to its path")
-    library = ctypes.CDLL(path)
+    try:
+        library = ctypes.CDLL(path)
+    except OSError as error:
+        if not os.environ.get("LEASEHOLD_LIBRARY"):
+            raise
+        raise OSError(f"LEASEHOLD_LIBRARY names no library that can be loaded: {error}") from error
     for name, arguments in _FUNCTIONS.items():
         function = getattr(library, "leasehold_" + name)
         function.argtypes, function.restype = arguments, ctypes.c_int32
@@ -339,6 +348,8 @@ def _got(kind: Callable[[], object], name: str, *arguments: object):  # type: ig
 
 
 def _text(value: str) -> "tuple[bytes, int]":
+    if not isinstance(value, str):
+        raise TypeError(f"a text (str) is wanted, as for a key, not {type(value).__name__}")
     data = value.encode()
     return data, len(data)
 

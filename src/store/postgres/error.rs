@@ -18,10 +18,16 @@ pub(super) enum Own {
     #[error("there is no table {table}; create_schema() makes it, or correct the option table=..")]
     NoTable { table: String },
 
+    #[error(
+        "the schema of the table {table} does not exist; make it by CREATE SCHEMA, or correct the option table=.. or the \
+         user's search_path"
+    )]
+    NoSchema { table: String },
+
     #[error("the table {table} lacks a column or its schema; create_schema() adds what is missing")]
     Columns { table: String },
 
-    #[error("access is denied; the user needs SELECT, INSERT, UPDATE and DELETE on the table {table}")]
+    #[error("access is denied; the user needs SELECT on the table {table} (to lock also INSERT, UPDATE and DELETE)")]
     Denied { table: String },
 
     #[error("{0}")]
@@ -71,6 +77,9 @@ pub(super) enum Own {
     )]
     NoConnection,
 
+    #[error("the server wants a password, and the URL has none: say it there; PGPASSWORD and ~/.pgpass are not read")]
+    NoPassword,
+
     #[error("{0}")]
     Tls(String),
 
@@ -97,8 +106,10 @@ impl failure::Own for Own {
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
             Own::NoDatabase | Own::Settings | Own::Tls(_) => (ErrorKind::Config, false),
-            Own::NoTable { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
-            Own::Denied { .. } | Own::MayNotMake(_) | Own::MayNotConnect => (ErrorKind::Permission, false),
+            Own::NoTable { .. } | Own::NoSchema { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
+            Own::Denied { .. } | Own::MayNotMake(_) | Own::MayNotConnect | Own::NoPassword => {
+                (ErrorKind::Permission, false)
+            }
             Own::ReadOnly
             | Own::NotNow
             | Own::Ended
@@ -129,7 +140,8 @@ impl PostgresError {
             let cause = Cause::of(error);
             return match stage {
                 Stage::Connecting if cause.says("does not allow writes") => refused(Own::ReadOnly, cause),
-                // A password that is missing, or one that was refused by the protocol of passwords.
+                Stage::Connecting if cause.says("password missing") => for_good(Own::NoPassword, cause),
+                // One that was refused by the protocol of passwords.
                 Stage::Connecting
                     if ["invalid configuration", "authentication error"].iter().any(|said| cause.says(said)) =>
                 {
@@ -157,7 +169,8 @@ impl PostgresError {
                 return (Fate::Duplicate, PostgresError::Own(Own::Ended, Some(cause)));
             }
             SqlState::INVALID_CATALOG_NAME => Own::NoDatabase,
-            SqlState::UNDEFINED_TABLE | SqlState::INVALID_SCHEMA_NAME => Own::NoTable { table },
+            SqlState::UNDEFINED_TABLE => Own::NoTable { table },
+            SqlState::INVALID_SCHEMA_NAME => Own::NoSchema { table },
             SqlState::UNDEFINED_COLUMN | SqlState::INVALID_COLUMN_REFERENCE => Own::Columns { table },
             SqlState::INSUFFICIENT_PRIVILEGE if stage == Stage::Sent => Own::Denied { table },
             SqlState::INSUFFICIENT_PRIVILEGE => return for_good(Own::MayNotConnect, cause),

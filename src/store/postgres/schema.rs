@@ -81,7 +81,7 @@ struct Made {
 impl Postgres {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, PostgresError> {
         let table = &self.table.name;
-        let right = |is: &str| format!("{table}: the table {is}, with all its columns and indexes");
+        let right = |is: &str| format!("table {table}: it {is}, with all its columns and indexes");
         if what == Schema::Describe {
             return Ok(self.statements_for(&Made::default()).join(";\n") + ";");
         }
@@ -109,7 +109,7 @@ impl Postgres {
                 Ok(if is_missing {
                     right("was made")
                 } else {
-                    format!("{table}: the table is there, and got what it lacked: {}", missing.join("; "))
+                    format!("table {table}: it is there, and got what it lacked: {}", missing.join("; "))
                 })
             }
             _ => {

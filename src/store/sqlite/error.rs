@@ -42,7 +42,7 @@ pub(super) enum SqliteError {
 
     #[error(
         "{}; SQLite reads and writes the file and keeps two more beside it \
-         (-wal and -shm), so the file and its folder must be writable for this user",
+         (-wal and -shm), so the file and its folder must be writable for this user or, only to look, somebody must have it open",
         denial(doing, source)
     )]
     Denied { path: PathBuf, doing: &'static str, source: io::Error },
@@ -302,13 +302,18 @@ fn folder_advice(path: &Path) -> &'static str {
 fn io_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         _ if file::is_exhausted(error) => "too many open files: raise the limit (ulimit -n)",
-        io::ErrorKind::PermissionDenied => "no permission; the file and its folder must be writable for this user",
+        io::ErrorKind::PermissionDenied => {
+            "no permission; the file and its folder must be writable for this user or, only to look, somebody must have it \
+             open"
+        }
         io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only; use another one, or mount it for writing",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full; make room on it",
         io::ErrorKind::InvalidFilename => {
             "the name is too long, also for the files that SQLite makes beside it; shorten it"
         }
         _ if file::is_endless(error) => "the symbolic links lead nowhere; correct them",
+        // Not by the system: it was not asked.
+        io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => "a path has no NUL (%00 in a URL); correct it",
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
             "there is no such path; correct it"
         }

@@ -211,6 +211,7 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
         (file(Io::PermissionDenied), ErrorKind::Permission, false, "no permission"),
         (file(Io::ReadOnlyFilesystem), ErrorKind::Permission, false, "the file system is read-only"),
         (file(Io::NotFound), ErrorKind::Config, false, "there is no such path"),
+        (file(Io::InvalidInput), ErrorKind::Config, false, "a path has no NUL"),
         (file(Io::StorageFull), ErrorKind::Store, true, "the disk is full"),
         (file(Io::Interrupted), ErrorKind::Store, true, "the system refused"),
         (denied(Io::PermissionDenied), ErrorKind::Permission, false, "no permission to open it"),
