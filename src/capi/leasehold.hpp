@@ -516,7 +516,8 @@ class [[nodiscard]] election {
 
   /// Starts a thread that campaigns, and calls the work whenever this node has won, as leasehold_election_lead does. The
   /// work should return soon after is_leader() became false; it may end the election. Each term calls a copy of it: what
-  /// must last stands behind a pointer. An empty one throws: run() is without a work.
+  /// must last stands behind a pointer. An empty one throws: run() is without a work. Where stop() has not waited for the
+  /// work before to begin, that term's thread, if it comes late, calls the new one, with the token of the term that is over.
   void lead(work function) {
     auto next = function ? std::make_shared<const work>(std::move(function)) : nullptr;
     if (!called_) {

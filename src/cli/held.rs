@@ -74,10 +74,22 @@ impl Wanted {
 /// The lock ids of the leaseholds around this one but the innermost, a line for each.
 pub const OUTER: &str = "LEASEHOLD_OUTER_LOCK_IDS";
 
-/// The lock ids of the leaseholds in whose commands this one runs.
+/// So many of them: a job that starts its successor, which outlives it, would have ever more.
+const MOST_OUTER: usize = 64;
+
+/// The lock ids of the leaseholds in whose commands this one runs, the innermost last.
 pub fn outer_lock_ids() -> Vec<String> {
     let values = [OUTER, "LEASEHOLD_LOCK_ID"].map(|name| std::env::var(name).unwrap_or_default());
-    values.iter().flat_map(|value| value.lines()).filter(|id| !id.is_empty()).map(str::to_owned).collect()
+    newest(values.iter().flat_map(|value| value.lines()))
+}
+
+fn newest<'a>(ids: impl Iterator<Item = &'a str>) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    for id in ids.filter(|id| !id.is_empty()) {
+        all.retain(|known| known != id);
+        all.push(id.to_owned());
+    }
+    all.split_off(all.len().saturating_sub(MOST_OUTER))
 }
 
 /// With an option, if it is given.

@@ -67,12 +67,12 @@ fn connected(
                     if error.is_retryable() && until.is_none_or(|until| Instant::now() < until) =>
                 {
                     let why = in_one_line(&error);
-                    // Once, however often its times and ports differ.
-                    let without_numbers = why.replace(|c: char| c.is_ascii_digit(), "");
-                    if without_numbers != said && shows.words {
+                    // Once, however often its causes, times and ports differ.
+                    let kind_of = error.to_string().replace(|c: char| c.is_ascii_digit(), "");
+                    if kind_of != said && shows.words {
                         tell(&format!("waiting for the store: {why}"));
                     }
-                    said = without_numbers;
+                    said = kind_of;
                     trouble = Some(error);
                     (outcome, over) = (never(), until.map_or_else(never, at));
                     again = after(pause.mul_f64(1.0 + fastrand::f64() / 2.0));

@@ -598,7 +598,41 @@ try:
 except leasehold.Error as error:
     os._exit(0 if os.getpid() != parent and error.code == leasehold.Code.FORKED else 7)
 """
+    # It was released before the fork: nobody has anything to hear, and whoever releases it there is refused.
+    released = """
+import os, signal
+try:
+    with client.lock("j") as guard:
+        guard.release()
+        child = os.fork()
+        if child == 0:
+            signal.alarm(60)
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+except leasehold.Error as error:
+    os._exit(7)
+guard, child = client.lock("j"), 0
+with guard._releasing:  # as a thread that waits for the store
+    thread = threading.Thread(target=guard.release)
+    thread.start()
+    child = os.fork()
+    if child:
+        assert os.waitpid(child, 0)[1] == 0
+if child == 0:
+    signal.alarm(60)
+    held = threading.Thread(target=guard._releasing.acquire)
+    held.start()
+    held.join()
+    try:
+        guard.release()
+    except leasehold.Error as error:
+        os._exit(0 if error.code == leasehold.Code.FORKED else 7)
+    os._exit(8)
+thread.join()
+"""
     programs = (dying, ""), (daemon, ""), (frees, "it ends\n"), (ctrl_c, ""), (forked, ""), (handler, ""), (releasing, "")
+    programs = (*programs, (released, ""))
     for program, said in programs:
         command = [sys.executable, "-B", "-c", begin + program, url]
         done = subprocess.run(command, check=True, timeout=120, stdout=subprocess.PIPE, text=True)

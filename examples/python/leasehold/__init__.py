@@ -593,6 +593,8 @@ class _Held(_Owned):
         """Releases the lock; raises when it was not held any more. Closing the client counts as a release: after that
         it raises nothing, though others may have had the lock since: only `ensure_held` before it says so, or the end
         of `with` in its place."""
+        if self._made_in != os.getpid():
+            return _call(self._is + "_release", self._handle)  # which refuses it: a thread of the parent's may have the lock
         with self._releasing:
             # Before the call, so that the end of `with` takes it for no loss, whatever interrupts this.
             self._released = True
@@ -623,10 +625,11 @@ class _Held(_Owned):
             # A release would not say that the client was closed, and that others may have had the lock since.
             _call(self._is + "_ensure_held", self._handle)
         except Error as error:
-            if error.code == Code.FORKED:
-                raise  # whoever releases it is a thread of the parent's
-            with self._releasing:
-                pass  # what another thread's release hears of a loss, as one in `on_loss`, is said here, too
+            # What another thread's release hears of a loss, as one in `on_loss`, is said here, too; a thread of the parent's
+            # is not waited for.
+            if not self._releasing.acquire(blocking=error.code != Code.FORKED):
+                raise
+            self._releasing.release()
             if self._lost is not None:
                 raise self._lost from None
             if error.code == Code.LOST or not (self._released or error.code == Code.STALE_HANDLE):
@@ -877,6 +880,8 @@ class Election(_Owned):
                     failed.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
                 raise
 
+        if self._made_in != os.getpid():
+            return _call("election_lead", self._handle, self._works.function, None)  # the same
         with self._leading:
             campaign = next(self._campaigns)
             # Before the call, so that a signal whose handler raises leaves no campaign without its work.
