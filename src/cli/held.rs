@@ -247,4 +247,12 @@ mod tests {
         assert!(over.loss().wait_timeout(Duration::from_secs(60)).is_some());
         assert_eq!(Held::One(over).held_until(&[]), None);
     }
+
+    #[test]
+    fn of_the_leaseholds_around_it_the_newest_are_kept_each_once() {
+        assert_eq!(newest(["a", "", "b", "a"].into_iter()), ["b", "a"]);
+        let many: Vec<String> = (0..1_000).map(|n| n.to_string()).collect();
+        let kept = newest(many.iter().map(String::as_str));
+        assert_eq!((kept.len(), kept.last()), (MOST_OUTER, many.last()));
+    }
 }
