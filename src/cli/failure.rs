@@ -141,13 +141,12 @@ fn code_of(kind: ErrorKind) -> u8 {
 
 /// An error with its causes on one line.
 pub fn chain(error: &Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text += &format!(": {cause}");
-        source = cause.source();
-    }
-    ours(&text)
+    let whole = causes(error).fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
+    ours(&whole)
+}
+
+fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
+    std::iter::successors(error.source(), |&cause| cause.source())
 }
 
 /// The error, who holds the lock, and the causes. `timed_out`: what a wait that is over means.
@@ -163,10 +162,6 @@ fn told(error: &Error, timed_out: &str) -> String {
     };
     lines.extend(error.holders().iter().map(|holder| format!("  held by {}", show::holder(holder))));
     lines.extend(error.lease().map(|lease| format!("  held by {}", show::lease_holder(lease))));
-    let mut source = error.source();
-    while let Some(cause) = source {
-        lines.push(format!("  because: {cause}"));
-        source = cause.source();
-    }
+    lines.extend(causes(error).map(|cause| format!("  because: {cause}")));
     ours(&lines.join("\n"))
 }

@@ -25,7 +25,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::pause::pause;
-use crate::sys::process::{FORKED, ProcessId};
+use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here};
 
 /// `close` releases this many guards at the same time; more when these hang.
@@ -131,8 +131,7 @@ impl Family {
 
     /// Refuses what goes on in a child after code of the user's has forked.
     pub fn check_process(&self) -> Result<()> {
-        let forked = || self.in_context(Error::new(ErrorKind::Closed, FORKED));
-        if self.is_own_process() { Ok(()) } else { Err(forked()) }
+        self.process.check().map_err(|error| self.in_context(error))
     }
 
     /// Begins a call that may obtain a lock, unless the client is closed.

@@ -11,13 +11,13 @@ use super::{
     Swapped, Which,
 };
 use crate::lease::LockRecord;
-use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::error::{Error, Result};
 use crate::model::event::Operation;
 use crate::model::key::shown;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::observing::{Asked, Observing};
-use crate::sys::process::{FORKED, ProcessId};
+use crate::sys::process::ProcessId;
 use crossbeam_channel::Sender;
 
 /// See the module.
@@ -25,18 +25,13 @@ use crossbeam_channel::Sender;
 pub struct Observed {
     inner: Arc<dyn Backend>,
     observing: Observing,
+    /// In a child of it nothing is sent: over a connection of the parent's it would renew or release the parent's locks.
     process: ProcessId,
 }
 
 impl Observed {
     pub(crate) fn new(inner: Arc<dyn Backend>, observing: Observing) -> Self {
         Observed { inner, observing, process: ProcessId::current() }
-    }
-
-    /// Code of the user's, wherever it is called, may fork and return in the child: what goes on there sends nothing over a
-    /// connection of the parent's, whose locks it would renew or release.
-    fn check_process(&self) -> Result<()> {
-        if self.process.is_current() { Ok(()) } else { Err(Error::new(ErrorKind::Closed, FORKED)) }
     }
 
     fn run<T: Unknowable>(
@@ -51,7 +46,7 @@ impl Observed {
             None => error.with_store(store),
         };
         let started = Instant::now();
-        let mut answer = self.check_process().and_then(|()| call(&*self.inner)).map_err(&name);
+        let mut answer = self.process.check().and_then(|()| call(&*self.inner)).map_err(&name);
         let took = started.elapsed();
         let unanswered = answer.as_mut().ok().and_then(T::unknown).map(|error| {
             *error = name(error.clone());
@@ -132,7 +127,7 @@ impl Backend for Observed {
     }
 
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool> {
-        let answer = self.check_process().and_then(|()| self.inner.wake(keys, to, by));
+        let answer = self.process.check().and_then(|()| self.inner.wake(keys, to, by));
         answer.map_err(|error| error.with_store(&self.info().label))
     }
 }

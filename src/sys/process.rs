@@ -13,10 +13,11 @@ use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
 
+use crate::model::error::{Error, ErrorKind, Result as Answer};
 use crate::sys::deadline::Deadline;
 
 /// Why a client does nothing in a child of the process that connected it.
-pub(crate) const FORKED: &str = "the client belongs to the process that this one was forked from; connect again here, but \
+const FORKED: &str = "the client belongs to the process that this one was forked from; connect again here, but \
      not to SQLite if a file was open at the fork";
 /// The pause between two tries to get a [`ForkMutex`], which is locked for moments.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -52,6 +53,12 @@ impl ProcessId {
             return false;
         }
         self.number == process::id()
+    }
+
+    /// Refuses what a child of it asks of a client that it connected. Code of the user's, wherever it is called, may fork and
+    /// return in the child, too.
+    pub fn check(&self) -> Answer<()> {
+        if self.is_current() { Ok(()) } else { Err(Error::new(ErrorKind::Closed, FORKED)) }
     }
 }
 

@@ -442,11 +442,7 @@ fn in_a_forked_child_all_of_it_is_dead() {
             let gives = client.election("other").build().unwrap();
             let (kept, given) = (gives.campaign().unwrap(), client.election("third").build().unwrap());
             let third = given.campaign().unwrap();
-            // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap usable over
-            // a fork. Locks that another thread may have held are what the test is about.
-            #[allow(unsafe_code)]
-            let forked = unsafe { nix::unistd::fork() }.unwrap();
-            match forked {
+            match crate::support::process::fork() {
                 nix::unistd::ForkResult::Child => {
                     let body = std::panic::AssertUnwindSafe(move || {
                         let started = std::time::Instant::now();

@@ -1,4 +1,4 @@
-//! What is fed whatever bytes there are: by `cargo fuzz` (see Cargo.toml), and by the tests, which replay the corpus and
+//! What is fed whatever bytes there are: by libFuzzer (see Cargo.toml), and by the tests, which replay the corpus and
 //! change it at random. Each must return, whatever it gets.
 
 use std::time::Duration;

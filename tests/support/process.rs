@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crossbeam_channel::{Receiver, RecvTimeoutError};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::Pid;
+use nix::unistd::{ForkResult, Pid};
 
 use super::faketime;
 use super::wait::wait_until;
@@ -24,6 +24,15 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// The longest time between two looks of a waiter. With that of SQLite, each would ask a server as often as it can answer.
 pub fn poll(url: &str) -> Duration {
     Duration::from_millis(if url.starts_with("sqlite:") { 5 } else { 50 })
+}
+
+/// A child of this very process, in which only this thread goes on.
+pub fn fork() -> ForkResult {
+    // SAFETY: the child may allocate: glibc keeps its heap usable over a fork. Locks that other threads may have held are what
+    // the tests are about.
+    #[allow(unsafe_code)]
+    let forked = unsafe { nix::unistd::fork() };
+    forked.expect("a fork")
 }
 
 /// See the module. Killed when dropped.

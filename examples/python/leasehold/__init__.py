@@ -982,8 +982,8 @@ def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, g
             guard.free()
 
     pending = (done, outcome)
-    _waiting.append(pending)
     try:
+        _waiting.append(pending)
         try:
             _thread.start_new_thread(run, ())
         except RuntimeError:
@@ -1003,7 +1003,8 @@ def _interruptibly(call: Callable[[], None], cancel: Optional[_Handle] = None, g
             guard.free()
         raise
     finally:
-        _waiting.remove(pending)
+        if pending in _waiting:
+            _waiting.remove(pending)
     error = outcome.pop()
     try:
         if error is not None:

@@ -15,6 +15,12 @@ const READONLY_DBMOVED: i32 = 1032;
 /// them for empty.)
 const IOERR_SHORT_READ: i32 = 522;
 
+macro_rules! rights {
+    () => {
+        "the file and its folder must be writable for this user or, only to look, somebody must have it open"
+    };
+}
+
 #[derive(Debug, thiserror::Error)]
 pub(super) enum SqliteError {
     #[error(
@@ -41,9 +47,9 @@ pub(super) enum SqliteError {
     File { path: PathBuf, doing: &'static str, source: io::Error },
 
     #[error(
-        "{}; SQLite reads and writes the file and keeps two more beside it \
-         (-wal and -shm), so the file and its folder must be writable for this user or, only to look, somebody must have it open",
-        denial(doing, source)
+        "{}; SQLite reads and writes the file and keeps two more beside it (-wal and -shm), so {}",
+        denial(doing, source),
+        rights!()
     )]
     Denied { path: PathBuf, doing: &'static str, source: io::Error },
 
@@ -302,10 +308,7 @@ fn folder_advice(path: &Path) -> &'static str {
 fn io_advice(error: &io::Error) -> &'static str {
     match error.kind() {
         _ if file::is_exhausted(error) => "too many open files: raise the limit (ulimit -n)",
-        io::ErrorKind::PermissionDenied => {
-            "no permission; the file and its folder must be writable for this user or, only to look, somebody must have it \
-             open"
-        }
+        io::ErrorKind::PermissionDenied => concat!("no permission; ", rights!()),
         io::ErrorKind::ReadOnlyFilesystem => "the file system is read-only; use another one, or mount it for writing",
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => "the disk is full; make room on it",
         io::ErrorKind::InvalidFilename => {

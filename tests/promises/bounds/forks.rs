@@ -7,8 +7,11 @@ use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
 use crate::support::harness::{Folder, PATIENCE, millis};
+use crate::support::process::fork;
 use crate::support::servers::skip;
 use crate::support::wait::wait_until;
+use nix::unistd::ForkResult;
+
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
@@ -58,6 +61,17 @@ fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing()
     }
 }
 
+/// As a callback of a wait, which goes on in both: the parent's is cancelled.
+fn forks_and_cancels(cancel: &CancelToken) -> ForkResult {
+    let forked = fork();
+    match forked {
+        ForkResult::Parent { .. } => cancel.cancel(),
+        // Where the wait does not end, the child ends all the same.
+        ForkResult::Child => drop(nix::unistd::alarm::set(60)),
+    }
+    forked
+}
+
 /// Listens, and does nothing.
 struct Told;
 
@@ -75,11 +89,8 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
         // The generator has begun, as in a program that has drawn something before it forks.
         let _ = uuid::Uuid::new_v4();
         for _ in 0..2 {
-            // SAFETY: as below.
-            #[allow(unsafe_code)]
-            let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-            match forked {
-                nix::unistd::ForkResult::Child => {
+            match fork() {
+                ForkResult::Child => {
                     let client = LockClient::builder(folder.url()).lease(Duration::from_secs(600)).connect();
                     let got = client.and_then(|client| client.try_lock("job"));
                     // Held on, as by one that is killed.
@@ -89,7 +100,7 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
                         Err(_) => 3,
                     });
                 }
-                nix::unistd::ForkResult::Parent { child } => {
+                ForkResult::Parent { child } => {
                     answers.push(nix::sys::wait::waitpid(child, None).expect("the end of the child"));
                 }
             }
@@ -142,15 +153,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
         let progress = |_: &leasehold::Waiting| {
             calls += 1;
             if calls == nth {
-                // SAFETY: as below.
-                #[allow(unsafe_code)]
-                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-                child = Some(forked);
-                match forked {
-                    nix::unistd::ForkResult::Parent { .. } => cancel.cancel(),
-                    // Where the wait does not end, it ends all the same.
-                    nix::unistd::ForkResult::Child => drop(nix::unistd::alarm::set(60)),
-                }
+                child = Some(forks_and_cancels(cancel));
             }
         };
         let answer = match of_several {
@@ -165,7 +168,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
         stop.store(true, Ordering::SeqCst);
         assert_eq!(kind, Err(ErrorKind::Cancelled));
     });
-    let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
+    let Some(ForkResult::Parent { child }) = child else { panic!("it did not fork") };
     let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
     assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0), "{url} {behind_another} {of_several} {nth}");
     drop(held);
@@ -183,14 +186,7 @@ fn a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child() {
         let answer = client.request("k").cancel(&cancel).lock_with_progress(|_| {
             if child.is_none() {
                 sent = faults.count(Call::Acquire);
-                // SAFETY: as below.
-                #[allow(unsafe_code)]
-                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-                child = Some(forked);
-                match forked {
-                    nix::unistd::ForkResult::Parent { .. } => cancel.cancel(),
-                    nix::unistd::ForkResult::Child => drop(nix::unistd::alarm::set(60)),
-                }
+                child = Some(forks_and_cancels(&cancel));
             }
         });
         let kind = answer.map(drop).map_err(|error| error.kind());
@@ -199,7 +195,7 @@ fn a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child() {
             std::process::exit(i32::from(kind != Err(ErrorKind::Closed) || sends));
         }
         assert_eq!(kind, Err(ErrorKind::Cancelled));
-        let Some(nix::unistd::ForkResult::Parent { child }) = child else { panic!("it did not fork") };
+        let Some(ForkResult::Parent { child }) = child else { panic!("it did not fork") };
         let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
         assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
     });
@@ -231,19 +227,12 @@ fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name
                 let client = LockClient::connect(URL).expect("a client");
                 assert!(client.get("job").expect("a look").is_none(), "it is the parent's store");
             };
-            let forked = |_| {
-                // SAFETY: as below.
-                #[allow(unsafe_code)]
-                let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-                match forked {
-                    nix::unistd::ForkResult::Child => {
-                        let body = std::panic::AssertUnwindSafe(in_the_child);
-                        std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
-                    }
-                    nix::unistd::ForkResult::Parent { child } => {
-                        nix::sys::wait::waitpid(child, None).expect("the end of the child")
-                    }
+            let forked = |_| match fork() {
+                ForkResult::Child => {
+                    let body = std::panic::AssertUnwindSafe(in_the_child);
+                    std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
                 }
+                ForkResult::Parent { child } => nix::sys::wait::waitpid(child, None).expect("the end of the child"),
             };
             let is_bad = |status: &_| !matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0));
             let bad = (0..200).map(forked).find(is_bad);
@@ -272,16 +261,12 @@ fn forks(url: &str, into_a_namespace: bool) {
         unshare(CloneFlags::CLONE_NEWPID).expect("a namespace for the next child");
         own
     });
-    // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap
-    // usable over a fork. Locks that a heartbeat may have held are what the test is about.
-    #[allow(unsafe_code)]
-    let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-    match forked {
-        nix::unistd::ForkResult::Child => {
+    match fork() {
+        ForkResult::Child => {
             let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
             std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
         }
-        nix::unistd::ForkResult::Parent { child } => {
+        ForkResult::Parent { child } => {
             if let Some(own) = own {
                 // No thread could be started there.
                 setns(own, CloneFlags::CLONE_NEWPID).expect("the way back");

@@ -395,10 +395,7 @@ fn a_fork_during_the_telling_disturbs_nobody(store: Store) {
     let held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
     settled(&store);
-    // SAFETY: as in the test of forks in `processes`.
-    #[allow(unsafe_code)]
-    let forked = unsafe { nix::unistd::fork() }.expect("a fork");
-    match forked {
+    match crate::support::process::fork() {
         nix::unistd::ForkResult::Child => {
             let body = std::panic::AssertUnwindSafe(|| {
                 assert_eq!(client.lock("k").map(drop).unwrap_err().kind(), ErrorKind::Closed);

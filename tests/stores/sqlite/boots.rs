@@ -424,10 +424,7 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
     // The thread's, since it is the one that forks.
     let offsets = format!("/proc/{}/timens_offsets", nix::unistd::gettid());
     std::fs::write(offsets, "boottime 1000000 0").unwrap();
-    // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap usable over a fork.
-    #[allow(unsafe_code)]
-    let forked = unsafe { nix::unistd::fork() }.unwrap();
-    match forked {
+    match crate::support::process::fork() {
         nix::unistd::ForkResult::Child => {
             let body = std::panic::AssertUnwindSafe(|| {
                 let seen = held(&open(&file), &mut attempt("k", "b"));
