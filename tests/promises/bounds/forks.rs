@@ -201,6 +201,22 @@ fn a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child() {
     });
 }
 
+/// The work itself forks: what it did in the child was under no lock.
+#[test]
+fn work_that_forks_was_not_locked_in_the_child() {
+    alone("bounds::forks::work_that_forks_was_not_locked_in_the_child", || {
+        let client = LockClient::connect("memory:").expect("a client");
+        match client.with_lock("k", |_| fork()) {
+            Ok(ForkResult::Parent { child }) => {
+                let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+                assert_eq!(status, nix::sys::wait::WaitStatus::Exited(child, 0));
+            }
+            Ok(ForkResult::Child) => std::process::exit(1),
+            Err(error) => std::process::exit(i32::from(error.error().kind() != ErrorKind::Closed)),
+        }
+    });
+}
+
 /// Whatever the parent's threads were doing at the fork: the mutexes of its named stores stay locked in the child.
 #[test]
 fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name() {
@@ -261,8 +277,14 @@ fn forks(url: &str, into_a_namespace: bool) {
         unshare(CloneFlags::CLONE_NEWPID).expect("a namespace for the next child");
         own
     });
-    match fork() {
+    // As a heartbeat may have it just then.
+    let shown = guard.shared_info();
+    let locked = shown.lock();
+    let forked = fork();
+    drop(locked);
+    match forked {
         ForkResult::Child => {
+            std::mem::forget(shown.lock());
             let body = std::panic::AssertUnwindSafe(|| in_the_child(client, guard, other, request));
             std::process::exit(i32::from(std::panic::catch_unwind(body).is_err()));
         }
@@ -288,6 +310,7 @@ fn forks(url: &str, into_a_namespace: bool) {
 fn in_the_child(client: LockClient, guard: LockGuard, other: LockGuard, request: LockRequest) {
     let closed = |kind: ErrorKind| assert_eq!(kind, ErrorKind::Closed);
     assert!(!guard.is_held());
+    assert!(guard.shared_info().try_lock().is_some(), "nobody frees what a thread of the parent's has locked");
     assert_eq!(guard.remaining(), Duration::ZERO);
     closed(guard.ensure_held().unwrap_err().kind());
     closed(client.lock("job").unwrap_err().kind());
