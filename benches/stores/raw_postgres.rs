@@ -49,7 +49,7 @@ pub fn tidy(url: &str) {
 /// A table of a user's own beside the one of the locks.
 pub fn data(url: &str) -> Texts {
     let (server, table) = url.split_once("?table=").expect("one of our URLs");
-    Texts::new(server.parse().expect("the server's URL"), &format!("{table}_texts"))
+    Texts::new(server.parse().expect("the server's URL"), &format!("{table}_texts"), false)
 }
 
 /// One connection.

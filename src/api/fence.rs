@@ -5,7 +5,7 @@
 //!
 //! # In the database that holds the locks
 //! Your own transaction asserts the lock, and commits only if nobody else was granted it, and nobody released it, by the
-//! commit. The modules of the stores have it, for PostgreSQL and Cloud Spanner as `async`, like their drivers:
+//! commit. The modules of the stores have it, that of Cloud Spanner as `async` only, like its client:
 #![cfg_attr(
     feature = "sqlite",
     doc = "- SQLite: [`AssertIn`](crate::api::stores::sqlite::AssertIn) for `rusqlite::Transaction`."
@@ -20,7 +20,7 @@
 )]
 #![cfg_attr(
     feature = "postgres",
-    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::AssertIn) for the driver's `Transaction`, and as a statement for those of other drivers; [`run_fenced`](crate::api::stores::postgres::run_fenced) repeats."
+    doc = "- PostgreSQL: [`AssertIn`](crate::api::stores::postgres::blocking::AssertIn) and [`run_fenced`](crate::api::stores::postgres::blocking::run_fenced), which repeats, for the crate `postgres`; [the same](crate::api::stores::postgres::AssertIn) for the async driver, and as a statement for all others."
 )]
 #![cfg_attr(
     feature = "spanner",

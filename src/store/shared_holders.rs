@@ -1,11 +1,16 @@
 //! Shared holders as JSON, for stores that keep them in one column of a row: an array of objects with their times in
 //! microseconds since 1970.
 
+use std::collections::HashMap;
+
 use serde_json::{Map, Value as Json, json};
 
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
-pub(super) fn encode(holders: &[Holder]) -> Json {
+/// What an entry of `stored`, the array as it was read, has beside our names stays: a later minor version added it.
+pub(super) fn encode(holders: &[Holder], stored: Option<&Json>) -> Json {
+    let entries = stored.and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_object);
+    let stored: HashMap<_, _> = entries.filter_map(|entry| Some((entry.get("grant_id")?.as_str()?, entry))).collect();
     let micros = |at: StoreTime| at.as_nanos().div_euclid(1_000);
     let entry = |holder: &Holder| {
         let until = match holder.until {
@@ -13,11 +18,20 @@ pub(super) fn encode(holders: &[Holder]) -> Json {
             End::At(until) => Some(micros(StoreTime::from_nanos(until.as_nanos().saturating_add(999)))),
             End::Never => None,
         };
-        json!({
-            "grant_id": holder.grant.as_str(), "lock_id": holder.lock_id, "owner": holder.labels.owner,
-            "host": holder.labels.host, "comment": holder.labels.comment, "token": holder.token,
-            "created": micros(holder.created), "renewed": holder.renewed.map(micros), "until": until,
-        })
+        let ours = [
+            ("grant_id", json!(holder.grant.as_str())),
+            ("lock_id", json!(holder.lock_id)),
+            ("owner", json!(holder.labels.owner)),
+            ("host", json!(holder.labels.host)),
+            ("comment", json!(holder.labels.comment)),
+            ("token", json!(holder.token)),
+            ("created", json!(micros(holder.created))),
+            ("renewed", json!(holder.renewed.map(micros))),
+            ("until", json!(until)),
+        ];
+        let mut entry = stored.get(holder.grant.as_str()).copied().cloned().unwrap_or_default();
+        entry.extend(ours.map(|(name, value)| (name.to_owned(), value)));
+        Json::Object(entry)
     };
     holders.iter().map(entry).collect()
 }

@@ -1,4 +1,5 @@
-//! What only the PostgreSQL store has.
+//! What only the PostgreSQL store has. Fenced transactions are here for `tokio_postgres`, and in [`blocking`] for the crate
+//! `postgres`.
 //!
 //! One table holds the locks. [`create_schema`](crate::LockClient::create_schema) makes it, or adds what it lacks;
 //! [`schema`](crate::LockClient::schema) prints the DDL. The server's clock decides, and the token of a grant is its time
@@ -169,6 +170,8 @@
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
 //!   locks, or longer leases, where that is so.
 
+pub mod blocking;
+
 use std::error::Error as StdError;
 use std::future::Future;
 
@@ -219,14 +222,13 @@ pub trait AssertIn: Fenced {
     /// where the table lacks an index; `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
     fn assert_in(&self, transaction: &Transaction<'_>) -> impl Future<Output = Result<()>>;
 
-    /// The same as one statement, for transactions of other drivers.
+    /// The same as one statement, for transactions of other drivers. (The crate `postgres` has [`blocking`].)
     ///
     /// # Errors
     /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
     ///
     /// # Example
-    /// By hand, with `tokio_postgres`. The crate `postgres` does the same without `await`; sqlx, diesel and others bind the
-    /// two texts in their own way.
+    /// By hand, with `tokio_postgres`. sqlx, diesel and others bind the two texts in their own way.
     /// ```no_run
     /// # use leasehold::postgres::tokio_postgres;
     /// # async fn report(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
-use tokio_postgres::{Client, Error as DriverError, Transaction};
+use tokio_postgres::{Client, Error as DriverError, Row, Transaction};
 
 use super::Postgres;
 use super::error::{PostgresError, Stage};
@@ -20,6 +20,12 @@ use crate::store::fence::{NOT_SEEN, Standing};
 
 /// For so long a transaction is begun again.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The server has a timer; a runtime of the user's may have none, and a cancel of the user's would miss a pause of ours.
+const PAUSE: &str = "SELECT pg_catalog.pg_sleep($1)";
+/// The session's limit of a statement, 0 where there is none.
+const LIMIT: &str =
+    "SELECT extract(epoch FROM pg_catalog.current_setting('statement_timeout')::interval)::double precision";
 
 /// What a user's own work says.
 pub(crate) type AnyError = Box<dyn StdError + Send + Sync>;
@@ -87,8 +93,19 @@ impl Assertion {
 
     /// Asserts it. The row's lock ends with the transaction, or with the savepoint that is rolled back.
     pub(crate) async fn run(&self, transaction: &Transaction<'_>) -> Result<()> {
-        let key: &(dyn ToSql + Sync) = &self.key;
-        let rows = transaction.query_typed(&self.sql, &[(key, Type::TEXT), (&self.holder, Type::TEXT)]).await;
+        self.answered(transaction.query_typed(&self.sql, &self.typed()).await)
+    }
+
+    /// The same in a transaction of the blocking client.
+    pub(crate) fn run_blocking(&self, transaction: &mut postgres::Transaction<'_>) -> Result<()> {
+        self.answered(transaction.query_typed(&self.sql, &self.typed()))
+    }
+
+    fn typed(&self) -> [(&(dyn ToSql + Sync), Type); 2] {
+        [(&self.key, Type::TEXT), (&self.holder, Type::TEXT)]
+    }
+
+    fn answered(&self, rows: std::result::Result<Vec<Row>, DriverError>) -> Result<()> {
         let answer = rows.and_then(|rows| rows.first().map(|row| row.try_get(0)).transpose());
         self.judge(answer.map_err(|failed| self.in_context(failed.into()))?)
     }
@@ -126,62 +143,119 @@ impl Assertion {
     }
 }
 
+/// What the loops over both clients decide by: whether a transaction is begun again, and for how long.
+struct Tries<'a> {
+    assertion: &'a Assertion,
+    limit: Duration,
+    begun: Instant,
+    failures: u32,
+}
+
+impl<'a> Tries<'a> {
+    fn new(assertion: &'a Assertion, limit: Duration) -> Self {
+        Tries { assertion, limit, begun: Instant::now(), failures: 0 }
+    }
+
+    /// A shared holder's heartbeat that came meanwhile makes a snapshot fail: from the second time on it waits.
+    fn assert_first(&self) -> bool {
+        self.failures > 0
+    }
+
+    /// For how many seconds to pause before the next try: two that are in each other's way would meet again.
+    fn pause(&mut self, failed: AnyError) -> Result<f64> {
+        let left = self.limit.saturating_sub(self.begun.elapsed());
+        if !matches!(conflict(&failed), Some(Conflict::BeginAgain)) || left.is_zero() {
+            return Err(self.assertion.in_context(failed));
+        }
+        let pause = retry_delay(self.failures, left, fastrand::f64());
+        self.failures += 1;
+        Ok(pause.as_secs_f64())
+    }
+
+    /// Judges a pause that failed after so long, by what the session then says of its limit, which may have made the pause
+    /// shorter. If not, somebody cancelled it, with the same code: who does that wants all of it to end.
+    fn cut(
+        &self,
+        failed: DriverError,
+        took: Duration,
+        limit: std::result::Result<Vec<Row>, DriverError>,
+    ) -> Result<()> {
+        let limit = limit.ok().and_then(|rows| rows.first()?.try_get::<_, f64>(0).ok());
+        let is_over = limit.is_some_and(|limit| limit > 0.0 && took.as_secs_f64() >= limit);
+        let goes_on = is_over && failed.code() == Some(&SqlState::QUERY_CANCELED);
+        if goes_on { Ok(()) } else { Err(self.assertion.in_context(failed.into())) }
+    }
+}
+
 /// Runs `work` in a transaction and asserts; again for so long where the server says that it was in conflict.
 pub async fn run_within<T, W>(assertion: &Assertion, limit: Duration, client: &mut Client, mut work: W) -> Result<T>
 where
     W: AsyncFnMut(&Transaction<'_>) -> std::result::Result<T, AnyError>,
 {
-    let begun = Instant::now();
-    let mut failures = 0;
+    let mut tries = Tries::new(assertion, limit);
     loop {
-        // A shared holder's heartbeat that came meanwhile makes a snapshot fail: from the second time on it waits.
-        let asserts_first = failures > 0;
-        let failed = match once(assertion, asserts_first, client, &mut work).await {
+        let failed = match once(&tries, client, &mut work).await {
             Ok(done) => return Ok(done),
             Err(failed) => failed,
         };
-        let left = limit.saturating_sub(begun.elapsed());
-        let again = matches!(conflict(&failed), Some(Conflict::BeginAgain)) && !left.is_zero();
-        if !again {
-            return Err(assertion.in_context(failed));
-        }
-        // Two that are in each other's way would meet again. The server has a timer; this runtime may have none.
-        let pause = retry_delay(failures, left, fastrand::f64()).as_secs_f64();
-        failures += 1;
-        let paused = Instant::now();
-        if let Err(failed) = client.query_typed("SELECT pg_catalog.pg_sleep($1)", &[(&pause, Type::FLOAT8)]).await {
-            // The user's own limit of a statement may have made the pause shorter.
-            let is_canceled = failed.code() == Some(&SqlState::QUERY_CANCELED);
-            if !(is_canceled && is_over_limit(client, paused.elapsed()).await) {
-                return Err(assertion.in_context(failed.into()));
-            }
+        let (pause, paused) = (tries.pause(failed)?, Instant::now());
+        if let Err(failed) = client.query_typed(PAUSE, &[(&pause, Type::FLOAT8)]).await {
+            let took = paused.elapsed();
+            tries.cut(failed, took, client.query_typed(LIMIT, &[]).await)?;
         }
     }
 }
 
-/// Whether a statement that took so long was over the session's limit. If not, somebody cancelled it, with the same code.
-async fn is_over_limit(client: &Client, took: Duration) -> bool {
-    let limit =
-        "SELECT extract(epoch FROM pg_catalog.current_setting('statement_timeout')::interval)::double precision";
-    let limit = client.query_typed(limit, &[]).await.ok().and_then(|rows| rows.first()?.try_get::<_, f64>(0).ok());
-    limit.is_some_and(|limit| limit > 0.0 && took.as_secs_f64() >= limit)
-}
-
 async fn once<T>(
-    assertion: &Assertion,
-    asserts_first: bool,
+    tries: &Tries<'_>,
     client: &mut Client,
     work: &mut impl AsyncFnMut(&Transaction<'_>) -> std::result::Result<T, AnyError>,
 ) -> std::result::Result<T, AnyError> {
     // It is rolled back where it is dropped.
     let transaction = client.transaction().await?;
-    if asserts_first {
-        assertion.run(&transaction).await?;
+    if tries.assert_first() {
+        tries.assertion.run(&transaction).await?;
     }
     let done = work(&transaction).await?;
     // Also where it came first: the commit of a transaction that failed in the middle is a rollback, and no error.
-    assertion.run(&transaction).await?;
-    transaction.commit().await.map_err(|failed| assertion.of_commit(failed))?;
+    tries.assertion.run(&transaction).await?;
+    transaction.commit().await.map_err(|failed| tries.assertion.of_commit(failed))?;
+    Ok(done)
+}
+
+/// [`run_within`] for the blocking client.
+pub fn run_blocking_within<T>(
+    assertion: &Assertion,
+    limit: Duration,
+    client: &mut postgres::Client,
+    mut work: impl FnMut(&mut postgres::Transaction<'_>) -> std::result::Result<T, AnyError>,
+) -> Result<T> {
+    let mut tries = Tries::new(assertion, limit);
+    loop {
+        let failed = match once_blocking(&tries, client, &mut work) {
+            Ok(done) => return Ok(done),
+            Err(failed) => failed,
+        };
+        let (pause, paused) = (tries.pause(failed)?, Instant::now());
+        if let Err(failed) = client.query_typed(PAUSE, &[(&pause, Type::FLOAT8)]) {
+            let took = paused.elapsed();
+            tries.cut(failed, took, client.query_typed(LIMIT, &[]))?;
+        }
+    }
+}
+
+fn once_blocking<T>(
+    tries: &Tries<'_>,
+    client: &mut postgres::Client,
+    work: &mut impl FnMut(&mut postgres::Transaction<'_>) -> std::result::Result<T, AnyError>,
+) -> std::result::Result<T, AnyError> {
+    let mut transaction = client.transaction()?;
+    if tries.assert_first() {
+        tries.assertion.run_blocking(&mut transaction)?;
+    }
+    let done = work(&mut transaction)?;
+    tries.assertion.run_blocking(&mut transaction)?;
+    transaction.commit().map_err(|failed| tries.assertion.of_commit(failed))?;
     Ok(done)
 }
 

@@ -115,6 +115,8 @@ pub(super) struct Native {
     pub version: Option<i64>,
     /// The acquisitions that were given up, and until when each is remembered, in microseconds since 1970.
     pub given_up: BTreeMap<String, i64>,
+    /// The shared holders as they were stored.
+    pub shared: Option<Json>,
 }
 
 /// A row, or that there is none, at this time.
@@ -152,7 +154,8 @@ impl Found {
         let kind: String = get(answer, 3)?;
         let fence: i64 = get(answer, 4)?;
         let grant: Option<String> = get(answer, 5)?;
-        let shared: Option<String> = get(answer, 14)?;
+        let shared = get::<Option<String>>(answer, 14)?.map(|text| decode_shared(&text)).transpose()?;
+        let (shared, stored) = shared.unzip();
         let pins: Option<Vec<String>> = get(answer, 15)?;
         let given_up: Option<String> = get(answer, 16)?;
         let version: i64 = get(answer, 17)?;
@@ -179,18 +182,23 @@ impl Found {
             kind: Kind::parse(Some(&kind))?,
             token: token(fence)?,
             exclusive,
-            shared: shared.as_deref().map_or(Ok(Vec::new()), decode_shared)?,
+            shared: shared.unwrap_or_default(),
             pins: pins.into_iter().flatten().collect(),
             given_up: given_up.keys().cloned().map(GrantId::from_text).collect(),
             gave_up_at: given_up.values().max().map_or(0, |at| u64::try_from(*at).unwrap_or(0)),
             version: u64::try_from(version).ok().filter(|version| *version > 0).ok_or("its version is below 1")?,
             format: parse_format(Some(&format))?,
         };
-        Ok(Found { written, now, record, native: Native { version: Some(version), given_up } })
+        Ok(Found { written, now, record, native: Native { version: Some(version), given_up, shared: stored } })
     }
 }
 
 impl Native {
+    /// The shared holders that take the place of those that were read, null where there are none.
+    pub fn next_shared(&self, new: &[Holder]) -> Option<String> {
+        (!new.is_empty()).then(|| shared_holders::encode(new, self.shared.as_ref()).to_string())
+    }
+
     /// What a write of this record leaves in `given_up`: those that are new are remembered for a while, and what is past
     /// is forgotten.
     pub fn next_given_up(&self, new: &BTreeSet<GrantId>, now: Micros) -> Option<String> {
@@ -256,7 +264,10 @@ pub(super) fn made_up(columns: &Json) -> Result<LockRecord, String> {
     let key = get::<Option<String>>(&answer, 2)?;
     let found = Found::decode(&answer, key, "k")?;
     // What is read is written again.
-    let _ = (encode_shared(&found.record.shared), found.record.exclusive.as_ref().map(|holder| end(holder.until)));
+    let _ = (
+        found.native.next_shared(&found.record.shared),
+        found.record.exclusive.as_ref().map(|holder| end(holder.until)),
+    );
     let _ = found.native.next_given_up(&found.record.given_up, found.now);
     Ok(found.record)
 }
@@ -274,14 +285,10 @@ fn decode_given_up(text: &str) -> Result<BTreeMap<String, i64>, String> {
     serde_json::from_str(text).map_err(|_| "its given_up is no set of times".to_owned())
 }
 
-fn decode_shared(text: &str) -> Result<Vec<Holder>, String> {
-    let all = serde_json::from_str(text).ok().and_then(|all| shared_holders::decode(&all));
+/// The shared holders, and the array that they stand in.
+fn decode_shared(text: &str) -> Result<(Vec<Holder>, Json), String> {
+    let all = serde_json::from_str(text).ok().and_then(|all| Some((shared_holders::decode(&all)?, all)));
     all.ok_or_else(|| "its shared is no array of holders".to_owned())
-}
-
-/// The shared holders, null where there are none.
-pub(super) fn encode_shared(holders: &[Holder]) -> Option<String> {
-    (!holders.is_empty()).then(|| shared_holders::encode(holders).to_string())
 }
 
 /// The end of an exclusive holder, as it is stored.

@@ -310,7 +310,7 @@ impl Row {
         }
         row.grant_id = row.writer.clone();
         row.lease_ms = Some(0);
-        row.holders = Some(shared_holders::encode(&new.shared));
+        row.holders = Some(shared_holders::encode(&new.shared, self.holders.as_ref()));
         row
     }
 

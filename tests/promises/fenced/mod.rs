@@ -11,6 +11,8 @@ mod late;
 mod mongodb;
 #[cfg(feature = "postgres")]
 mod postgres;
+#[cfg(feature = "postgres")]
+mod postgres_cases;
 #[cfg(feature = "spanner")]
 mod spanner;
 #[cfg(feature = "sqlite")]
@@ -117,7 +119,7 @@ fn worker() {
         #[cfg(feature = "mongodb")]
         "mongodb" => late::holder::<mongodb::Kind>(url, lease),
         #[cfg(feature = "postgres")]
-        "postgres" => late::holder::<postgres::Kind>(url, lease),
+        "postgres" | "postgresql" => late::holder::<postgres::Kind<false>>(url, lease),
         #[cfg(feature = "spanner")]
         "spanner" => late::holder::<spanner::Kind>(url, lease),
         _ => panic!("no store has this URL: {url}"),

@@ -51,6 +51,21 @@ fn a_transaction_of_another_file_is_refused_by_name() {
     Table::new(&link).write(&guard, "a", "here").unwrap();
 }
 
+/// By a second name SQLite writes to a second log, which no other process reads.
+#[test]
+fn a_transaction_by_a_hard_link_is_refused() {
+    let folder = Folder::new();
+    let client = LockClient::connect(&folder.url()).unwrap();
+    let guard = client.lock("a").unwrap();
+    let table = Table::new(&folder.file());
+    table.write(&guard, "a", "here").unwrap();
+    let link = folder.path().join("link.db");
+    table.open().execute_batch("PRAGMA wal_checkpoint(TRUNCATE)").unwrap();
+    std::fs::hard_link(folder.file(), &link).unwrap();
+    let error = Table::new(&link).write(&guard, "a", "elsewhere").unwrap_err();
+    assert!(error.to_string().contains("hard link"), "{error}");
+}
+
 /// As macOS refuses to make one.
 #[cfg(target_os = "linux")]
 #[test]

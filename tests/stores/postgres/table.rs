@@ -279,6 +279,20 @@ fn a_renewal_touches_no_index() {
 }
 
 #[test]
+fn what_a_later_version_wrote_of_a_shared_holder_stays() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    granted(&store, &mut shared(&store, "k"));
+    rows.sql("UPDATE {T} SET format = '1.7', shared = jsonb_set(shared, '{0, later}', '7')");
+    let mut other = shared(&store, "k");
+    granted(&store, &mut other);
+    release(&store, &mut other);
+    let stored = rows.sql("SELECT shared #>> '{0, later}', jsonb_array_length(shared)::text, format FROM {T}");
+    assert_eq!(stored[0].iter().map(Option::as_deref).collect::<Vec<_>>(), [Some("7"), Some("1"), Some("1.7")]);
+}
+
+#[test]
 fn who_gave_up_is_forgotten_after_a_while() {
     needs_server!();
     let rows = Rows::fresh();

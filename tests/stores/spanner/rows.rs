@@ -165,6 +165,11 @@ fn columns_that_are_not_known_stay() {
     let seen = get(&store, "k");
     store.swap(&seen, Some(&seen.record), &soon()).unwrap();
     assert_eq!(row(&raw, "k")["later"].as_bool(), Some(true));
+    let holders = || row(&raw, "k")["holders"].as_str().unwrap().to_owned();
+    let later = holders().replacen("[{", r#"[{"later":7,"#, 1);
+    raw.write(Mutation::new_update_builder(TABLE).set("name").to("k").set("holders").to(&later).build());
+    granted(&store, &mut shared("k"));
+    assert!(holders().contains(r#""later":7"#), "in an entry of another holder");
 }
 
 #[test]

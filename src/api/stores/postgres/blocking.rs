@@ -1,0 +1,78 @@
+//! Fenced transactions of the blocking client, the crate `postgres`.
+//!
+//! That client has a runtime inside, of its own; the hidden one, which the locks use, is on another thread, and neither minds
+//! the other. **In a task of an async runtime the client panics**, whatever is called: there use
+//! [`leasehold::postgres`](crate::api::stores::postgres) and `tokio_postgres`, or a thread as of `tokio::task::spawn_blocking`.
+
+use std::error::Error as StdError;
+
+pub use postgres;
+use postgres::{Client, Transaction};
+
+use crate::api::fence::Fenced;
+use crate::model::error::Result;
+use crate::store::postgres::fence::{Assertion, PATIENCE, run_blocking_within};
+
+/// Lets a user's own transaction in the same database be committed only while a lock or lease [stands](Fenced).
+pub trait AssertIn: Fenced {
+    /// Asserts in `transaction`, with what the [async one](crate::api::stores::postgres::AssertIn::assert_in) promises and
+    /// asks for: drop the guard after the commit, and set `lock_timeout` in your session. [`run_fenced`] begins again what is
+    /// in conflict.
+    ///
+    /// # Errors
+    /// As the async one: `Lost` when it is not held any more: **do not commit**.
+    ///
+    /// # Example
+    /// ```no_run
+    /// use leasehold::postgres::blocking::AssertIn;
+    /// # use leasehold::postgres::blocking::postgres;
+    ///
+    /// # fn report(client: &mut postgres::Client, guard: leasehold::LockGuard) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut transaction = client.transaction()?;
+    /// transaction.execute("UPDATE report SET text = $1", &[&"new"])?;
+    /// guard.assert_in(&mut transaction)?; // an error drops the transaction, which rolls it back
+    /// transaction.commit()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    fn assert_in(&self, transaction: &mut Transaction<'_>) -> Result<()>;
+}
+
+impl<T: Fenced> AssertIn for T {
+    fn assert_in(&self, transaction: &mut Transaction<'_>) -> Result<()> {
+        Assertion::of(self.standing()?)?.run_blocking(transaction)
+    }
+}
+
+/// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
+/// server says that the transaction was in conflict, for up to two minutes: so `work` may run several times. All is as in the
+/// [async one](crate::api::stores::postgres::run_fenced). On a network that is silent this client waits without an end, and the
+/// guard is renewed meanwhile: set `tcp_user_timeout` of its `Config`, and `statement_timeout`.
+///
+/// # Errors
+/// As the async one: `Lost` when it is not held any more; nothing was committed, but where the kind is `Ambiguous`.
+///
+/// # Example
+/// ```no_run
+/// use leasehold::postgres::blocking::postgres::{Client, NoTls};
+/// use leasehold::postgres::blocking::run_fenced;
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let locks = leasehold::LockClient::connect("postgres://app:secret@localhost/app?table=locks")?;
+/// let mut client = Client::connect("postgres://app:secret@localhost/app", NoTls)?;
+///
+/// let guard = locks.lock("report")?;
+/// run_fenced(&guard, &mut client, |transaction| {
+///     transaction.execute("UPDATE report SET text = 'new' WHERE id = 1", &[])?;
+///     Ok(())
+/// })?;
+/// # Ok(())
+/// # }
+/// ```
+pub fn run_fenced<T>(
+    fenced: &impl Fenced,
+    client: &mut Client,
+    work: impl FnMut(&mut Transaction<'_>) -> Result<T, Box<dyn StdError + Send + Sync>>,
+) -> Result<T> {
+    run_blocking_within(&Assertion::of(fenced.standing()?)?, PATIENCE, client, work)
+}
