@@ -18,6 +18,8 @@ pub(super) struct Owned {
     config: Config,
     endpoint: Option<String>,
     client: RefCell<Rc<Client>>,
+    /// How often that was made anew.
+    times_connected: Cell<u64>,
     silence: Silence,
 }
 
@@ -25,7 +27,7 @@ impl Owned {
     /// `endpoint`: the one that was named to the SDK, which its configuration does not tell.
     pub fn new(table: String, config: Config, endpoint: Option<String>) -> Self {
         let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
-        Owned { table, config, endpoint, client, silence: Silence::default() }
+        Owned { table, config, endpoint, client, times_connected: Cell::new(0), silence: Silence::default() }
     }
 
     /// The region, and the endpoint where one was named.
@@ -42,26 +44,37 @@ impl Owned {
     ///
     /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
     /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
-    /// after a second without any answer takes them along: a new client has none.
-    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>) -> T {
+    /// after a second without any answer takes them along: a new client has none. So does one whose answer `contradicts`
+    /// what others said of the time: another host of the service may answer what comes next.
+    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>, contradicts: impl Fn() -> bool) -> T {
         self.silence.begins(Instant::now());
-        let left = Leaves(self);
+        let left = Leaves(self, contradicts);
         let answer = asks.await;
         left.0.silence.answered();
         answer
     }
+
+    pub fn times_connected(&self) -> u64 {
+        self.times_connected.get()
+    }
+
+    fn connect_anew(&self, why: &str) {
+        self.times_connected.set(self.times_connected.get() + 1);
+        self.client.replace(Rc::new(Client::from_conf(self.config.clone())));
+        log::debug!(target: "leasehold::dynamodb", table:? = self.table; "{why}; the next request connects anew");
+    }
 }
 
 /// A request that may be left before it is answered.
-struct Leaves(Rc<Owned>);
+struct Leaves<F: Fn() -> bool>(Rc<Owned>, F);
 
-impl Drop for Leaves {
+impl<F: Fn() -> bool> Drop for Leaves<F> {
     fn drop(&mut self) {
         let own = &self.0;
         if own.silence.ends(Instant::now()) {
-            own.client.replace(Rc::new(Client::from_conf(own.config.clone())));
-            log::debug!(target: "leasehold::dynamodb", table:? = own.table;
-                "nothing came from the service any more; the next request connects anew");
+            own.connect_anew("nothing came from the service any more");
+        } else if self.1() {
+            own.connect_anew("an answer contradicts what others said of the time");
         }
     }
 }

@@ -4,7 +4,9 @@
 //! second. So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`;
 //! what many answers allow is their intersection, which widens with its age, since clocks drift. Every time that is
 //! stored or compared is taken from its middle. When the intersection is empty a clock was moved, or one answer is
-//! wrong: the new answer counts and is in doubt, until the next one agrees with it or with what was known before.
+//! wrong: the new answer counts and is in doubt, until one agrees with it or with what was known before. What comes over the
+//! same connection, from the same host, would say the same again: new connections are made, and what goes over the old ones
+//! settles nothing in its favour.
 
 use std::time::Duration;
 
@@ -37,6 +39,8 @@ struct Known {
     ahead: Option<Ahead>,
     /// What was known before an answer contradicted it.
     before: Option<Ahead>,
+    /// Over which connections that answer came: what comes over them, or older ones, does not confirm it.
+    doubted_over: u64,
     /// The latest time that was given out while it was known well, and when that was: a narrower interval may have its
     /// middle earlier, but time must not go back, only run slower.
     given: Option<(i64, BootTime)>,
@@ -83,13 +87,15 @@ impl Ahead {
 }
 
 impl Estimate {
-    /// Learns from an answer with this `Date`, in seconds since 1970.
-    pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) {
-        self.learn_corrected(date, sent, received, 0);
+    /// Learns from an answer with this `Date`, in seconds since 1970, over a connection of its own; whether it contradicts
+    /// what was known.
+    pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) -> bool {
+        self.learn_corrected(date, sent, received, 0, sent.as_nanos())
     }
 
-    /// The same where this host's clock was corrected by so many nanoseconds meanwhile.
-    pub fn learn_corrected(&self, date: i64, sent: BootTime, received: BootTime, moved: i64) {
+    /// The same where this host's clock was corrected by so many nanoseconds meanwhile. `over`: which connections it came
+    /// over, those that are made later having a higher number.
+    pub fn learn_corrected(&self, date: i64, sent: BootTime, received: BootTime, moved: i64, over: u64) -> bool {
         let (date, moved) = (date.saturating_mul(1_000_000_000), moved.saturating_abs());
         let answer = Ahead {
             low: date.saturating_sub(nanos(received)).saturating_sub(moved),
@@ -97,11 +103,17 @@ impl Estimate {
             at: received,
         };
         let mut known = self.0.lock();
-        let Some(ahead) = known.ahead.map(|ahead| ahead.aged(received)) else {
+        let Some(last) = known.ahead else {
             known.ahead = Some(answer);
-            return;
+            return false;
         };
-        let before = known.before.take().map(|before| before.aged(received)).filter(|before| before.fits(answer));
+        let ahead = last.aged(received);
+        let before = known.before.map(|before| before.aged(received)).filter(|before| before.fits(answer));
+        let was_doubted = known.before.take();
+        if was_doubted.is_some() && before.is_none() && ahead.fits(answer) && over <= known.doubted_over {
+            known.before = was_doubted;
+            return false;
+        }
         known.ahead = Some(match before {
             // It says nothing of which of the two was wrong, while they contradict each other.
             Some(before) if ahead.fits(answer) => {
@@ -113,13 +125,16 @@ impl Estimate {
             // The answer between them was wrong.
             Some(before) => before.and(answer),
             None => {
-                known.before = Some(ahead);
+                // Of several that contradict each other the first was known.
+                known.before = was_doubted.or(Some(ahead));
+                known.doubted_over = over;
                 answer
             }
         });
         if !ahead.fits(answer) {
             known.given = None;
         }
+        before.is_none() && !ahead.fits(answer)
     }
 
     /// This host's clock has been corrected by so many nanoseconds so far: what that moved it since the last answer may be
@@ -316,7 +331,7 @@ mod tests {
         estimate.learn(100, boot(500), boot(500));
         assert_eq!(width(), SECOND);
         let corrected = Estimate::default();
-        corrected.learn_corrected(100, boot(500), boot(500), -100_000_000);
+        corrected.learn_corrected(100, boot(500), boot(500), -100_000_000, 1);
         let known = corrected.moment(boot(500), GRACE).unwrap();
         assert_eq!(known.width, SECOND + 2 * SLACK);
     }
@@ -383,13 +398,20 @@ mod tests {
         let estimate = Estimate::default();
         estimate.learn(100, boot(490), boot(510));
         moment(&estimate, 500);
-        estimate.learn(70, boot(490), boot(510));
+        assert!(estimate.learn(70, boot(490), boot(510)));
         assert_eq!(moment(&estimate, 500), (70_500, 1_020));
         let doubted = estimate.moment(boot(500), GRACE).unwrap();
         assert_eq!(doubted.upper_bound().as_nanos(), 100_510_000_000, "a holder trusts neither");
+        // One agrees that was on its way before, maybe from the same host.
+        assert!(!estimate.learn(70, boot(490), boot(520)));
+        assert!(estimate.moment(boot(520), GRACE).unwrap().is_doubted());
         // The next one agrees.
-        estimate.learn(70, boot(490), boot(510));
-        assert!(!estimate.moment(boot(510), GRACE).unwrap().is_doubted());
+        estimate.learn(70, boot(520), boot(530));
+        assert!(!estimate.moment(boot(530), GRACE).unwrap().is_doubted());
+        // Of three times the one that was known is not forgotten, and to return to it is no contradiction.
+        assert!(estimate.learn(20, boot(540), boot(550)) && estimate.learn(40, boot(560), boot(570)));
+        assert!(!estimate.learn(70, boot(580), boot(590)));
+        assert!(!estimate.moment(boot(590), GRACE).unwrap().is_doubted());
     }
 
     #[test]

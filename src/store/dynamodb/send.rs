@@ -42,6 +42,10 @@ struct Stamping {
     estimate: Arc<Estimate>,
     hides_server: AtomicBool,
     state: AtomicU8,
+    /// The answer's time contradicts what was known.
+    contradicts: AtomicBool,
+    /// Over which connections it goes.
+    over: AtomicU64,
     sent: AtomicU64,
     /// By how much the clock had been corrected then.
     slew: AtomicI64,
@@ -54,6 +58,8 @@ impl Stamp {
             estimate: estimate.clone(),
             hides_server: AtomicBool::new(false),
             state: AtomicU8::new(WAITING),
+            contradicts: AtomicBool::new(false),
+            over: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             slew: AtomicI64::new(UNSEEN),
         }))
@@ -107,7 +113,9 @@ impl Intercept for Stamp {
             slew.into_iter().for_each(|slew| self.0.estimate.slewed(slew));
             let sent = Some(self.0.slew.load(Ordering::SeqCst)).filter(|sent| *sent != UNSEEN);
             let moved = slew.zip(sent).map_or(0, |(now, sent)| now.saturating_sub(sent));
-            self.0.estimate.learn_corrected(date.as_second(), self.sent_at(), received, moved);
+            let over = self.0.over.load(Ordering::SeqCst);
+            let contradicts = self.0.estimate.learn_corrected(date.as_second(), self.sent_at(), received, moved, over);
+            self.0.contradicts.store(contradicts, Ordering::SeqCst);
             // The service itself names one in each answer.
             let is_hidden = context.response().headers().get("server").is_none_or(str::is_empty);
             self.0.hides_server.store(is_hidden, Ordering::SeqCst);
@@ -152,7 +160,12 @@ impl Dynamodb {
         let started = Instant::now();
         let stamp = Stamp::new(&self.clock, &self.estimate);
         let (theirs, target) = (stamp.clone(), self.target.clone());
-        let answer = self.driver.run(by, move |owned| owned.clone().within(operation(owned.client(), theirs, target)));
+        let answer = self.driver.run(by, move |owned| {
+            let stamping = theirs.0.clone();
+            stamping.over.store(owned.times_connected(), Ordering::SeqCst);
+            let contradicts = move || stamping.contradicts.load(Ordering::SeqCst);
+            owned.clone().within(operation(owned.client(), theirs, target), contradicts)
+        });
         if stamp.0.hides_server.load(Ordering::SeqCst) && !self.target.said_hidden.swap(true, Ordering::Relaxed) {
             log::warn!(
                 target: "leasehold::dynamodb", table:? = self.target.table;

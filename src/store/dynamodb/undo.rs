@@ -71,7 +71,8 @@ impl Dynamodb {
 
     /// Reads the row, and gives the key back to the live holders that were replaced, if there are any.
     pub(super) fn settle_doubt(&self, attempt: &mut Attempt, old: Option<Item>, by: &Deadline) -> Acquired {
-        let answer = self.give_back(attempt, old.as_ref(), by).unwrap_or_else(|error| Acquired::Unknown(error.into()));
+        let answer = self.give_back(attempt, old.as_ref(), by);
+        let answer = answer.unwrap_or_else(|error| Acquired::Unknown(error.of_write().into()));
         attempt.native = None;
         if matches!(answer, Acquired::Unknown(_)) {
             attempt.native = Some(Box::new(Doubted(old)));

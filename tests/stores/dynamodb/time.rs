@@ -341,6 +341,38 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     assert!(holder.until.left(get(&at.beside, "free").times.now).unwrap() <= LEASE + Duration::from_secs(1));
 }
 
+/// Each host of the service says the time of its own clock: of one that is wrong all answers agree.
+#[test]
+fn a_host_of_the_service_whose_clock_is_wrong_takes_nobodys_lock() {
+    let at = needs_server!(Behind::new());
+    let (idle, _) = idle(&at);
+    let (store, mut held) = holding(&at);
+    at.proxy.shift_dates_of_open(3_600);
+    refused(&idle, &mut exclusive("k"));
+    let mut renew = || store.renew(&mut held, renewal(LEASE), &soon()).unwrap();
+    assert!(matches!(renew(), Renewed::Unknown(_)), "that host answers the holder, too");
+    assert!(matches!(renew(), Renewed::Until { .. }));
+    // Also where it answers a grant.
+    at.proxy.shift_dates_of_open(-3_600);
+    let mut free = exclusive("free");
+    let Acquired::Granted { holder, now, .. } = idle.acquire(&mut free, &soon()).unwrap() else { panic!("refused") };
+    assert!(holder.until.left(now).unwrap() <= LEASE + Duration::from_secs(1));
+}
+
+/// Who adopts has no lock as data any more.
+#[test]
+fn a_transfer_that_was_done_is_never_said_to_be_undone_where_its_doubt_is_not_settled() {
+    let at = needs_server!(Behind::new());
+    let (store, held) = holding(&at);
+    let mut heir = exclusive("k");
+    heir.ask.instead_of = Some((held.ask.grant.clone(), get(&store, "k").record.token));
+    at.proxy.shift_dates_of_open(-3_600);
+    at.proxy.add(Rule::always(proxy::Mode::CutBefore).on("GetItem"));
+    let Acquired::Unknown(error) = store.acquire(&mut heir, &soon()).unwrap() else { panic!("it is in doubt") };
+    assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error}");
+    assert!(get(&at.beside, "k").record.standing(heir.grant()).is_some(), "it is done");
+}
+
 #[test]
 fn in_the_grace_a_holder_is_held_for_everybody() {
     needs_server!();

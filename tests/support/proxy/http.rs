@@ -33,7 +33,7 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
             }
             continue;
         }
-        let (number, mode, mut shift) = inner.arrived(&request);
+        let (number, mode, mut shift) = inner.arrived(&request, id);
         let mut answer = None;
         match mode {
             Mode::Pass => answer = Some(server.ask(&request, number)?),
@@ -191,7 +191,7 @@ fn has_ended(stream: &TcpStream) -> bool {
 
 impl Inner {
     /// Notes a request; its number, its mode, and by how much the answer's date moves.
-    fn arrived(&self, message: &Message) -> (u64, Mode, i64) {
+    fn arrived(&self, message: &Message, connection: u64) -> (u64, Mode, i64) {
         let first = message.head.lines().next().unwrap_or_default();
         let target = message.header("x-amz-target").and_then(|target| target.split('.').next_back());
         let mut state = self.lock();
@@ -210,7 +210,8 @@ impl Inner {
         }
         state.kept.push_back(request);
         self.changed.notify_all();
-        (state.count, rule.unwrap_or(Mode::Pass), state.date_shift)
+        let of_connection = state.shifted.get(&connection).copied().unwrap_or_default();
+        (state.count, rule.unwrap_or(Mode::Pass), state.date_shift + of_connection)
     }
 
     fn note(&self, number: u64, change: impl FnOnce(&mut Request)) {

@@ -228,6 +228,12 @@ impl Proxy {
         self.inner.lock().date_shift = seconds;
     }
 
+    /// The same on the connections that are open now, as of one host of the service.
+    pub fn shift_dates_of_open(&self, seconds: i64) {
+        let mut state = self.inner.lock();
+        state.shifted = state.open.keys().map(|connection| (*connection, seconds)).collect();
+    }
+
     /// From now on, on all connections, new and old. Only of [`Proxy::raw`].
     pub fn flow(&self, to_server: Flow, to_client: Flow) {
         let mut state = self.inner.lock();
@@ -370,6 +376,7 @@ struct State {
     stopped: bool,
     rules: Vec<Rule>,
     date_shift: i64,
+    shifted: HashMap<u64, i64>,
     to_server: Flow,
     to_client: Flow,
     count: u64,
@@ -393,6 +400,7 @@ impl Default for State {
             stopped: false,
             rules: Vec::new(),
             date_shift: 0,
+            shifted: HashMap::new(),
             to_server: Flow::Pass,
             to_client: Flow::Pass,
             count: 0,
