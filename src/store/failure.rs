@@ -112,6 +112,17 @@ impl<S: Own> Failure<S> {
         }
     }
 
+    /// Of a write that was done, or an earlier copy of it: what follows says nothing of that.
+    #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
+    pub fn of_write(self) -> Self {
+        let cause = match &self {
+            // That it is left as it is would not be true.
+            Failure::Damaged(what) => Cause::from(format!("the {} is damaged ({what})", S::WORDS.row)),
+            error => Cause::from(error.to_string()),
+        };
+        Failure::Unanswered { cause: Some(self.cause().cloned().unwrap_or(cause)) }
+    }
+
     /// The same of a read, which leaves nothing in doubt when it was not answered.
     pub fn of_read(self) -> Self {
         match self {

@@ -91,6 +91,11 @@ trait Way {
     /// Asks and gets no answer, for the request is held on its way. False where the store says that nothing was sent.
     fn hold(&self, store: &dyn Backend, attempt: &mut Attempt) -> bool;
 
+    /// Whether what was sent is held once `hold` says so: a busy machine may send it only when nothing is held any more.
+    fn is_sure(&self) -> bool {
+        true
+    }
+
     /// The store gets what is held, and is done with it; how many that were.
     fn deliver(&self) -> usize;
 }
@@ -143,6 +148,9 @@ impl Lane {
             self.granted(&*first, &mut twin);
         }
         give_up(&*first, &mut twin);
+        if !self.sides.way.is_sure() {
+            self.came_before(key);
+        }
         let meanwhile = *self.rng.choice(&MEANWHILE).unwrap();
         let is_first = meanwhile == Meanwhile::FirstHolds;
         let mut next = attempt(&*first, key, if self.rng.bool() { mode } else { Mode::Exclusive });
@@ -165,6 +173,13 @@ impl Lane {
             release(store, &mut next);
         }
         came
+    }
+
+    /// A copy that was not held came before the give-up, and so may have used up a token.
+    fn came_before(&mut self, key: &'static str) {
+        let token = get(&*self.sides.rival, key).record.token;
+        let highest = self.highest.entry(key).or_default();
+        *highest = token.max(*highest);
     }
 
     fn granted_to(&mut self, is_first: bool, attempt: &mut Attempt) -> Holder {

@@ -33,6 +33,7 @@ impl Mongodb {
             after: true,
             extends: ask.instead_of.is_some(),
             session: self.register.of(&mut attempt.native),
+            grants: Some((ask.mode, id)),
         };
         let answer = self.update(update, by).map_err(|error| match error {
             // The rules fail on some damages; which one it is shows in the document.

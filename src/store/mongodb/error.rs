@@ -139,14 +139,11 @@ impl MongodbError {
         matches!(self, MongodbError::Own(Own::Denied | Own::NoStreams, _))
     }
 
-    /// Of a write of which an earlier copy was done.
-    pub fn of_write(self) -> Self {
-        let cause = match &self {
-            // That it is left as it is would not be true.
-            MongodbError::Damaged(what) => Cause::from(format!("the document is damaged ({what})")),
-            error => Cause::from(error.to_string()),
-        };
-        MongodbError::Unanswered { cause: Some(self.cause().cloned().unwrap_or(cause)) }
+    /// Of an acquire of which an earlier copy may still come.
+    pub fn refused_after_copies() -> Self {
+        MongodbError::Unanswered {
+            cause: Some(Cause::from("the driver sent it twice, and the second was refused".to_owned())),
+        }
     }
 }
 

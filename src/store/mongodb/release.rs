@@ -22,6 +22,7 @@ impl Mongodb {
             after: false,
             extends: false,
             session: self.register.of(&mut attempt.native),
+            grants: None,
         };
         let sent = Instant::now();
         let row = match self.update(update, by)? {

@@ -31,6 +31,7 @@ impl Mongodb {
                 // A guard takes no answer that comes after its end. Who only has the lock's data does not know of one.
                 extends: renewal.may_end_endless,
                 session: self.register.of(&mut attempt.native),
+                grants: None,
             };
             match self.update(update, by)? {
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),

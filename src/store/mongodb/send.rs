@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Document, doc};
 use mongodb::error::Result as DriverResult;
 use mongodb::event::EventHandler;
@@ -17,11 +18,11 @@ use mongodb::{Client, Collection};
 
 use super::error::MongodbError;
 use super::pipeline::{NOW, projection};
-use super::row::date;
+use super::row::{date, stands};
 use super::session::Sessions;
 use super::turns::Turns;
 use super::{Mongodb, Topology, mixed};
-use crate::lease::StoreTime;
+use crate::lease::{Mode, StoreTime};
 use crate::store::failure::{Fate, Left};
 use crate::sys::deadline::Deadline;
 
@@ -54,6 +55,11 @@ impl Sends {
     async fn counting<T>(self, request: impl Future<Output = T>) -> T {
         counted_as(Some(self), request).await
     }
+}
+
+/// How often the request whose future is being polled may have left this host so far.
+fn sent_so_far() -> u32 {
+    CURRENT.with_borrow(|current| current.as_ref().map_or(0, Sends::count))
 }
 
 /// Runs a request that is no copy of the one that it is beside.
@@ -115,6 +121,17 @@ pub(super) struct Update {
     /// It extends a lease that runs.
     pub extends: bool,
     pub session: u64,
+    /// The grant that it is to make, in this mode.
+    pub grants: Option<(Mode, ObjectId)>,
+}
+
+impl Update {
+    /// Whether this answer, after so many copies, leaves open what becomes of the others. The server keeps a note only of a
+    /// number that has written: a copy that came before the one that was refused would still be done, however late.
+    fn is_open(&self, row: Option<&Document>, sends: u32) -> bool {
+        let grants = self.grants.as_ref().filter(|_| sends > 1);
+        grants.is_some_and(|(mode, grant)| !row.is_some_and(|row| stands(row, *mode, grant)))
+    }
 }
 
 /// The majority has it in its journal before it is answered.
@@ -221,7 +238,8 @@ impl Mongodb {
                 let returned = if after { ReturnDocument::After } else { ReturnDocument::Before };
                 let request = owned.locks.find_one_and_update(filter, pipeline);
                 let request = request.upsert(upsert).return_document(returned).projection(projection());
-                request.write_concern(majority(Some(limit))).max_time(work).session(&mut *session).await
+                let request = request.write_concern(majority(Some(limit))).max_time(work).session(&mut *session);
+                Ok((request.await?, sent_so_far()))
             });
             match answer {
                 // Two made the document at once; it is there now.
@@ -232,7 +250,10 @@ impl Mongodb {
                     }
                     duplicates += 1;
                 }
-                answer => return unknown_is_an_answer(answer),
+                Ok((row, sends)) if update.is_open(row.as_ref(), sends) => {
+                    return Ok(Wrote::Unknown(MongodbError::refused_after_copies()));
+                }
+                answer => return unknown_is_an_answer(answer.map(|(row, _)| row)),
             }
         }
     }

@@ -1,11 +1,16 @@
 //! A network that fails: how it is between this store and its server, and what only this one does then.
 
+use std::sync::Arc;
+
 use leasehold::internals::store::{Purpose, Released, Schema};
+use leasehold::internals::sys::clock::Clock;
 
 use crate::mongodb::*;
 use crate::network::{Behind, Kind, LATE, MODES, Meanwhile};
+use crate::support::bench::builder_over;
+use crate::support::contract::{granted, release};
 use crate::support::mongodb::{Rows, host};
-use crate::support::proxy::{Mode as Network, Proxy};
+use crate::support::proxy::{Mode as Network, Proxy, Rule};
 
 fn behind() -> Behind<Rows> {
     let rows = Rows::fresh();
@@ -39,6 +44,26 @@ fn what_is_given_up_in_another_session_comes_back() {
     assert!(matches!(released, Released::Free), "{released:?}");
     at.wait_for_late("negative control");
     assert_eq!(at.holders("negative control").len(), 1);
+}
+
+/// The driver repeats an acquire under one number, of which the server keeps no note where it refused it.
+#[test]
+fn a_copy_of_an_acquire_whose_repeat_was_refused_is_granted_to_nobody() {
+    let Behind { proxy, store, beside, room: _room, .. } = needs_server!(behind());
+    let client = builder_over(Arc::from(store), Clock::system()).connect().unwrap();
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let key = mode.to_string();
+        let mut held = exclusive(&*beside, &key);
+        granted(&*beside, &mut held);
+        proxy.add(Rule::next(1, Network::CutHeld).on("findAndModify").on(&key));
+        let request = client.request(&key);
+        let request = if mode == Mode::Shared { request.shared() } else { request };
+        assert!(request.try_lock().unwrap().is_none());
+        assert!(proxy.clear().is_empty());
+        release(&*beside, &mut held);
+        assert_eq!(proxy.deliver(), 1, "{mode}");
+        assert_eq!(holders(&*beside, &key), [], "{mode}");
+    }
 }
 
 /// The driver looks up a host's name on a thread of its runtime. Where none can be started, that must end none of the tasks

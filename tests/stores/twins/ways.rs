@@ -108,6 +108,10 @@ impl Way for Proxied {
         }
     }
 
+    fn is_sure(&self) -> bool {
+        self.waits.is_none()
+    }
+
     fn deliver(&self) -> usize {
         self.proxy.deliver() as usize
     }
@@ -163,6 +167,10 @@ impl Way for (Grpc, Patience) {
         let is_under_way = patience.tries(|by| is_under_way(store.acquire(attempt, &by)));
         grpc.clear();
         is_under_way
+    }
+
+    fn is_sure(&self) -> bool {
+        false
     }
 
     fn deliver(&self) -> usize {
