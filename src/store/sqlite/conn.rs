@@ -24,6 +24,10 @@ use crate::sys::thread::keeping_a_lock;
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
 /// The longest pause between two tries.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
+/// How many bytes of the log are kept where it begins anew.
+const KEPT_LOG: u64 = 4 << 20;
+/// A log of more bytes is not copied by the last close.
+const LONG_LOG: u64 = 64 << 20;
 /// Up to this many writes in a row that others do not see may be an accident, if none was seen yet.
 const MOST_UNSEEN: u32 = 10;
 
@@ -77,14 +81,16 @@ impl Deref for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        if !self.has_the_log() {
+        // A long one, which a read kept from being copied, would take longer than a drop may. The next write copies it.
+        let is_long = || self.log.as_ref().is_some_and(|log| log.len() > LONG_LOG);
+        if !self.has_the_log() || is_long() {
             leave_log(&self.conn);
         }
         self.opened.closing();
     }
 }
 
-/// A log that is not the others' must not be written to the file when the connection is closed.
+/// Such a log is not written to the file when the connection is closed: one that is not the others' must not be.
 fn leave_log(conn: &Connection) {
     // It can only fail where SQLite is too old to know it.
     let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
@@ -113,7 +119,7 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     // The first statement reads the file.
     promise(&conn, durability, path, doing, by).map_err(|error| explained(error, path))?;
     // SQLite begins the log anew after 1,000 pages, but not while somebody reads: then it is cut to about that length.
-    conn.execute_batch("PRAGMA journal_size_limit = 4194304").map_err(failed)?;
+    conn.execute_batch(&format!("PRAGMA journal_size_limit = {KEPT_LOG}")).map_err(failed)?;
     Ok(conn)
 }
 

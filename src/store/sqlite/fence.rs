@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use rusqlite::Connection;
 
 use super::error::SqliteError;
+use super::file::Log;
 use super::row::Row;
 use super::{Sqlite, identity, label};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -17,7 +18,7 @@ const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
 /// Writes the row as it is, which takes the write lock, and gives a row only where the grant stands in it. So it is one
 /// statement, for drivers that are not ours; to look without a write would take two.
 #[cfg(feature = "capi")]
-const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = CAST(?1 AS BLOB) AND (grant_id = ?2 \
+const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = {key} AND (grant_id = ?2 \
                       OR EXISTS (SELECT 1 FROM json_each(holders) WHERE json_extract(value, '$.grant_id') = ?2)) \
                       RETURNING 1";
 
@@ -26,7 +27,10 @@ const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = CAST(?
 pub fn statement(standing: Standing<'_>) -> Option<[String; 3]> {
     standing.store::<Sqlite>()?;
     let lock = standing.lock;
-    Some([ASSERT.to_owned(), lock.key.clone(), lock.grant.as_str().to_owned()])
+    // A file in UTF-16 would give other bytes for a text. The first parameter stays, since it is bound.
+    let bytes: String = lock.key.bytes().map(|byte| format!("{byte:02x}")).collect();
+    let key = format!("coalesce(x'{bytes}', ?1)");
+    Some([ASSERT.replace("{key}", &key), lock.key.clone(), lock.grant.as_str().to_owned()])
 }
 
 /// An error of kind `Lost` unless the grant holds in the file of `conn`, by what `conn`'s transaction sees.
@@ -52,8 +56,12 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
             false => failed(SqliteError::Engine { path: path.to_owned(), doing: "assert the lock", source }),
         });
     }
-    // In another log nobody would see that a rival was granted it.
+    // In another log nobody would see that a rival was granted it, nor what this transaction writes.
     store.target.check().map_err(failed)?;
+    let log = Log::of(path).map_err(|source| failed(SqliteError::looking(path, source)))?;
+    if !log.is_some_and(|log| log.is_same(&store.target.log)) {
+        return Err(failed(SqliteError::OtherPath { path: path.to_owned(), who: "this process" }));
+    }
     let (_, row) = Row::read(conn, path, &lock.key).map_err(failed)?;
     if row.token_of(&lock.grant) == Some(lock.token) {
         return Ok(());

@@ -1,6 +1,6 @@
 //! The file itself: how it is made, how it is known from another one, and where it must not lie.
 
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ pub(super) struct FileId;
 const LONGEST_ENDING: &str = "-journal";
 /// In bytes, on most file systems.
 const LONGEST_NAME: usize = 255;
+/// The same of a whole path, for SQLite.
+const LONGEST_PATH: usize = 512;
 
 /// The path of a file that SQLite keeps beside the one at `path`.
 pub(super) fn beside(path: &Path, ending: &str) -> PathBuf {
@@ -50,6 +52,11 @@ impl Log {
     pub(super) fn is_there(&self) -> io::Result<bool> {
         let [log, index] = &self.0;
         Ok(identity(&log.0)? == Some(log.1) && identity(&index.0)? == Some(index.1))
+    }
+
+    /// How many bytes it has.
+    pub(super) fn len(&self) -> u64 {
+        fs::metadata(&self.0[0].0).map_or(0, |log| log.len())
     }
 
     /// Whether others have another one there.
@@ -169,7 +176,10 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, kernels: Kernels) -> Resul
     })?;
     check_file_system(path, folder, kernels)?;
     // SQLite would only say that it can't open something.
-    if target.file_name().is_some_and(|name| name.len() + LONGEST_ENDING.len() > LONGEST_NAME) {
+    let name = target.file_name().unwrap_or_default();
+    let whole = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name);
+    let is_long = |name: &OsStr, most| name.len() + LONGEST_ENDING.len() > most;
+    if is_long(name, LONGEST_NAME) || (cfg!(unix) && is_long(whole.as_os_str(), LONGEST_PATH)) {
         return Err(failed(path, "create the file", io::ErrorKind::InvalidFilename.into()));
     }
     match create(&target, folder, mode) {

@@ -6,6 +6,7 @@ use std::time::Instant;
 use rusqlite::params_from_iter;
 use rusqlite::types::ValueRef;
 
+use super::boot::Here;
 use super::conn::{self, Begin, Tx};
 use super::error::SqliteError;
 use super::row::{COLUMNS, HOLDERS, LOCK_ID, Row, View, decode_key};
@@ -112,8 +113,9 @@ impl Sqlite {
         }
         let times = self.target.times()?;
         let views: Vec<View> = rows.iter().map(|row| row.view(format, self.target.here(&times))).collect();
-        if views.iter().any(|view| view.sightings.is_some())
-            && let Err(error) = self.sight(rows.iter().zip(&views))
+        let unseen = rows.iter().zip(&views).filter(|(_, view)| view.sightings.is_some()).map(|(row, _)| row);
+        if unseen.clone().next().is_some()
+            && let Err(error) = self.sight(unseen, self.target.here(&times))
         {
             // The next read tries again.
             keeping_a_lock(|| log::debug!(target: "leasehold::sqlite", "{}", Error::from(error)));
@@ -126,16 +128,21 @@ impl Sqlite {
     }
 
     /// One try: a read waits for no writer.
-    fn sight<'a>(&self, seen: impl Iterator<Item = (&'a Row, &'a View)>) -> Result<(), SqliteError> {
+    pub(super) fn sight<'a>(&self, seen: impl Iterator<Item = &'a Row>, here: Here<'_>) -> Result<(), SqliteError> {
         let mut writer =
             self.writer.try_lock().ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.target.path, &now)?;
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;
-        for (row, view) in seen {
-            if let Some(sightings) = &view.sightings {
-                // Where it was not, the row may have changed.
-                let _is_written = row.write_sightings(&tx, &self.target.path, sightings)?;
+        for row in seen {
+            // As it stands now: another clock may have noted its own since, which raises no version.
+            let (format, now) = match Row::read(&tx, &self.target.path, row.key()) {
+                Err(SqliteError::Damaged { .. }) => continue,
+                read => read?,
+            };
+            let is_same = (now.token, now.version) == (row.token, row.version);
+            if let Some(sightings) = now.view(format, here).sightings.filter(|_| is_same) {
+                now.write_sightings(&tx, &self.target.path, &sightings)?;
             }
         }
         self.target.check()?;

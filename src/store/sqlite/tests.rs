@@ -1,6 +1,7 @@
 //! What only the inside shows: how safely a call writes.
 
 use super::error::SqliteError;
+use super::row::Row;
 use super::*;
 use crate::lease::{Ask, Labels, Lease, Mode};
 use crate::model::error::{Error, ErrorKind};
@@ -165,6 +166,31 @@ fn a_damaged_row_of_the_very_group_is_told() {
     for other in ["other", "lock_id", &attempt().ask.labels.owner] {
         assert!(read(other).unwrap().records.is_empty(), "{other:?} is no lock id of it");
     }
+    std::fs::remove_dir_all(folder).unwrap();
+}
+
+/// Two that overwrote each other's would both wait for a holder of a third for ever.
+#[test]
+fn a_clock_that_notes_what_it_saw_keeps_what_another_noted_since() {
+    let (folder, holder) = store();
+    let of = |clock: &str| {
+        let file = folder.join("locks.db");
+        let options = SqliteOptions { clock_identity: Some(clock.to_owned()), ..SqliteOptions::new(file) };
+        Sqlite::open(options, Clock::system(), &soon()).unwrap()
+    };
+    let (b, c) = (of("b:0.0"), of("c:0.0"));
+    assert!(matches!(holder.acquire(&mut attempt(), &soon()), Ok(Acquired::Granted { .. })));
+    let noted = || -> String {
+        let sql = "SELECT coalesce(sightings, '') FROM locks";
+        holder.writer.lock().query_row(sql, [], |row| row.get(0)).unwrap()
+    };
+    let (_, row) = Row::read(&c.reader.lock(), &c.target.path, "k").unwrap();
+    assert!(matches!(b.acquire(&mut attempt(), &soon()), Ok(Acquired::Refused(_))));
+    assert!(noted().contains("b:0.0"), "{}", noted());
+    let times = c.target.times().unwrap();
+    c.sight([&row].into_iter(), c.target.here(&times)).unwrap();
+    assert!(noted().contains("b:0.0") && noted().contains("c:0.0"), "{}", noted());
+    drop((holder, b, c));
     std::fs::remove_dir_all(folder).unwrap();
 }
 

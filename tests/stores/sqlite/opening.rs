@@ -262,6 +262,12 @@ fn a_name_that_is_too_long_is_told() {
         assert!(error.to_string().contains("too long"), "{error}");
         assert!(!named(length).exists());
     }
+    // SQLite has a limit for the whole path.
+    let deep = ["d".repeat(250), "d".repeat(250)].iter().fold(folder.path().to_owned(), |path, name| path.join(name));
+    fs::create_dir_all(&deep).unwrap();
+    let error = refused(&deep.join("locks.db"));
+    assert!(error.kind() == ErrorKind::Config && error.to_string().contains("too long"), "{error}");
+    assert!(!deep.join("locks.db").exists());
 }
 
 /// As a backup by `VACUUM INTO` is.
