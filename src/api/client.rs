@@ -285,8 +285,8 @@ impl LockClient {
         self.request(&lock.key).adopt(lock)
     }
 
-    /// Renews a lock that is held as data, expired or not, unless somebody was granted it since. With `fleet=mixed` on
-    /// MongoDB and Cloud Spanner one that is over is lost: the Go library may be about to take it.
+    /// Renews a lock that is held as data, expired or not, unless somebody was granted it, or a purge freed it, since. With
+    /// `fleet=mixed` on MongoDB and Cloud Spanner one that is over is lost: the Go library may be about to take it.
     /// An endless lock gets an end by it, in a minute or later, which its guard learns of within 35 seconds while the
     /// store answers it; the end of any other never moves backwards.
     ///
@@ -367,7 +367,8 @@ impl LockClient {
         }
     }
 
-    /// What the store knows of a key; `None` when nobody ever held it or its row was deleted.
+    /// What the store knows of a key; `None` when nobody ever held it or its row was deleted. (An acquire that was given up
+    /// may leave a row as well, with the token 0.)
     ///
     /// For finding out who holds a lock, not for checking before taking it.
     ///
@@ -415,11 +416,12 @@ impl LockClient {
 
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
     /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`.
-    /// Closing again does nothing. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
+    /// Closing again sends nothing. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
     /// ([`Election::lead`](crate::Election::lead)) has not returned within half of that is left to its lease, without an error.
     ///
     /// # Errors
-    /// The first release that was not answered; all others are made all the same.
+    /// The first release that was not answered; all others are made all the same. Else how many grants that nobody holds any
+    /// more, such as of locks that were lost, could not be given up.
     pub fn close(&self) -> Result<()> {
         if !self.family.is_own_process() {
             return self.family.check_open();

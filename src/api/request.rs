@@ -184,7 +184,8 @@ impl LockRequest {
     ///
     /// # Errors
     /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it
-    /// is a lock of another key, or of another store; `Ambiguous` when no answer came in time: then it was given up, and a
+    /// is a lock of another key, or of another store; `Ambiguous` when no answer came in time, or when it was
+    /// taken over and could not be held for its whole lease: then it was given up, and a
     /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
     /// it came too late to be held; after `Cancelled` and `Closed`, too, the lock may be gone; else as
     /// [`try_lock`](LockRequest::try_lock).
@@ -199,7 +200,7 @@ impl LockRequest {
         check_origin(&self.spec.family, &lock, &self.spec.family.request_deadline())?;
         pause!("adopt.checked");
         let lost = format!(
-            "this grant of it is no longer held, or was adopted already{}",
+            "this grant of it is no longer held, was adopted already, or was purged after its end{}",
             told_origin(&self.spec.family, &lock)
         );
         spec.mode = lock.mode;

@@ -419,3 +419,20 @@ fn a_wait_that_ends_after_the_lease_tells_of_the_loss() {
         assert_eq!(leasehold_keeper_wait_loss(keeper, 0), Code::Ok);
     }
 }
+
+/// Keys are bytes, and such a file makes other bytes of a text.
+#[test]
+#[cfg(feature = "sqlite")]
+fn the_assertion_is_found_in_a_file_in_utf_16() {
+    let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", crate::sys::random::uuid()));
+    std::fs::create_dir(&folder).unwrap();
+    let file = folder.join("locks.db");
+    let user = crate::sqlite::rusqlite::Connection::open(&file).unwrap();
+    user.execute_batch("PRAGMA encoding = 'UTF-16'; CREATE TABLE own (data)").unwrap();
+    let client = LockClient::connect(&format!("sqlite:{}", file.display())).unwrap();
+    let guard = client.lock("k\u{e4}").unwrap();
+    let [sql, key, grant] = stores::statement(&guard).unwrap();
+    assert!(user.query_row(&sql, [key, grant], |row| row.get::<_, bool>(0)).unwrap());
+    drop((guard, client, user));
+    std::fs::remove_dir_all(folder).unwrap();
+}

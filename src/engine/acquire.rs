@@ -9,7 +9,6 @@ use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
 use crate::engine::poll::{Begin, FIRST_WARNING};
 use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
-use crate::lease::Lease;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::{Lock, LockStatus};
@@ -131,7 +130,7 @@ impl<'a> Wait<'a> {
                 self.line.stood_back = true;
                 return self.ended();
             }
-            self.enter();
+            self.enter(&overall);
         }
         let outcome = self.go_on(&overall);
         pause!("acquire.leaves");
@@ -195,7 +194,7 @@ impl<'a> Wait<'a> {
                 Round::Granted(granted) => return Ok(Obtained::Granted(granted)),
                 Round::Refused if self.asks_once() => break,
                 Round::Refused => {
-                    self.enter();
+                    self.enter(overall);
                     if !self.pause(overall, Begin::Refused) {
                         break;
                     }
@@ -211,19 +210,20 @@ impl<'a> Wait<'a> {
     }
 
     /// Waits in the line of this process from now on.
-    pub(super) fn enter(&mut self) {
+    pub(super) fn enter(&mut self, overall: &Deadline) {
         self.tells(Some(Instant::now()));
         self.begins();
         self.tells(None);
-        self.stand();
+        self.stand(overall);
     }
 
     /// The same for a wait whose begin is reported.
-    pub(super) fn stand(&mut self) {
+    pub(super) fn stand(&mut self, overall: &Deadline) {
         if !self.family.is_own_process() {
             return;
         }
-        self.line.ticket.get_or_insert_with(|| self.family.queues.enter(self.spec.lock.clone(), &self.users_code));
+        let enter = || self.family.queues.enter(self.spec.lock.clone(), &self.users_code, overall);
+        self.line.ticket.get_or_insert_with(enter);
         // What it asked before it stood there.
         self.known.refusal.take().into_iter().for_each(|seen| self.saw(seen));
         pause!("acquire.entered");
@@ -357,7 +357,12 @@ impl<'a> Wait<'a> {
                 Ok(Obtained::Refused(Vec::new()))
             }
             (None, Some(error)) => Err(error),
-            (None, None) => Err(Error::new(ErrorKind::TimedOut, "the time was over before the store was asked")),
+            (None, None) => {
+                let is_void = self.effort.voids > 0;
+                let late = "it was granted too late to be held, and was given up";
+                let message = if is_void { late } else { "the time was over before the store was asked" };
+                Err(Error::new(ErrorKind::TimedOut, message))
+            }
         }
     }
 
@@ -391,11 +396,8 @@ impl<'a> Wait<'a> {
             family.check_process()?;
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
-                    let mut held_until = terms.first_held_until(sent, holder.until, now);
-                    if repeated {
-                        let lease = Lease::For(lease).end(now);
-                        held_until = held_until.min(terms.first_held_until(first_sent, lease, now));
-                    }
+                    let asked = if repeated { first_sent } else { sent };
+                    let held_until = terms.first_held_until((asked, lease), sent, holder.until, now);
                     if clock.now() >= held_until {
                         return self.void(attempt, overall);
                     }
@@ -415,10 +417,11 @@ impl<'a> Wait<'a> {
                     error
                 }
                 Err(error) if !error.is_retryable() => {
-                    if unanswered.is_some() {
-                        family.abandon(attempt);
-                    }
-                    return Err(error);
+                    let Some(unanswered) = unanswered else { return Err(error) };
+                    family.abandon(attempt);
+                    // Of a transfer that may be done it would say that nothing was.
+                    let is_transfer = self.spec.lock.instead_of.is_some();
+                    return Err(if is_transfer { unanswered.final_now().caused_by(error) } else { error });
                 }
                 Err(error) => error,
             };

@@ -128,7 +128,7 @@ impl AnyWait<'_> {
                 wait.begins();
                 is_late = overall.is_over();
             }
-            wait.stand();
+            wait.stand(overall);
         }
         self.waits.iter().take(1).for_each(|wait| wait.tells(None));
     }

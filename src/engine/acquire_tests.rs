@@ -7,7 +7,7 @@ use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::{LEASE, spec};
 use crate::engine::spec::Callbacks;
-use crate::lease::{End, MAX_ACQUIRE_LEASE};
+use crate::lease::{End, Lease, MAX_ACQUIRE_LEASE};
 use crate::model::event::Observer;
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -77,10 +77,10 @@ impl Bench {
     /// then.
     fn passed_by<'a, T>(&'a self, does: impl FnOnce(Wait<'a>, &Deadline) -> T) -> T {
         let (users_code, cancel) = (Arc::<UsersCode>::default(), CancelToken::new());
-        let _first = self.family.queues.enter(spec(), &users_code);
+        let _first = self.family.queues.enter(spec(), &users_code, &Deadline::after(SLACK));
         users_code.runs(Some(Instant::now() - HANGS));
         let mut wait = self.wait(Patience::Endless);
-        wait.enter();
+        wait.enter(&Deadline::after(SLACK));
         let reads = self.faults.count(Call::Read);
         self.faults.next(Call::Read, Fault::ApplyThenDelay(SLACK));
         let overall = Deadline::after(SLACK).or_cancel(&cancel);
@@ -100,7 +100,7 @@ impl Bench {
     /// What a call gets to which the lock is handed over when its time is over and it has not left the line yet.
     fn at_the_last_moment(&self, held_until: BootTime, cancels: bool) -> Result<Obtained> {
         let (queues, granted) = (self.family.queues.clone(), self.granted(held_until));
-        let mut handed = Some((queues.enter(spec(), &Arc::default()), granted));
+        let mut handed = Some((queues.enter(spec(), &Arc::default(), &Deadline::after(SLACK)), granted));
         let (cancel, users_code) = (CancelToken::new(), Arc::<UsersCode>::default());
         let (also_cancel, its_code) = (cancel.clone(), users_code.clone());
         let on_wait = move |_: &Waiting| {
@@ -123,6 +123,8 @@ impl Bench {
         };
         let mut wait = Wait::new(&self.family, spec, Patience::Until(Instant::now()));
         wait.users_code = users_code;
+        // It was reserved before.
+        wait.stand(&Deadline::after(SLACK));
         let outcome = wait.run();
         assert_eq!(self.family.queues.len("k"), 0);
         outcome
@@ -169,7 +171,7 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let labels = held.attempt.ask.labels.clone();
     let lock_id = Some(held.attempt.ask.lock_id.clone());
     let hold = bench.held(held);
-    let _first = bench.family.queues.enter(spec(), &Arc::default());
+    let _first = bench.family.queues.enter(spec(), &Arc::default(), &Deadline::after(SLACK));
     let obtain = |lock: LockSpec, stands_back, any: bool| {
         // Only who waits behind the first one needs its time.
         let is_answered = lock.lock_id.is_some() || lock.replace_same_owner;
@@ -221,7 +223,7 @@ fn what_is_given_up_is_tried_for_as_long_as_it_stands_whatever_the_wall_clock_sa
 fn a_lock_that_was_granted_does_not_wait_until_what_was_handed_over_beside_it_is_given_back() {
     let bench = Bench::new();
     let mut wait = bench.wait(Patience::Endless);
-    wait.enter();
+    wait.enter(&Deadline::after(SLACK));
     let handed = bench.granted(BootTime::NEVER);
     assert!(bench.family.queues.reserve("k", |_| true).expect("it waits").give(handed).is_ok());
     let (goes_on, stuck) = crossbeam_channel::bounded(0);
@@ -313,7 +315,7 @@ fn a_wait_says_why_it_ended() {
     let mut wait = bench.wait(Patience::Endless);
     let kind = |wait: &mut Wait<'_>| wait.ended().err().map(|error| error.kind());
     assert_eq!(kind(&mut wait), Some(ErrorKind::TimedOut), "nobody is in its way");
-    wait.enter();
+    wait.enter(&Deadline::after(SLACK));
     assert_eq!(kind(&mut wait), None, "it waits behind others");
     wait.effort.attempts = 1;
     assert_eq!(kind(&mut wait), Some(ErrorKind::TimedOut), "it asked and had no answer");
@@ -355,7 +357,7 @@ fn who_comes_to_the_head_of_the_line_just_before_its_end_was_refused() {
     let bench = Bench::new();
     let ended = |asked: Instant| {
         let mut wait = bench.wait(Patience::Endless);
-        wait.enter();
+        wait.enter(&Deadline::after(SLACK));
         let cut_off = Error::new(ErrorKind::Store, "no answer in 101 ms").retryable();
         wait.failed(cut_off, asked, &Deadline::at(Instant::now()));
         wait.ended()
@@ -369,7 +371,7 @@ fn who_comes_to_the_head_of_the_line_just_before_its_end_was_refused() {
 fn those_behind_see_how_long_a_request_takes() {
     let bench = Bench::new();
     let mut wait = bench.wait(Patience::Endless);
-    wait.enter();
+    wait.enter(&Deadline::after(SLACK));
     wait.asks(Some(Instant::now() - 2 * SILENT));
     let trouble = bench.family.queues.trouble("k").expect("the store is silent");
     assert!(trouble.to_string().contains("no answer for 2."), "{trouble}");
@@ -387,7 +389,7 @@ fn those_behind_know_what_the_first_saw_until_it_has_the_lock() {
     }
     for wait in [&mut first, &mut next, &mut third, &mut last] {
         assert_eq!(wait.holders().is_some(), wait.known.refusal.is_some(), "it stands nowhere");
-        wait.enter();
+        wait.enter(&Deadline::after(SLACK));
         assert_eq!(wait.holders().expect("the first has asked").len(), 1);
     }
     drop(first);
@@ -400,7 +402,7 @@ fn those_behind_know_what_the_first_saw_until_it_has_the_lock() {
 fn others_have_their_turn_before_the_first_in_line_looks() {
     let bench = Bench::new();
     let mut wait = bench.wait(Patience::Endless);
-    wait.enter();
+    wait.enter(&Deadline::after(SLACK));
     let until = Instant::now() + Duration::from_millis(100);
     bench.family.queues.stand_back("k", until);
     bench.family.queues.nudge("k");

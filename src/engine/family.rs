@@ -9,7 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use super::failures::Failures;
 use super::hold::{AtEnd, Hold, Setup};
 use super::queue::Queues;
-use super::undo::Undo;
+use super::undo::{LEFT, Undo};
 use super::watcher::Watcher;
 use crate::engine::options::{ClientOptions, Terms, default_labels};
 use crate::engine::spec::{Callbacks, Granted};
@@ -321,10 +321,10 @@ impl Family {
         pause!("close.released");
         self.wait_for_obtaining(soon);
         pause!("close.waited");
-        self.end_background(soon, by);
+        let left = self.end_background(soon, by);
         pause!("close.ended");
         self.end_watch(by);
-        released
+        released.and(left)
     }
 
     /// Afterwards nothing is reported any more, unless the observer hangs.
@@ -334,9 +334,13 @@ impl Family {
     }
 
     /// Unanswered acquisitions can be given up until `soon`.
-    fn end_background(&self, soon: Instant, by: Instant) {
-        self.undo.end(soon, by);
+    fn end_background(&self, soon: Instant, by: Instant) -> Result<()> {
+        let left = self.undo.end(soon, by);
         self.wakeups.close(by);
+        if left == 0 {
+            return Ok(());
+        }
+        Err(self.in_context(Error::new(ErrorKind::Store, format!("{left} {LEFT}"))))
     }
 
     /// Releases every guard until `soon`, and waits until `by`: a store that hangs, against its contract, blocks nobody
@@ -424,7 +428,8 @@ impl Drop for Family {
         let by = by.instant();
         // What is asked to end here needs some time for it.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
-        self.end_background(soon, by);
+        // It is logged.
+        let _ = self.end_background(soon, by);
         self.end_watch(by);
     }
 }

@@ -96,7 +96,11 @@ impl Wait<'_> {
         if self.spec.lock.instead_of.is_some() {
             self.family.check_open()?;
             self.check_cancelled()?;
-            return Err(error.final_now());
+            if matches!(error.kind(), ErrorKind::Lost | ErrorKind::TimedOut) {
+                return Err(error.final_now());
+            }
+            let message = "it was handed over, but could not be held for its whole lease, and is given up";
+            return Err(Error::new(ErrorKind::Ambiguous, message).caused_by(error));
         }
         if !error.is_retryable() {
             return Err(error);

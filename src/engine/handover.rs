@@ -65,7 +65,7 @@ impl Hold {
         let (answer, by_another) = self.sends_end(hand_over, Acquired::Unknown, may_be_done);
         match answer {
             Ok(Acquired::Granted { holder, now, .. }) => {
-                let held_until = terms.first_held_until(sent, holder.until, now);
+                let held_until = terms.first_held_until((sent, lease), sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
                 let granted = Granted { attempt, holder, now, held_until, chain };
                 pause!("hand.gives");

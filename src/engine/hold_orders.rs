@@ -114,7 +114,7 @@ impl World {
             at_end: AtEnd::Release,
         };
         let waits = actors.iter().any(|actor| matches!(actor, Actor::Waits));
-        let ticket = waits.then(|| setup.queues.enter(spec(), &Arc::default()));
+        let ticket = waits.then(|| setup.queues.enter(spec(), &Arc::default(), &Deadline::after(Duration::MAX)));
         let hold = Hold::new(granted, setup, Callbacks::default());
         let none = || actors.iter().map(|_| None).collect();
         World {

@@ -189,8 +189,20 @@ impl Terms {
         self.at_most_until(held_until(sent, until, now, self.share(self.margin, until, now)))
     }
 
-    /// The same of the first lease.
-    pub fn first_held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
+    /// The same of a grant that was asked for with this lease. It is never held for longer than that from `asked` on, the first
+    /// request that may have brought it: an answer may tell another time than the one by which its end was counted.
+    pub fn first_held_until(
+        &self,
+        (asked, lease): (BootTime, Duration),
+        sent: BootTime,
+        until: End,
+        now: StoreTime,
+    ) -> BootTime {
+        let of_ask = self.held_at_first(asked, Lease::For(lease).end(now), now);
+        self.held_at_first(sent, until, now).min(of_ask)
+    }
+
+    fn held_at_first(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
         let first = held_until(sent, until, now, self.share(self.first_margin(), until, now));
         match (self.lease, self.ends_at) {
             // Near a fixed end no longer lease follows, and the margin is that of the lease that was asked for.
@@ -381,10 +393,25 @@ mod tests {
         let end = sent + 30 * SECOND;
         for until in [End::At(now.plus(60 * SECOND)), End::Never] {
             assert_eq!(terms(Some(end)).held_until(sent, until, now), end);
-            assert_eq!(terms(Some(end)).first_held_until(sent, until, now), end);
+            assert_eq!(terms(Some(end)).first_held_until((sent, 60 * SECOND), sent, until, now), end);
         }
         assert_eq!(terms(None).held_until(sent, End::At(now.plus(60 * SECOND)), now), sent + 59 * SECOND);
         assert_eq!([terms(None), terms(Some(end))].map(|terms| terms.most_left(sent)), [59 * SECOND, 29 * SECOND]);
+    }
+
+    /// As where the answer tells another time than the one by which the end was counted.
+    #[test]
+    fn no_first_lease_is_longer_than_was_asked_for() {
+        let (sent, now) = (BootTime::from_nanos(1), StoreTime::from_nanos(0));
+        let terms = Terms {
+            lease: Lease::For(20 * SECOND),
+            heartbeat: SECOND,
+            margin: SECOND,
+            ends_at: None,
+            at_least: Duration::ZERO,
+        };
+        let held = |left: u32| terms.first_held_until((sent, 20 * SECOND), sent, End::At(now.plus(left * SECOND)), now);
+        assert_eq!([5, 20, 45].map(|left| held(left).since(sent)), [4, 19, 19].map(|held| held * SECOND));
     }
 
     /// No renewal follows that would bring the margin of the lease.
@@ -394,7 +421,8 @@ mod tests {
         let (lease, margin, at_least) = (Lease::For(600 * SECOND), 30 * SECOND, Duration::ZERO);
         let held = |left: Duration| {
             let terms = Terms { lease, heartbeat: SECOND, margin, ends_at: Some(sent + left), at_least };
-            terms.first_held_until(sent, terms.lease_at(sent).end(now), now).since(sent)
+            let until = terms.lease_at(sent).end(now);
+            terms.first_held_until((sent, left), sent, until, now).since(sent)
         };
         assert_eq!([45, 60, 600].map(|left| held(left * SECOND)), [15, 30, 570].map(|held| held * SECOND));
     }

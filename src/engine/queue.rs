@@ -13,6 +13,7 @@ use crate::engine::spec::{Granted, LockSpec};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::LockStatus;
+use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
 
 /// A store that takes longer to answer counts as failing.
@@ -38,8 +39,7 @@ impl Default for Queues {
 struct Place {
     spec: LockSpec,
     turn: Mutex<Turn>,
-    nudge: Sender<()>,
-    nudged: Receiver<()>,
+    nudge: (Sender<()>, Receiver<()>),
     /// The waiter before it left with the lock: there is no need to look at once.
     is_held: AtomicBool,
     /// Until then it is other processes' turn.
@@ -47,6 +47,8 @@ struct Place {
     /// Since when its request is under way.
     asked_at: Mutex<Option<Instant>>,
     users_code: Arc<UsersCode>,
+    /// When the wait is over.
+    by: Deadline,
     /// The store fails, as the last requests found.
     trouble: Mutex<Option<Error>>,
     /// Who holds the lock, as it saw last.
@@ -121,19 +123,19 @@ impl Queues {
         lines.get(key).into_iter().flatten().filter(|place| place.users_code.is_running()).count()
     }
 
-    /// Takes a place at the end of the line of this key, for a call that runs this code.
-    pub fn enter(self: &Arc<Self>, spec: LockSpec, users_code: &Arc<UsersCode>) -> Ticket {
-        let (nudge, nudged) = crossbeam_channel::bounded(1);
-        users_code.nudges.lock().push(nudge.clone());
+    /// Takes a place at the end of the line of this key until then, for a call that runs this code.
+    pub fn enter(self: &Arc<Self>, spec: LockSpec, users_code: &Arc<UsersCode>, by: &Deadline) -> Ticket {
+        let nudge = crossbeam_channel::bounded(1);
+        users_code.nudges.lock().push(nudge.0.clone());
         let place = Arc::new(Place {
             spec,
             turn: Mutex::new(Turn::Waiting),
             nudge,
-            nudged,
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
             asked_at: Mutex::default(),
             users_code: users_code.clone(),
+            by: by.clone(),
             trouble: Mutex::default(),
             holders: Mutex::default(),
         });
@@ -148,7 +150,8 @@ impl Queues {
         let mut turn = head.turn.lock();
         // Until it is counted none may begin.
         let since = head.users_code.since.lock();
-        if !matches!(*turn, Turn::Waiting) || since.is_some() || !fits(&head.spec) {
+        // Whose wait is over would give it back, and may not come to that.
+        if !matches!(*turn, Turn::Waiting) || since.is_some() || head.by.is_over() || !fits(&head.spec) {
             return None;
         }
         head.set(&mut turn, Turn::Reserved);
@@ -247,7 +250,7 @@ impl Place {
     }
 
     fn nudge(&self) {
-        nudge(&self.nudge);
+        nudge(&self.nudge.0);
     }
 }
 
@@ -319,7 +322,7 @@ impl Ticket {
 
     /// Becomes ready when it is worth looking: the turn came, the lock may be free, or was handed over.
     pub fn nudged(&self) -> &Receiver<()> {
-        &self.place.nudged
+        &self.place.nudge.1
     }
 
     /// Its request is under way since `at`; `None`: it has ended.

@@ -6,6 +6,7 @@ use crate::engine::orders::{World as _, all_orders, seed, spec};
 use crate::engine::spec::Chain;
 use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::store::Attempt;
+use crate::sys::cancel::CancelToken;
 use crate::sys::clock::BootTime;
 use std::time::Duration;
 
@@ -22,6 +23,10 @@ fn granted(number: u64) -> Granted {
     };
     let chain = Chain { times: 0, since: BootTime::PAST };
     Granted { attempt, holder, now: StoreTime::from_nanos(0), held_until: BootTime::NEVER, chain }
+}
+
+fn never_over() -> Deadline {
+    Deadline::after(Duration::MAX)
 }
 
 /// What somebody is about to do.
@@ -111,9 +116,9 @@ impl crate::engine::orders::World for World {
         let state = std::mem::replace(&mut self.states[at], State::Done);
         self.states[at] = match state {
             State::Outside => {
-                let ticket = self.queues.enter(spec(), &Arc::default());
+                let ticket = self.queues.enter(spec(), &Arc::default(), &never_over());
                 // As after a refusal: a look that the wakeups or the first poll brings.
-                let _ = ticket.place.nudge.try_send(());
+                let _ = ticket.place.nudge.0.try_send(());
                 State::Waits(ticket)
             }
             State::Waits(ticket) if goes => self.leave(ticket, Leaves::Without),
@@ -178,7 +183,8 @@ impl crate::engine::orders::World for World {
 #[test]
 fn only_a_head_that_waits_and_fits_is_reserved() {
     let queues = Arc::<Queues>::default();
-    let (ticket, second) = (queues.enter(spec(), &Arc::default()), queues.enter(spec(), &Arc::default()));
+    let (ticket, second) =
+        (queues.enter(spec(), &Arc::default(), &never_over()), queues.enter(spec(), &Arc::default(), &never_over()));
     assert!(queues.reserve("k", |_| false).is_none());
     assert!(matches!(ticket.may(), May::Ask));
     assert!(queues.reserve("k", |_| true).is_none(), "it may be granted by itself");
@@ -188,11 +194,22 @@ fn only_a_head_that_waits_and_fits_is_reserved() {
     assert_eq!((queues.len("k"), second.place()), (1, 0));
 }
 
+/// It would give the lock back, but its process may end before that.
+#[test]
+fn who_does_not_wait_any_more_is_handed_nothing() {
+    let (queues, cancel) = (Arc::<Queues>::default(), CancelToken::new());
+    let _ticket = queues.enter(spec(), &Arc::default(), &never_over().or_cancel(&cancel));
+    assert!(queues.reserve("k", |_| true).is_some());
+    cancel.cancel();
+    assert!(queues.reserve("k", |_| true).is_none());
+}
+
 #[test]
 fn who_hangs_in_code_of_its_users_is_passed_over() {
     let queues = Arc::<Queues>::default();
     let code = Arc::<UsersCode>::default();
-    let (first, second) = (queues.enter(spec(), &code), queues.enter(spec(), &Arc::default()));
+    let (first, second) =
+        (queues.enter(spec(), &code, &never_over()), queues.enter(spec(), &Arc::default(), &never_over()));
     code.runs(Some(Instant::now()));
     assert_eq!(second.place(), 1, "most code returns soon");
     code.runs(Some(Instant::now() - HANGS));
@@ -218,7 +235,7 @@ fn who_hangs_in_code_of_its_users_is_passed_over() {
 #[test]
 fn the_head_stands_back_until_it_is_time() {
     let queues = Arc::<Queues>::default();
-    let ticket = queues.enter(spec(), &Arc::default());
+    let ticket = queues.enter(spec(), &Arc::default(), &never_over());
     assert_eq!(ticket.stands_back(), None);
     let later = Instant::now() + Duration::from_secs(3600);
     queues.stand_back("k", later);
@@ -231,7 +248,10 @@ fn the_head_stands_back_until_it_is_time() {
 fn trouble_is_left_to_the_next_in_line_but_not_by_who_got_the_lock() {
     for (leaves, is_left) in [(Leaves::Without, true), (Leaves::WithLock, false)] {
         let queues = Arc::<Queues>::default();
-        let (first, _second) = (queues.enter(spec(), &Arc::default()), queues.enter(spec(), &Arc::default()));
+        let (first, _second) = (
+            queues.enter(spec(), &Arc::default(), &never_over()),
+            queues.enter(spec(), &Arc::default(), &never_over()),
+        );
         first.is_in_trouble(Some(Error::new(ErrorKind::Store, "it is down")));
         assert!(queues.trouble("k").is_some_and(|error| error.to_string().contains("it is down")));
         first.leave(leaves);
@@ -242,7 +262,8 @@ fn trouble_is_left_to_the_next_in_line_but_not_by_who_got_the_lock() {
 #[test]
 fn trouble_that_the_next_in_line_knows_of_is_not_replaced() {
     let queues = Arc::<Queues>::default();
-    let (first, second) = (queues.enter(spec(), &Arc::default()), queues.enter(spec(), &Arc::default()));
+    let (first, second) =
+        (queues.enter(spec(), &Arc::default(), &never_over()), queues.enter(spec(), &Arc::default(), &never_over()));
     first.is_in_trouble(Some(Error::new(ErrorKind::Store, "the first's")));
     second.is_in_trouble(Some(Error::new(ErrorKind::Store, "the second's")));
     drop(first);

@@ -17,6 +17,7 @@ use crate::lease::{GrantId, Labels, Lease, Mode};
 use crate::model::error::ErrorKind;
 use crate::store::{Acquired, Attempt, Backend, Purpose, Released};
 use crate::sys::clock::Clock;
+use crate::sys::deadline::Deadline;
 use crate::sys::observing::Observing;
 
 /// As long as an acquire may ask for.
@@ -117,7 +118,11 @@ impl World {
                 self.workers[n].rounds -= 1;
                 // As a waiter that was refused once, or somebody who asks before it stands in line.
                 if one_in(2) {
-                    let ticket = process.queues.enter(self.workers[n].spec.clone(), &Arc::default());
+                    let ticket = process.queues.enter(
+                        self.workers[n].spec.clone(),
+                        &Arc::default(),
+                        &Deadline::after(Duration::MAX),
+                    );
                     ticket.asked();
                     return At::InLine(ticket);
                 }
@@ -179,10 +184,8 @@ impl World {
         let terms = terms();
         match self.network.acquire(&mut attempt, &at_once()).expect("an answer, or none") {
             Acquired::Granted { holder, repeated, now } => {
-                let mut held_until = terms.first_held_until(sent, holder.until, now);
-                if repeated {
-                    held_until = held_until.min(terms.first_held_until(first_sent, Lease::For(LEASE).end(now), now));
-                }
+                let asked = if repeated { first_sent } else { sent };
+                let held_until = terms.first_held_until((asked, LEASE), sent, holder.until, now);
                 let handed = ticket.and_then(|ticket| ticket.leave(Leaves::WithLock));
                 assert!(handed.is_none(), "it was granted twice");
                 if clock.now() >= held_until {

@@ -24,6 +24,9 @@ use crate::sys::thread::{Thread, begin_to_keep_time, keeping_a_lock};
 /// At most this many are kept, more than anybody takes at once. Of more, the one whose lease ends first is dropped, and
 /// ends by itself.
 const MOST: usize = 16_384;
+/// What is said of those that are left at the end.
+pub const LEFT: &str = "grants that nobody holds could not be given up; what stands in the store does so until its lease \
+                        ends or it is released";
 
 /// See the module.
 pub struct Undo {
@@ -50,6 +53,8 @@ struct State {
     /// Whether a thread will continue with what is left.
     is_running: bool,
     thread: Option<Thread>,
+    /// How many were not given up by the end.
+    unended: usize,
 }
 
 /// What is not given up yet.
@@ -144,8 +149,9 @@ impl Undo {
         Ok(())
     }
 
-    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait.
-    pub fn end(&self, soon: Instant, by: Instant) {
+    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. How
+    /// many may stand on that could have been given up.
+    pub fn end(&self, soon: Instant, by: Instant) -> usize {
         let (thread, is_running, count) = {
             let mut state = self.state.lock();
             let is_running = state.is_running();
@@ -177,6 +183,9 @@ impl Undo {
             None => {}
         }
         self.stop.cancel();
+        let state = self.state.lock();
+        // With what a thread that did not end in time has before it, or is at.
+        state.unended + state.left.len().max(usize::from(state.is_running()))
     }
 
     fn run(&self, until: &Deadline) {
@@ -196,6 +205,7 @@ impl Undo {
                 if state.left.iter().all(is_vain) || until.is_over() {
                     let left = std::mem::take(&mut state.left);
                     state.is_running = false;
+                    state.unended += left.len();
                     drop(state);
                     if !left.is_empty() {
                         warn_of_left(left.len());
@@ -263,9 +273,7 @@ impl Undo {
 fn warn_of_left(count: usize) {
     // Some of them may still be.
     keeping_a_lock(|| {
-        log::warn!(target: "leasehold::client", count;
-            "grants that nobody holds could not be given up; what stands in the store does so until its lease ends or it \
-             is released");
+        log::warn!(target: "leasehold::client", count; "{LEFT}");
     });
 }
 
@@ -415,7 +423,7 @@ mod tests {
         // It failed for an hour, and its next try is due after the end.
         bench.push(bench.left(Instant::now() + 2 * SLACK, 1_000));
         assert!(bench.stands());
-        bench.undo.end(Instant::now() + SLACK, Instant::now() + SLACK);
+        assert_eq!(bench.undo.end(Instant::now() + SLACK, Instant::now() + SLACK), 0);
         assert!(!bench.stands());
     }
 
@@ -450,7 +458,7 @@ mod tests {
         bench.push(bench.left(Instant::now(), 1_000_000));
         bench.undo.start_again();
         let (began, soon) = (Instant::now(), Duration::from_secs(25));
-        bench.undo.end(began + soon, began + soon);
+        assert_eq!(bench.undo.end(began + soon, began + soon), 1, "it may stand on");
         assert!(began.elapsed() < soon / 2, "it waited for {:?}", began.elapsed());
         assert!(bench.stands());
     }

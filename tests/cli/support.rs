@@ -208,7 +208,10 @@ impl Running {
     /// Waits for a line on standard output.
     #[track_caller]
     pub fn line(&mut self) -> String {
-        let line = self.lines.line();
+        let line = self.lines.0.recv_timeout(PATIENCE).unwrap_or_else(|why| {
+            let errors = self.stderr.0.try_iter().collect::<Vec<_>>();
+            panic!("no line ({why}); it ended with {:?} and said {}{errors:#?}", self.child.try_wait(), self.said)
+        });
         self.seen += &format!("{line}\n");
         line
     }

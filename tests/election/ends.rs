@@ -256,6 +256,29 @@ fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
     });
 }
 
+/// It may get the address of the thread that stood, which has ended by then.
+#[test]
+fn a_stop_by_a_new_thread_is_none_by_the_closure() {
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(ms(100)).observer(Arc::<Losses>::default()).connect().unwrap();
+        let election = client.election("job").build().unwrap();
+        let ((begun, begins), (release, let_go)) = (bounded(1), bounded::<()>(0));
+        let lead = election.lead(move |_| {
+            begun.send(()).unwrap();
+            let _ = let_go.recv();
+        });
+        lead.unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        election.stop().unwrap_err();
+        wait_until("it stands no more", || !election.is_standing());
+        for _ in 0..10 {
+            let stopped = std::thread::scope(|scope| scope.spawn(|| election.stop()).join().unwrap());
+            assert_eq!(stopped.unwrap_err().kind(), ErrorKind::TimedOut, "its closure works");
+        }
+        drop(release);
+    });
+}
+
 #[test]
 fn a_close_does_not_wait_for_ever_for_a_closure() {
     on_every_store(|store| assert!((0..5).any(|_| a_close_releases_the_rest(store)), "a close releases nothing else"));

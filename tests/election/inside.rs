@@ -58,6 +58,26 @@ fn a_closure_that_stops_the_election_may_take_its_time() {
     });
 }
 
+/// The leader would be kept from handing over by a callback that hangs.
+#[test]
+fn a_closure_that_stops_the_election_waits_for_no_callback() {
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(LONG).connect().unwrap();
+        let (lets, hangs) = bounded::<()>(0);
+        let election = client.election("job").on_won(move |_| assert!(hangs.recv().is_err()));
+        let a = Arc::new(election.build().unwrap());
+        let (own, (told, tells)) = (Arc::downgrade(&a), bounded(1));
+        a.lead(move |_| {
+            own.upgrade().unwrap().stop().unwrap();
+            told.send(()).unwrap();
+        })
+        .unwrap();
+        let stopped = tells.recv_timeout(LONG / 2);
+        drop(lets);
+        stopped.expect("it does not wait");
+    });
+}
+
 /// The work that closes the client still uses what the lock protects.
 #[test]
 fn a_closure_that_closes_the_client_keeps_its_lock_until_its_lease_is_over() {

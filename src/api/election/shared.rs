@@ -156,6 +156,8 @@ impl Drop for Stands {
             std::mem::forget(self.running.take());
             return;
         }
+        // A later thread may get this one's address.
+        self.standing.crew.lock().retain(|thread| *thread != here());
         self.shared.now.standing.lock().take();
     }
 }
@@ -376,19 +378,17 @@ impl Shared {
             },
         };
         // A node that stands again waits for it, too.
-        let is_inside = standing.is_some_and(|standing| standing.is_crew());
+        let behind = self.now.left_behind.lock().clone();
+        let is_inside = standing.iter().chain(behind.iter().map(|behind| &behind.standing)).any(|one| one.is_crew());
+        let still_runs = |behind: LeftBehind| !is_ready_by(&behind.done, by);
         let outcome = match outcome {
-            Ok(()) if ends == Ends::All && !is_inside && self.is_left_behind(by) => Err(self.late_closure()),
+            Ok(()) if ends == Ends::All && !is_inside && behind.is_some_and(still_runs) => Err(self.late_closure()),
             outcome => outcome,
         };
-        self.news.dispatcher.flush(by);
+        if !is_inside {
+            self.news.dispatcher.flush(by);
+        }
         outcome
-    }
-
-    /// Whether the closure of an earlier term still runs then, on another thread.
-    fn is_left_behind(&self, by: Instant) -> bool {
-        let behind = self.now.left_behind.lock().clone();
-        behind.is_some_and(|behind| !behind.standing.is_crew() && !is_ready_by(&behind.done, by))
     }
 
     pub fn late_closure(&self) -> Error {

@@ -10,6 +10,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
+use crate::support::harness::Store;
 use crate::support::stores::soon;
 
 #[test]
@@ -307,4 +308,18 @@ fn a_callback_has_the_stack_of_any_thread() {
         assert_eq!(tells.recv_timeout(LONG), Ok(1));
         drop(guard);
     });
+}
+
+/// This one would do so for ever.
+#[test]
+fn a_close_says_that_a_lock_which_was_lost_stands_on() {
+    let store = Store::memory();
+    let client = store.builder().drop_timeout(Duration::from_millis(200)).connect().unwrap();
+    let guard = client.request("k").lease_forever().max_hold(Duration::from_millis(1)).lock().unwrap();
+    store.plan.go_offline();
+    wait_until("it is lost", || !guard.is_held());
+    let error = client.close().unwrap_err();
+    assert!(error.to_string().contains("nobody holds"), "{error}");
+    let again = client.close().unwrap_err();
+    assert!(again.to_string() == error.to_string() && !again.is_retryable(), "{again}");
 }

@@ -439,6 +439,23 @@ pub fn an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_other
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{error}");
 }
 
+/// The refusal says that nothing was done, and the lock that was data is nobody's.
+pub fn an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous(store: &Store) {
+    let bench = Bench::on(store);
+    let long = bench.builder().lease(2 * MINUTE).connect().unwrap();
+    for (client, faults) in [
+        (bench.client(), vec![(Call::Acquire, Fault::ApplyThenFail), (Call::Acquire, Fault::Refuse)]),
+        // Its lease is set by a renewal.
+        (long, vec![(Call::Renew, Fault::Refuse)]),
+    ] {
+        let lock = bench.rival().request("k").acquire().unwrap();
+        faults.into_iter().for_each(|(call, fault)| bench.faults.next(call, fault));
+        let error = client.adopt(lock).map(drop).unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, false), "{error}");
+        is_released(|| client.get("k").unwrap().unwrap().is_free());
+    }
+}
+
 /// Whoever held it before has released it by then, and would be named as the reason.
 pub fn a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_trouble(store: &Store) {
     let bench = Bench::on(store);

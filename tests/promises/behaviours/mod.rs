@@ -45,6 +45,7 @@ macro_rules! behaviours {
             b17_a_poll_is_aimed_at_the_end_of_the_lease,
             b24_a_grant_found_by_a_repeat_counts_from_the_first_request,
             a_lease_with_a_fixed_end_is_not_granted_within_its_margin,
+            an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous,
             an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_others_failed,
             a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_trouble,
             an_adopt_that_comes_too_late_to_be_held_is_not_called_lost;

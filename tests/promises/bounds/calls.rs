@@ -70,7 +70,9 @@ fn prepared_under_each_fault<T, R>(
                 });
                 store.plan.heal();
                 assert!(is_met, "{what}: no such call was made");
-                client.close().expect("a close");
+                // It may cut off a request that hangs since before.
+                let left = client.close().err().filter(|error| !error.to_string().contains("nobody holds"));
+                assert!(left.is_none(), "{what}: {left:?}");
             });
         }
     });
