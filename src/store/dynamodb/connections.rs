@@ -44,11 +44,11 @@ impl Owned {
     ///
     /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
     /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
-    /// after a second without any answer takes them along: a new client has none. So does one whose answer `contradicts`
-    /// what others said of the time: another host of the service may answer what comes next.
-    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>, contradicts: impl Fn() -> bool) -> T {
+    /// after a second without any answer takes them along: a new client has none. So does one after which another host of
+    /// the service `is_to_confirm` the time: it may answer what comes next.
+    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>, is_to_confirm: impl Fn() -> bool) -> T {
         self.silence.begins(Instant::now());
-        let left = Leaves(self, contradicts);
+        let left = Leaves(self, is_to_confirm);
         let answer = asks.await;
         left.0.silence.answered();
         answer
@@ -74,7 +74,7 @@ impl<F: Fn() -> bool> Drop for Leaves<F> {
         if own.silence.ends(Instant::now()) {
             own.connect_anew("nothing came from the service any more");
         } else if self.1() {
-            own.connect_anew("an answer contradicts what others said of the time");
+            own.connect_anew("another host is to say the time, too");
         }
     }
 }

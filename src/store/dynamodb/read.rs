@@ -35,7 +35,7 @@ impl Dynamodb {
                     self.look_again(by)?;
                 }
                 let moment = match consistency {
-                    Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
+                    Consistency::Strong => self.confirmed_moment(by)?,
                     // As a waiter does.
                     Consistency::Eventual => self.told(self.moment()?)?,
                 };
@@ -52,7 +52,7 @@ impl Dynamodb {
         // A purge takes over who is found.
         self.look_again(by)?;
         let (rows, next) = self.scan(of_keys, from, consistency, by)?;
-        let moment = self.moment()?;
+        let moment = self.confirmed_moment(by)?;
         let mut records = Vec::new();
         for row in rows {
             let key = self.target.key_of(&row).filter(|_| row::is_lock(&row));

@@ -85,7 +85,7 @@ impl Dynamodb {
         // A damaged row had no holder that can be given the key back.
         let old = DecodedRow::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
         loop {
-            let moment = self.sure_moment(Duration::ZERO, by)?;
+            let moment = self.confirmed_moment(by)?;
             let found = self.look(key, by)?;
             let Some((_, mine)) = found.record.standing(&ask.grant) else {
                 return Ok(Acquired::Refused(found.seen(&moment)));
