@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aws_sdk_dynamodb::{Client, Config};
@@ -18,8 +19,8 @@ pub(super) struct Owned {
     config: Config,
     endpoint: Option<String>,
     client: RefCell<Rc<Client>>,
-    /// How often that was made anew.
-    times_connected: Cell<u64>,
+    /// Its number: later ones are higher.
+    number: Cell<u64>,
     silence: Silence,
 }
 
@@ -27,7 +28,7 @@ impl Owned {
     /// `endpoint`: the one that was named to the SDK, which its configuration does not tell.
     pub fn new(table: String, config: Config, endpoint: Option<String>) -> Self {
         let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
-        Owned { table, config, endpoint, client, times_connected: Cell::new(0), silence: Silence::default() }
+        Owned { table, config, endpoint, client, number: Cell::new(next_number()), silence: Silence::default() }
     }
 
     /// The region, and the endpoint where one was named.
@@ -54,15 +55,22 @@ impl Owned {
         answer
     }
 
-    pub fn times_connected(&self) -> u64 {
-        self.times_connected.get()
+    /// The number of the client that [`Owned::client`] gives.
+    pub fn number(&self) -> u64 {
+        self.number.get()
     }
 
     fn connect_anew(&self, why: &str) {
-        self.times_connected.set(self.times_connected.get() + 1);
+        self.number.set(next_number());
         self.client.replace(Rc::new(Client::from_conf(self.config.clone())));
         log::debug!(target: "leasehold::dynamodb", table:? = self.table; "{why}; the next request connects anew");
     }
+}
+
+/// Of all in this process, since several may learn the time together.
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A request that may be left before it is answered.

@@ -1,7 +1,5 @@
 //! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index, a page in each request.
 
-use std::time::Duration;
-
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;

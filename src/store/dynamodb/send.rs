@@ -163,7 +163,7 @@ impl Dynamodb {
         let (theirs, target) = (stamp.clone(), self.target.clone());
         let answer = self.driver.run(by, move |owned| {
             let stamping = theirs.0.clone();
-            stamping.over.store(owned.times_connected(), Ordering::SeqCst);
+            stamping.over.store(owned.number(), Ordering::SeqCst);
             let is_to_confirm = move || stamping.is_to_confirm.load(Ordering::SeqCst);
             owned.clone().within(operation(owned.client(), theirs, target), is_to_confirm)
         });

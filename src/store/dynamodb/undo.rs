@@ -1,7 +1,5 @@
 //! To undo a grant whose own answer contradicts the time that it was decided by.
 
-use std::time::Duration;
-
 use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Moment;

@@ -366,19 +366,21 @@ fn a_clients_first_host_takes_nobodys_lock() {
     let (store, mut held) = holding(&at);
     let connect = |seconds| {
         at.proxy.shift_dates_of_next(seconds);
-        open(by_way_of(&at.proxy, &at.table), &Clock::system())
+        let clock = Clock::system();
+        // As the holder's, which is noted.
+        let grace = Duration::from_secs(5);
+        (open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock), clock)
     };
-    refused(&connect(3_600), &mut exclusive("k"));
+    refused(&connect(3_600).0, &mut exclusive("k"));
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
     // What it writes is respected by others.
-    let clock = Clock::system();
-    at.proxy.shift_dates_of_next(-3_600);
-    let behind = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock).connect().unwrap();
+    let (behind, clock) = connect(-3_600);
+    let behind = builder_over(Arc::new(behind), clock).connect().unwrap();
     let guard = behind.lock("free").unwrap();
     refused(&at.beside, &mut exclusive("free"));
     assert!(guard.is_held());
     // Else each first acquire would cost one request more.
-    let right = connect(0);
+    let (right, _) = connect(0);
     let (_, requests) = sent(&at, || granted(&right, &mut exclusive("another")));
     assert_eq!(requests, 1);
 }
