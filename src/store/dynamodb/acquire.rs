@@ -67,17 +67,14 @@ impl Dynamodb {
         }
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
+        let found = if blind { None } else { Some(self.look(&attempt.key, by)?) };
         // What is sent without having seen the row takes nobody over while the time is unconfirmed, and its answer confirms it.
         let sure = if blind { self.sure_moment(Duration::ZERO, by) } else { self.confirmed_moment(by) };
         let mut moment = self.told(sure?)?;
-        let mut next = if blind {
-            self.first(attempt, &moment)
-        } else {
-            let found = self.look(&attempt.key, by)?;
-            match self.decide(attempt, found, &moment)? {
-                Decided::Write(next) => next,
-                Decided::Answer(answer) => return Ok(answer),
-            }
+        let mut next = match found.map(|found| self.decide(attempt, found, &moment)).transpose()? {
+            None => self.first(attempt, &moment),
+            Some(Decided::Write(next)) => next,
+            Some(Decided::Answer(answer)) => return Ok(answer),
         };
         loop {
             let found = match self.grant(next.expr, by)? {

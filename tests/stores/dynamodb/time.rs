@@ -399,6 +399,21 @@ fn after_idle_days_one_host_takes_nobodys_lock() {
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
+/// What one host said takes nobody over, and its second answer comes in time.
+#[test]
+fn a_purge_after_a_pause_frees_what_is_over() {
+    let at = needs_server!(Behind::new());
+    let clock = Clock::system();
+    let store = Arc::new(open(by_way_of(&at.proxy, &at.table), &clock));
+    let client = builder_over(store, clock.clone()).connect().unwrap();
+    client.request("over").lease(LEASE).acquire().unwrap();
+    // Long enough for drift to leave room, and too short for the note of the grace to be read again.
+    let pause = 550;
+    at.proxy.shift_dates(pause);
+    clock.advance(Duration::from_secs(pause as u64));
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+}
+
 /// Who adopts has no lock as data any more.
 #[test]
 fn a_transfer_that_was_done_is_never_said_to_be_undone_where_its_doubt_is_not_settled() {
