@@ -65,22 +65,21 @@ impl Dynamodb {
         if key::parts(&attempt.key).is_none() {
             self.agree_on_grace(by)?;
         }
-        let mut moment = self.told(self.sure_moment(Duration::ZERO, by)?)?;
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
-        let mut next = if blind {
-            self.first(attempt, &moment)
-        } else {
-            let found = self.look(&attempt.key, by)?;
-            match self.decide(attempt, found, &moment)? {
-                Decided::Write(next) => next,
-                Decided::Answer(answer) => return Ok(answer),
-            }
+        let found = if blind { None } else { Some(self.look(&attempt.key, by)?) };
+        // What is sent without having seen the row takes nobody over while the time is unconfirmed, and its answer confirms it.
+        let sure = if blind { self.sure_moment(Duration::ZERO, by) } else { self.confirmed_moment(by) };
+        let mut moment = self.told(sure?)?;
+        let mut next = match found.map(|found| self.decide(attempt, found, &moment)).transpose()? {
+            None => self.first(attempt, &moment),
+            Some(Decided::Write(next)) => next,
+            Some(Decided::Answer(answer)) => return Ok(answer),
         };
         loop {
             let found = match self.grant(next.expr, by)? {
                 Wrote::Done(old) => {
-                    if self.moment()?.contradicts(&moment) {
+                    if !self.moment()?.confirms(&moment) {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
                     attempt.native = None;
@@ -96,7 +95,7 @@ impl Dynamodb {
                 Wrote::Failed(row) => DecodedRow::new(&attempt.key, row)?,
             };
             let asked = moment;
-            moment = self.told(self.sure_moment(Duration::ZERO, by)?)?;
+            moment = self.told(self.confirmed_moment(by)?)?;
             next = match self.decide(attempt, found, &moment)? {
                 Decided::Write(next) => next,
                 Decided::Answer(Acquired::Granted { .. }) if Dynamodb::was_early(attempt, &moment) => {

@@ -3,6 +3,7 @@
 use std::cell::{Cell, RefCell};
 use std::future::Future;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use aws_sdk_dynamodb::{Client, Config};
@@ -18,8 +19,8 @@ pub(super) struct Owned {
     config: Config,
     endpoint: Option<String>,
     client: RefCell<Rc<Client>>,
-    /// How often that was made anew.
-    times_connected: Cell<u64>,
+    /// Its number: later ones are higher.
+    number: Cell<u64>,
     silence: Silence,
 }
 
@@ -27,7 +28,7 @@ impl Owned {
     /// `endpoint`: the one that was named to the SDK, which its configuration does not tell.
     pub fn new(table: String, config: Config, endpoint: Option<String>) -> Self {
         let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
-        Owned { table, config, endpoint, client, times_connected: Cell::new(0), silence: Silence::default() }
+        Owned { table, config, endpoint, client, number: Cell::new(next_number()), silence: Silence::default() }
     }
 
     /// The region, and the endpoint where one was named.
@@ -44,25 +45,32 @@ impl Owned {
     ///
     /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
     /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
-    /// after a second without any answer takes them along: a new client has none. So does one whose answer `contradicts`
-    /// what others said of the time: another host of the service may answer what comes next.
-    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>, contradicts: impl Fn() -> bool) -> T {
+    /// after a second without any answer takes them along: a new client has none. So does one after which another host of
+    /// the service `is_to_confirm` the time: it may answer what comes next.
+    pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>, is_to_confirm: impl Fn() -> bool) -> T {
         self.silence.begins(Instant::now());
-        let left = Leaves(self, contradicts);
+        let left = Leaves(self, is_to_confirm);
         let answer = asks.await;
         left.0.silence.answered();
         answer
     }
 
-    pub fn times_connected(&self) -> u64 {
-        self.times_connected.get()
+    /// The number of the client that [`Owned::client`] gives.
+    pub fn number(&self) -> u64 {
+        self.number.get()
     }
 
     fn connect_anew(&self, why: &str) {
-        self.times_connected.set(self.times_connected.get() + 1);
+        self.number.set(next_number());
         self.client.replace(Rc::new(Client::from_conf(self.config.clone())));
         log::debug!(target: "leasehold::dynamodb", table:? = self.table; "{why}; the next request connects anew");
     }
+}
+
+/// Of all in this process, since several may learn the time together.
+fn next_number() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 /// A request that may be left before it is answered.
@@ -74,7 +82,7 @@ impl<F: Fn() -> bool> Drop for Leaves<F> {
         if own.silence.ends(Instant::now()) {
             own.connect_anew("nothing came from the service any more");
         } else if self.1() {
-            own.connect_anew("an answer contradicts what others said of the time");
+            own.connect_anew("another host is to say the time, too");
         }
     }
 }

@@ -131,7 +131,7 @@ impl Dynamodb {
     /// first where the last answer is too old for that, or in doubt. That this was of no use is logged once.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         let moment = self.moment()?;
-        if !moment.is_doubted() && !self.is_untold(&moment, most) {
+        if !moment.is_contradicted() && !self.is_untold(&moment, most) {
             return Ok(moment);
         }
         self.read_time(by)?;
@@ -140,6 +140,17 @@ impl Dynamodb {
             log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{}", Own::Untold);
         }
         Ok(moment)
+    }
+
+    /// The same, to within the grace, for a decision on who may be taken over: a time that one host alone may have told is not
+    /// enough for that.
+    fn confirmed_moment(&self, by: &Deadline) -> Result<Moment, DynamodbError> {
+        let moment = self.sure_moment(Duration::ZERO, by)?;
+        if !moment.is_unconfirmed() {
+            return Ok(moment);
+        }
+        self.read_time(by)?;
+        self.sure_moment(Duration::ZERO, by)
     }
 
     /// The same moment, after an answer, for who would take somebody over or is refused that: an error where the answers do

@@ -1,7 +1,5 @@
 //! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index, a page in each request.
 
-use std::time::Duration;
-
 use aws_sdk_dynamodb::types::AttributeValue;
 
 use super::error::DynamodbError;
@@ -35,7 +33,7 @@ impl Dynamodb {
                     self.look_again(by)?;
                 }
                 let moment = match consistency {
-                    Consistency::Strong => self.sure_moment(Duration::ZERO, by)?,
+                    Consistency::Strong => self.confirmed_moment(by)?,
                     // As a waiter does.
                     Consistency::Eventual => self.told(self.moment()?)?,
                 };
@@ -52,7 +50,7 @@ impl Dynamodb {
         // A purge takes over who is found.
         self.look_again(by)?;
         let (rows, next) = self.scan(of_keys, from, consistency, by)?;
-        let moment = self.moment()?;
+        let moment = self.confirmed_moment(by)?;
         let mut records = Vec::new();
         for row in rows {
             let key = self.target.key_of(&row).filter(|_| row::is_lock(&row));

@@ -33,13 +33,16 @@ impl Dynamodb {
             Lease::Forever => Duration::MAX,
         };
         let mut moment = self.sure_moment(most, by)?;
+        if moment.is_unconfirmed() {
+            moment = self.confirmed_moment(by)?;
+        }
         let mut until = lease.end(moment.now);
         // Mostly ours becomes the latest end of the row.
         let mut expr = renewing(attempt, until, &moment, RowEnd::Ours);
         loop {
             let found = match self.update(expr, by)? {
                 Wrote::Done(_) => {
-                    if self.moment()?.contradicts(&moment) {
+                    if !self.moment()?.confirms(&moment) {
                         return Ok(Renewed::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
                     }
                     return Ok(self.renewed(until, renewal, &moment));

@@ -42,8 +42,8 @@ struct Stamping {
     estimate: Arc<Estimate>,
     hides_server: AtomicBool,
     state: AtomicU8,
-    /// The answer's time contradicts what was known.
-    contradicts: AtomicBool,
+    /// Another host is to say the time, too.
+    is_to_confirm: AtomicBool,
     /// Over which connections it goes.
     over: AtomicU64,
     sent: AtomicU64,
@@ -58,7 +58,7 @@ impl Stamp {
             estimate: estimate.clone(),
             hides_server: AtomicBool::new(false),
             state: AtomicU8::new(WAITING),
-            contradicts: AtomicBool::new(false),
+            is_to_confirm: AtomicBool::new(false),
             over: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             slew: AtomicI64::new(UNSEEN),
@@ -114,8 +114,9 @@ impl Intercept for Stamp {
             let sent = Some(self.0.slew.load(Ordering::SeqCst)).filter(|sent| *sent != UNSEEN);
             let moved = slew.zip(sent).map_or(0, |(now, sent)| now.saturating_sub(sent));
             let over = self.0.over.load(Ordering::SeqCst);
-            let contradicts = self.0.estimate.learn_corrected(date.as_second(), self.sent_at(), received, moved, over);
-            self.0.contradicts.store(contradicts, Ordering::SeqCst);
+            let is_to_confirm =
+                self.0.estimate.learn_corrected(date.as_second(), self.sent_at(), received, moved, over);
+            self.0.is_to_confirm.store(is_to_confirm, Ordering::SeqCst);
             // The service itself names one in each answer.
             let is_hidden = context.response().headers().get("server").is_none_or(str::is_empty);
             self.0.hides_server.store(is_hidden, Ordering::SeqCst);
@@ -162,9 +163,9 @@ impl Dynamodb {
         let (theirs, target) = (stamp.clone(), self.target.clone());
         let answer = self.driver.run(by, move |owned| {
             let stamping = theirs.0.clone();
-            stamping.over.store(owned.times_connected(), Ordering::SeqCst);
-            let contradicts = move || stamping.contradicts.load(Ordering::SeqCst);
-            owned.clone().within(operation(owned.client(), theirs, target), contradicts)
+            stamping.over.store(owned.number(), Ordering::SeqCst);
+            let is_to_confirm = move || stamping.is_to_confirm.load(Ordering::SeqCst);
+            owned.clone().within(operation(owned.client(), theirs, target), is_to_confirm)
         });
         if stamp.0.hides_server.load(Ordering::SeqCst) && !self.target.said_hidden.swap(true, Ordering::Relaxed) {
             log::warn!(

@@ -1,7 +1,5 @@
 //! To undo a grant whose own answer contradicts the time that it was decided by.
 
-use std::time::Duration;
-
 use super::Dynamodb;
 use super::error::DynamodbError;
 use super::estimate::Moment;
@@ -85,7 +83,7 @@ impl Dynamodb {
         // A damaged row had no holder that can be given the key back.
         let old = DecodedRow::new(key, old.cloned()).map_or_else(|_| LockRecord::missing(key), |found| found.record);
         loop {
-            let moment = self.sure_moment(Duration::ZERO, by)?;
+            let moment = self.confirmed_moment(by)?;
             let found = self.look(key, by)?;
             let Some((_, mine)) = found.record.standing(&ask.grant) else {
                 return Ok(Acquired::Refused(found.seen(&moment)));

@@ -102,7 +102,9 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
     let mut behind_by_20_s = options(&at.room.0, &clock);
     behind_by_20_s.interceptors = vec![dateless()];
     let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
-    estimate.learn(jiff::Timestamp::now().as_second() - 20, now, now);
+    for over in [0, 1] {
+        estimate.learn_corrected(jiff::Timestamp::now().as_second() - 20, now, now, 0, over);
+    }
     behind_by_20_s.estimate = Some(estimate);
     let other = open(behind_by_20_s, &clock);
     for mode in MODES {

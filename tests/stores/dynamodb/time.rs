@@ -158,7 +158,7 @@ fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
     clock.advance(Duration::from_secs(DAYS - 25));
     let (lease, began) = (Duration::from_secs(20), Instant::now());
     let (answer, requests) = sent(&at, || idle.renew(&mut held, renewal(lease), &soon()).unwrap());
-    assert_eq!(requests, 2, "a read for the time, and the renewal");
+    assert_eq!(requests, 3, "two hosts say the time, then the renewal");
     let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
     let (store, _) = self::idle(&at);
     let rivals = get(&store, "held");
@@ -357,6 +357,61 @@ fn a_host_of_the_service_whose_clock_is_wrong_takes_nobodys_lock() {
     let mut free = exclusive("free");
     let Acquired::Granted { holder, now, .. } = idle.acquire(&mut free, &soon()).unwrap() else { panic!("refused") };
     assert!(holder.until.left(now).unwrap() <= LEASE + Duration::from_secs(1));
+}
+
+/// Nothing says of a client's first connection whether the host at its end has the right time.
+#[test]
+fn a_clients_first_host_takes_nobodys_lock() {
+    let at = needs_server!(Behind::new());
+    let (store, mut held) = holding(&at);
+    let connect = |seconds| {
+        at.proxy.shift_dates_of_next(seconds);
+        let clock = Clock::system();
+        // As the holder's, which is noted.
+        let grace = Duration::from_secs(5);
+        (open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock), clock)
+    };
+    refused(&connect(3_600).0, &mut exclusive("k"));
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    // What it writes is respected by others.
+    let (behind, clock) = connect(-3_600);
+    let behind = builder_over(Arc::new(behind), clock).connect().unwrap();
+    let guard = behind.lock("free").unwrap();
+    refused(&at.beside, &mut exclusive("free"));
+    assert!(guard.is_held());
+    // Else each first acquire would cost one request more.
+    let (right, _) = connect(0);
+    let (_, requests) = sent(&at, || granted(&right, &mut exclusive("another")));
+    assert_eq!(requests, 1);
+}
+
+/// What drift has left room for contradicts nothing.
+#[test]
+fn after_idle_days_one_host_takes_nobodys_lock() {
+    let at = needs_server!(Behind::new());
+    let (idle, clock) = idle(&at);
+    at.proxy.shift_dates(DAYS as i64);
+    clock.advance(Duration::from_secs(DAYS));
+    let (store, mut held) = holding(&at);
+    at.proxy.shift_dates_of_open(60);
+    refused(&idle, &mut exclusive("k"));
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Unknown(_)));
+    assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+}
+
+/// What one host said takes nobody over, and its second answer comes in time.
+#[test]
+fn a_purge_after_a_pause_frees_what_is_over() {
+    let at = needs_server!(Behind::new());
+    let clock = Clock::system();
+    let store = Arc::new(open(by_way_of(&at.proxy, &at.table), &clock));
+    let client = builder_over(store, clock.clone()).connect().unwrap();
+    client.request("over").lease(LEASE).acquire().unwrap();
+    // Long enough for drift to leave room, and too short for the note of the grace to be read again.
+    let pause = 550;
+    at.proxy.shift_dates(pause);
+    clock.advance(Duration::from_secs(pause as u64));
+    assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
 }
 
 /// Who adopts has no lock as data any more.

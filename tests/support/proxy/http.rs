@@ -1,12 +1,32 @@
 //! One client's connection: a request after the other, each with its mode.
 
+use std::collections::HashMap;
 use std::io;
 use std::net::TcpStream;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::message::{Message, Peer, STARTUP, Wire};
-use super::{Answer, Inner, KEPT, Mode, Request, reset_on_close};
+use super::{Answer, Inner, KEPT, Mode, Proxy, Request, reset_on_close};
+
+impl Proxy {
+    /// Moves the `Date` header of every answer, beside the rules.
+    pub fn shift_dates(&self, seconds: i64) {
+        self.inner.lock().date_shift = seconds;
+    }
+
+    /// The same on the connections that are open now, as of one host of the service.
+    pub fn shift_dates_of_open(&self, seconds: i64) {
+        let mut state = self.inner.lock();
+        state.shifted = state.open.keys().map(|connection| (*connection, seconds)).collect();
+    }
+
+    /// The same on the connection that is made next.
+    pub fn shift_dates_of_next(&self, seconds: i64) {
+        let mut state = self.inner.lock();
+        state.shifted = HashMap::from([(state.sockets + 1, seconds)]);
+    }
+}
 
 pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
     serve_as(Wire::Http, inner, id, client)

@@ -223,17 +223,6 @@ impl Proxy {
         rules.into_iter().filter(|rule| rule.is_unmet()).collect()
     }
 
-    /// Moves the `Date` header of every answer, beside the rules.
-    pub fn shift_dates(&self, seconds: i64) {
-        self.inner.lock().date_shift = seconds;
-    }
-
-    /// The same on the connections that are open now, as of one host of the service.
-    pub fn shift_dates_of_open(&self, seconds: i64) {
-        let mut state = self.inner.lock();
-        state.shifted = state.open.keys().map(|connection| (*connection, seconds)).collect();
-    }
-
     /// From now on, on all connections, new and old. Only of [`Proxy::raw`].
     pub fn flow(&self, to_server: Flow, to_client: Flow) {
         let mut state = self.inner.lock();
