@@ -419,9 +419,10 @@ impl<'a> Wait<'a> {
                 Err(error) if !error.is_retryable() => {
                     let Some(unanswered) = unanswered else { return Err(error) };
                     family.abandon(attempt);
-                    // Of a transfer that may be done it would say that nothing was.
-                    let is_transfer = self.spec.lock.instead_of.is_some();
-                    return Err(if is_transfer { unanswered.final_now().caused_by(error) } else { error });
+                    // Where it may have ended another's hold it would say that nothing was done.
+                    let LockSpec { instead_of, replace_same_owner, .. } = &self.spec.lock;
+                    let matters = instead_of.is_some() || *replace_same_owner;
+                    return Err(if matters { unanswered.final_now().caused_by(error) } else { error });
                 }
                 Err(error) => error,
             };

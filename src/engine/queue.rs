@@ -150,7 +150,7 @@ impl Queues {
         let mut turn = head.turn.lock();
         // Until it is counted none may begin.
         let since = head.users_code.since.lock();
-        // Whose wait is over would give it back, and may not come to that.
+        // Whose wait is over would give it back, but its process may end before.
         if !matches!(*turn, Turn::Waiting) || since.is_some() || head.by.is_over() || !fits(&head.spec) {
             return None;
         }

@@ -149,8 +149,8 @@ impl Undo {
         Ok(())
     }
 
-    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. How
-    /// many may stand on that could have been given up.
+    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. The
+    /// answer: how many grants were not given up, and so may still stand.
     pub fn end(&self, soon: Instant, by: Instant) -> usize {
         let (thread, is_running, count) = {
             let mut state = self.state.lock();

@@ -112,7 +112,7 @@ impl<S: Own> Failure<S> {
         }
     }
 
-    /// Of a write that was done, or an earlier copy of it: what follows says nothing of that.
+    /// The same after a write that is done, or an earlier copy of which may be: it says nothing of that write.
     #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
     pub fn of_write(self) -> Self {
         let cause = match &self {

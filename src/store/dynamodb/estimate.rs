@@ -42,7 +42,8 @@ struct Known {
     ahead: Option<Ahead>,
     /// What was known before an answer contradicted it.
     before: Option<Ahead>,
-    /// Over which connections that answer came: what comes over them, or older ones, does not confirm it.
+    /// The number of the client over whose connections that answer came: what comes over them, or older ones, does not
+    /// confirm it.
     doubted_over: u64,
     /// The connections over which alone it was told, until an answer over later ones agrees.
     unconfirmed: Option<u64>,
@@ -117,7 +118,7 @@ impl Estimate {
         let ahead = last.aged(received);
         let before = known.before.map(|before| before.aged(received)).filter(|before| before.fits(answer));
         let was_doubted = known.before.take();
-        if was_doubted.is_some() && before.is_none() && ahead.fits(answer) && over <= known.doubted_over {
+        if was_doubted.is_some() && ahead.fits(answer) && over <= known.doubted_over {
             known.before = was_doubted;
             return false;
         }

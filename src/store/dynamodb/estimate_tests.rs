@@ -147,6 +147,18 @@ fn an_answer_that_fits_both_settles_no_doubt() {
     assert!(!estimate.moment(boot(510 + hour), GRACE).unwrap().is_doubted());
 }
 
+/// Two that agree by what is allowed for the way alone leave the later one.
+#[test]
+fn an_old_connection_settles_no_doubt_that_it_made() {
+    let estimate = told(100, 500, 500);
+    let learn = |date, sent, received, over| estimate.learn_corrected(date, boot(sent), boot(received), 0, over);
+    assert!(learn(105, 500, 500, 1));
+    // It took five seconds, and is just later than what was known before.
+    learn(106, 500, 5_450, 1);
+    let doubted = estimate.moment(boot(5_450), GRACE).unwrap();
+    assert!(doubted.is_doubted(), "{doubted:?}");
+}
+
 /// Else no answer would ever end the doubt, and nobody be taken over.
 #[test]
 fn a_doubt_ends_where_what_is_left_of_both_agrees() {

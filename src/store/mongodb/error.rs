@@ -99,7 +99,8 @@ impl MongodbError {
         match fate {
             // It had no connection: the driver says why none could be made.
             Fate::Unknown if sends == Some(0) => (Fate::NotDone, MongodbError::Unreachable { cause: cause(error) }),
-            Fate::Duplicate | Fate::Unknown => (fate, failure),
+            Fate::Unknown => (fate, failure),
+            // What refused the second says nothing of the first, which may still come.
             _ if sends > Some(1) => unanswered(cause(error)),
             // Of a connection that was not had, or of one that the driver closed while it waited for the answer.
             _ if sends > Some(0) && matches!(*error.kind, DriverKind::ConnectionPoolCleared { .. }) => {
@@ -142,7 +143,7 @@ impl MongodbError {
     /// Of an acquire of which an earlier copy may still come.
     pub fn refused_after_copies() -> Self {
         MongodbError::Unanswered {
-            cause: Some(Cause::from("the driver sent it twice, and the second was refused".to_owned())),
+            cause: Some(Cause::from("the driver may have sent it twice, and the second was refused".to_owned())),
         }
     }
 }
@@ -263,6 +264,11 @@ mod tests {
         // Cut off on the way to the shard. A code that nobody here knows is what most damaged documents give.
         assert_eq!(of(407), (Fate::Unknown, Fate::Unknown));
         assert_eq!(of(987_654), (Fate::Refused, Fate::Refused));
+        // What refused the driver's second copy says nothing of its first.
+        for code in [11000, 112, 13] {
+            let answer: CommandError = from_document(doc! { "code": code }).unwrap();
+            assert_eq!(MongodbError::classify(&DriverKind::Command(answer).into(), Some(2)).0, Fate::Unknown, "{code}");
+        }
         // It got no request.
         let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
         assert_eq!(fate, Fate::NotDone);

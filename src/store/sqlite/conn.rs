@@ -81,7 +81,8 @@ impl Deref for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        // A long one, which a read kept from being copied, would take longer than a drop may. The next write copies it.
+        // One that is not the others' must not be. A long one, which a read kept from being copied, would take longer than a
+        // drop may: the next write copies it.
         let is_long = || self.log.as_ref().is_some_and(|log| log.len() > LONG_LOG);
         if !self.has_the_log() || is_long() {
             leave_log(&self.conn);
@@ -90,7 +91,7 @@ impl Drop for Conn {
     }
 }
 
-/// Such a log is not written to the file when the connection is closed: one that is not the others' must not be.
+/// The log is not written to the file when the connection is closed.
 fn leave_log(conn: &Connection) {
     // It can only fail where SQLite is too old to know it.
     let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);

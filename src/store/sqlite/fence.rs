@@ -27,7 +27,8 @@ const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = {key} 
 pub fn statement(standing: Standing<'_>) -> Option<[String; 3]> {
     standing.store::<Sqlite>()?;
     let lock = standing.lock;
-    // A file in UTF-16 would give other bytes for a text. The first parameter stays, since it is bound.
+    // A file in UTF-16 would give other bytes for a text. The first parameter stays, since callers bind two, and
+    // SQLite refuses to bind one that is not there.
     let bytes: String = lock.key.bytes().map(|byte| format!("{byte:02x}")).collect();
     let key = format!("coalesce(x'{bytes}', ?1)");
     Some([ASSERT.replace("{key}", &key), lock.key.clone(), lock.grant.as_str().to_owned()])

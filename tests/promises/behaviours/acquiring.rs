@@ -454,6 +454,12 @@ pub fn an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous(store: &Store) 
         assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, false), "{error}");
         is_released(|| client.get("k").unwrap().unwrap().is_free());
     }
+    // Who replaces may have ended another's hold as well.
+    let _replaced = bench.rival().request("k").owner("us").lock().unwrap();
+    [Fault::ApplyThenFail, Fault::Refuse].into_iter().for_each(|fault| bench.faults.next(Call::Acquire, fault));
+    let replaces = bench.client().request("k").owner("us").same_owner(SameOwner::Replace);
+    let error = replaces.try_lock().map(drop).unwrap_err();
+    assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, false), "{error}");
 }
 
 /// Whoever held it before has released it by then, and would be named as the reason.
