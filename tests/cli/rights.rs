@@ -85,15 +85,23 @@ fn what_has_more_rights_works_on() {
         return;
     }
     let cases: [(&[&str], i32, &str); 3] = [
-        (&["--health-cmd", "false", "--health-interval", "50ms", "--health-retries", "1"], 80, "is to be given back"),
-        (&["--max-hold", "1s", "--lease", "9s"], 76, "was lost"),
-        (&["--max-hold", "1s", "--lease", "9s", "--on-loss", "cmd:false"], 76, "the command of --on-loss failed"),
+        (
+            &["--health-cmd", "test ! -e sick", "--health-interval", "50ms", "--health-retries", "1"],
+            80,
+            "to be given back",
+        ),
+        (&["--lease", "9s"], 76, "was lost"),
+        (&["--lease", "9s", "--on-loss", "cmd:false"], 76, "the command of --on-loss failed"),
     ];
     for (options, code, what) in cases {
         let mut command = Command::new(NOBODY[0]);
         command.args(&NOBODY[1..]).args(["./leasehold", "run", "k"]).args(options).current_dir(store.folder.path());
         command.args(["--", "./more", "--reuid=0", "sh", "-c", "echo ready; read go; exit 3"]);
         let mut runs = Running::ready(command.env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped()));
+        match code {
+            80 => fs::write(store.path("sick"), "").unwrap(),
+            _ => drop(store.client().force_release("k").unwrap()),
+        }
         runs.says(what);
         runs.signal(Signal::SIGTERM);
         runs.says("SIGTERM is not passed on: the command has more rights than leasehold");
