@@ -4,6 +4,7 @@ use std::error::Error as _;
 use std::io;
 
 use leasehold::{Error, ErrorKind};
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::show;
@@ -43,9 +44,11 @@ pub enum Failure {
     Own(u8, String),
     /// Our output could not be written.
     Output(io::Error),
-    /// People were told of it already, in more words. Machines look for it in the last line.
-    Told(u8, Option<ErrorKind>, &'static str),
-    /// Everything was said already.
+    /// What the library says, and the answer does already. Machines look for it in the last line, too.
+    Answered(Error),
+    /// People know it already, or were told of it in more words. Machines look for it in the last line.
+    Told(u8, Option<ErrorKind>, String),
+    /// There is nobody to tell, or another process says it.
     Silent(u8),
 }
 
@@ -53,11 +56,16 @@ pub type Outcome<T = u8> = Result<T, Failure>;
 
 impl Failure {
     pub fn lost() -> Failure {
-        Failure::Told(code::LOST, Some(ErrorKind::Lost), "the lock was lost")
+        Failure::Told(code::LOST, Some(ErrorKind::Lost), "the lock was lost".to_owned())
     }
 
     pub fn unhealthy() -> Failure {
-        Failure::Told(code::UNHEALTHY, None, "--health-cmd failed, so the command was ended")
+        Failure::Told(code::UNHEALTHY, None, "--health-cmd failed, so the command was ended".to_owned())
+    }
+
+    /// Who sends a signal needs no word of it, but the code alone may be that of a command.
+    pub fn told_to_end(signal: Signal) -> Failure {
+        Failure::Told(code::SIGNAL + signal as u8, None, format!("leasehold was told to end by {signal}"))
     }
 
     pub fn usage(message: impl Into<String>) -> Failure {
@@ -70,7 +78,7 @@ impl Failure {
 
     pub fn code(&self) -> u8 {
         match self {
-            Failure::Library(error) => code_of(error.kind()),
+            Failure::Library(error) | Failure::Answered(error) => code_of(error.kind()),
             Failure::Refused(code, ..) | Failure::Own(code, _) | Failure::Silent(code) | Failure::Told(code, ..) => {
                 *code
             }
@@ -88,21 +96,22 @@ impl Failure {
             Failure::Own(_, message) => Some(message.clone()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
             Failure::Output(error) => Some(format!("the output could not be written: {error}")),
-            Failure::Silent(_) | Failure::Told(..) => None,
+            Failure::Silent(_) | Failure::Answered(_) | Failure::Told(..) => None,
         }
     }
 
     /// The same for machines.
     pub fn json(&self) -> Option<Value> {
         let message = match self {
-            Failure::Told(_, _, message) => (*message).to_owned(),
+            Failure::Told(_, _, message) => message.clone(),
+            Failure::Answered(error) => told(error, NOT_IN_TIME),
             _ => self.text()?,
         };
         let mut told = json!({ "exit_code": self.code(), "message": message });
         if let Failure::Told(_, Some(kind), _) = self {
             told["kind"] = json!(format!("{kind:?}"));
         }
-        if let Failure::Library(error) | Failure::Refused(_, _, error) = self {
+        if let Failure::Library(error) | Failure::Answered(error) | Failure::Refused(_, _, error) = self {
             told["kind"] = json!(format!("{:?}", error.kind()));
             told["key"] = json!(error.key());
             told["store"] = json!(error.store());

@@ -48,6 +48,8 @@ pub struct Ending<'a> {
 pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
     let Ending { is_told, lease_left, every, who_ended, signals } = *ending;
     let name = locks.name();
+    // One that came when the end was not seen yet may be why: the work may be undone.
+    let told_to_end = signals.try_iter().find(|signal| is_ending(*signal));
     // The keeper may have killed it before the loss was told.
     let was_lost = is_told || locks.lost(&[]).is_some() || !locks.is_held();
     if was_lost && !is_told {
@@ -58,8 +60,8 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
         };
         tell(&format!("{name} was lost: {why}; {who_ended}"));
     }
-    let every = every.filter(|_| !was_lost);
-    let Release { stands, answer: released, told_to_end } = release(locks, lease_left, every, signals);
+    let every = every.filter(|_| !was_lost && told_to_end.is_none());
+    let Release { stands, answer: released, told_to_end } = release(locks, lease_left, every, signals, told_to_end);
     let is_unanswered = matches!(&released, Err(failed) if !failed.is_lost());
     let was_lost = match released {
         _ if was_lost => true,
@@ -114,8 +116,14 @@ struct Release {
     told_to_end: Option<Signal>,
 }
 
-/// Releases the lock; after the end of the lease there is nothing to wait for any more.
-fn release(locks: Held, lease_left: Option<Duration>, every: Option<Duration>, signals: &Receiver<Signal>) -> Release {
+/// Releases the lock; after the end of the lease there is nothing to wait for any more. `told_to_end`: before this.
+fn release(
+    locks: Held,
+    lease_left: Option<Duration>,
+    every: Option<Duration>,
+    signals: &Receiver<Signal>,
+    told_to_end: Option<Signal>,
+) -> Release {
     let (done, told) = bounded(2);
     let (waits, nobody_waits) = bounded::<Infallible>(0);
     let (name, is_waited_for) = (locks.name(), lease_left.is_some());
@@ -136,10 +144,11 @@ fn release(locks: Held, lease_left: Option<Duration>, every: Option<Duration>, s
     if let Err(error) = spawned {
         // The guard was dropped, and its drop released: only that it stands is missing.
         let answer = every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error)));
-        return Release { stands: false, answer, told_to_end: None };
+        return Release { stands: false, answer, told_to_end };
     }
-    let over = after(lease_left.map_or(Duration::ZERO, |left| left.max(LAST_TRY)));
-    let mut answers = Answers { told, over, is_over: false, signals, told_to_end: None, last_try: LAST_TRY };
+    let lease_left = lease_left.map(|left| if told_to_end.is_some() { LAST_TRY } else { left.max(LAST_TRY) });
+    let over = after(lease_left.unwrap_or_default());
+    let mut answers = Answers { told, over, is_over: false, signals, told_to_end, last_try: LAST_TRY };
     let (stands, answer) = (answers.next().is_ok(), answers.next());
     drop(waits);
     Release { stands, answer, told_to_end: answers.told_to_end }
@@ -181,6 +190,20 @@ mod tests {
     use crossbeam_channel::{never, unbounded};
 
     use super::*;
+
+    #[test]
+    fn what_was_told_to_end_before_its_end_was_seen_is_due_again() {
+        let client = leasehold::LockClient::connect("memory:").unwrap();
+        for (signals, stands) in [(&[Signal::SIGCHLD, Signal::SIGTERM][..], false), (&[Signal::SIGCHLD], true)] {
+            let (told, came) = unbounded();
+            signals.iter().for_each(|signal| told.send(*signal).unwrap());
+            let (lease_left, every) = (Some(Duration::from_secs(60)), Some(Duration::from_secs(3600)));
+            let ending = Ending { is_told: false, lease_left, every, who_ended: "it has ended", signals: &came };
+            let given_back = give_back(Held::One(client.lock("k").unwrap()), &ending);
+            assert_eq!(given_back.told_to_end, (!stands).then_some(Signal::SIGTERM));
+            assert_eq!(client.try_lock("k").unwrap().is_none(), stands);
+        }
+    }
 
     #[test]
     fn a_signal_leaves_a_release_a_moment_and_no_more() {

@@ -15,7 +15,7 @@ use crate::health::{Checks, Health};
 use crate::held::Held;
 use crate::job::Job;
 use crate::killing::Killing;
-use crate::on_loss::OnLoss;
+use crate::on_loss::{OUT_OF_REACH, OnLoss};
 use crate::signals::{ENDING, PASSED_ON};
 use crate::words::words;
 use crate::{stops, warnings};
@@ -111,6 +111,7 @@ impl<'a> Holding<'a> {
                 self.lose(loss);
             }
             self.look_beside();
+            self.say_what_is_left();
             self.arm();
             let (asks, told) = (
                 timer(self.health.as_ref(), Health::timer),
@@ -185,9 +186,13 @@ impl<'a> Holding<'a> {
     }
 
     fn pass_on(&mut self, signal: Signal) {
-        self.job.pass_on(signal);
+        let is_passed_on = self.job.pass_on(signal);
         if !ENDING.contains(&signal) {
             return;
+        }
+        if !is_passed_on {
+            self.killing.is_in_vain = true;
+            warnings::tell(&format!("{signal} is not passed on: the command {OUT_OF_REACH}"));
         }
         self.told.is_cut_short = true;
         self.told.to_end = self.told.to_end.filter(|before| *before != Signal::SIGHUP).or(Some(signal));
@@ -269,11 +274,11 @@ impl<'a> Holding<'a> {
                 self.see_to(&command, &loss)
             }
             &OnLoss::Signal(signal) => {
-                self.job.signal(signal);
+                let is_sent = self.job.signal(signal);
                 if !is_stop(signal) {
                     self.job.go_on();
                 }
-                format!("the command gets {signal}")
+                if is_sent { format!("the command gets {signal}") } else { format!("the command {OUT_OF_REACH}") }
             }
             OnLoss::Ignore => {
                 self.job.go_on();
@@ -301,8 +306,7 @@ impl<'a> Holding<'a> {
             }
             Err(why) => {
                 self.losses.seen_to.push(loss.key.clone());
-                self.kill_within(Duration::ZERO);
-                format!("--on-loss cannot be run ({why}), so the command is killed")
+                format!("--on-loss cannot be run ({why}){}", self.kill())
             }
         }
     }
@@ -315,8 +319,8 @@ impl<'a> Holding<'a> {
             self.losses.seen_to.push(std::mem::take(key));
             self.losses.on_loss = None;
             if outcome.is_err() {
-                self.kill_within(Duration::ZERO);
-                command_failed(outcome, ", so the command is killed");
+                let end = self.kill();
+                command_failed(outcome, &end);
             }
         }
         if self.losses.first.is_some() {
@@ -333,7 +337,8 @@ impl<'a> Holding<'a> {
             Some(Err(why)) => {
                 (self.health, self.is_unhealthy) = (None, true);
                 let (name, end) = (self.locks.name(), self.end_command());
-                warnings::tell(&format!("{name} is given back, since {why}; {end}"));
+                let then = if self.killing.is_in_vain { "to be given back" } else { "given back" };
+                warnings::tell(&format!("{name} is {then}, since {why}; {end}"));
             }
             None => {}
         }
@@ -347,16 +352,40 @@ impl<'a> Holding<'a> {
         self.job.look(&beside, self.is_halted(), self.rest())
     }
 
+    /// KILL now, and what is said of that.
+    fn kill(&mut self) -> String {
+        self.kill_within(Duration::ZERO);
+        match self.is_left() {
+            true => format!("; the command {OUT_OF_REACH}"),
+            false => ", so the command is killed".to_owned(),
+        }
+    }
+
+    /// Whether the command cannot be ended. From now on that is said.
+    fn is_left(&mut self) -> bool {
+        let is_left = self.job.is_out_of_reach();
+        self.killing.is_in_vain |= is_left;
+        is_left
+    }
+
+    /// A part of it may have more rights than the rest, which KILL has ended.
+    fn say_what_is_left(&mut self) {
+        if self.killing.is_due() && !self.killing.is_in_vain && self.is_left() {
+            warnings::tell(&format!("what is left of the command {OUT_OF_REACH}"));
+        }
+    }
+
     /// TERM, and KILL while nobody else can be in.
     fn end_command(&mut self) -> String {
-        let kill_after = self.killing.left(self.ask);
-        if self.job.is_stopped() || kill_after.is_zero() {
-            self.job.signal(Signal::SIGKILL);
-            return "the command is killed".to_owned();
-        }
-        self.job.signal(Signal::SIGTERM);
+        let kill_after = if self.job.is_stopped() { Duration::ZERO } else { self.killing.left(self.ask) };
+        self.job.signal(if kill_after.is_zero() { Signal::SIGKILL } else { Signal::SIGTERM });
+        // Also where that did not reach it: it may have fewer rights by then.
         self.kill_within(kill_after);
-        format!("the command gets TERM now, and KILL in {} if it still runs", words(kill_after))
+        match kill_after {
+            _ if self.is_left() => format!("the command {OUT_OF_REACH}"),
+            Duration::ZERO => "the command is killed".to_owned(),
+            _ => format!("the command gets TERM now, and KILL in {} if it still runs", words(kill_after)),
+        }
     }
 
     /// Nothing of the command is left: the lock is released. `every`: after a success it stands for so long.

@@ -114,15 +114,24 @@ impl Job {
     }
 
     /// Sends a signal to the whole group. False: all of it has more rights than we, as `sudo`.
-    pub fn signal(&self, signal: Signal) -> bool {
+    pub fn signal(&self, signal: impl Into<Option<Signal>>) -> bool {
         self.gone || killpg(self.group, signal) != Err(Errno::EPERM)
     }
 
-    /// The same with one that came to us.
-    pub fn pass_on(&mut self, signal: Signal) {
-        if !self.signal(signal) && KEYS.contains(&signal) {
+    /// Whether no signal of ours reaches it.
+    pub fn is_out_of_reach(&self) -> bool {
+        !self.signal(None)
+    }
+
+    /// Sends one that came to us. False: it neither reached it, nor will the next key.
+    pub fn pass_on(&mut self, signal: Signal) -> bool {
+        if self.signal(signal) {
+            return true;
+        }
+        if KEYS.contains(&signal) {
             self.hand_over();
         }
+        self.terminal.as_ref().is_some_and(|terminal| KEYS.contains(&signal) && terminal.is_with(self.group))
     }
 
     /// What we may not signal is reached by the next key itself, if this one came from the terminal.

@@ -14,12 +14,14 @@ pub struct Killing {
     held_until: Duration,
     /// When KILL is due, and the timer for it.
     due: Option<(Duration, Receiver<Instant>)>,
+    /// It was said that no signal reaches what is to be killed.
+    pub is_in_vain: bool,
 }
 
 impl Killing {
     pub fn new() -> Killing {
         // A hold that is never seen as held leaves no time for TERM.
-        Killing { held_until: Duration::ZERO, due: None }
+        Killing { held_until: Duration::ZERO, due: None, is_in_vain: false }
     }
 
     /// That of locks which are held.

@@ -240,7 +240,8 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
     answer.map(|()| 0)
 }
 
-/// Releases the holders that were shown and that the answer was about, and nobody who came while it was waited for.
+/// Releases the holders that were shown and that the answer was about, and nobody who came while it was waited for. (One
+/// who takes over under the same lock id between the last look and the release goes, too: that knows them by lock id.)
 fn release_shown(client: &LockClient, key: &str, freed: &mut Vec<LockStatus>) -> Outcome<()> {
     let holders = || client.list(&Filter::new().key(key));
     let mut shown = holders()?;

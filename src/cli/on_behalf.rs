@@ -18,7 +18,7 @@ use crate::held::{Held, Wanted};
 use crate::hold::command_failed;
 use crate::keeper::{Keeper, Target};
 use crate::killing::Killing;
-use crate::on_loss::OnLoss;
+use crate::on_loss::{OUT_OF_REACH, OnLoss};
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
 use crate::signals::{ENDING, Hangup, Interrupts};
@@ -176,10 +176,10 @@ impl<'a> Holding<'a> {
         let end = match (&self.watched, &self.ask.on_loss) {
             (_, OnLoss::Command(command)) => self.see_to(command, &loss, &name),
             (Watched::Process(..), OnLoss::Kill) => self.end_process(&name),
-            (Watched::Process(..), &OnLoss::Signal(signal)) => {
-                self.watched.signal(signal);
-                format!("{name} gets {signal}")
-            }
+            (Watched::Process(..), &OnLoss::Signal(signal)) => match self.watched.signal(signal) {
+                true => format!("{name} gets {signal}"),
+                false => format!("{name} {OUT_OF_REACH}"),
+            },
             _ => format!("{name} is told nothing"),
         };
         // Not waited for: with a pipe the end of this process is all that tells of the loss.
@@ -215,7 +215,9 @@ impl<'a> Holding<'a> {
         if kill_after.is_zero() {
             return format!("{name} is killed");
         }
-        self.watched.signal(Signal::SIGTERM);
+        if !self.watched.signal(Signal::SIGTERM) {
+            return format!("{name} {OUT_OF_REACH}");
+        }
         format!("{name} gets TERM now, and KILL in {} if it still runs", words(kill_after))
     }
 

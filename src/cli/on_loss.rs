@@ -2,6 +2,9 @@
 
 use nix::sys::signal::Signal;
 
+/// What becomes of a process that we may send no signal.
+pub const OUT_OF_REACH: &str = "has more rights than leasehold, which may not signal it, so it works on";
+
 /// What is done to the command when the lock is lost.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OnLoss {

@@ -41,8 +41,7 @@ pub fn doctor(global: &Global) -> Outcome {
             printed?;
             Ok(0)
         }
-        // It stands in the answer already.
-        Some(problem) => Err(Failure::Silent(Failure::from(problem.clone()).code())),
+        Some(problem) => Err(Failure::Answered(problem.clone())),
     }
 }
 

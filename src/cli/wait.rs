@@ -109,7 +109,7 @@ pub fn by_signal(signal: Signal) -> Failure {
     if Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
         ended_by_key(signal);
     }
-    Failure::Silent(code::SIGNAL + signal as u8)
+    Failure::told_to_end(signal)
 }
 
 /// `who` needs the lock no more.

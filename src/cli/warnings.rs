@@ -77,13 +77,21 @@ pub fn show(global: &Global, makes: bool) {
     log::set_max_level(level);
 }
 
+/// The bound of the last wait for the last message, where the end of this process must not come later.
+static BOUND: OnceLock<Duration> = OnceLock::new();
+
 /// Waits until what was said is written, unless nobody reads it, or that was waited for before.
 pub fn flush() {
-    flush_within(LAST_WORDS);
+    flush_once(LAST_WORDS);
 }
 
-/// The last wait for what was said.
+/// The last wait for what was said. That for the last message takes as long at most.
 pub fn flush_within(bound: Duration) {
+    let _ = BOUND.set(bound);
+    flush_once(bound);
+}
+
+fn flush_once(bound: Duration) {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
     if MESSAGES.get().is_some() && !IS_DONE.swap(true, Ordering::Relaxed) {
         wait_until_written(bound);
@@ -100,7 +108,7 @@ pub fn last_words(say: impl Fn() + Send + Sync + 'static) {
         let _ = done.send(());
     });
     match spawned {
-        Ok(_) => drop(said.recv_timeout(WHERE_ANYBODY_READS)),
+        Ok(_) => drop(said.recv_timeout(BOUND.get().map_or(WHERE_ANYBODY_READS, |bound| *bound))),
         Err(_) => say(),
     }
 }

@@ -72,11 +72,11 @@ impl Watched {
         }
     }
 
-    /// Sends a signal to the process, if it is one that is still there.
-    pub fn signal(&self, signal: Signal) {
-        if let Watched::Process(_, process) = self {
-            let _ = send_signal(process, signal);
-        }
+    /// Sends a signal to the process, if it is one that is still there. False: it has more rights than we by now.
+    pub fn signal(&self, signal: Signal) -> bool {
+        let Watched::Process(_, process) = self else { return true };
+        let sent = send_signal(process, signal);
+        !sent.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
     /// Tells once that it has ended.

@@ -317,7 +317,10 @@ fn the_doctor_says_what_is_wrong() {
     // Whoever holds the write lock of the file stops everybody.
     let db = store.stuck();
     let ran = run(&mut store.leasehold(&["doctor"]));
-    assert_eq!(ran.code, Some(69), "{}{}", ran.stdout, ran.stderr);
+    assert_eq!((ran.code, ran.stderr.as_str()), (Some(69), ""), "{}", ran.stdout);
+    let ran = run(&mut store.leasehold(&["doctor", "--json"]));
+    let told: Value = serde_json::from_str(&ran.stderr).unwrap();
+    assert_eq!((ran.code, &told["error"]["exit_code"]), (Some(69), &69.into()), "{ran:?}");
     drop(db);
 
     let ran = run(store.leasehold(&["doctor"]).env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));

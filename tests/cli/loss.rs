@@ -1,9 +1,11 @@
 //! A lock that is lost while the command runs.
 
 use std::io::Read;
+use std::process::Stdio;
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::LockClient;
+use nix::sys::signal::Signal;
 
 use crate::lateness::{measure, slack};
 use crate::support::{Running, Store, ended_before, full_pipe, lines_after, lines_of, run, state};
@@ -167,6 +169,45 @@ fn machines_are_told_as_json() {
     let ran = run(&mut store.leasehold(&[&holds[..], &["--lease", "3s", "--on-loss", "ignore"]].concat()));
     let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
     assert_eq!((ran.code, &last["error"]["exit_code"]), (Some(76), &76.into()), "{}", ran.stderr);
+}
+
+/// The code is that of a command which the same signal ended.
+#[test]
+fn machines_are_told_that_a_signal_was_for_leasehold() {
+    let store = Store::new();
+    let is_told = |runs: Running| {
+        let ran = runs.end();
+        let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap_or("{}")).unwrap();
+        assert_eq!(ran.code, Some(143), "{}", ran.stderr);
+        assert!(last["error"].is_null() || last["error"]["exit_code"] == 143, "{}", ran.stderr);
+        !last["error"].is_null()
+    };
+    let guard = store.client().lock("k").unwrap();
+    let own = std::process::id().to_string();
+    let waits: [&[&str]; 4] =
+        [&["run", "k", "--", "true"], &["elect", "k", "--", "true"], &["acquire", "k"], &["hold", "k", "--pid", &own]];
+    for args in waits {
+        let mut waits = Running::start(store.leasehold(&["--json", "-vv"]).args(args));
+        waits.says("refused: ");
+        waits.signal(Signal::SIGTERM);
+        assert!(is_told(waits), "{args:?}");
+    }
+    drop(guard);
+    let mut holds = Running::start(&mut store.leasehold(&["hold", "k", "--pid", &own, "--json"]));
+    holds.line();
+    holds.signal(Signal::SIGTERM);
+    assert!(is_told(holds));
+    // Its command has lived through the signal, and the term was lost then.
+    let script = "trap 'echo term' TERM; echo ready; while :; do read never; done";
+    let mut command = store.leasehold(&["--json", "elect", "k", "--lease", "6s", "--", "sh", "-c", script]);
+    let mut leads = Running::ready(command.stdin(Stdio::piped()));
+    leads.signal(Signal::SIGTERM);
+    leads.expect("term");
+    take_away(&store.client());
+    assert!(is_told(leads));
+    let runs = Running::ready(&mut store.script(&["--json"], "echo ready; exec sleep 1000"));
+    runs.signal(Signal::SIGTERM);
+    assert!(!is_told(runs), "it is the command's");
 }
 
 #[test]

@@ -2,9 +2,11 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::support::{Ran, Store, run};
+use nix::sys::signal::Signal;
+
+use crate::support::{NOBODY, Ran, Running, Store, run};
 
 /// Root may do everything: it asks as somebody else.
 #[test]
@@ -29,8 +31,8 @@ fn by_another_user(store: &Store, mode: u32, args: &[&str]) -> Ran {
     }
     fs::set_permissions(store.folder.path(), fs::Permissions::from_mode(0o555)).unwrap();
     let mut command = if nix::unistd::Uid::effective().is_root() {
-        let mut command = Command::new("setpriv");
-        command.args(["--reuid=65534", "--regid=65534", "--clear-groups"]).arg(&binary);
+        let mut command = Command::new(NOBODY[0]);
+        command.args(&NOBODY[1..]).arg(&binary);
         command
     } else {
         Command::new(&binary)
@@ -72,5 +74,41 @@ fn who_may_only_read_the_file_sees_its_locks() {
     for args in [&["release", "k", "--force", "--yes"][..], &["run", "--try", "l", "--", "true"]] {
         let ran = by_another_user(&store, 0o444, args);
         assert_eq!(ran.code, Some(77), "{}", ran.stderr);
+    }
+}
+
+/// As `sudo`: leasehold may not end it, and says so.
+#[test]
+fn what_has_more_rights_works_on() {
+    let store = Store::on_disk();
+    if !store.has_more_rights() {
+        return;
+    }
+    let cases: [(&[&str], i32, &str); 3] = [
+        (
+            &["--health-cmd", "test ! -e sick", "--health-interval", "50ms", "--health-retries", "1"],
+            80,
+            "to be given back",
+        ),
+        (&["--lease", "9s"], 76, "was lost"),
+        (&["--lease", "9s", "--on-loss", "cmd:false"], 76, "the command of --on-loss failed"),
+    ];
+    for (options, code, what) in cases {
+        let mut command = Command::new(NOBODY[0]);
+        command.args(&NOBODY[1..]).args(["./leasehold", "run", "k"]).args(options).current_dir(store.folder.path());
+        command.args(["--", "./more", "--reuid=0", "sh", "-c", "echo ready; read go; exit 3"]);
+        let mut runs = Running::ready(command.env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped()));
+        match code {
+            80 => fs::write(store.path("sick"), "").unwrap(),
+            _ => drop(store.client().force_release("k").unwrap()),
+        }
+        runs.says(what);
+        runs.signal(Signal::SIGTERM);
+        runs.says("SIGTERM is not passed on: the command has more rights than leasehold");
+        runs.tell("go");
+        let ran = runs.end();
+        assert_eq!(ran.code, Some(code), "{}", ran.stderr);
+        let untrue = ["gets TERM", "is killed"].iter().any(|end| ran.stderr.contains(end));
+        assert!(!untrue && ran.stderr.matches("more rights").count() == 2, "{}", ran.stderr);
     }
 }

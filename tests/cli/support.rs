@@ -22,6 +22,9 @@ use crate::wait::wait_until;
 /// Longer than anything takes here on a busy machine: six processes in turn on a server, too.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Runs what follows as somebody else.
+pub const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
+
 /// An SQLite store.
 pub struct Store {
     pub folder: TempDir,
@@ -104,6 +107,18 @@ impl Store {
         let trigger = format!("CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {updates}");
         let refused = self.db().execute_batch(&format!("{trigger} BEGIN SELECT RAISE(ABORT, 'refused'); END"));
         refused.expect("a trigger");
+    }
+
+    /// Makes `more`, which root alone may signal, and `leasehold` beside it, for [`NOBODY`]. False: that is skipped here.
+    pub fn has_more_rights(&self) -> bool {
+        let copies = format!("cp {} leasehold && cp $(command -v setpriv) more", env!("CARGO_BIN_EXE_leasehold"));
+        let nobody = NOBODY.join(" ");
+        let script = format!("{copies} && chmod 777 . && chmod 4755 more && {nobody} ./more --reuid=0 true");
+        let is_made = run(Command::new("sh").args(["-c", &script]).current_dir(self.folder.path())).code == Some(0);
+        if !is_made {
+            crate::servers::skip("no program with more rights can be made here");
+        }
+        is_made
     }
 
     /// A pipe that only those have who open it by its name.
