@@ -9,10 +9,7 @@ mod on_postgres;
 mod programs;
 #[path = "../support/room.rs"]
 mod room;
-#[cfg(all(feature = "postgres", target_os = "linux"))]
 #[path = "../support/servers/mod.rs"]
 mod servers;
-#[path = "../support/skip.rs"]
-mod skip;
 mod tools;
 mod wrappers;
