@@ -162,7 +162,7 @@ impl Server<'_> {
     }
 
     fn write(&mut self, request: &Message) -> io::Result<()> {
-        if self.peer.as_ref().is_some_and(|(_, peer)| has_ended(&peer.stream)) {
+        if self.peer.as_ref().is_some_and(|(_, peer)| has_ended(&peer.stream, self.wire)) {
             self.close();
         }
         if self.peer.is_none() {
@@ -198,10 +198,13 @@ impl Drop for Server<'_> {
     }
 }
 
-/// Whether the other side has ended this idle connection.
-fn has_ended(stream: &TcpStream) -> bool {
-    let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
-    let is_idle = looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+/// Whether the other side has ended this idle connection. What a session that listens is told is no end of it.
+fn has_ended(stream: &TcpStream, wire: Wire) -> bool {
+    let mut first = [0];
+    let is_idle = match stream.set_nonblocking(true).and_then(|()| stream.peek(&mut first)) {
+        Ok(count) => matches!(wire, Wire::Postgres { tells: true }) && count == 1 && first == *b"A",
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    };
     !is_idle || stream.set_nonblocking(false).is_err()
 }
 
