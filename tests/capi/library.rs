@@ -48,9 +48,13 @@ pub fn target(name: &str) -> PathBuf {
 
 /// The library's own Makefile, on the one build of the tests.
 pub fn make(goals: &[&str], cargo: &str) -> Command {
+    make_in("capi", goals, cargo)
+}
+
+fn make_in(build: &str, goals: &[&str], cargo: &str) -> Command {
     let mut make = Command::new("make");
     make.arg("-C").arg(root().join("src/capi")).args(goals).arg("PROFILE=debug");
-    make.arg(format!("TARGET={}", target("capi").display())).arg(format!("CARGO={cargo}"));
+    make.arg(format!("TARGET={}", target(build).display())).arg(format!("CARGO={cargo}"));
     // What names lines is a third of the library, which each program links.
     make.env("CARGO_PROFILE_DEV_DEBUG", "0");
     // Cargo tells its children about itself, and they would build again for it.
@@ -61,16 +65,25 @@ pub fn make(goals: &[&str], cargo: &str) -> Command {
 /// The one of the tests, built once.
 pub fn library() -> &'static Library {
     static BUILT: OnceLock<Library> = OnceLock::new();
-    BUILT.get_or_init(|| {
-        let built = make(&["all"], &format!("{} --offline", env!("CARGO"))).output().expect("make runs");
-        assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
-        let said = std::fs::read_to_string(target("capi").with_extension("log")).expect("what cargo said");
-        let system = said.split("native-static-libs: ").nth(1).and_then(|rest| rest.lines().next());
-        let system = system.map(|line| line.split_whitespace().map(str::to_owned).collect());
-        let folder = target("capi").join("debug");
-        let _ = std::os::unix::fs::symlink("libleasehold.so", folder.join(SONAME));
-        Library { folder, system: system.expect("rustc names the libraries") }
-    })
+    BUILT.get_or_init(|| build("capi", "FEATURES="))
+}
+
+/// The folder of one with a store on a server, whose runtime is hidden in it.
+#[cfg(all(feature = "postgres", target_os = "linux"))]
+pub fn with_postgres() -> &'static Path {
+    static BUILT: OnceLock<Library> = OnceLock::new();
+    &BUILT.get_or_init(|| build("capi-postgres", "FEATURES=postgres")).folder
+}
+
+fn build(name: &str, features: &str) -> Library {
+    let built = make_in(name, &["all", features], &format!("{} --offline", env!("CARGO"))).output().expect("make runs");
+    assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+    let said = std::fs::read_to_string(target(name).with_extension("log")).expect("what cargo said");
+    let system = said.split("native-static-libs: ").nth(1).and_then(|rest| rest.lines().next());
+    let system = system.map(|line| line.split_whitespace().map(str::to_owned).collect());
+    let folder = target(name).join("debug");
+    let _ = std::os::unix::fs::symlink("libleasehold.so", folder.join(SONAME));
+    Library { folder, system: system.expect("rustc names the libraries") }
 }
 
 /// The C or C++ compiler.

@@ -4,10 +4,12 @@
 mod header;
 mod install;
 mod library;
+#[cfg(all(feature = "postgres", target_os = "linux"))]
+mod on_postgres;
 mod programs;
 #[path = "../support/room.rs"]
 mod room;
-#[path = "../support/skip.rs"]
-mod skip;
+#[path = "../support/servers/mod.rs"]
+mod servers;
 mod tools;
 mod wrappers;

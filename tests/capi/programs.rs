@@ -6,9 +6,10 @@ use std::process::Command;
 use std::sync::Mutex;
 
 use crate::library::{Language, compile, root, run, store};
+use crate::room::room;
 
 /// Whoever adds a program names it here, with its proof, in which `#` is a number above zero.
-pub const PROGRAMS: [(&str, &str); 17] = [
+pub const PROGRAMS: [(&str, &str); 18] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
     ("beside", "a callback that takes long holds up no other lock, and has the stack that it needs"),
     ("callbacks", "callbacks lock, close, stop and free"),
@@ -26,6 +27,7 @@ pub const PROGRAMS: [(&str, &str); 17] = [
     ("options", "every option did what it says"),
     ("shared_readers", "3 readers at once, the next refused, and the writer after them"),
     ("tangled", "callbacks end what they are told of, and nobody waits for ever"),
+    ("told", "refused by name, told of the release, and lost by order, from process to process"),
 ];
 
 /// So many run side by side: most of their time they wait.
@@ -34,7 +36,7 @@ pub const WAITING: usize = 3;
 /// Runs a program that is compiled, maybe under a tool.
 #[track_caller]
 pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
-    let (folder, url) = store();
+    let (_folder, url) = store();
     let mut command = match tool {
         [] => Command::new(binary),
         [tool, args @ ..] => {
@@ -44,8 +46,16 @@ pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
         }
     };
     // The library's own mutexes are nothing that the thread sanitizer knows: it judges what the programs do.
-    command.arg(url).env("TSAN_OPTIONS", "ignore_interceptors_accesses=1");
-    if binary.file_name().is_some_and(|name| name.to_string_lossy().starts_with("batch_job")) {
+    command.env("TSAN_OPTIONS", "ignore_interceptors_accesses=1");
+    prove_on(&url, command, proof);
+}
+
+/// The same of a command that lacks the store's URL.
+#[track_caller]
+pub fn prove_on(url: &str, mut command: Command, proof: &str) {
+    let folder = room().expect("a folder");
+    command.arg(url);
+    if proof.contains("20 jobs") {
         command.arg(folder.path());
     }
     let printed = run(&mut command);

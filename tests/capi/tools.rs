@@ -4,7 +4,7 @@ use std::process::{Command, Stdio};
 
 use crate::library::{Language, compile, compiler, library, root, run, store, target};
 use crate::programs::{PROGRAMS, WAITING, prove, with_each};
-use crate::skip::skip;
+use crate::servers::skip;
 
 /// Whether a tool is there.
 pub fn there(tool: &str, found: bool) -> bool {

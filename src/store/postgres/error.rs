@@ -72,6 +72,12 @@ pub(super) enum Own {
     Limit,
 
     #[error(
+        "the server is short of transaction ids, and takes no write until it is vacuumed; end what keeps its old rows: a session, \
+         a prepared transaction or a replication slot"
+    )]
+    Exhausted,
+
+    #[error(
         "the server has no connection left: max_connections, or the CONNECTION LIMIT of the role or the database, is reached; \
          raise it, or end sessions: a client needs up to nine"
     )]
@@ -117,6 +123,7 @@ impl failure::Own for Own {
             | Own::Behind
             | Own::Full
             | Own::Limit
+            | Own::Exhausted
             | Own::NoConnection
             | Own::ForNow(_) => (ErrorKind::Store, true),
             Own::Encoding => (ErrorKind::InvalidInput, false),
@@ -184,6 +191,7 @@ impl PostgresError {
             SqlState::UNTRANSLATABLE_CHARACTER | SqlState::CHARACTER_NOT_IN_REPERTOIRE => Own::Encoding,
             SqlState::TOO_MANY_CONNECTIONS => Own::NoConnection,
             SqlState::CONFIGURATION_LIMIT_EXCEEDED => Own::Limit,
+            _ if is_exhausted(answer) => Own::Exhausted,
             _ => match &code.code()[..2] {
                 "28" if stage == Stage::Connecting => return (Fate::Refused, PostgresError::Credentials { cause }),
                 "22" | "42" if stage == Stage::Connecting => return for_good(Own::Settings, cause),
@@ -197,6 +205,13 @@ impl PostgresError {
             },
         };
         refused(own, cause)
+    }
+
+    /// Whether the queue of notifications may be what is full.
+    pub fn is_untellable(error: &DriverError) -> bool {
+        error
+            .as_db_error()
+            .is_some_and(|answer| *answer.code() == SqlState::PROGRAM_LIMIT_EXCEEDED && !is_exhausted(answer))
     }
 
     /// Whether its transaction, whose isolation is not ours, met another one.
@@ -244,6 +259,13 @@ fn refused(own: Own, cause: Cause) -> (Fate, PostgresError) {
 
 fn for_good(own: Own, cause: Cause) -> (Fate, PostgresError) {
     (Fate::Refused, PostgresError::Own(own, Some(cause)))
+}
+
+/// No transaction gets an id. Other limits have that code, too, and the text is in the server's language: who wrote it
+/// tells it from them.
+fn is_exhausted(answer: &DbError) -> bool {
+    *answer.code() == SqlState::PROGRAM_LIMIT_EXCEEDED
+        && answer.routine().is_some_and(|name| name.starts_with("GetNew"))
 }
 
 fn is_fatal(answer: &DbError) -> bool {

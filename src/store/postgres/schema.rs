@@ -78,6 +78,19 @@ struct Made {
     unkept: Option<&'static str>,
 }
 
+impl Made {
+    /// An index of somebody's on what each heartbeat changes.
+    fn slowing(&self) -> String {
+        let is_slowing = |(columns, _): &&(String, bool)| {
+            columns.split(',').any(|column| ["until", "renewed", "version"].contains(&column))
+        };
+        let found = self.indexes.iter().find(is_slowing);
+        found.map_or_else(String::new, |(columns, _)| {
+            format!("; for the index on {columns:?}, which is not of leasehold, each heartbeat writes to all indexes")
+        })
+    }
+}
+
 impl Postgres {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, PostgresError> {
         let table = &self.table.name;
@@ -90,7 +103,9 @@ impl Postgres {
         let missing = self.statements_for(&found);
         let is_missing = found.columns.is_empty();
         match what {
-            Schema::Check if missing.is_empty() => Ok(format!("{}; {}", right("is there"), self.standbys(by))),
+            Schema::Check if missing.is_empty() => {
+                Ok(format!("{}{}; {}", right("is there"), found.slowing(), self.standbys(by)))
+            }
             _ if missing.is_empty() => Ok(right("is there")),
             Schema::Create => {
                 for statement in &missing {

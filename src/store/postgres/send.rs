@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio_postgres::error::SqlState;
 use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Config, Error as DriverError, Row as Answer};
 
@@ -315,7 +314,7 @@ impl Owned {
         let mut answer = connected.query(sql, lasting, &values).await;
         // Nothing was written, since a session elsewhere that listens does not read what it is told.
         if let Err(error) = &answer
-            && error.code() == Some(&SqlState::PROGRAM_LIMIT_EXCEEDED)
+            && PostgresError::is_untellable(error)
             && let Some(untold) = untold(sql)
         {
             if !self.known.said_full.replace(true) {

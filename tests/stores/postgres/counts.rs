@@ -1,11 +1,15 @@
-//! How many statements each step takes.
+//! How many statements each step takes, and each wait; and how often it says that one must look by itself.
+
+use std::time::Duration;
 
 use leasehold::internals::lease::{End, Lease};
 use leasehold::internals::store::{Consistency, Purpose, Renewal, Swapped};
 
 use crate::postgres::*;
+use crate::support::alone::alone;
 use crate::support::contract::{LEASE, acquired, granted, raised, refused, renewal, renewed};
-use crate::support::postgres::{Rows, opened};
+use crate::support::logs;
+use crate::support::postgres::{Rows, connected, opened};
 use crate::support::proxy::Proxy;
 use crate::support::servers::{postgres, postgres_server};
 
@@ -79,4 +83,40 @@ fn shared_holders_cost_two() {
     // The statement can't tell a free key from one with shared holders.
     at.sends(1, "an exclusive one is refused", |store| refused(store, &mut exclusive(store, "k")));
     at.sends(2, "release", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());
+}
+
+/// Less than one query a second, and no poll: it is told.
+#[test]
+fn who_waits_asks_less_than_once_a_second() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let holder = connected(|| leasehold::LockClient::builder(rows.url()));
+    let _held = holder.lock("k").unwrap();
+    let asks = || {
+        let proxy = Proxy::telling_postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
+        let url = format!("postgres://leasehold@{}/postgres?table={}", proxy.addr(), rows.0);
+        let waiter = connected(|| leasehold::LockClient::builder(&url));
+        let before = proxy.count();
+        assert!(waiter.try_lock_for("k", Duration::from_secs(10)).unwrap().is_none());
+        proxy.count() - before
+    };
+    // Where the server stood still as one began to listen, that one looks by itself for minutes. To begin is in the count.
+    let mut counts = std::iter::repeat_with(asks).take(5);
+    assert!(counts.any(|count| count < 10), "ten requests or more in ten seconds, each time");
+}
+
+/// As through a proxy that passes on nothing unasked.
+#[test]
+fn that_nobody_is_told_is_said_once() {
+    needs_server!();
+    alone("postgres::counts::that_nobody_is_told_is_said_once", || {
+        logs::keep();
+        let at = Counted::new();
+        let (to, _told) = crossbeam_channel::unbounded();
+        for _ in 0..2 {
+            assert!(!at.store.wake(&["k".to_owned()], to.clone(), &soon()).unwrap(), "it tells");
+        }
+        let said = logs::take("leasehold::postgres");
+        assert!(said.len() == 1 && said[0].contains("waiters poll"), "{said:?}");
+    });
 }

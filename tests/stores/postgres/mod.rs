@@ -1,6 +1,11 @@
 //! What only the PostgreSQL store has to keep, on a real server: rows, requests, errors, restarts.
+#[cfg(target_os = "linux")]
+mod bloat;
+#[cfg(unix)]
 mod counts;
 mod errors;
+#[cfg(target_os = "linux")]
+mod exhausted;
 mod faults;
 mod held_up;
 #[cfg(target_os = "linux")]

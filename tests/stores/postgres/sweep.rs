@@ -4,6 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crossbeam_channel::Receiver;
 use leasehold::ErrorKind;
 use leasehold::internals::lease::{Lease, LockRecord};
 use leasehold::internals::store::{Purpose, Released, Renewal, Schema, Swapped};
@@ -11,8 +12,8 @@ use leasehold::internals::sys::deadline::Deadline;
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, raised, renewal};
-use crate::support::harness::{sent, within};
-use crate::support::postgres::{Rows, opened};
+use crate::support::harness::{PATIENCE, sent, within};
+use crate::support::postgres::{Rows, opened, told_of};
 use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 use crate::support::servers::{postgres, postgres_server};
 
@@ -50,6 +51,8 @@ enum Step {
     ReadLockId,
     Swap,
     Wake,
+    /// Of one more key, by the session that listens.
+    WakeMore,
     Check,
     Create,
 }
@@ -57,7 +60,8 @@ enum Step {
 use Step::*;
 
 fn steps() -> Vec<Step> {
-    let mut steps = vec![Join, EndEndless, ReleaseAnothers, Read, ReadPages, ReadLockId, Swap, Wake, Check, Create];
+    let mut steps =
+        vec![Join, EndEndless, ReleaseAnothers, Read, ReadPages, ReadLockId, Swap, Wake, WakeMore, Check, Create];
     for mode in [Mode::Exclusive, Mode::Shared] {
         steps.extend([Acquire(mode), Transfer(mode), Renew(mode), Release(mode), GiveUp(mode), GiveUpStanding(mode)]);
     }
@@ -76,6 +80,8 @@ struct Case {
     attempt: Attempt,
     /// Who else holds the key.
     other: Option<Attempt>,
+    /// Where the last listener tells.
+    told: Option<Receiver<String>>,
 }
 
 impl Case {
@@ -88,14 +94,15 @@ impl Case {
         } else {
             shared.clone()
         };
-        let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
+        let proxy = Proxy::telling_postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
         let store = opened(beside.0.options_at(&proxy.addr().to_string()));
         let mode = match step {
             Acquire(mode) | Transfer(mode) | Renew(mode) | Release(mode) | GiveUp(mode) | GiveUpStanding(mode) => mode,
             Join => Mode::Shared,
             _ => Mode::Exclusive,
         };
-        let mut case = Case { attempt: attempt(&store, name, mode), proxy, store, beside, step, other: None };
+        let mut case =
+            Case { attempt: attempt(&store, name, mode), proxy, store, beside, step, other: None, told: None };
         case.prepare();
         case
     }
@@ -114,6 +121,9 @@ impl Case {
                 self.attempt.ask.instead_of = Some((old.grant, old.token));
             }
             _ => drop(granted(&*beside, &mut self.attempt)),
+        }
+        if self.step == WakeMore {
+            told_of(&self.store, "another");
         }
         if self.step == EndEndless {
             renewed(&*beside, &mut self.attempt, renewal(Lease::Forever));
@@ -188,8 +198,11 @@ impl Case {
                     swapped => matches!(swapped, Swapped::Done),
                 }
             }
-            // The proxy passes no notification on, so it says that waiters must poll.
-            Wake => !store.wake(std::slice::from_ref(&attempt.key), crossbeam_channel::unbounded().0, by)?,
+            Wake | WakeMore => {
+                let (to, told) = crossbeam_channel::unbounded();
+                self.told = Some(told);
+                store.wake(&[attempt.key.clone(), "another".to_owned()], to, by)?
+            }
             Check => !store.schema(Schema::Check, by)?.is_empty(),
             Create => !store.schema(Schema::Create, by)?.is_empty(),
         })
@@ -239,6 +252,9 @@ impl Case {
         if self.holds() {
             let released = sent(|| self.store.release(&mut self.attempt, Purpose::Release, &soon()));
             assert!(matches!(released, Released::Done), "{name}: {released:?}");
+        }
+        if let Some(told) = &self.told {
+            assert_eq!(told.recv_timeout(PATIENCE).as_ref(), Ok(&self.attempt.key), "{name}: what a release tells");
         }
         if let Some(other) = &mut self.other {
             assert!(matches!(release(&*beside, other), Released::Done), "{name}");

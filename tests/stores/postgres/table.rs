@@ -276,6 +276,11 @@ fn a_renewal_touches_no_index() {
     drop(store);
     wait_until("the statistics come", || rows.one(counts).as_deref() == Some("20"));
     assert_eq!(rows.sql(counts)[0][1].as_deref(), Some("20"));
+    let store = rows.open();
+    let said = || store.schema(Schema::Check, &soon()).unwrap();
+    assert!(!said().contains("heartbeat"), "{}", said());
+    rows.sql("CREATE INDEX ON {T} (owner, until)");
+    assert!(said().contains("the index on \"owner,until\""), "{}", said());
 }
 
 #[test]

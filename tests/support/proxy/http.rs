@@ -37,14 +37,22 @@ pub fn serve_mongodb(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io:
 }
 
 pub fn serve_postgres(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
-    serve_as(Wire::Postgres, inner, id, client)
+    serve_as(Wire::Postgres { tells: false }, inner, id, client)
+}
+
+pub fn serve_telling_postgres(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
+    serve_as(Wire::Postgres { tells: true }, inner, id, client)
 }
 
 fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
     let mut client = Peer::new(client, wire);
     let mut server = Server { inner, wire, client: Some(id), peer: None };
     let mut is_mute = false;
-    while let Some(request) = client.request()? {
+    loop {
+        if matches!(wire, Wire::Postgres { tells: true }) && !is_mute {
+            server.pass_told(&mut client)?;
+        }
+        let Some(request) = client.request()? else { return Ok(()) };
         if request.only_prepares {
             inner.lock().prepares += 1;
             let answer = server.pass(&request)?;
@@ -118,7 +126,6 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
             }
         }
     }
-    Ok(())
 }
 
 /// On a connection of its own, which no fault of the client's ends.
@@ -165,15 +172,24 @@ impl Server<'_> {
         self.answer()
     }
 
+    /// Passes on what a session that listens is told, until the client has something to say.
+    fn pass_told(&mut self, client: &mut Peer) -> io::Result<()> {
+        let Some((_, peer)) = &mut self.peer else { return Ok(()) };
+        while let Some(told) = peer.told_before(client)? {
+            client.write(&told)?;
+        }
+        Ok(())
+    }
+
     fn write(&mut self, request: &Message) -> io::Result<()> {
-        if self.peer.as_ref().is_some_and(|(_, peer)| has_ended(&peer.stream)) {
+        if self.peer.as_ref().is_some_and(|(_, peer)| has_ended(&peer.stream, self.wire)) {
             self.close();
         }
         if self.peer.is_none() {
             let (id, stream) = self.inner.connect(self.client)?;
             let mut peer = Peer::new(stream, self.wire);
             // The first one of PostgreSQL's begins with its length.
-            if matches!(self.wire, Wire::Postgres) && request.body.first() != Some(&0) {
+            if matches!(self.wire, Wire::Postgres { .. }) && request.body.first() != Some(&0) {
                 peer.write(&Message { body: STARTUP.to_vec(), ..Message::default() })?;
                 peer.answer()?;
                 peer.write(&Message { body: request.prepared.clone(), ..Message::default() })?;
@@ -202,10 +218,13 @@ impl Drop for Server<'_> {
     }
 }
 
-/// Whether the other side has ended this idle connection.
-fn has_ended(stream: &TcpStream) -> bool {
-    let looked = stream.set_nonblocking(true).and_then(|()| stream.peek(&mut [0]));
-    let is_idle = looked.is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock);
+/// Whether the other side has ended this idle connection. What a session that listens is told is no end of it.
+fn has_ended(stream: &TcpStream, wire: Wire) -> bool {
+    let mut first = [0];
+    let is_idle = match stream.set_nonblocking(true).and_then(|()| stream.peek(&mut first)) {
+        Ok(count) => matches!(wire, Wire::Postgres { tells: true }) && count == 1 && first == *b"A",
+        Err(error) => error.kind() == io::ErrorKind::WouldBlock,
+    };
     !is_idle || stream.set_nonblocking(false).is_err()
 }
 

@@ -3,7 +3,10 @@
 use std::collections::HashMap;
 use std::io::{self, Read, Write};
 use std::net::TcpStream;
+use std::os::fd::AsFd;
 use std::sync::Arc;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 /// Whose messages.
 #[derive(Debug, Clone, Copy)]
@@ -12,7 +15,10 @@ pub enum Wire {
     /// Each begins with its length, and a request has one answer.
     Mongodb,
     /// But for the first one, each has a letter and its length; a request is all up to one that asks for an answer.
-    Postgres,
+    Postgres {
+        /// What a session that listens is told is passed on at once.
+        tells: bool,
+    },
 }
 
 /// What the harness's user says first.
@@ -114,11 +120,34 @@ impl Peer {
         io::copy(&mut &*self.stream, &mut io::sink()).map(drop)
     }
 
+    /// A notification of PostgreSQL's, or None once `client` speaks, or this one says another thing.
+    pub fn told_before(&mut self, client: &Peer) -> io::Result<Option<Message>> {
+        if self.ahead.is_empty() && client.ahead.is_empty() {
+            let mut both = [client, &*self].map(|peer| PollFd::new(peer.stream.as_fd(), PollFlags::POLLIN));
+            poll(&mut both, PollTimeout::NONE)?;
+            let (speaks, mut first) = (both[0].any().unwrap_or(true), [0]);
+            if speaks || self.stream.peek(&mut first)? == 0 || first != *b"A" {
+                return Ok(None);
+            }
+            self.more()?;
+        }
+        if self.ahead.first() != Some(&b'A') {
+            return Ok(None);
+        }
+        while self.ahead.len() < 5 {
+            if self.more()? == 0 {
+                return Err(io::ErrorKind::UnexpectedEof.into());
+            }
+        }
+        let length = u32::from_be_bytes(self.ahead[1..5].try_into().expect("four bytes"));
+        Ok(Some(Message { body: self.take(1 + length as usize)?, ..Message::default() }))
+    }
+
     fn message(&mut self, is_answer: bool) -> io::Result<Option<Message>> {
         match self.wire {
             Wire::Http => self.http_message(is_answer),
             Wire::Mongodb => self.mongodb_message(),
-            Wire::Postgres => self.postgres_message(is_answer),
+            Wire::Postgres { .. } => self.postgres_message(is_answer),
         }
     }
 

@@ -69,8 +69,9 @@ pub enum Answer {
 }
 
 /// What happens to the bytes of one direction; see [`Proxy::flow`].
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Flow {
+    #[default]
     Pass,
     /// So much later.
     Delay(Duration),
@@ -172,6 +173,11 @@ impl Proxy {
     /// For PostgreSQL, in front of `host:port`. What the server says unasked comes with its next answer.
     pub fn postgres(upstream: &str) -> Proxy {
         Proxy::start(upstream, http::serve_postgres)
+    }
+
+    /// The same, but a session that listens is told at once.
+    pub fn telling_postgres(upstream: &str) -> Proxy {
+        Proxy::start(upstream, http::serve_telling_postgres)
     }
 
     /// For any protocol.
@@ -361,6 +367,7 @@ struct Held {
     answered: u64,
 }
 
+#[derive(Default)]
 struct State {
     stopped: bool,
     rules: Vec<Rule>,
@@ -381,29 +388,6 @@ struct State {
     threads: Vec<JoinHandle<()>>,
     /// So many of those that have ended panicked.
     failures: usize,
-}
-
-impl Default for State {
-    fn default() -> State {
-        State {
-            stopped: false,
-            rules: Vec::new(),
-            date_shift: 0,
-            shifted: HashMap::new(),
-            to_server: Flow::Pass,
-            to_client: Flow::Pass,
-            count: 0,
-            prepares: 0,
-            held: Held::default(),
-            kept: VecDeque::new(),
-            heard: HashMap::new(),
-            open: HashMap::new(),
-            silent: HashSet::new(),
-            sockets: 0,
-            threads: Vec::new(),
-            failures: 0,
-        }
-    }
 }
 
 impl Inner {

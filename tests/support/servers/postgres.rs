@@ -122,8 +122,13 @@ fn bin() -> Option<PathBuf> {
 }
 
 /// Whether there is this program beside it.
-pub fn has(program: &str) -> bool {
-    bin().is_some_and(|place| place.join(program).is_file())
+pub fn has(name: &str) -> bool {
+    program(name).is_some()
+}
+
+/// This program beside it.
+pub fn program(name: &str) -> Option<PathBuf> {
+    bin().map(|place| place.join(name)).filter(|program| program.is_file())
 }
 
 /// The room of the one that is shared: each version has its own.
