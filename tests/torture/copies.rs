@@ -124,7 +124,7 @@ fn what_copies_leave_in_a_row_is_explained_each_by_one() {
 fn neither_excuses_anything_else() {
     let date = |process: &str| Line::Date { at: 1_000 * MS, process: process.to_owned(), seconds: 300 };
     let mut forged = Forged::new();
-    forged.told(date("a"));
+    forged.told(date("b"));
     forged.told(copy(1_205, 1_210, false));
     let failing = forged.ask("b", 1_200, alone());
     forged.fail(failing, 1_220, "ambiguous");

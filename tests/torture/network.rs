@@ -188,6 +188,8 @@ fn one_connection_at_a_time_has_a_wrong_date_and_never_the_first() {
     server.proxy.disturb(Fault::Date(-300), ALWAYS);
     is(&mut first, RIGHT);
     is(&mut second, RIGHT);
+    let mut fourth = server.connect();
+    is(&mut fourth, RIGHT);
     is(&mut third, far);
     // Another process: nothing that it has yet to learn.
     server.proxy.belongs_to("w0.1");

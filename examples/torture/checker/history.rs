@@ -96,7 +96,8 @@ pub enum Line {
         error: String,
         why: String,
     },
-    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses nothing.
+    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses
+    /// nothing of its process; but one for a key, which `why` has in quotes, may hold it for a while.
     Request {
         from: u64,
         to: u64,

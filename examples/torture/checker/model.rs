@@ -396,6 +396,11 @@ impl Run {
         if ask.is_unanswered() {
             return Some((self.unanswered_from(ask), self.unanswered_until(ask)));
         }
+        // One whose request was not answered may have it until that is given up, also where the next answer, or the end of its
+        // wait, was a refusal.
+        if let Some(from) = self.unanswered_request(ask) {
+            return Some((from, self.unanswered_until(ask)));
+        }
         // Who wants all gives back those that it had when it does not get another: at once, or behind a wait's end.
         let given_back = || {
             let ret = ask.ret.unwrap_or(self.end);
@@ -406,6 +411,15 @@ impl Run {
             }
         };
         (ask.asked.all && ask.outcome != Outcome::Granted).then(|| (ask.call, given_back()))
+    }
+
+    /// When the first request for one of its keys was sent that failed within the call of who was refused.
+    fn unanswered_request(&self, ask: &Ask) -> Option<u64> {
+        let ret = ask.ret.filter(|_| ask.outcome == Outcome::Refused && !ask.asked.all)?;
+        let in_time =
+            self.processes[ask.process].requests.iter().filter(|(from, to, _)| *from >= ask.call && *to <= ret);
+        let is_of = |why: &str| ask.keys.iter().any(|key| why.contains(&format!("\"{}\"", self.keys[*key])));
+        in_time.filter(|(_, _, why)| is_of(why)).map(|(from, _, _)| *from).min()
     }
 
     /// Until when a request can hold a key of which nobody knows whether it was granted.
