@@ -149,27 +149,6 @@ fn what_was_not_answered_may_hold_until_it_is_given_up() {
     forged.is_caught("refusal");
 }
 
-/// Its wait was over while its last request was under way, which may have been granted until it is given up.
-#[test]
-fn a_request_that_failed_within_a_wait_may_hold_what_it_is_for() {
-    let refused = |key: &str, from: u64, at: u64| {
-        let mut forged = Forged::new();
-        let held = forged.grant("a", 1_000, 1, alone());
-        forged.refuse("b", 1_100, 1_600, waits(Some(500)));
-        forged.release(held, 1_500);
-        let why = format!("lock \"{key}\" on a store: no answer came");
-        forged.put("b", Line::Request { from: from * MS, to: 1_599 * MS, why });
-        forged.refuse("c", at, at + 10, alone());
-        forged
-    };
-    refused("job", 1_550, 1_610).passes();
-    let last = 1_600 + 2 * SLACK;
-    refused("job", 1_550, last).passes();
-    refused("job", 1_550, last + 1).is_caught("refusal");
-    refused("other", 1_550, 1_610).is_caught("refusal");
-    refused("job", 1_050, 1_610).is_caught("refusal");
-}
-
 #[test]
 fn a_resource_that_takes_an_old_token_is_caught() {
     let accepted = |at: u64, token| Line::Accepted { at: at * MS, key: "job".to_owned(), token };

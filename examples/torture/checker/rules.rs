@@ -269,8 +269,8 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
             verdict.accuse("refusal", ask.keys.first().copied(), ret, text);
         }
         let is_for_readers = ask.asked.mode == Mode::Shared && ask.asked.limit == 0;
-        // Who wants all is itself in the way of others.
-        let least = 1 + usize::from(run.may_have_held(ask).is_some());
+        // Who wants all, or may have it by a request that was not answered, is itself in the way, but not of readers.
+        let least = 1 + usize::from(!is_for_readers && run.may_have_held(ask).is_some());
         let met = |key: &usize| {
             let way = &ways[*key];
             if is_for_readers { &way.exclusive } else { &way.any }.has(least, call, ret)
