@@ -29,6 +29,8 @@ mod server;
 #[cfg(target_os = "linux")]
 mod wall;
 #[cfg(target_os = "linux")]
+mod wire;
+#[cfg(target_os = "linux")]
 mod worker;
 
 #[cfg(not(target_os = "linux"))]

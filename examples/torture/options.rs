@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::proxy::{DATE, TWICE};
 use crate::server;
 
 pub const HELP: &str = "\
@@ -21,7 +22,7 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                     With more keys and threads more happens: --keys 48 --workers 8 --threads 8 does three times as much on
                     SQLite, and ten times as much on MongoDB and PostgreSQL
   --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 5 on Spanner, 3 elsewhere
-  --faults LIST     some of stop,kill,fork,wall,net, or all, or none; default all that the store can have
+  --faults LIST     some of stop,kill,fork,wall,net,twice,date,full, or all, or none; default all that the store can have
                       stop  SIGSTOP for one to three leases
                       kill  SIGKILL, and a new process; processes that end with their locks
                       fork  children of a process that holds locks
@@ -30,6 +31,11 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                       net   delay, reset, black hole, cut before the answer, an answer that comes late and then
                             nothing, late behind others, by a proxy
                             (needs a store URL with one host on loopback, or SPANNER_EMULATOR_HOST)
+                      twice what is written comes to the server once more, up to three leases later, over a connection of
+                            its own (DynamoDB and MongoDB, by the proxy of net); a copy counts if it was answered
+                      date  answers over one connection with a Date that is 2 to 300 s off, as of one host of the service
+                            with a wrong clock (DynamoDB, by the same proxy); each such answer counts. Never two of them
+                            without the right time between, and none before a process has read the right time
                       full  no space is left on the disk of a SQLite file, which must have a file system of at most
                             256 MB, like: mount -t tmpfs -o size=16m none DIR
   --hook NAME=CMD   one more fault, of your server: the shell runs CMD from time to time, which makes the fault, takes
@@ -104,7 +110,7 @@ pub enum Command {
 
 /// The fault of a disk without space.
 pub const FULL: &str = "full";
-const FAULTS: [&str; 6] = ["stop", "kill", "fork", "wall", "net", FULL];
+const FAULTS: [&str; 8] = ["stop", "kill", "fork", "wall", "net", TWICE, DATE, FULL];
 
 impl Options {
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Command, String> {
@@ -175,24 +181,19 @@ impl Options {
         if options.threads == 0 {
             options.threads = threads;
         }
-        let (can_net, can_fill) = (!options.kind().is_local(), server::small_disk(&options).is_some());
         options.faults = match faults.as_str() {
             "none" => Vec::new(),
             "default" | "all" => {
-                let can = |fault: &str| (fault != "net" || can_net) && (fault != FULL || can_fill);
-                FAULTS.iter().filter(|fault| can(fault)).map(|fault| (*fault).to_owned()).collect()
+                let can = |fault: &&&str| options.lacks(fault).is_none();
+                FAULTS.iter().filter(can).map(|fault| (*fault).to_owned()).collect()
             }
             list => list.split(',').map(str::to_owned).collect(),
         };
         if let Some(wrong) = options.faults.iter().find(|fault| !FAULTS.contains(&fault.as_str())) {
             return Err(format!("--faults names {wrong:?}, but must be some of {}", FAULTS.join(",")));
         }
-        if options.has("net") && !can_net {
-            return Err("--faults names net, but SQLite has no network".to_owned());
-        }
-        if options.has(FULL) && !can_fill {
-            let needs = "a SQLite file on a file system of at most 256 MB, like a small tmpfs of its own";
-            return Err(format!("--faults names {FULL}, which needs {needs}"));
+        if let Some((fault, why)) = options.faults.iter().find_map(|fault| Some((fault, options.lacks(fault)?))) {
+            return Err(format!("--faults names {fault}, {why}"));
         }
         match work.as_deref().map(|work| work.rsplit_once('/')) {
             Some(Some((dir, name))) => Ok(Command::Work(options, dir.into(), name.to_owned())),
@@ -224,6 +225,22 @@ impl Options {
     /// A key of this run alone.
     pub fn key(&self, name: &str) -> String {
         format!("torture-{}-{name}", self.run)
+    }
+
+    /// Why the store can't have a fault, if it can't.
+    fn lacks(&self, fault: &str) -> Option<&'static str> {
+        let kind = self.kind();
+        match fault {
+            "net" if kind.is_local() => Some("but SQLite has no network"),
+            TWICE if !matches!(kind, Kind::Dynamodb | Kind::Mongodb) => {
+                Some("but only the requests of DynamoDB and MongoDB can come twice")
+            }
+            DATE if kind != Kind::Dynamodb => Some("but only the answers of DynamoDB tell the time by a Date"),
+            FULL if server::small_disk(self).is_none() => {
+                Some("which needs a SQLite file on a file system of at most 256 MB, like a small tmpfs of its own")
+            }
+            _ => None,
+        }
     }
 
     pub fn forks(&self) -> bool {

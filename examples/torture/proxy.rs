@@ -3,7 +3,7 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use leasehold::Mutex;
@@ -12,6 +12,12 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::checker::history::Line;
 use crate::clock::now;
+use crate::wire::{Requests, Wire, Write as Doubled, head_of, with_wrong_date};
+
+/// So many requests of one process at most wait to be sent once more.
+const DOUBLED: usize = 64;
+/// How long an answer that nobody waits for may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 
 /// One kind of fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +36,10 @@ pub enum Fault {
     /// An answer comes this much later, and after it nothing for so long: who counts from the answer and not from what
     /// was asked believes too long.
     Stale(Duration, Duration),
+    /// What is written is passed on, and comes once more so much later, over a connection of its own.
+    Twice(Duration),
+    /// Over one connection come answers whose `Date` is off by so many seconds: see [`Dates`].
+    Date(i64),
 }
 
 impl Fault {
@@ -41,16 +51,75 @@ impl Fault {
             Fault::Cut => "cut",
             Fault::Late(_) => "late",
             Fault::Stale(..) => "stale",
+            Fault::Twice(_) => TWICE,
+            Fault::Date(_) => DATE,
+        }
+    }
+
+    /// One of this kind by its name in `--faults`, and for how long.
+    pub fn of(kind: &str, random: &mut fastrand::Rng, lease: Duration) -> (Fault, Duration) {
+        let of = |from: f64, to: f64, random: &mut fastrand::Rng| lease.mul_f64(from + (to - from) * random.f64());
+        match kind {
+            // While its first copy still means something, or much later.
+            TWICE if random.u32(..3) == 0 => (Fault::Twice(of(0.0, 0.2, random)), of(0.3, 1.0, random)),
+            TWICE => (Fault::Twice(of(0.2, 3.0, random)), of(0.3, 1.0, random)),
+            DATE => {
+                let seconds = random.i64(2..=300);
+                (Fault::Date(if random.bool() { seconds } else { -seconds }), of(1.0, 3.0, random))
+            }
+            _ => match random.u32(..6) {
+                0 => (Fault::Delay(of(0.02, 0.2, random)), of(0.3, 1.0, random)),
+                1 => (Fault::Reset, of(0.1, 0.6, random)),
+                2 => (Fault::BlackHole, of(0.3, 1.5, random)),
+                3 => (Fault::Cut, of(0.1, 0.6, random)),
+                4 => (Fault::Stale(of(0.25, 0.45, random), of(0.8, 1.4, random)), lease),
+                _ => (Fault::Late(of(0.4, 1.2, random)), lease),
+            },
         }
     }
 }
 
+/// Their names in `--faults`.
+pub const TWICE: &str = "twice";
+pub const DATE: &str = "date";
+
 /// Told of each fault that met a request.
 pub type Told = Arc<dyn Fn(Line) + Send + Sync>;
 
+/// Which connection may answer with a wrong `Date`, as one host of the service would whose clock is wrong: no two without
+/// the right time between them, which the process has read, and never the first one of a process.
+#[derive(Debug, Default)]
+struct Dates {
+    /// How many connections there were.
+    connections: u64,
+    /// The first one of this process.
+    first: u64,
+    /// The last one that was wrong; before that the last one of the process before this one.
+    before: u64,
+    /// The process has read a right date over a connection that is younger than that.
+    is_sure: bool,
+    /// The one that is wrong.
+    wrong: Option<u64>,
+}
+
+struct Connection {
+    number: u64,
+    /// What it asked was passed on, and it is reset instead of an answer.
+    cut: AtomicBool,
+    /// An answer with a right date was passed on: it has been read when something else is asked.
+    is_right: AtomicBool,
+}
+
 struct State {
+    server: String,
+    /// What it understands, and what the names of this run begin with.
+    wire: Option<Wire>,
+    run: String,
     process: Mutex<String>,
     fault: Mutex<Option<(Fault, Instant)>>,
+    dates: Mutex<Dates>,
+    /// How many requests wait to be sent once more.
+    doubled: AtomicUsize,
     told: Told,
 }
 
@@ -62,23 +131,32 @@ pub struct Proxy {
 }
 
 impl Proxy {
-    /// Serves for as long as this process lives.
-    pub fn start(server: &str, told: Told) -> std::io::Result<Proxy> {
+    /// Serves for as long as this process lives. Without a `wire` no request comes twice, and no date is wrong.
+    pub fn start(server: &str, wire: Option<Wire>, run: &str, told: Told) -> std::io::Result<Proxy> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let port = listener.local_addr()?.port();
-        let state = Arc::new(State { process: Mutex::default(), fault: Mutex::default(), told });
-        let (server, shared) = (server.to_owned(), state.clone());
+        let state = Arc::new(State {
+            server: server.to_owned(),
+            wire,
+            run: run.to_owned(),
+            process: Mutex::default(),
+            fault: Mutex::default(),
+            dates: Mutex::default(),
+            doubled: AtomicUsize::new(0),
+            told,
+        });
+        let shared = state.clone();
         std::thread::spawn(move || {
             for client in listener.incoming().flatten() {
-                let Ok(upstream) = TcpStream::connect(&server) else { continue };
+                let Ok(upstream) = TcpStream::connect(&shared.server) else { continue };
                 let _ = client.set_nodelay(true).and_then(|()| upstream.set_nodelay(true));
                 let both = client.try_clone().and_then(|client| Ok((client, upstream.try_clone()?)));
                 let Ok((client_too, upstream_too)) = both else { continue };
                 let (asking, answering) = (shared.clone(), shared.clone());
-                let cut = Arc::new(AtomicBool::new(false));
-                let cut_too = cut.clone();
-                std::thread::spawn(move || asking.requests(client, upstream, &cut));
-                std::thread::spawn(move || answering.answers(upstream_too, client_too, &cut_too));
+                let connection = Arc::new(shared.connection());
+                let same = connection.clone();
+                std::thread::spawn(move || asking.requests(client, upstream, &connection));
+                std::thread::spawn(move || answering.answers(upstream_too, client_too, &same));
             }
         });
         Ok(Proxy { port, state })
@@ -88,10 +166,14 @@ impl Proxy {
     pub fn belongs_to(&self, process: &str) {
         process.clone_into(&mut self.state.process.lock());
         *self.state.fault.lock() = None;
+        let mut dates = self.state.dates.lock();
+        let before = dates.connections;
+        *dates = Dates { connections: before, first: before + 1, before, ..Dates::default() };
     }
 
     pub fn disturb(&self, fault: Fault, time: Duration) {
         *self.state.fault.lock() = Some((fault, Instant::now() + time));
+        self.state.dates.lock().wrong = None;
     }
 }
 
@@ -116,9 +198,73 @@ impl State {
         (self.told)(Line::Net { from, to, process, kind: fault.name().to_owned() });
     }
 
-    fn requests(&self, mut client: TcpStream, mut server: TcpStream, cut: &AtomicBool) {
-        let mut chunk = [0; 65536];
+    fn connection(&self) -> Connection {
+        let mut dates = self.dates.lock();
+        dates.connections += 1;
+        Connection { number: dates.connections, cut: AtomicBool::new(false), is_right: AtomicBool::new(false) }
+    }
+
+    /// By how much the date of an answer over this connection is to be off.
+    fn date_is_off(&self, connection: &Connection) -> Option<i64> {
+        let Some((Fault::Date(seconds), _)) = self.fault() else { return None };
+        let (mut dates, number) = (self.dates.lock(), connection.number);
+        if dates.wrong.is_none() && dates.is_sure && number > dates.before && number != dates.first {
+            *dates = Dates { before: number, is_sure: false, wrong: Some(number), ..*dates };
+        }
+        (dates.wrong == Some(number)).then_some(seconds)
+    }
+
+    /// Something is asked, so what was answered before has been read.
+    fn asks(&self, connection: &Connection) {
+        if connection.is_right.load(Ordering::SeqCst) {
+            let mut dates = self.dates.lock();
+            dates.is_sure |= connection.number > dates.before;
+        }
+    }
+
+    /// With a wrong date, if it is to have one.
+    fn dated(&self, connection: &Connection, answer: Vec<u8>) -> Vec<u8> {
+        let wrong = self.date_is_off(connection).and_then(|off| Some((off, with_wrong_date(&answer, off)?)));
+        let Some((seconds, wrong)) = wrong else {
+            connection.is_right.store(true, Ordering::SeqCst);
+            return answer;
+        };
+        connection.is_right.store(false, Ordering::SeqCst);
+        (self.told)(Line::Date { at: now(), process: self.process.lock().clone(), seconds });
+        wrong
+    }
+
+    /// Sends it once more, later. It counts if it is answered; it may do something if it was sent.
+    fn double(self: &Arc<State>, write: Doubled, later: Duration) {
+        if self.doubled.fetch_add(1, Ordering::SeqCst) >= DOUBLED {
+            self.doubled.fetch_sub(1, Ordering::SeqCst);
+            return;
+        }
+        let (own, asked, process) = (self.clone(), now(), self.process.lock().clone());
+        std::thread::spawn(move || {
+            std::thread::sleep(later);
+            let (from, Doubled { bytes, key, known_again }) = (now(), write);
+            if let Ok(answered) = own.ask_alone(&bytes) {
+                (own.told)(Line::Twice { asked, from, to: now(), process, key, known_again, answered });
+            }
+            own.doubled.fetch_sub(1, Ordering::SeqCst);
+        });
+    }
+
+    /// Whether what was sent was answered. An error says that it was not sent.
+    fn ask_alone(&self, request: &[u8]) -> std::io::Result<bool> {
+        let mut server = TcpStream::connect(&self.server)?;
+        server.set_read_timeout(Some(PATIENCE))?;
+        server.write_all(request)?;
+        Ok(matches!(server.read(&mut [0; 4096]), Ok(1..)))
+    }
+
+    fn requests(self: &Arc<State>, mut client: TcpStream, mut server: TcpStream, connection: &Connection) {
+        let (mut chunk, mut requests) = ([0; 65536], self.wire.map(Requests::new));
         while let Ok(length @ 1..) = client.read(&mut chunk) {
+            self.asks(connection);
+            let writes = requests.as_mut().map(|requests| requests.writes_ended_by(&chunk[..length], &self.run));
+            let mut twice = None;
             match self.fault() {
                 None => {}
                 Some((fault @ Fault::Delay(by), _)) => {
@@ -138,8 +284,9 @@ impl State {
                     reset(&server);
                     return;
                 }
-                Some((Fault::Cut, _)) => cut.store(true, Ordering::SeqCst),
-                Some((Fault::Stale(..), _)) => {}
+                Some((Fault::Cut, _)) => connection.cut.store(true, Ordering::SeqCst),
+                Some((Fault::Stale(..) | Fault::Date(_), _)) => {}
+                Some((Fault::Twice(later), _)) => twice = Some(later),
                 Some((fault @ Fault::Late(by), _)) => {
                     // One is enough: what follows overtakes it.
                     *self.fault.lock() = None;
@@ -150,15 +297,18 @@ impl State {
             if server.write_all(&chunk[..length]).is_err() {
                 break;
             }
+            for (write, later) in writes.into_iter().flatten().zip(twice.into_iter().cycle()) {
+                self.double(write, later);
+            }
         }
         let _ = server.shutdown(Shutdown::Write);
     }
 
-    fn answers(&self, mut server: TcpStream, mut client: TcpStream, cut: &AtomicBool) {
+    fn answers(&self, mut server: TcpStream, mut client: TcpStream, connection: &Connection) {
         let mut chunk = [0; 65536];
         while let Ok(length @ 1..) = server.read(&mut chunk) {
             match self.fault() {
-                _ if cut.load(Ordering::SeqCst) => {
+                _ if connection.cut.load(Ordering::SeqCst) => {
                     self.hit(Fault::Cut, Duration::ZERO);
                     reset(&client);
                     reset(&server);
@@ -182,7 +332,16 @@ impl State {
                 }
                 _ => {}
             }
-            if client.write_all(&chunk[..length]).is_err() {
+            let mut answer = chunk[..length].to_vec();
+            if self.wire == Some(Wire::Dynamodb) && answer.starts_with(b"HTTP/1.1 ") {
+                while head_of(&answer).is_none()
+                    && let Ok(length @ 1..) = server.read(&mut chunk)
+                {
+                    answer.extend_from_slice(&chunk[..length]);
+                }
+                answer = self.dated(connection, answer);
+            }
+            if client.write_all(&answer).is_err() {
                 break;
             }
         }

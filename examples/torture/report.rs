@@ -13,6 +13,7 @@ use crate::clock::nanos;
 use crate::linux::{BROKEN, CLEAN, VIOLATED, VOID};
 use crate::options::{FULL, Options};
 use crate::picture;
+use crate::proxy::{DATE, TWICE};
 
 /// So many are drawn.
 const PICTURES: usize = 3;
@@ -168,6 +169,7 @@ fn faults(run: &Run) -> Counts {
     for (at, process) in run.processes.iter().enumerate() {
         process.stops.iter().filter(|(from, to)| process.busy.meets(*from, *to)).for_each(|_| count("stop"));
         process.nets.iter().for_each(|(_, _, kind)| count(&format!("net {kind}")));
+        process.dates.iter().for_each(|_| count(DATE));
         let is_open = |hold: &&crate::checker::Hold| hold.process == at && hold.ended.is_none();
         let asks = run.asks.iter().any(|ask| ask.process == at && ask.outcome == Outcome::Open);
         if process.dead.is_some() && (asks || run.holds.iter().any(|hold| is_open(&hold))) {
@@ -179,6 +181,7 @@ fn faults(run: &Run) -> Counts {
         }
         process.jumps.iter().filter(|(at, _)| process.busy.meets(*at, *at)).for_each(|_| count(JUMP));
     }
+    run.copies.iter().filter(|copy| copy.answered).for_each(|_| count(TWICE));
     run.forks.iter().for_each(|_| count("fork"));
     let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
     // Whoever fills a disk has seen that it is full.

@@ -18,10 +18,11 @@ use crate::clock::{measure_lateness, nanos, now};
 use crate::left;
 use crate::options::{Kind, Options};
 use crate::probe::{Finding, judge};
-use crate::proxy::{Fault, Proxy, Told};
+use crate::proxy::{DATE, Fault, Proxy, TWICE, Told};
 use crate::resource;
 use crate::server;
 use crate::wall::{self, Wall};
+use crate::wire::Wire;
 use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 
 /// How long one request may take before anything is disturbed: a server may be cold.
@@ -149,7 +150,8 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     if options.has("wall") && faketime.is_none() {
         missing.push("wall (the program faketime is not there)".to_owned());
     }
-    let server = if options.has("net") { Some(server(options)?) } else { None };
+    let has_proxy = ["net", TWICE, DATE].iter().any(|fault| options.has(fault));
+    let server = if has_proxy { Some(server(options)?) } else { None };
     let tell = told.clone();
     measure_lateness(options.lease, move |line| tell(line));
     let over = Arc::new(AtomicBool::new(false));
@@ -170,8 +172,8 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     // What it is still waiting for may explain what the workers saw.
     let mut broken = parent.broken;
     broken.extend(probe.join().unwrap_or_else(|_| vec!["the probe of the store panicked".to_owned()]));
-    // What the last fault has held up is over by then, too.
-    let longest = options.lease * 3 + grace + Duration::from_nanos(settle + millis(slack));
+    // What the last fault has held up is over by then, too, or comes once more.
+    let longest = options.lease * 5 + grace + Duration::from_nanos(settle + millis(slack));
     let looked = connect(START).and_then(|client| left::look_at_rows(&client, options, &parent.told, longest));
     broken.extend(looked.err().map(|why| format!("what is left in the store: {why}")));
     Ok(Ran { dir, broken, missing })
@@ -234,7 +236,7 @@ fn server(options: &Options) -> Result<String, String> {
     };
     host.filter(loopback).ok_or_else(|| {
         "faults of the network need a store with one host on loopback and a port, reached without TLS (MongoDB: with \
-         directConnection=true, too); leave net out of --faults"
+         directConnection=true, too); leave net, twice and date out of --faults"
             .to_owned()
     })
 }
@@ -243,7 +245,12 @@ impl Parent<'_> {
     fn start(&mut self, number: usize) -> Result<Slot, String> {
         let proxy = match &self.server {
             Some(server) => {
-                let proxy = Proxy::start(server, self.told.clone());
+                let wire = match self.options.kind() {
+                    Kind::Dynamodb => Some(Wire::Dynamodb),
+                    Kind::Mongodb => Some(Wire::Mongodb),
+                    Kind::Sqlite | Kind::Postgres | Kind::Spanner => None,
+                };
+                let proxy = Proxy::start(server, wire, &self.options.run, self.told.clone());
                 Some(proxy.map_err(|error| format!("the proxy: {error}"))?)
             }
             None => None,
@@ -326,7 +333,7 @@ impl Parent<'_> {
         let bytes: u64 = files.sum();
         let (end, of) = (if io::stderr().is_terminal() { "\r" } else { "\n" }, self.options.time.as_secs());
         eprint!(
-            "torture: {} of {of} s, {:.1} MB of history, {} stops, kills and network faults begun  {end}",
+            "torture: {} of {of} s, {:.1} MB of history, {} stops, kills and faults of the network begun  {end}",
             elapsed.as_secs(),
             bytes as f64 / 1e6,
             self.faults
@@ -364,7 +371,8 @@ impl Parent<'_> {
         }
         let lease = self.options.lease;
         slot.next_fault = Instant::now() + lease.mul_f64(2.0 + 5.0 * self.random.f64());
-        let kinds: Vec<&str> = ["stop", "kill", "net", "net"].into_iter().filter(|f| self.options.has(f)).collect();
+        let kinds = ["stop", "kill", "net", TWICE, "net", DATE];
+        let kinds: Vec<&str> = kinds.into_iter().filter(|kind| self.options.has(kind)).collect();
         // In turn, so that a short run has each.
         let Some(kind) = kinds.get(self.faults % kinds.len().max(1)).copied() else { return Ok(()) };
         self.faults += 1;
@@ -381,7 +389,7 @@ impl Parent<'_> {
             }
             _ => {
                 if let Some(proxy) = &slot.proxy {
-                    let (fault, time) = network_fault(&mut self.random, lease);
+                    let (fault, time) = Fault::of(kind, &mut self.random, lease);
                     proxy.disturb(fault, time);
                 }
             }
@@ -444,17 +452,5 @@ impl Parent<'_> {
         wall::clean_up(slot.child.id());
         (self.told)(Line::Dead { at: now(), process: slot.name() });
         false
-    }
-}
-
-fn network_fault(random: &mut fastrand::Rng, lease: Duration) -> (Fault, Duration) {
-    let of = |from: f64, to: f64, random: &mut fastrand::Rng| lease.mul_f64(from + (to - from) * random.f64());
-    match random.u32(..6) {
-        0 => (Fault::Delay(of(0.02, 0.2, random)), of(0.3, 1.0, random)),
-        1 => (Fault::Reset, of(0.1, 0.6, random)),
-        2 => (Fault::BlackHole, of(0.3, 1.5, random)),
-        3 => (Fault::Cut, of(0.1, 0.6, random)),
-        4 => (Fault::Stale(of(0.25, 0.45, random), of(0.8, 1.4, random)), lease),
-        _ => (Fault::Late(of(0.4, 1.2, random)), lease),
     }
 }

@@ -4,9 +4,13 @@
 #[allow(dead_code, unused_imports)] // The command uses all of it.
 #[path = "../../examples/torture/checker/mod.rs"]
 mod checker;
+#[allow(dead_code)] // The proxy reads it.
+#[path = "../../examples/torture/clock.rs"]
+mod clock;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/cluster.rs"]
 mod cluster;
+mod copies;
 mod enough;
 mod faults;
 mod forge;
@@ -14,12 +18,16 @@ mod forged;
 mod left;
 #[allow(dead_code)] // A build without stores runs nothing.
 mod long;
+mod network;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/own.rs"]
 mod own;
 #[allow(dead_code)] // How slow a store may be.
 #[path = "../../examples/torture/probe.rs"]
 mod probe;
+#[allow(dead_code)] // Its other faults are tried by runs.
+#[path = "../../examples/torture/proxy.rs"]
+mod proxy;
 mod readers;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 mod restarts;
@@ -41,3 +49,5 @@ mod skip;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/wait.rs"]
 mod wait;
+#[path = "../../examples/torture/wire.rs"]
+mod wire;

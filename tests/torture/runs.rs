@@ -323,7 +323,7 @@ fn dynamodb_under_stops_and_network_faults() {
     let Some(endpoint) = crate::servers::dynamodb_local() else { return };
     let dir = tempfile::tempdir().expect("a folder");
     let store = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}", unique());
-    Run { store, minutes: 0.5, faults: "stop,net", ..Run::default() }.is_clean(dir.path());
+    Run { store, minutes: 0.5, faults: "stop,net,twice,date", ..Run::default() }.is_clean(dir.path());
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn mongodb_under_stops_and_network_faults() {
     let dir = tempfile::tempdir().expect("a folder");
     let host = uri.split("://").nth(1).and_then(|rest| rest.split(['/', '?']).next()).expect("a host");
     let store = format!("mongodb://{host}/torture?directConnection=true&collection={}", unique());
-    Run { store, minutes: 0.5, faults: "stop,net", ..Run::default() }.is_clean(dir.path());
+    Run { store, minutes: 0.5, faults: "stop,net,twice", ..Run::default() }.is_clean(dir.path());
 }
 
 #[test]

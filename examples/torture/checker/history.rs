@@ -96,7 +96,8 @@ pub enum Line {
         error: String,
         why: String,
     },
-    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses nothing.
+    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses
+    /// nothing of its process; but one for a key, which `why` has in quotes, may hold it for a while.
     Request {
         from: u64,
         to: u64,
@@ -176,6 +177,23 @@ pub enum Line {
         to: u64,
         process: String,
         kind: String,
+    },
+    /// A write of this process to this key, which was passed on at `asked`, came to the server once more: sent, and
+    /// answered or waited for. One that is not `known_again` is done again.
+    Twice {
+        asked: u64,
+        from: u64,
+        to: u64,
+        process: String,
+        key: String,
+        known_again: bool,
+        answered: bool,
+    },
+    /// An answer to this process named a time that is so much off.
+    Date {
+        at: u64,
+        process: String,
+        seconds: i64,
     },
     /// A fault of the server or of the disk, which meets all processes.
     Server {
@@ -278,6 +296,11 @@ impl fmt::Display for Line {
             Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
             Line::Dead { at, process } => write!(f, "dead {at} {process}"),
             Line::Net { from, to, process, kind } => write!(f, "net {from} {to} {process} {kind}"),
+            Line::Twice { asked, from, to, process, key, known_again, answered } => {
+                let [known_again, answered] = [known_again, answered].map(|flag| u8::from(*flag));
+                write!(f, "twice {asked} {from} {to} {process} {key} {known_again} {answered}")
+            }
+            Line::Date { at, process, seconds } => write!(f, "date {at} {process} {seconds}"),
             Line::Server { from, to, kind } => write!(f, "server {from} {to} {kind}"),
             Line::Late { from, to } => write!(f, "late {from} {to}"),
             Line::Wall { at, process, seconds } => write!(f, "wall {at} {process} {seconds}"),
@@ -378,6 +401,19 @@ impl Line {
             "dead" => Line::Dead { at: words.number()?, process: words.owned()? },
             "net" => {
                 Line::Net { from: words.number()?, to: words.number()?, process: words.owned()?, kind: words.owned()? }
+            }
+            "twice" => Line::Twice {
+                asked: words.number()?,
+                from: words.number()?,
+                to: words.number()?,
+                process: words.owned()?,
+                key: words.owned()?,
+                known_again: words.flag()?,
+                answered: words.flag()?,
+            },
+            "date" => {
+                let (at, process) = (words.number()?, words.owned()?);
+                Line::Date { at, process, seconds: words.text()?.parse().ok()? }
             }
             "server" => Line::Server { from: words.number()?, to: words.number()?, kind: words.owned()? },
             "late" => Line::Late { from: words.number()?, to: words.number()? },

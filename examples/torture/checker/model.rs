@@ -97,6 +97,8 @@ pub struct Process {
     pub nets: Vec<(u64, u64, String)>,
     /// How much its wall clock was off, each time that it was set.
     pub walls: Vec<(u64, i64)>,
+    /// By how much the dates of its answers were off.
+    pub dates: Vec<(u64, i64)>,
     /// By how much it saw its wall clock jump.
     pub jumps: Vec<(u64, i64)>,
     /// Stops and lateness alone.
@@ -107,6 +109,18 @@ pub struct Process {
     pub busy: Windows,
     /// Its requests to the store that failed or were answered late.
     pub requests: Vec<(u64, u64, String)>,
+}
+
+/// A write that came to the server twice.
+#[derive(Clone, Debug)]
+pub struct Copy {
+    pub process: usize,
+    pub key: String,
+    pub asked: u64,
+    pub from: u64,
+    pub to: u64,
+    pub known_again: bool,
+    pub answered: bool,
 }
 
 /// What a process still had when its client was closed.
@@ -163,6 +177,9 @@ pub struct Run {
     pub over: u64,
     /// Faults of the server or of the disk.
     pub servers: Vec<(u64, u64, String)>,
+    pub copies: Vec<Copy>,
+    /// When each key may be held by nobody, of whose request a copy was granted.
+    pub copied: Vec<Windows>,
     /// Times when the machine was late, and for a shared fate those when anybody was stopped.
     pub troubles: Windows,
     /// The latest time in any line.
@@ -208,6 +225,14 @@ impl Run {
                     Line::Net { from, to, process, kind } => {
                         let process = run.process(&mut processes, &process);
                         run.processes[process].nets.push((from, to, kind));
+                    }
+                    Line::Twice { asked, from, to, process, key, known_again, answered } => {
+                        let process = run.process(&mut processes, &process);
+                        run.copies.push(Copy { process, key, asked, from, to, known_again, answered });
+                    }
+                    Line::Date { at, process, seconds } => {
+                        let process = run.process(&mut processes, &process);
+                        run.processes[process].dates.push((at, seconds));
                     }
                     Line::Server { from, to, kind } => run.servers.push((from, to, kind)),
                     Line::Late { from, to } if name == PARENT => late.push((from, to)),
@@ -257,6 +282,7 @@ impl Run {
         for ask in &self.asks {
             busy[ask.process].push((ask.call, ask.ret.unwrap_or(self.end)));
         }
+        self.copied = self.granted_to_nobody();
         let mut by_token = HashMap::new();
         for (at, hold) in self.holds.iter().enumerate() {
             by_token.insert((hold.key, hold.token), at);
@@ -280,6 +306,28 @@ impl Run {
                 hold.beliefs.iter_mut().for_each(|(_, end)| *end = (*end).min(at));
             }
         }
+    }
+
+    /// A copy of what was refused may find the key free, and has it for a lease: who asked has gone. What was granted is
+    /// known again, and what does not ask for a hold gives none.
+    fn granted_to_nobody(&self) -> Vec<Windows> {
+        let mut asks: HashMap<(usize, &str), Vec<&Ask>> = HashMap::new();
+        for (ask, key) in self.asks.iter().flat_map(|ask| ask.keys.iter().map(move |key| (ask, *key))) {
+            asks.entry((ask.process, &self.keys[key])).or_default().push(ask);
+        }
+        let mut spans: HashMap<&str, Vec<(u64, u64)>> = HashMap::new();
+        for copy in &self.copies {
+            let was_refused = |ask: &&Ask| {
+                let is_one = ask.outcome == Outcome::Granted && ask.keys.len() == 1;
+                !is_one && ask.call <= copy.asked && ask.ret.unwrap_or(u64::MAX) >= copy.asked
+            };
+            let asks = asks.get(&(copy.process, copy.key.as_str()));
+            if !copy.known_again || asks.is_some_and(|asks| asks.iter().any(was_refused)) {
+                let until = copy.to + self.terms.lease + self.terms.grace + self.terms.slack;
+                spans.entry(&copy.key).or_default().push((copy.from, until));
+            }
+        }
+        self.keys.iter().map(|key| Windows::new(spans.remove(key.as_str()).unwrap_or_default())).collect()
     }
 
     /// Whether anything happened that can slow down a process, from `from` to `to`.
@@ -348,6 +396,11 @@ impl Run {
         if ask.is_unanswered() {
             return Some((self.unanswered_from(ask), self.unanswered_until(ask)));
         }
+        // One whose request was not answered may have it until that is given up, also where the next answer, or the end of its
+        // wait, was a refusal.
+        if let Some(from) = self.unanswered_request(ask) {
+            return Some((from, self.unanswered_until(ask)));
+        }
         // Who wants all gives back those that it had when it does not get another: at once, or behind a wait's end.
         let given_back = || {
             let ret = ask.ret.unwrap_or(self.end);
@@ -358,6 +411,15 @@ impl Run {
             }
         };
         (ask.asked.all && ask.outcome != Outcome::Granted).then(|| (ask.call, given_back()))
+    }
+
+    /// When the first request for one of its keys was sent that failed within the call of who was refused.
+    fn unanswered_request(&self, ask: &Ask) -> Option<u64> {
+        let ret = ask.ret.filter(|_| ask.outcome == Outcome::Refused && !ask.asked.all)?;
+        let in_time =
+            self.processes[ask.process].requests.iter().filter(|(from, to, _)| *from >= ask.call && *to <= ret);
+        let is_of = |why: &str| ask.keys.iter().any(|key| why.contains(&format!("\"{}\"", self.keys[*key])));
+        in_time.filter(|(_, _, why)| is_of(why)).map(|(from, _, _)| *from).min()
     }
 
     /// Until when a request can hold a key of which nobody knows whether it was granted.

@@ -45,7 +45,9 @@ pub(super) fn left(run: &Run, verdict: &mut Verdict) {
         let last = holds.iter().map(|hold| hold.call).max().unwrap_or(0);
         let most = holds.iter().filter(|hold| run.stands_until(hold) >= last).count()
             + asks.iter().filter(|ask| run.unanswered_until(ask) >= last).count();
-        if verdict.finds("left", row.holders > most as u64, false) {
+        let more = usize::try_from(row.holders).unwrap_or(usize::MAX).saturating_sub(most);
+        let are_copies = key.is_some_and(|key| run.copied[key].has(more, last, u64::MAX));
+        if verdict.finds("left", more > 0 && !are_copies, false) {
             let text = format!("the row has {} holders, but {most} at most stood behind its last grant", row.holders);
             verdict.accuse("left", key, row.at, text);
         }
@@ -54,7 +56,8 @@ pub(super) fn left(run: &Run, verdict: &mut Verdict) {
         let key = run.keys.iter().position(|key| *key == row.key);
         let (holds, asks) = of_key(run, key);
         let ends = holds.iter().map(|hold| run.stands_until(hold));
-        let over = ends.chain(asks.iter().map(|ask| run.unanswered_until(ask))).max().unwrap_or(0);
+        let copies = key.and_then(|key| run.copied[key].met(0, u64::MAX));
+        let over = ends.chain(asks.iter().map(|ask| run.unanswered_until(ask))).chain(copies).max().unwrap_or(0);
         if verdict.finds("left", row.holders > 0, row.at <= over) {
             let text = format!("{} holders stand in the row behind a purge, all of them dead or gone", row.holders);
             verdict.accuse("left", key, row.at, text);

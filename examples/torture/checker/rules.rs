@@ -269,8 +269,8 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
             verdict.accuse("refusal", ask.keys.first().copied(), ret, text);
         }
         let is_for_readers = ask.asked.mode == Mode::Shared && ask.asked.limit == 0;
-        // Who wants all is itself in the way of others.
-        let least = 1 + usize::from(run.may_have_held(ask).is_some());
+        // Who wants all, or may have it by a request that was not answered, is itself in the way, but not of readers.
+        let least = 1 + usize::from(!is_for_readers && run.may_have_held(ask).is_some());
         let met = |key: &usize| {
             let way = &ways[*key];
             if is_for_readers { &way.exclusive } else { &way.any }.has(least, call, ret)
@@ -283,16 +283,17 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
             })
         };
         let is_free = |key: &usize| !met(key) && !in_line(key);
-        let mut judge = |key: Option<usize>, is_wrong: bool| {
-            if verdict.finds("refusal", is_wrong, run.is_troubled(ask.process, call, ret)) {
+        let mut judge = |keys: &[usize], is_wrong: bool| {
+            let met_a_copy = keys.iter().any(|key| run.copied[*key].meets(call, ret));
+            if verdict.finds("refusal", is_wrong, met_a_copy || run.is_troubled(ask.process, call, ret)) {
                 let text = format!("{name} was refused, but nobody can have held it");
-                verdict.accuse("refusal", key, ret, text);
+                verdict.accuse("refusal", keys.first().copied(), ret, text);
             }
         };
         if ask.asked.all {
-            judge(ask.keys.first().copied(), ask.keys.iter().all(is_free));
+            judge(&ask.keys, ask.keys.iter().all(is_free));
         } else {
-            ask.keys.iter().for_each(|key| judge(Some(*key), is_free(key)));
+            ask.keys.iter().for_each(|key| judge(std::slice::from_ref(key), is_free(key)));
         }
     }
 }
@@ -320,7 +321,9 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
                 in_vain.push((start, end));
             }
         }
-        let is_excused = |(start, end): &(u64, u64)| run.is_troubled(ask.process, *start, *end);
+        let is_excused = |(start, end): &(u64, u64)| {
+            run.is_troubled(ask.process, *start, *end) || run.copied[key].meets(*start, *end)
+        };
         let is_troubled = match in_vain.is_empty() {
             true => is_excused(&(ask.call, ret)),
             false => in_vain.iter().all(is_excused),
