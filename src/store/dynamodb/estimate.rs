@@ -123,18 +123,13 @@ impl Estimate {
         let (ahead, before) = (last.aged(received), known.before.map(|before| before.aged(received)));
         let is_later = |than: u64| over > than;
         let fits = ahead.fits(answer);
-        let fitting = before.filter(|before| before.fits(answer));
-        // The hosts that told a time say nothing new of it.
-        let is_new = match fits {
-            true => before.is_none() || is_later(known.doubted_over),
-            false => fitting.is_none() || known.unconfirmed.is_none_or(is_later),
-        };
-        if !is_new {
+        if fits && before.is_some() && !is_later(known.doubted_over) {
             return false;
         }
         if !fits {
             known.given = None;
         }
+        let fitting = before.filter(|before| before.fits(answer));
         // Where neither fits, the new answer counts, and of several that contradict each other the first was known.
         let Some(base) = Some(ahead).filter(|_| fits).or(fitting) else {
             (known.ahead, known.before) = (Some(answer), known.before.or(Some(ahead)));
