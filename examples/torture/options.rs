@@ -235,6 +235,9 @@ impl Options {
             TWICE if !matches!(kind, Kind::Dynamodb | Kind::Mongodb) => {
                 Some("but only the requests of DynamoDB and MongoDB can come twice")
             }
+            TWICE if kind == Kind::Mongodb && self.store.contains('@') => {
+                Some("but a request comes twice without a login, so only where MongoDB asks for none")
+            }
             DATE if kind != Kind::Dynamodb => Some("but only the answers of DynamoDB tell the time by a Date"),
             FULL if server::small_disk(self).is_none() => {
                 Some("which needs a SQLite file on a file system of at most 256 MB, like a small tmpfs of its own")

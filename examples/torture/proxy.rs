@@ -235,12 +235,12 @@ impl State {
     }
 
     /// Sends it once more, later. It counts if it is answered; it may do something if it was sent.
-    fn double(self: &Arc<State>, write: Doubled, later: Duration) {
+    fn double(self: &Arc<State>, write: Doubled, later: Duration, asked: u64, process: String) {
         if self.doubled.fetch_add(1, Ordering::SeqCst) >= DOUBLED {
             self.doubled.fetch_sub(1, Ordering::SeqCst);
             return;
         }
-        let (own, asked, process) = (self.clone(), now(), self.process.lock().clone());
+        let own = self.clone();
         std::thread::spawn(move || {
             std::thread::sleep(later);
             let (from, Doubled { bytes, key, known_again }) = (now(), write);
@@ -294,11 +294,13 @@ impl State {
                     std::thread::sleep(by);
                 }
             }
+            // Its answer may be written down at once.
+            let (asked, process) = (now(), self.process.lock().clone());
             if server.write_all(&chunk[..length]).is_err() {
                 break;
             }
             for (write, later) in writes.into_iter().flatten().zip(twice.into_iter().cycle()) {
-                self.double(write, later);
+                self.double(write, later, asked, process.clone());
             }
         }
         let _ = server.shutdown(Shutdown::Write);

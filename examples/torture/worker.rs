@@ -68,11 +68,11 @@ struct Requests {
 
 impl Observer for Requests {
     fn event(&self, event: &Event<'_>) {
-        let Event::Request { took, error, .. } = event else { return };
+        let Event::Request { operation, took, error, .. } = event else { return };
         let why = match error {
             // Others hold it, or it is over: an answer like any other.
             Some(error) if !is_trouble(error.kind()) => return,
-            Some(error) => on_one_line(error),
+            Some(error) => format!("{} {}", operation.name(), on_one_line(error)),
             None if *took > self.late => "late".to_owned(),
             None => return,
         };

@@ -18,8 +18,8 @@ static leasehold_client named(const char *url, const char *owner) {
   OK(leasehold_builder_set_heartbeat(builder, HEARTBEAT_MS));
   OK(leasehold_builder_set_request_timeout(builder, 60000));
   OK(leasehold_builder_set_drop_timeout(builder, 60000));
-  /* Where releases are told, a waiter looks by itself after a hundred times that: so it is told, or comes too late. */
-  OK(leasehold_builder_set_poll(builder, 20000, 20000));
+  /* So it is told, or comes too late. */
+  OK(leasehold_builder_set_poll(builder, 90000, 90000));
   OK(leasehold_builder_connect(builder, &client));
   OK(leasehold_builder_free(builder));
   return client;

@@ -86,8 +86,9 @@ fn a_wait_for_a_copy_is_explained_and_not_for_longer() {
     };
     granted(None, 3_000).is_caught("blocked");
     granted(Some(copy(1_105, 1_600, true)), 3_000).passes();
-    // What is in vain is longer than the copy can be there.
     granted(Some(copy(1_105, 1_600, false)), 3_000).passes();
+    // What is in vain is longer than the copy can be there.
+    granted(Some(copy(1_105, 1_600, true)), 1_600 + LEASE + GRACE + 3 * SLACK).is_caught("blocked");
     let mut forged = free_at_1_600(false);
     forged.told(copy(1_305, 1_600, true));
     let waiter = forged.ask("c", 1_600, waits(None));

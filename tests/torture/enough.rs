@@ -88,22 +88,23 @@ fn a_fault_of_the_server_counts_where_a_request_felt_it() {
 /// Its wait was over while its last request was under way, which may have been granted until it is given up.
 #[test]
 fn a_request_that_failed_within_a_wait_may_hold_what_it_is_for() {
-    let refused = |key: &str, from: u64, at: u64| {
+    let refused = |step: &str, key: &str, from: u64, at: u64| {
         let mut forged = Forged::new();
         let held = forged.grant("a", 1_000, 1, alone());
         forged.refuse("b", 1_100, 1_600, waits(Some(500)));
         forged.release(held, 1_500);
-        let why = format!("lock \"{key}\" on a store: no answer came");
+        let why = format!("{step} lock \"{key}\" on a store: no answer came");
         forged.put("b", Line::Request { from: from * MS, to: 1_599 * MS, why });
         forged.refuse("c", at, at + 10, alone());
         forged
     };
-    refused("job", 1_550, 1_610).passes();
+    refused("acquire", "job", 1_550, 1_610).passes();
     let last = 1_600 + 2 * SLACK;
-    refused("job", 1_550, last).passes();
-    refused("job", 1_550, last + 1).is_caught("refusal");
-    refused("other", 1_550, 1_610).is_caught("refusal");
-    refused("job", 1_050, 1_610).is_caught("refusal");
+    refused("acquire", "job", 1_550, last).passes();
+    refused("acquire", "job", 1_550, last + 1).is_caught("refusal");
+    refused("acquire", "other", 1_550, 1_610).is_caught("refusal");
+    refused("acquire", "job", 1_050, 1_610).is_caught("refusal");
+    refused("renew", "job", 1_550, 1_610).is_caught("refusal");
     // Nor does it explain its own refusal, or need another one beside the holder for that.
     for asked in [alone(), shared(0)] {
         for is_held in [true, false] {
@@ -111,7 +112,7 @@ fn a_request_that_failed_within_a_wait_may_hold_what_it_is_for() {
             let held = forged.grant("a", 1_000, 1, alone());
             forged.release(held, if is_held { 1_400 } else { 1_050 });
             forged.refuse("b", 1_100, 1_600, asked.clone());
-            let why = "lock \"job\" on a store: no answer came".to_owned();
+            let why = "acquire lock \"job\" on a store: no answer came".to_owned();
             forged.put("b", Line::Request { from: 1_200 * MS, to: 1_300 * MS, why });
             if is_held { forged.passes() } else { forged.is_caught("refusal") }
         }

@@ -97,7 +97,7 @@ pub enum Line {
         why: String,
     },
     /// A request to the store failed, or was answered late: one of many that a call may make. It excuses
-    /// nothing of its process; but one for a key, which `why` has in quotes, may hold it for a while.
+    /// nothing of its process; but an acquire, the first word of `why`, may hold a key, in quotes, for a while.
     Request {
         from: u64,
         to: u64,

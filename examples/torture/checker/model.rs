@@ -418,7 +418,9 @@ impl Run {
         let ret = ask.ret.filter(|_| ask.outcome == Outcome::Refused && !ask.asked.all)?;
         let in_time =
             self.processes[ask.process].requests.iter().filter(|(from, to, _)| *from >= ask.call && *to <= ret);
-        let is_of = |why: &str| ask.keys.iter().any(|key| why.contains(&format!("\"{}\"", self.keys[*key])));
+        let is_of = |why: &str| {
+            why.starts_with("acquire ") && ask.keys.iter().any(|key| why.contains(&format!("\"{}\"", self.keys[*key])))
+        };
         in_time.filter(|(_, _, why)| is_of(why)).map(|(from, _, _)| *from).min()
     }
 

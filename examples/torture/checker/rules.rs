@@ -311,7 +311,8 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
     // Who died waiting has waited until then.
     let waits = waits.filter_map(|ask| Some((*ask, ask.ret.or(run.processes[ask.process].dead)?)));
     let waits: Vec<(&Ask, u64)> = waits.collect();
-    let gaps = Windows::new(stood.chain(others).collect()).gaps(0, run.over, run.terms.slack);
+    let copies = run.copied[key].spans().copied();
+    let gaps = Windows::new(stood.chain(others).chain(copies).collect()).gaps(0, run.over, run.terms.slack);
     for (ask, ret) in waits {
         let mut in_vain = Vec::new();
         let first = gaps.partition_point(|(_, end)| *end <= ask.call);
@@ -321,9 +322,7 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
                 in_vain.push((start, end));
             }
         }
-        let is_excused = |(start, end): &(u64, u64)| {
-            run.is_troubled(ask.process, *start, *end) || run.copied[key].meets(*start, *end)
-        };
+        let is_excused = |(start, end): &(u64, u64)| run.is_troubled(ask.process, *start, *end);
         let is_troubled = match in_vain.is_empty() {
             true => is_excused(&(ask.call, ret)),
             false => in_vain.iter().all(is_excused),

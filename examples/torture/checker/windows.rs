@@ -19,6 +19,10 @@ impl Windows {
         Windows { ends: ends.collect(), spans }
     }
 
+    pub fn spans(&self) -> impl Iterator<Item = &(u64, u64)> {
+        self.spans.iter()
+    }
+
     /// The latest end of those that begin by `to`, if it is not before `from`: then one of them meets the span.
     pub fn met(&self, from: u64, to: u64) -> Option<u64> {
         let begun = self.spans.partition_point(|(start, _)| *start <= to);

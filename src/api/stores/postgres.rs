@@ -124,7 +124,8 @@
 //! vacuum after that snapshot's end made of use again. A table that was there before keeps its own settings.
 //!
 //! * A heartbeat of a **shared** lock writes to the indexes, since one of them names its column.
-//! * An index of your own on `until`, `renewed` or `version` has every heartbeat write to all indexes: `diagnose` says so.
+//! * An index of your own on `until`, `renewed` or `version` has every heartbeat write to all indexes; `diagnose` says so of one
+//!   whose key they are in.
 //! * `VACUUM FULL`, `ALTER TABLE`, `CREATE TRIGGER`, pg_repack as it ends, and `LOCK TABLE` keep every heartbeat waiting, also while
 //!   they wait for somebody's fenced transaction themselves: set `lock_timeout` there, well below a holder's margin.
 //!
@@ -170,7 +171,7 @@
 //!   all steps on that key become slow. Set `idle_in_transaction_session_timeout`.
 //! * Where that goes on until the server is short of transaction ids, it takes no write before that is ended and it is vacuumed:
 //!   locks are lost then, and waiters wait. A prepared transaction (`PREPARE TRANSACTION`) that is forgotten does it, too, and one
-//!   that asserts a lock keeps that from everybody: see `pg_prepared_xacts`.
+//!   that has asserted a lock blocks that lock for everybody: see `pg_prepared_xacts`.
 //!
 //! # This store is new: its limits
 //! * **Failover was tried on one host only**: a primary that is killed and one standby that is promoted, synchronous and

@@ -68,9 +68,11 @@ impl Dynamodb {
         // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
         let found = if blind { None } else { Some(self.look(&attempt.key, by)?) };
-        // What is sent without having seen the row takes nobody over while the time is unconfirmed, and its answer confirms it.
-        let sure = if blind { self.sure_moment(Duration::ZERO, by) } else { self.confirmed_moment(by) };
-        let mut moment = self.told(sure?)?;
+        // What is sent without having seen the row takes nobody over while the time is unconfirmed, and its answer confirms it. A
+        // transfer has a lock already, which must not end by it.
+        let moment = self.sure_moment(Duration::ZERO, by)?;
+        let is_first = attempt.ask.instead_of.is_none();
+        let mut moment = self.told(if is_first { moment } else { self.confirmed(moment, by)? })?;
         let mut next = match found.map(|found| self.decide(attempt, found, &moment)).transpose()? {
             None => self.first(attempt, &moment),
             Some(Decided::Write(next)) => next,

@@ -6,8 +6,8 @@
 //! stored or compared is taken from its middle. When the intersection is empty a clock was moved, or one answer is
 //! wrong: the new answer counts and is in doubt, until one agrees with it or with what was known before. What comes over the
 //! same connection, from the same host, would say the same again: new connections are made, and what goes over the old ones
-//! settles nothing in its favour. Where nothing contradicts a wrong answer, since it is the first one or drift has left much
-//! room, it is unconfirmed, until one over a later connection agrees.
+//! settles nothing in its favour. Where nothing contradicts a wrong answer, since it is the first one, or what was known
+//! leaves much room, it is unconfirmed, until one over a later connection agrees.
 
 use std::time::Duration;
 
@@ -28,7 +28,9 @@ const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 const DRIFT: u128 = 2_000;
 /// What a clock was corrected by since it was last looked at counts from here on, in nanoseconds.
 const SLEWED: i64 = 1_000_000;
-/// By what drift and corrections have widened it, from when on a new answer is unconfirmed.
+/// What is known less well than this, by a slow answer, drift or corrections, leaves room for a wrong answer: one that
+/// narrows it by more than `ROOM` is unconfirmed.
+const LOOSE: Duration = Duration::from_millis(1_600);
 const ROOM: Duration = Duration::from_millis(500);
 /// An answer that is no older than this is as good as a new one.
 const FRESH: Duration = Duration::from_secs(10);
@@ -45,10 +47,8 @@ struct Known {
     /// The number of the client over whose connections that answer came: what comes over them, or older ones, does not
     /// confirm it.
     doubted_over: u64,
-    /// The connections over which alone it was told, until an answer over later ones agrees.
+    /// The connections over which alone it was told, until an answer over later ones agrees; in doubt those of `before`.
     unconfirmed: Option<u64>,
-    /// How wide `ahead` was when it was learned.
-    width: Duration,
     /// The latest time that was given out while it was known well, and when that was: a narrower interval may have its
     /// middle earlier, but time must not go back, only run slower.
     given: Option<(i64, BootTime)>,
@@ -84,6 +84,11 @@ impl Ahead {
         if both.low <= both.high { both } else { answer }
     }
 
+    /// What one of the two allows, where one of them may be wrong.
+    fn or(self, answer: Ahead) -> Ahead {
+        Ahead { low: self.low.min(answer.low), high: self.high.max(answer.high), ..answer }
+    }
+
     fn width(self) -> Duration {
         Duration::from_nanos(u64::try_from(self.high.saturating_sub(self.low)).unwrap_or(0))
     }
@@ -112,46 +117,38 @@ impl Estimate {
         };
         let mut known = self.0.lock();
         let Some(last) = known.ahead else {
-            (known.ahead, known.width, known.unconfirmed) = (Some(answer), answer.width(), Some(over));
+            (known.ahead, known.unconfirmed) = (Some(answer), Some(over));
             return true;
         };
-        let ahead = last.aged(received);
-        let before = known.before.map(|before| before.aged(received)).filter(|before| before.fits(answer));
-        let was_doubted = known.before.take();
-        if was_doubted.is_some() && ahead.fits(answer) && over <= known.doubted_over {
-            known.before = was_doubted;
+        let (ahead, before) = (last.aged(received), known.before.map(|before| before.aged(received)));
+        let is_later = |than: u64| over > than;
+        let fits = ahead.fits(answer);
+        if fits && before.is_some() && !is_later(known.doubted_over) {
             return false;
         }
-        known.ahead = Some(match before {
-            // It says nothing of which of the two was wrong, while they contradict each other.
-            Some(before) if ahead.fits(answer) => {
-                let (before, ahead) = (before.and(answer), ahead.and(answer));
-                known.before = Some(before).filter(|before| !before.fits(ahead));
-                ahead
-            }
-            None if ahead.fits(answer) => ahead.and(answer),
-            // The answer between them was wrong.
-            Some(before) => before.and(answer),
-            None => {
-                // Of several that contradict each other the first was known.
-                known.before = was_doubted.or(Some(ahead));
-                known.doubted_over = over;
-                answer
-            }
-        });
-        if !ahead.fits(answer) {
+        if !fits {
             known.given = None;
         }
-        let is_wider = ahead.width() > known.width + ROOM;
-        known.width = known.ahead.map_or(Duration::ZERO, Ahead::width);
-        let contradicts = before.is_none() && !ahead.fits(answer);
-        known.unconfirmed = match known.unconfirmed {
-            // The doubt is to be settled instead.
-            _ if contradicts => None,
-            _ if is_wider => Some(over),
-            alone => alone.filter(|alone| over <= *alone),
+        let fitting = before.filter(|before| before.fits(answer));
+        // Where neither fits, the new answer counts, and of several that contradict each other the first was known.
+        let Some(base) = Some(ahead).filter(|_| fits).or(fitting) else {
+            (known.ahead, known.before) = (Some(answer), known.before.or(Some(ahead)));
+            known.doubted_over = over;
+            return true;
         };
-        contradicts || is_wider
+        // One that says less must not confirm what is more exact than itself.
+        let confirms = before.is_none() && known.unconfirmed.is_some_and(is_later);
+        let new = if confirms && answer.width() > LOOSE { base.or(answer) } else { base.and(answer) };
+        // It says nothing of which of the two was wrong, while they contradict each other.
+        known.before = fitting.filter(|_| fits).map(|before| before.and(answer)).filter(|before| !before.fits(new));
+        known.ahead = Some(new);
+        let is_narrower = base.width() > LOOSE.max(new.width() + ROOM);
+        if is_narrower {
+            known.unconfirmed = Some(over);
+        } else if known.before.is_none() {
+            known.unconfirmed.take_if(|alone| is_later(*alone));
+        }
+        is_narrower
     }
 
     /// This host's clock has been corrected by so many nanoseconds so far: what that moved it since the last answer may be
@@ -287,7 +284,7 @@ impl Moment {
 
     /// Whether the answers since `used`, an earlier moment, agree with it.
     pub fn confirms(&self, used: &Moment) -> bool {
-        !self.contradicts(used) && !(self.is_unconfirmed && used.is_unconfirmed)
+        !self.contradicts(used) && (!self.is_unconfirmed || !used.is_unconfirmed)
     }
 
     /// The time in microseconds, from which tokens are made.

@@ -117,6 +117,8 @@ fn what_one_host_says_takes_nobody_over() {
     assert!(learn(7_500, 3).1);
     assert!(estimate.learn_corrected(7_700, boot(7_500_000), boot(7_500_000), 0, 4));
     assert!(estimate.moment(boot(7_500_000), GRACE).unwrap().is_contradicted());
+    // The host that told it first says nothing new.
+    assert_eq!(learn(7_500, 3), (false, true));
     assert_eq!(learn(7_500, 5), (false, false));
 }
 
@@ -143,8 +145,38 @@ fn an_answer_that_fits_both_settles_no_doubt() {
     estimate.learn(3_700, boot(490), boot(510 + hour));
     let doubted = estimate.moment(boot(510 + hour), GRACE).unwrap();
     assert!(doubted.is_doubted() && doubted.times().expired_before == ONLY_RELEASED, "{doubted:?}");
-    estimate.learn(3_700, boot(490 + hour), boot(510 + hour));
+    for sent in [490, 491] {
+        estimate.learn(3_700, boot(sent + hour), boot(510 + hour));
+    }
     assert!(!estimate.moment(boot(510 + hour), GRACE).unwrap().is_doubted());
+}
+
+/// Where much is open, because an answer was slow or long ago, a wrong one contradicts nothing.
+#[test]
+fn what_is_known_badly_is_told_by_two_hosts() {
+    let learn = |estimate: &Estimate, date, (sent, received), over| {
+        estimate.learn_corrected(date, boot(sent), boot(received), 0, over);
+        let moment = estimate.moment(boot(received), GRACE).unwrap();
+        (moment.is_doubted(), moment.width.as_millis())
+    };
+    // The service is 100 s ahead. A host that answers slowly is right, the next one is 2.5 s behind.
+    let estimate = Estimate::default();
+    assert_eq!(learn(&estimate, 100, (0, 3_200), 0), (true, 4_200));
+    assert_eq!(learn(&estimate, 100, (3_200, 3_200), 1), (true, 1_000));
+    assert!(learn(&estimate, 103, (3_200, 3_200), 2).0);
+    assert_eq!(learn(&estimate, 103, (3_200, 3_200), 3), (false, 1_000));
+    // The other way round the slow one confirms no more than it says.
+    let estimate = Estimate::default();
+    assert_eq!(learn(&estimate, 100, (3_200, 3_200), 0), (true, 1_000));
+    assert_eq!(learn(&estimate, 103, (3_200, 6_400), 1), (false, 4_200));
+    assert_eq!(learn(&estimate, 106, (6_400, 6_400), 1), (true, 1_000));
+    assert_eq!(learn(&estimate, 106, (6_400, 6_400), 2), (false, 1_000));
+    // After an idle day one is 100 s ahead, and the next one 30 s.
+    let (estimate, day) = (told(100, 0, 0), 86_400_000);
+    assert!(learn(&estimate, 86_600, (day, day), 2).0);
+    assert!(learn(&estimate, 86_530, (day, day), 3).0);
+    assert!(learn(&estimate, 86_500, (day, day), 4).0);
+    assert_eq!(learn(&estimate, 86_500, (day, day), 5), (false, 1_000));
 }
 
 /// Two that agree by what is allowed for the way alone leave the later one.
@@ -213,7 +245,9 @@ fn too_wide_a_takeover_waits_for_longer_and_a_holder_trusts_less() {
     assert_eq!(wide.width, Duration::from_secs(3));
     assert_eq!(wide.times().expired_before, wide.now.minus(SECOND + (2 * SECOND - SLACK) / 2));
     assert_eq!(wide.upper_bound().since(wide.now), SECOND);
-    estimate.learn(102, boot(2_000), boot(2_050));
+    for sent in [2_000, 2_001] {
+        estimate.learn(102, boot(sent), boot(2_050));
+    }
     let fine = estimate.moment(boot(2_050), GRACE).unwrap();
     assert_eq!(fine.times().expired_before, fine.now.minus(SECOND));
     assert!(fine.upper_bound().since(fine.now) <= Duration::from_millis(25));

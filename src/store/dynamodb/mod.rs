@@ -145,7 +145,11 @@ impl Dynamodb {
     /// The same, to within the grace, for a decision on who may be taken over: a time that one host alone may have told is not
     /// enough for that.
     fn confirmed_moment(&self, by: &Deadline) -> Result<Moment, DynamodbError> {
-        let moment = self.sure_moment(Duration::ZERO, by)?;
+        self.confirmed(self.sure_moment(Duration::ZERO, by)?, by)
+    }
+
+    /// This moment, or a later one where one host alone may have told it.
+    fn confirmed(&self, moment: Moment, by: &Deadline) -> Result<Moment, DynamodbError> {
         if !moment.is_unconfirmed() {
             return Ok(moment);
         }

@@ -35,7 +35,7 @@ impl Dynamodb {
                 let moment = match consistency {
                     Consistency::Strong => self.confirmed_moment(by)?,
                     // As a waiter does.
-                    Consistency::Eventual => self.told(self.moment()?)?,
+                    Consistency::Eventual => self.confirmed(self.told(self.moment()?)?, by)?,
                 };
                 self.watch_fleet(&found, moment.now);
                 return Ok(Page { records: vec![found.seen(&moment)], next: None });

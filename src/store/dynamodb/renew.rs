@@ -32,18 +32,17 @@ impl Dynamodb {
             Lease::For(lease) => lease / 10,
             Lease::Forever => Duration::MAX,
         };
-        let mut moment = self.sure_moment(most, by)?;
-        if moment.is_unconfirmed() {
-            moment = self.confirmed_moment(by)?;
-        }
+        let mut moment = self.confirmed(self.sure_moment(most, by)?, by)?;
         let mut until = lease.end(moment.now);
         // Mostly ours becomes the latest end of the row.
         let mut expr = renewing(attempt, until, &moment, RowEnd::Ours);
         loop {
             let found = match self.update(expr, by)? {
                 Wrote::Done(_) => {
-                    if !self.moment()?.confirms(&moment) {
-                        return Ok(Renewed::Unknown(DynamodbError::Own(Own::Jumped, None).into()));
+                    let after = self.moment()?;
+                    if !after.confirms(&moment) {
+                        let own = if after.contradicts(&moment) { Own::Jumped } else { Own::Untold };
+                        return Ok(Renewed::Unknown(DynamodbError::Own(own, None).into()));
                     }
                     return Ok(self.renewed(until, renewal, &moment));
                 }

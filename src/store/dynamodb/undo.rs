@@ -1,7 +1,7 @@
 //! To undo a grant whose own answer contradicts the time that it was decided by.
 
 use super::Dynamodb;
-use super::error::DynamodbError;
+use super::error::{DynamodbError, Own};
 use super::estimate::Moment;
 use super::expr::{Expr, Item};
 use super::row::DecodedRow;
@@ -91,10 +91,27 @@ impl Dynamodb {
             let mut wronged = old.live(moment.times().expired_before).filter(|(mode, other)| {
                 found.record.standing(&other.grant).is_none() && !is_replaced(ask, *mode, other)
             });
-            let Some(first) = wronged.next() else {
-                return Ok(Acquired::Granted { holder: mine.clone(), repeated: false, now: moment.upper_bound() });
-            };
             let mut next = found.record.clone();
+            let Some(first) = wronged.next() else {
+                if moment.is_unconfirmed() {
+                    return Err(DynamodbError::Own(Own::Untold, None));
+                }
+                let most = Lease::For(ask.lease).end(moment.now.plus(self.grace_now().own));
+                let holder = Holder { until: mine.until.min(most), ..mine.clone() };
+                let granted = Acquired::Granted { holder: holder.clone(), repeated: false, now: moment.upper_bound() };
+                // By a time that was ahead it would stand for too long, were this process to die now: no renewal moves it back.
+                let is_late = holder.until < mine.until && !moment.is_doubted();
+                if is_late {
+                    let all = next.exclusive.iter_mut().chain(&mut next.shared);
+                    all.filter(|other| other.grant == ask.grant).for_each(|mine| mine.until = holder.until);
+                    match self.update(self.whole(&found, &next, &moment), by)? {
+                        Wrote::Done(_) => {}
+                        Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
+                        Wrote::Failed(_) => continue,
+                    }
+                }
+                return Ok(granted);
+            };
             next.token = match first {
                 _ if next.token == mine.token => old.token,
                 // A join compares the token alone, and one that is on its way has not counted those who are put back.

@@ -86,7 +86,9 @@ impl Made {
         };
         let found = self.indexes.iter().find(is_slowing);
         found.map_or_else(String::new, |(columns, _)| {
-            format!("; for the index on {columns:?}, which is not of leasehold, each heartbeat writes to all indexes")
+            format!(
+                "; because of the index on {columns:?}, which is not of leasehold, each heartbeat writes to all indexes"
+            )
         })
     }
 }

@@ -379,9 +379,20 @@ fn a_clients_first_host_takes_nobodys_lock() {
     let guard = behind.lock("free").unwrap();
     refused(&at.beside, &mut exclusive("free"));
     assert!(guard.is_held());
+    // Nor does its time stand in the row for longer than asked, as if this process died now.
+    let (ahead, _) = connect(3_600);
+    granted(&ahead, &mut exclusive("another"));
+    let end = get(&at.beside, "another").record.exclusive.unwrap().until;
+    assert!(end.left(get(&at.beside, "another").times.now).unwrap() < LEASE + Duration::from_secs(10), "{end:?}");
+    // A transfer by it ends nothing.
+    let (behind, _) = connect(-3_600);
+    let mut heir = exclusive("k");
+    heir.ask.instead_of = Some((held.ask.grant.clone(), get(&at.beside, "k").record.token));
+    let left = granted(&behind, &mut heir).until.left(get(&at.beside, "k").times.now).unwrap();
+    assert!(left > Duration::ZERO, "{left:?}");
     // Else each first acquire would cost one request more.
     let (right, _) = connect(0);
-    let (_, requests) = sent(&at, || granted(&right, &mut exclusive("another")));
+    let (_, requests) = sent(&at, || granted(&right, &mut exclusive("one more")));
     assert_eq!(requests, 1);
 }
 
@@ -399,7 +410,6 @@ fn after_idle_days_one_host_takes_nobodys_lock() {
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
-/// What one host said takes nobody over, and its second answer comes in time.
 #[test]
 fn a_purge_after_a_pause_frees_what_is_over() {
     let at = needs_server!(Behind::new());
@@ -407,11 +417,27 @@ fn a_purge_after_a_pause_frees_what_is_over() {
     let store = Arc::new(open(by_way_of(&at.proxy, &at.table), &clock));
     let client = builder_over(store, clock.clone()).connect().unwrap();
     client.request("over").lease(LEASE).acquire().unwrap();
-    // Long enough for drift to leave room, and too short for the note of the grace to be read again.
-    let pause = 550;
+    // Too short for the note of the grace to be read again.
+    let pause = 595;
     at.proxy.shift_dates(pause);
     clock.advance(Duration::from_secs(pause as u64));
     assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
+}
+
+/// Between two of its looks drift leaves room each time.
+#[test]
+fn who_looks_seldom_takes_over_all_the_same() {
+    let at = needs_server!(Behind::new());
+    let clock = Clock::system();
+    let store = open(by_way_of(&at.proxy, &at.table), &clock);
+    granted(&store, &mut exclusive("over"));
+    for look in 1..=3 {
+        let hours = look * 3_600;
+        at.proxy.shift_dates(hours);
+        clock.advance(Duration::from_secs(3_600));
+        let seen = store.read(&Which::Key("over".to_owned()), None, Consistency::Eventual, &soon()).unwrap();
+        assert_eq!(seen.records[0].live().count(), 0, "{look}");
+    }
 }
 
 /// Who adopts has no lock as data any more.

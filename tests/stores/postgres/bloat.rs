@@ -15,7 +15,13 @@ use crate::support::wait::wait_until;
 
 const VACUUMED: Server = Server {
     start: |_, port, data| {
-        postgres::with(port, data, &["listen_addresses=127.0.0.1", "unix_socket_directories=", "autovacuum_naptime=1s"])
+        let at = ["listen_addresses=127.0.0.1", "unix_socket_directories="];
+        // An ANALYZE has a snapshot, too, under which what is dead is kept.
+        postgres::with(
+            port,
+            data,
+            &[&at[..], &["autovacuum_naptime=1s", "autovacuum_analyze_threshold=1000000"]].concat(),
+        )
     },
     ..postgres::SERVER
 };
