@@ -314,7 +314,8 @@ fn a_callback_has_the_stack_of_any_thread() {
 #[test]
 fn a_close_says_that_a_lock_which_was_lost_stands_on() {
     let store = Store::memory();
-    let client = store.builder().drop_timeout(Duration::from_millis(200)).connect().unwrap();
+    // A loss that is still told is waited for.
+    let client = store.builder().drop_timeout(Duration::from_secs(3)).connect().unwrap();
     let guard = client.request("k").lease_forever().max_hold(Duration::from_millis(1)).lock().unwrap();
     store.plan.go_offline();
     wait_until("it is lost", || !guard.is_held());

@@ -58,7 +58,9 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     let late = one(&client, "b");
     // On a thread of its own, which may be late.
     bench.wait_for_call(Call::Wake, 0);
-    let before = bench.faults.calls().len();
+    // It looks and says so once more after that, and who runs such code is handed nothing.
+    let before = at_rest("it asks no more", || bench.faults.calls().len());
+    wait_until("it has said so", || KEYS.iter().all(|key| in_users_code(&client, key) == 0));
     let first = held.remove(0);
     let token = first.fencing_token();
     drop(first);
