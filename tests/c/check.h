@@ -30,6 +30,9 @@ static inline void expect(leasehold_code wanted, leasehold_code code, const char
   }
 }
 
+/* Whether a store's name is that of this URL's kind. */
+static inline bool is_of(const char *store, const char *url) { return strncmp(store, url, strcspn(url, ":") + 1) == 0; }
+
 /* A client that bears a slow disk. */
 static inline leasehold_client connected(const char *url) {
   leasehold_builder builder = {0};

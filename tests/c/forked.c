@@ -31,12 +31,15 @@ int main(int argc, char **argv) {
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_guard_free(guard));
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_lock_free(lock));
     /* Neither SQLite's file locks nor its mutexes outlive a fork: every file is refused. */
-    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, TEXT(argv[1]), &own));
-    char url[1024];
-    CHECK(snprintf(url, sizeof url, "%s-child", argv[1]) < (int)sizeof url);
-    EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, TEXT(url), &own));
+    bool is_file = is_of("sqlite:", argv[1]);
+    if (is_file) {
+      EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, TEXT(argv[1]), &own));
+      char url[1024];
+      CHECK(snprintf(url, sizeof url, "%s-child", argv[1]) < (int)sizeof url);
+      EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, TEXT(url), &own));
+    }
     /* Its own are new numbers, and the parent's stay what they are. */
-    own = connected("memory:");
+    own = connected(is_file ? "memory:" : argv[1]);
     CHECK(own.id != client.id);
     EXPECT(LEASEHOLD_CODE_FORKED, leasehold_client_close(client));
     OK(leasehold_client_lock(own, TEXT("other"), &own_guard));

@@ -60,7 +60,8 @@ static void of_clients(const char *url) {
   snprintf(missing, sizeof missing, "%s.missing", url);
   OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(missing), &builder));
   OK(leasehold_builder_set_must_exist(builder));
-  EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_builder_connect(builder, &other));
+  const leasehold_code no_store = is_of("sqlite:", url) ? LEASEHOLD_CODE_CONFIG : LEASEHOLD_CODE_SCHEMA;
+  EXPECT(no_store, leasehold_builder_connect(builder, &other));
   OK(leasehold_builder_free(builder));
 
   OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));

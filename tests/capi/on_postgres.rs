@@ -5,16 +5,22 @@ use std::process::Command;
 use leasehold::LockClient;
 
 use crate::library::{Language, compile, with_postgres};
-use crate::programs::{PROGRAMS, WAITING, prove_on, with_each};
-use crate::servers::postgres_server;
+use crate::programs::{OF_POSTGRES, PROGRAMS, WAITING, prove_on, with_each};
+use crate::servers::{postgres_server, skip};
+use crate::tools::answers;
 
-/// Those that are about a file of SQLite: they open it, name it, block it, or are refused a second client of it in a child.
-const OF_SQLITE: [&str; 7] = ["fenced", "forked", "late", "leader", "misuse", "observed", "options"];
+/// Those that open a file of SQLite themselves.
+const OF_SQLITE: [&str; 2] = ["fenced", "late"];
 
 #[test]
 fn programs_prove_themselves_on_postgres() {
     let Some(server) = postgres_server() else { return };
+    let with_libpq = answers(Command::new("sh").args(["-c", "/sbin/ldconfig -p | grep -q 'libpq[.]so[.]5'"]));
+    if !with_libpq {
+        skip("there is no libpq, with which fenced_postgres writes");
+    }
     let programs = PROGRAMS.iter().filter(|(program, _)| !OF_SQLITE.contains(program));
+    let programs = programs.chain(with_libpq.then_some(&OF_POSTGRES));
     with_each(WAITING, programs, |program, proof| {
         let url = format!("{server}?table=c_{program}_{}", std::process::id());
         LockClient::builder(&url).create_schema(true).connect().expect("a table").close().expect("an end");

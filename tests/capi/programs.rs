@@ -30,6 +30,10 @@ pub const PROGRAMS: [(&str, &str); 18] = [
     ("told", "refused by name, told of the release, and lost by order, from process to process"),
 ];
 
+/// Runs on a PostgreSQL alone, with its own client.
+pub const OF_POSTGRES: (&str, &str) =
+    ("fenced_postgres", "who asserts its lock writes through libpq, and nobody else does");
+
 /// So many run side by side: most of their time they wait.
 pub const WAITING: usize = 3;
 
@@ -93,7 +97,7 @@ fn every_program_is_run() {
         .expect("it is there")
         .filter_map(|entry| entry.expect("a file").file_name().to_string_lossy().strip_suffix(".c").map(str::to_owned))
         .collect();
-    assert_eq!(found, PROGRAMS.iter().map(|(name, _)| name.to_string()).collect());
+    assert_eq!(found, PROGRAMS.iter().chain([&OF_POSTGRES]).map(|(name, _)| name.to_string()).collect());
 }
 
 #[test]
