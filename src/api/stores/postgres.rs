@@ -21,7 +21,11 @@
 //! `table` may name a schema, too: `app.leasehold`. **Name it where users differ in their `search_path`**: without it each
 //! client uses the table that its own path finds when it connects, and where there is none, the path's first schema. After
 //! that our sessions search nothing but `pg_catalog`. Either name is 1 to 50 ASCII letters, digits and `_`, does not begin with a
-//! digit, and counts as if it stood in quotes: `Locks` is another table than `locks`. Versions 13 to 17 are tested; an older one is refused.
+//! digit, and counts as if it stood in quotes: `Locks` is another table than `locks`.
+//!
+//! Versions 13 to 18 are tested: all of our tests ran on 13.23, 14.24, 15, 16.15, 17.11 and 18.6, but those of standbys on 15, 16
+//! and 17 alone. An older one is refused. The database's encoding should be UTF8: in SQL_ASCII all texts do, too; another one
+//! refuses a text with a character that it lacks (`InvalidInput`).
 //!
 //! # Poolers
 //! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`, and
@@ -73,7 +77,7 @@
 //!   `sslmode` is refused, since it would not be looked at; `~/.postgresql` is not.
 //! * `sslcert=FILE&sslkey=FILE`: our own certificate and its key, in PEM without a password. They are read with
 //!   `sslmode=disable`, too. Who else may read the key's file is not looked at.
-//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand (not tested with one that has TLS). A
+//! * `sslnegotiation=direct`: TLS from the first byte, which PostgreSQL 17 and newer understand. A
 //!   server that agrees to no protocol (ALPN) is not refused, which libpq would do.
 //! * `channel_binding=require` lets a password (SCRAM) count only with the very server that TLS was made with.
 //!
@@ -89,6 +93,10 @@
 //! `SELECT`, `INSERT`, `UPDATE` and `DELETE` on the table, `USAGE` on its schema, and `CONNECT` to the database, for all
 //! but `create_schema`, which needs `CREATE` on the schema, and to own a table that lacks something. `DELETE` is for `purge`
 //! alone, and for `diagnose`, which leaves a row of its own each time without. Whoever only looks (`get`, `list`) needs `SELECT`.
+//! **A policy of row-level security** must let the user see each row, and write it whoever holds the lock. A release leaves no
+//! `owner` in the row: a policy that wants one refuses it (`Permission`), and the lock stays until its lease ends. A row that is
+//! hidden looks free to `get`; who asks for its lock gets an error, and no grant.
+//!
 //! `create_schema` runs its DDL in blocks of PL/pgSQL, which every database has unless somebody took it out.
 //!
 //! Who is not let in (user, password, `CONNECT`, `pg_hba.conf`, settings that the server does not take) gets a final error
@@ -123,7 +131,9 @@
 //! renewals left table and indexes as large as they were; 3,000 more under an old snapshot added a fifth to the table, which the
 //! vacuum after that snapshot's end made of use again. A table that was there before keeps its own settings.
 //!
-//! * A heartbeat of a **shared** lock writes to the indexes, since one of them names its column.
+//! * A heartbeat of a **shared** lock writes to the indexes, since one of them names its column: 200 bytes of log (WAL) more
+//!   beside the row, which is written anew with all holders of its key: 300 bytes with one, 900 with ten, 4,900 with sixty. That of an
+//!   exclusive lock is 200 in all. The indexes did not grow by more than a hundredth (2,000 renewals, on 13 and 15).
 //! * An index of your own on `until`, `renewed` or `version` has every heartbeat write to all indexes; `diagnose` says so of one
 //!   whose key they are in.
 //! * `VACUUM FULL`, `ALTER TABLE`, `CREATE TRIGGER`, pg_repack as it ends, and `LOCK TABLE` keep every heartbeat waiting, also while
@@ -149,7 +159,7 @@
 //! **The server's clock must not jump.** Every server that may become the primary must have a clock that differs from the
 //! others' by less than the margin by which a holder stops early. Failover to one that is ahead by more ends leases while
 //! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here. Where the clock falls, tokens
-//! rise all the same, and the lock of a holder that died stays for as much longer.
+//! rise all the same (if by more than 30 days, not those of a key whose row a purge has deleted since), and the lock of a holder that died stays for as much longer.
 //!
 //! A table that is `UNLOGGED` or no plain table is refused. With `fsync = off` a crash of the machine may lose grants.
 //!

@@ -12,23 +12,27 @@ use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// Of a table that others inherit from, which shows their rows as its own.
-pub(super) const TWO_ROWS: &str =
-    "two rows have it, which the unique key of one table does not allow: do others inherit from it?";
 /// How many rows a page holds.
 const PAGE: usize = 200;
+
+/// The one answer about a key. A table that others inherit from shows their rows as its own.
+pub(super) fn only<T>(mut rows: Vec<T>) -> Result<Option<T>, String> {
+    if rows.len() > 1 {
+        let wrong = "two rows have it, which the unique key of one table does not allow: do others inherit from it?";
+        return Err(wrong.to_owned());
+    }
+    Ok(rows.pop())
+}
 
 impl Postgres {
     /// The row of a key, or that there is none.
     pub(super) fn look(&self, key: &str, lane: Lane, by: &Deadline) -> Result<Found, PostgresError> {
         let (asked, sent) = (key.to_owned(), Instant::now());
         let statement = Statement::new(&self.statements.read).text(key);
-        let mut rows = self.ask(by, lane, statement, move |answer| Found::read(answer, Some(&asked)))?;
-        if rows.len() > 1 {
-            return Err(PostgresError::Damaged(TWO_ROWS.to_owned()));
-        }
-        let found = rows.pop().ok_or_else(|| PostgresError::Damaged("the query of it has no answer".to_owned()))?;
-        let found = found.map_err(|(_, wrong)| PostgresError::Damaged(wrong))?;
+        let read = move |answer: &_| Found::read(answer, Some(&asked)).map_err(|(_, wrong)| wrong);
+        let row = only(self.ask(by, lane, statement, read)?);
+        let found = row.and_then(|row| row.unwrap_or_else(|| Err("the query of it has no answer".to_owned())));
+        let found = found.map_err(PostgresError::Damaged)?;
         self.clocked.note(found.now.time(), sent);
         Ok(found)
     }

@@ -25,8 +25,9 @@ impl Postgres {
     fn end_grant(&self, attempt: &Attempt, purpose: Purpose, by: &Deadline) -> Result<Released> {
         // A copy of an acquire that was repeated may still be on its way.
         let purpose = if attempt.sends > 1 { Purpose::GiveUp } else { purpose };
+        let by_the_rule = || transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
         if attempt.ask.mode == Mode::Shared {
-            return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
+            return by_the_rule();
         }
         let sql = match purpose {
             Purpose::Release => &self.statements.release,
@@ -37,22 +38,20 @@ impl Postgres {
             Wrote::Unknown(error) => return Ok(Released::Unknown(error.into())),
             Wrote::Answered(Some(found)) => found,
             Wrote::Answered(None) if purpose == Purpose::Release => return Ok(Released::Free),
-            Wrote::Answered(None) | Wrote::Duplicate => {
-                return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
-            }
+            Wrote::Answered(None) | Wrote::Duplicate => return by_the_rule(),
         };
         if found.written {
             return Ok(Released::Done);
         }
         found.record.check_format().map_err(transactional::newer_format)?;
         if purpose == Purpose::GiveUp {
-            return transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by);
+            return by_the_rule();
         }
         match transition::release(&found.record, attempt.grant(), &found.times()).answer {
             ReleaseAnswer::Free => Ok(Released::Free),
             ReleaseAnswer::HeldByOther => Ok(Released::HeldByOther(found.seen())),
             // It is shared, or what is shown is a moment older than what was decided by.
-            ReleaseAnswer::Released => transactional::release(&Over(self, Lane::Waiting), attempt, purpose, by),
+            ReleaseAnswer::Released => by_the_rule(),
         }
     }
 }

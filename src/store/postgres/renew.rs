@@ -11,8 +11,9 @@ use crate::sys::deadline::Deadline;
 
 impl Postgres {
     pub(super) fn renew_grant(&self, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
+        let by_the_rule = || transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
         if attempt.ask.mode == Mode::Shared {
-            return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
+            return by_the_rule();
         }
         let lease = match renewal.lease {
             Lease::For(lease) => Some(micros(lease)),
@@ -29,9 +30,7 @@ impl Postgres {
                 // Too late by what was known of the server's time, which the answer has put right.
                 Wrote::Answered(Some(found)) if !found.written && found.now >= not_after && !by.is_over() => {}
                 Wrote::Answered(Some(found)) => break found,
-                Wrote::Answered(None) | Wrote::Duplicate => {
-                    return transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
-                }
+                Wrote::Answered(None) | Wrote::Duplicate => return by_the_rule(),
             }
         };
         found.record.check_format().map_err(transactional::newer_format)?;
@@ -40,7 +39,7 @@ impl Postgres {
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
                 RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
                 // It has no end, or the row that is shown is a moment older than what was decided by.
-                RenewAnswer::Until(_) => transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by),
+                RenewAnswer::Until(_) => by_the_rule(),
             },
         }
     }

@@ -42,7 +42,7 @@ pub(super) const LATE: Duration = Duration::from_secs(10);
 pub(super) const STATEMENT: Duration = Duration::from_secs(10);
 /// How long an acquisition that was given up is remembered. A copy of it begins at most [`LATE`] after it was sent, and may
 /// wait for its row for [`STATEMENT`]. A swap counts from when the row was read, and is as late itself.
-const REMEMBERED: Duration = Duration::from_secs(30);
+pub(super) const REMEMBERED: Duration = Duration::from_secs(30);
 const _: () = assert!(REMEMBERED.as_secs() >= LATE.as_secs() + STATEMENT.as_secs() + LATE.as_secs());
 
 /// A `timestamptz` in microseconds since 1970; the greatest number is `infinity`.
@@ -69,7 +69,7 @@ impl Micros {
     }
 
     /// An end is never stored earlier than it is.
-    fn end(end: End) -> Micros {
+    pub fn end(end: End) -> Micros {
         match end {
             End::Never => Micros::INFINITY,
             End::At(at) => Micros::of(StoreTime::from_nanos(at.as_nanos().saturating_add(999))),
@@ -209,11 +209,6 @@ impl Native {
     }
 }
 
-/// How long one that is given up now is remembered, for a statement that writes it.
-pub(super) fn remembered() -> i64 {
-    micros(REMEMBERED)
-}
-
 /// An answer of the server, or what a test puts in its place.
 trait Columns {
     /// `None` where it is of another type.
@@ -266,7 +261,7 @@ pub(super) fn made_up(columns: &Json) -> Result<LockRecord, String> {
     // What is read is written again.
     let _ = (
         found.native.next_shared(&found.record.shared),
-        found.record.exclusive.as_ref().map(|holder| end(holder.until)),
+        found.record.exclusive.as_ref().map(|holder| Micros::end(holder.until)),
     );
     let _ = found.native.next_given_up(&found.record.given_up, found.now);
     Ok(found.record)
@@ -289,9 +284,4 @@ fn decode_given_up(text: &str) -> Result<BTreeMap<String, i64>, String> {
 fn decode_shared(text: &str) -> Result<(Vec<Holder>, Json), String> {
     let all = serde_json::from_str(text).ok().and_then(|all| Some((shared_holders::decode(&all)?, all)));
     all.ok_or_else(|| "its shared is no array of holders".to_owned())
-}
-
-/// The end of an exclusive holder, as it is stored.
-pub(super) fn end(of: End) -> Micros {
-    Micros::end(of)
 }

@@ -234,7 +234,7 @@ impl Postgres {
                 "CREATE INDEX IF NOT EXISTS \"{last}_lock_id\" ON {table} (lock_id) WHERE lock_id IS NOT NULL"
             ));
         }
-        if found.indexes.iter().filter(|(of, is)| of == "key" && !is).count() == 0 {
+        if !found.indexes.iter().any(|(of, unique)| of == "key" && !unique) {
             statements.push(format!(
                 "CREATE INDEX IF NOT EXISTS \"{last}_shared\" ON {table} (key) WHERE shared IS NOT NULL"
             ));

@@ -17,7 +17,7 @@ use tokio_postgres::{Config, Error as DriverError, Row as Answer};
 
 use super::error::{Own, PostgresError, Stage};
 use super::open::{self, Table};
-use super::read::TWO_ROWS;
+use super::read::only;
 use super::row::{Found, LATE, Micros};
 pub(super) use super::session::Connected;
 use super::session::rest;
@@ -454,15 +454,14 @@ impl Postgres {
             let written = answer.try_get::<_, bool>(0).unwrap_or(false);
             (written, Found::read(answer, Some(&asked)).map_err(|(_, wrong)| wrong))
         };
-        let mut rows = match self.send(by, lane, statement.writing(key), read) {
+        let rows = match self.send(by, lane, statement.writing(key), read) {
             Ok(rows) => rows,
             Err((Fate::Unknown, error)) => return Ok(Wrote::Unknown(error)),
             Err((Fate::Duplicate, _)) => return Ok(Wrote::Duplicate),
             Err((_, error)) => return Err(error),
         };
         let written = rows.iter().any(|(written, _)| *written);
-        let row = if rows.len() > 1 { Some(Err(TWO_ROWS.to_owned())) } else { rows.pop().map(|(_, row)| row) };
-        let found = match row.transpose() {
+        let found = match only(rows).and_then(|row| row.map(|(_, row)| row).transpose()) {
             Ok(found) => found,
             Err(wrong) if written => return Ok(Wrote::Unknown(PostgresError::Damaged(wrong))),
             Err(wrong) => return Err(PostgresError::Damaged(wrong)),

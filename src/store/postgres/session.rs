@@ -137,18 +137,16 @@ impl Kept {
 
     /// Whether it is to be prepared now.
     fn is_asked_again(&self, lasting: &Arc<str>) -> bool {
-        let state = self
-            .all
-            .borrow()
-            .iter()
-            .find(|(of, _)| Arc::ptr_eq(of, lasting))
-            .map(|(_, state)| matches!(state, State::Asked));
-        match state {
-            None => self.set(lasting, State::Asked),
-            Some(true) => self.set(lasting, State::Tried),
-            Some(false) => {}
+        let mut all = self.all.borrow_mut();
+        match all.iter_mut().find(|(of, _)| Arc::ptr_eq(of, lasting)) {
+            None => all.push((lasting.clone(), State::Asked)),
+            Some((_, state @ State::Asked)) => {
+                *state = State::Tried;
+                return true;
+            }
+            Some(_) => {}
         }
-        state == Some(true)
+        false
     }
 
     fn set(&self, lasting: &Arc<str>, state: State) {

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use super::row::{COLUMNS, STATEMENT, remembered};
+use super::row::{COLUMNS, REMEMBERED, STATEMENT, micros};
 use crate::lease::MAX_ACQUIRE_LEASE;
 
 /// One text for each statement, with the table's name.
@@ -72,14 +72,20 @@ pub(super) fn patiently(sql: &str) -> String {
 /// noticed may run what another client has prepared under the same name, be it for another table. A limit is what the
 /// server works out first.
 pub(super) fn in_durable_session(sql: &str, token: &str, at: usize) -> Option<String> {
-    let lasting = [(DURABLE, "NULL"), (HEARD, "")].iter().find(|(level, _)| sql.contains(level))?;
-    let sql = sql.replacen(lasting.0, lasting.1, 1);
+    let durable = durable();
+    let (each, once) = [(&*durable, "NULL"), (HEARD, "")].into_iter().find(|(each, _)| sql.contains(each))?;
+    let sql = sql.replacen(each, once, 1);
     Some(format!("{sql} LIMIT CASE WHEN ${at} = '{token}' THEN NULL ELSE ${at}::int END"))
 }
 
 /// What makes a session one of those, as columns of a query.
 pub(super) fn durable_session() -> String {
     format!("set_config('synchronous_commit', {LEVEL}, false)")
+}
+
+/// With this the commit of a statement waits for the disk, and for a synchronous standby.
+fn durable() -> String {
+    format!("{HEARD}set_config('synchronous_commit', {LEVEL}, true)")
 }
 
 /// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
@@ -119,22 +125,10 @@ const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
 /// where a balancer may send it.
 const AT_PRIMARY: &str = "(SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id() IS NULL ELSE true END)";
 /// Never less than that the server, and a synchronous standby, have it on disk.
-macro_rules! level {
-    () => {
-        "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
-         ELSE current_setting('synchronous_commit') END"
-    };
-}
+const LEVEL: &str = "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
+                     ELSE current_setting('synchronous_commit') END";
 /// The warning that it waits for the standby no more is sent, whatever the session's settings are.
-macro_rules! heard {
-    () => {
-        "set_config('client_min_messages', 'warning', true) || "
-    };
-}
-/// The commit of this statement waits for the disk, and for a synchronous standby.
-const DURABLE: &str = concat!(heard!(), "set_config('synchronous_commit', ", level!(), ", true)");
-const HEARD: &str = heard!();
-const LEVEL: &str = level!();
+const HEARD: &str = "set_config('client_min_messages', 'warning', true) || ";
 /// Whether there is the unique index by which the weakest lock keeps rivals out.
 const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique \
      AND i.indisvalid AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnatts = 2 AND i.indnkeyatts = 2 \
@@ -154,12 +148,13 @@ impl Statements {
         let now = stamp("clock_timestamp()");
         let next = format!("greatest(least(t.version, 9223372036854775806) + 1, {now})");
         let told = told(table);
+        let durable = format!("{} AS durable", durable());
         // The row that was written, else what stands.
         let answer = |write: &str, told: &str| -> Arc<str> {
             let told = if told.is_empty() { String::new() } else { format!(", {told}") };
             let none = if told.is_empty() { "" } else { ", NULL" };
             format!(
-                "WITH w AS ({write} RETURNING t.*, {DURABLE} AS durable) \
+                "WITH w AS ({write} RETURNING t.*, {durable}) \
                  SELECT true, clock_timestamp(), {columns}{told} FROM w \
                  UNION ALL SELECT false, clock_timestamp(), {columns}{none} FROM {table} \
                  WHERE key = $1 AND NOT EXISTS (SELECT 1 FROM w)"
@@ -173,7 +168,7 @@ impl Statements {
              'strict $.keyvalue() ? (@.value <= $now).key', jsonb_build_object('now', {now}))::text, '[]', '{{}}')::text[], '{{}}')"
         );
         let remembering = |grant: &str| {
-            format!("coalesce({pruned}, '{{}}') || jsonb_build_object({grant}, {now} + {})", remembered())
+            format!("coalesce({pruned}, '{{}}') || jsonb_build_object({grant}, {now} + {})", micros(REMEMBERED))
         };
         // The same where nothing is added, so that it can't grow: all, until the last of them is past.
         let kept = format!(
@@ -220,23 +215,14 @@ impl Statements {
              + interval '{} s' THEN {LEVEL} ELSE 'off' END, true) IS NULL THEN t.until END",
             MAX_ACQUIRE_LEASE.as_secs()
         );
-        let released = answer(
-            &format!(
-                "UPDATE {table} AS t SET {nobody}, {ended}, given_up = {kept}, version = {next} \
+        let freed = |ended: &str, given_up: &str| {
+            let write = format!(
+                "UPDATE {table} AS t SET {nobody}, {ended}, given_up = {given_up}, version = {next} \
                  WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
                 whole("t")
-            ),
-            &told,
-        );
-        let gave_up = answer(
-            &format!(
-                "UPDATE {table} AS t SET {nobody}, until = NULL, given_up = {}, version = {next} \
-                 WHERE t.key = $1 AND {limit}t.grant_id = $2 AND {}",
-                remembering("$2::text"),
-                whole("t")
-            ),
-            &told,
-        );
+            );
+            answer(&write, &told)
+        };
         let places: Vec<String> = (1..=COLUMNS.len()).map(|at| format!("${at}{}", cast(at))).collect();
         let assigned: Vec<String> =
             (1..COLUMNS.len()).map(|at| format!("{} = {}", COLUMNS[at].0, places[at])).collect();
@@ -278,11 +264,11 @@ impl Statements {
                 ),
                 "",
             ),
-            release: released.replacen(&format!(", {DURABLE} AS durable"), "", 1).into(),
-            give_up: gave_up,
+            release: freed(&ended, &kept).replacen(&format!(", {durable}"), "", 1).into(),
+            give_up: freed("until = NULL", &remembering("$2::text")),
             swap: format!(
                 "WITH w AS (UPDATE {table} AS t SET {assigned} WHERE t.key = $1 AND {limit}t.version = ${} \
-                 AND clock_timestamp() < ${} RETURNING t.key, {DURABLE} AS durable) \
+                 AND clock_timestamp() < ${} RETURNING t.key, {durable}) \
                  SELECT CASE WHEN ${} THEN {told} END FROM w",
                 COLUMNS.len() + 1,
                 COLUMNS.len() + 2,
@@ -291,13 +277,13 @@ impl Statements {
             .into(),
             insert: format!(
                 "WITH w AS (INSERT INTO {table} AS t ({names}) SELECT {places} WHERE {limit} clock_timestamp() < ${} \
-                 ON CONFLICT (key) DO NOTHING RETURNING {DURABLE} AS durable) SELECT durable FROM w",
+                 ON CONFLICT (key) DO NOTHING RETURNING {durable}) SELECT durable FROM w",
                 COLUMNS.len() + 1,
             )
             .into(),
             delete: format!(
                 "WITH w AS (DELETE FROM {table} AS t WHERE t.key = $1 AND {limit}t.version = $2 AND clock_timestamp() < $3 \
-                 RETURNING t.key, {DURABLE} AS durable) SELECT {told} FROM w"
+                 RETURNING t.key, {durable}) SELECT {told} FROM w"
             )
             .into(),
             read: format!(
@@ -307,7 +293,7 @@ impl Statements {
             .into(),
             // The lock of the row is a write without a change: its commit waits for all that was written before.
             confirm: format!(
-                "SELECT true, clock_timestamp(), {columns}, {DURABLE} FROM {table} AS t \
+                "SELECT true, clock_timestamp(), {columns}, {durable} FROM {table} AS t \
                  WHERE t.key = $1 AND {limit}true FOR KEY SHARE"
             )
             .into(),

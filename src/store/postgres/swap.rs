@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::Postgres;
 use super::error::PostgresError;
-use super::row::{Micros, Native, end, number};
+use super::row::{Micros, Native, number};
 use super::send::{Lane, Statement, Wrote};
 use crate::lease::{GrantId, Holder, Kind, LockRecord, Mode, transition};
 use crate::store::failure::Fate;
@@ -110,7 +110,7 @@ fn columns(statement: Statement, new: &LockRecord, native: &Native, version: i64
     let statement = statement.maybe_number(holder.map(|holder| number(holder.token)));
     let statement = statement.maybe_time(holder.map(|holder| Micros::of(holder.created)));
     let statement = statement.maybe_time(holder.and_then(|holder| holder.renewed).map(Micros::of));
-    let statement = statement.maybe_time(holder.map(|holder| end(holder.until)));
+    let statement = statement.maybe_time(holder.map(|holder| Micros::end(holder.until)));
     let statement = statement.maybe_text(native.next_shared(&new.shared).as_deref());
     let statement = statement.texts((!pins.is_empty()).then_some(pins));
     let statement = statement.maybe_text(native.next_given_up(&new.given_up, now).as_deref());

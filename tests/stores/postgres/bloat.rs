@@ -94,7 +94,7 @@ fn heartbeats_leave_the_table_and_its_indexes_as_large_as_they_are() {
     let hot = table.renew();
     let renewed = table.pages();
     println!("{fresh:?} pages, after {RENEWALS} renewals {renewed:?}, {hot} of them HOT");
-    assert!(hot * 100 >= RENEWALS * 99, "{hot} of {RENEWALS} left the indexes alone");
+    assert!(hot * 100 >= RENEWALS * 95, "{hot} of {RENEWALS} left the indexes alone");
     assert_eq!(renewed, fresh, "pages of the table and of its indexes");
 
     let (hot, swollen) = block_on(async {

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use leasehold::internals::lease::Lease;
+use leasehold::internals::store::Schema;
+use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::{ErrorKind, LockClient};
 
 use crate::errors::{are_refused, no_server_is_told, text};
 use crate::postgres::*;
-use crate::support::postgres::unless_late;
+use crate::support::contract::{LEASE, granted, release, renewal, renewed};
+use crate::support::postgres::{Rows, config, opened, sql_at, unless_late};
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
@@ -115,6 +119,42 @@ fn a_database_or_a_table_that_is_missing_is_told() {
     let error = client.try_lock("k").unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
     assert_eq!(error.key(), Some("k"));
+}
+
+/// SQL_ASCII takes all bytes for what they are; others keep what they have a character for.
+#[test]
+fn a_database_of_another_encoding_keeps_locks_and_says_what_it_has_no_character_for() {
+    needs_server!();
+    for (encoding, has_all) in [("SQL_ASCII", true), ("LATIN1", false)] {
+        let database = Rows::unmade().0.replace("t_", "d_");
+        let admin = |sql: &str| drop(sql_at(&config(), &sql.replace("{D}", &database)));
+        admin(&format!("CREATE DATABASE {{D}} TEMPLATE template0 ENCODING '{encoding}' LC_COLLATE 'C' LC_CTYPE 'C'"));
+        let mut theirs = config();
+        theirs.dbname(&database);
+        let store = opened(PostgresOptions::new(theirs, "locks").unwrap());
+        store.schema(Schema::Create, &soon()).unwrap();
+        for (mode, key) in
+            [(Mode::Exclusive, "caf\u{e9}"), (Mode::Shared, "caf\u{e9}"), (Mode::Shared, "\u{3a9}\u{1f600}")]
+        {
+            let mut a = attempt(&store, key, mode);
+            a.ask.labels.owner = format!("owner of {key}");
+            a.ask.lock_id = format!("id of {key}");
+            if !has_all && key.starts_with('\u{3a9}') {
+                let error = store.acquire(&mut a, &soon()).unwrap_err();
+                assert!(error.kind() == ErrorKind::InvalidInput && text(&error).contains("UTF8"), "{error}");
+                continue;
+            }
+            granted(&store, &mut a);
+            renewed(&store, &mut a, renewal(Lease::For(LEASE)));
+            for which in [Which::Prefix(key.chars().take(1).collect()), Which::LockId(a.ask.lock_id.clone())] {
+                let found = store.read(&which, None, Consistency::Strong, &soon()).unwrap().records;
+                assert!(found.iter().any(|seen| seen.record.standing(a.grant()).is_some()), "{encoding} {which:?}");
+            }
+            release(&store, &mut a);
+        }
+        drop(store);
+        admin("DROP DATABASE {D} WITH (FORCE)");
+    }
 }
 
 /// The user and the password are right then, and to try again is of no use.

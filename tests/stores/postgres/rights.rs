@@ -2,9 +2,10 @@
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
-use leasehold::internals::store::{Consistency, Schema};
+use leasehold::internals::store::{Consistency, Purpose, Released, Schema};
 use leasehold::{ErrorKind, LockClient};
 
+use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
 use crate::support::postgres::{Rows, config, connected, opened, sql_at, told_of, unless_late};
@@ -119,7 +120,7 @@ fn who_makes_the_table_needs_create_and_who_adds_to_it_must_own_it() {
     let store = open(&other);
     let mut a = exclusive(&store, "k");
     let works = store.acquire(&mut a, &soon()).and_then(|_| {
-        store.release(&mut a, leasehold::internals::store::Purpose::Release, &soon())?;
+        store.release(&mut a, Purpose::Release, &soon())?;
         let purged = store.swap(&get(&store, "k"), None, &soon());
         Ok(purged.map(drop).map_err(|error| error.kind()))
     });
@@ -136,6 +137,47 @@ fn who_makes_the_table_needs_create_and_who_adds_to_it_must_own_it() {
     is_told(stranger, "must own");
     assert!(owner.as_ref().unwrap().contains("lacked"), "{owner:?}");
     assert_eq!(works.unwrap(), Err(ErrorKind::Permission));
+}
+
+/// Whatever a policy hides or refuses: nobody is granted what a rival holds, and it is told.
+#[test]
+fn a_policy_on_rows_breaks_no_lock_and_what_it_refuses_is_told() {
+    needs_server!();
+    for (policies, may_release) in [
+        ("CREATE POLICY p ON {T} USING (owner = 'mine' OR owner IS NULL)", true),
+        (
+            "CREATE POLICY p ON {T} FOR SELECT USING (true); CREATE POLICY w ON {T} USING (true) WITH CHECK (owner = 'mine')",
+            false,
+        ),
+    ] {
+        let user = User::new(Rows::fresh(), "SELECT, INSERT, UPDATE, DELETE");
+        user.rows.sql("ALTER TABLE {T} ENABLE ROW LEVEL SECURITY");
+        user.rows.sql(policies);
+        let (all, store) = (user.rows.open(), user.open());
+        let mine = |key: &str, mode| {
+            let mut a = attempt(&store, key, mode);
+            a.ask.labels.owner = "mine".to_owned();
+            a
+        };
+        granted(&all, &mut exclusive(&all, "theirs"));
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let answer = unless_late(|| store.acquire(&mut mine("theirs", mode), &soon()));
+            let is_told = |error: &leasehold::Error| [ErrorKind::Schema, ErrorKind::Permission].contains(&error.kind());
+            assert!(matches!(&answer, Ok(Acquired::Refused(_))) || answer.as_ref().is_err_and(is_told), "{answer:?}");
+        }
+        let mut a = mine("mine", Mode::Exclusive);
+        granted(&store, &mut a);
+        renewed(&store, &mut a, renewal(Lease::For(LEASE)));
+        match unless_late(|| store.release(&mut a, Purpose::Release, &soon())) {
+            Ok(Released::Done) => assert!(may_release),
+            Err(error) => {
+                assert_eq!((error.kind(), may_release), (ErrorKind::Permission, false), "{error}");
+                assert!(text(&error).contains("row-level security"), "{error:?}");
+            }
+            other => panic!("{other:?}"),
+        }
+        assert_eq!(holders(&all, "mine").is_empty(), may_release);
+    }
 }
 
 #[test]
@@ -158,7 +200,7 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
                 for _ in 0..100 {
                     let mut a = exclusive(store, "k");
                     let _ = store.acquire(&mut a, &soon()).unwrap();
-                    store.release(&mut a, leasehold::internals::store::Purpose::Release, &soon()).unwrap();
+                    store.release(&mut a, Purpose::Release, &soon()).unwrap();
                 }
             });
         }

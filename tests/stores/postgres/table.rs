@@ -67,7 +67,7 @@ fn another_table_is_refused() {
     // A column is shown as the name that it is: for the command an argument has the same one.
     for (wrong, says) in [
         ("key text COLLATE \"C\", owner text", "primary key"),
-        ("key text COLLATE \"und-x-icu\" PRIMARY KEY", "collation"),
+        ("key text COLLATE \"POSIX\" PRIMARY KEY", "collation"),
         ("key text COLLATE \"C\" PRIMARY KEY, fence integer", "\"fence\" is integer, not bigint"),
         ("key text COLLATE \"C\" PRIMARY KEY, owner varchar(20)", "\"owner\" is character varying(20), not text"),
     ] {

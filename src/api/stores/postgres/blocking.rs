@@ -3,6 +3,12 @@
 //! That client has a runtime inside, of its own; the hidden one, which the locks use, is on another thread, and neither minds
 //! the other. **In a task of an async runtime the client panics**, whatever is called: there use
 //! [`leasehold::postgres`](crate::api::stores::postgres) and `tokio_postgres`, or a thread as of `tokio::task::spawn_blocking`.
+//!
+//! **That client knows no deadline**, so its calls have none. `tcp_user_timeout` of its `Config` ends the wait for a network or a
+//! host that is gone, and `statement_timeout` that for a row, or a statement that takes long. Nothing ends the wait for a server
+//! whose processes stand still on a host that goes on (SIGSTOP, a disk that hangs), since its network acknowledges all: the
+//! guard is lost then at the end of its lease, and says so, but the call goes on. Whoever needs a deadline drops the future of the
+//! [async one](crate::api::stores::postgres::run_fenced), as `tokio::time::timeout` does, and its client.
 
 use std::error::Error as StdError;
 
@@ -46,8 +52,7 @@ impl<T: Fenced> AssertIn for T {
 
 /// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
 /// server says that the transaction was in conflict, for up to two minutes: so `work` may run several times. All is as in the
-/// [async one](crate::api::stores::postgres::run_fenced). On a network that is silent this client waits without an end, and the
-/// guard is renewed meanwhile: set `tcp_user_timeout` of its `Config`, and `statement_timeout`.
+/// [async one](crate::api::stores::postgres::run_fenced), but that no deadline ends it (see the module).
 ///
 /// # Errors
 /// As the async one: `Lost` when it is not held any more; nothing was committed, but where the kind is `Ambiguous`.
