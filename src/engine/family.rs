@@ -460,7 +460,7 @@ mod tests {
         let mut attempt = spec.attempt(store.info().grant_form.fresh(), 2 * LEASE);
         attempt.sends = 1;
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
-        let held_until = spec.terms.held_until(sent, holder.until, now);
+        let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         family.close(Duration::from_secs(60)).expect("nothing is held");
         let error = family.hold(granted, spec.terms, Callbacks::default(), &by).err().expect("it is closed");
