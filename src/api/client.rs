@@ -416,12 +416,13 @@ impl LockClient {
 
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
     /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`.
-    /// Closing again sends nothing. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
+    /// Closing again tries only what has failed. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
     /// ([`Election::lead`](crate::Election::lead)) has not returned within half of that is left to its lease, without an error.
     ///
     /// # Errors
-    /// The first release that was not answered; all others are made all the same. Else how many grants that nobody holds any
-    /// more, such as of locks that were lost, could not be given up.
+    /// The first release that was not answered; all others are made all the same. Else how many calls that obtain a lock have
+    /// not ended by then, or how many grants that nobody holds any more, such as of locks that were lost, could not be given
+    /// up. What has ended meanwhile, by itself or by others, is no error of a later close.
     pub fn close(&self) -> Result<()> {
         if !self.family.is_own_process() {
             return self.family.check_open();

@@ -420,19 +420,25 @@ fn a_wait_that_ends_after_the_lease_tells_of_the_loss() {
     }
 }
 
-/// Keys are bytes, and such a file makes other bytes of a text.
+/// Keys are bytes, and a file in UTF-16 makes other bytes of a text. In any other what a driver keeps is one for all keys.
 #[test]
 #[cfg(feature = "sqlite")]
-fn the_assertion_is_found_in_a_file_in_utf_16() {
-    let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", crate::sys::random::uuid()));
-    std::fs::create_dir(&folder).unwrap();
-    let file = folder.join("locks.db");
-    let user = crate::sqlite::rusqlite::Connection::open(&file).unwrap();
-    user.execute_batch("PRAGMA encoding = 'UTF-16'; CREATE TABLE own (data)").unwrap();
-    let client = LockClient::connect(&format!("sqlite:{}", file.display())).unwrap();
-    let guard = client.lock("k\u{e4}").unwrap();
-    let [sql, key, grant] = stores::statement(&guard).unwrap();
-    assert!(user.query_row(&sql, [key, grant], |row| row.get::<_, bool>(0)).unwrap());
-    drop((guard, client, user));
-    std::fs::remove_dir_all(folder).unwrap();
+fn the_assertion_is_found_in_a_file_of_any_encoding() {
+    for encoding in ["UTF-8", "UTF-16"] {
+        let folder = std::env::temp_dir().join(format!("leasehold-unit-{}", crate::sys::random::uuid()));
+        std::fs::create_dir(&folder).unwrap();
+        let file = folder.join("locks.db");
+        let user = crate::sqlite::rusqlite::Connection::open(&file).unwrap();
+        user.execute_batch(&format!("PRAGMA encoding = '{encoding}'; CREATE TABLE own (data)")).unwrap();
+        let client = LockClient::connect(&format!("sqlite:{}", file.display())).unwrap();
+        let [one, other] = ["k\u{e4}", "l"].map(|key| {
+            let guard = client.lock(key).unwrap();
+            let [sql, key, grant] = stores::statement(&guard).unwrap();
+            assert!(user.query_row(&sql, [key, grant], |row| row.get::<_, bool>(0)).unwrap());
+            sql
+        });
+        assert_eq!(one == other, encoding == "UTF-8");
+        drop((client, user));
+        std::fs::remove_dir_all(folder).unwrap();
+    }
 }

@@ -149,8 +149,11 @@ impl<'a> Holding<'a> {
                     loss.into_iter().for_each(|loss| self.lose(loss));
                 }
                 recv(kill_at) -> _ => {
-                    self.watched.signal(Signal::SIGKILL);
                     is_killed = true;
+                    let name = self.watched.name();
+                    if !self.watched.signal(Signal::SIGKILL) && !self.killing.is_in_vain {
+                        warnings::tell(&self.in_vain(&name));
+                    }
                 }
                 recv(looks) -> _ => {}
                 recv(told) -> _ => {}
@@ -178,7 +181,7 @@ impl<'a> Holding<'a> {
             (Watched::Process(..), OnLoss::Kill) => self.end_process(&name),
             (Watched::Process(..), &OnLoss::Signal(signal)) => match self.watched.signal(signal) {
                 true => format!("{name} gets {signal}"),
-                false => format!("{name} {OUT_OF_REACH}"),
+                false => self.in_vain(&name),
             },
             _ => format!("{name} is told nothing"),
         };
@@ -204,19 +207,31 @@ impl<'a> Holding<'a> {
         if self.watched.pid().is_none() {
             return String::new();
         }
+        let end = self.kill_now(name);
+        let so = if self.killing.is_in_vain { ";" } else { ", so" };
+        format!("{so} {end}")
+    }
+
+    fn kill_now(&mut self, name: &str) -> String {
         self.killing.begin(Duration::ZERO);
-        format!(", so {name} is killed")
+        if self.watched.signal(Signal::SIGKILL) { format!("{name} is killed") } else { self.in_vain(name) }
+    }
+
+    /// It has gained rights since it was watched.
+    fn in_vain(&mut self, name: &str) -> String {
+        self.killing.is_in_vain = true;
+        format!("{name} {OUT_OF_REACH}")
     }
 
     /// TERM, and KILL while nobody else can be in.
     fn end_process(&mut self, name: &str) -> String {
         let kill_after = self.killing.left(self.ask);
-        self.killing.begin(kill_after);
         if kill_after.is_zero() {
-            return format!("{name} is killed");
+            return self.kill_now(name);
         }
+        self.killing.begin(kill_after);
         if !self.watched.signal(Signal::SIGTERM) {
-            return format!("{name} {OUT_OF_REACH}");
+            return self.in_vain(name);
         }
         format!("{name} gets TERM now, and KILL in {} if it still runs", words(kill_after))
     }

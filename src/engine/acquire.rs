@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::failures::tells_most;
+use super::failures::{refused_at_last, tells_most};
 use super::family::Family;
 use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
@@ -396,7 +396,7 @@ impl<'a> Wait<'a> {
             family.check_process()?;
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
-                    let asked = if repeated { first_sent } else { sent };
+                    let asked = attempt.asked_at(sent, repeated);
                     let held_until = terms.first_held_until((asked, lease), sent, holder.until, now);
                     if clock.now() >= held_until {
                         return self.void(attempt, overall);
@@ -417,12 +417,13 @@ impl<'a> Wait<'a> {
                     error
                 }
                 Err(error) if !error.is_retryable() => {
-                    let Some(unanswered) = unanswered else { return Err(error) };
-                    family.abandon(attempt);
-                    // Where it may have ended another's hold it would say that nothing was done.
+                    if unanswered.is_some() {
+                        family.abandon(attempt);
+                    }
+                    // It is given up; but it may have ended another's hold.
                     let LockSpec { instead_of, replace_same_owner, .. } = &self.spec.lock;
                     let matters = instead_of.is_some() || *replace_same_owner;
-                    return Err(if matters { unanswered.final_now().caused_by(error) } else { error });
+                    return Err(refused_at_last(unanswered.filter(|_| matters), error));
                 }
                 Err(error) => error,
             };

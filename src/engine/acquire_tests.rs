@@ -139,20 +139,17 @@ fn what_is_handed_over_at_the_last_moment_comes_along() {
 }
 
 #[test]
-fn what_is_handed_over_at_the_last_moment_and_too_late_is_given_up() {
-    let bench = Bench::new();
-    let refused = bench.at_the_last_moment(BootTime::PAST, false);
-    assert!(matches!(refused, Ok(Obtained::Refused(_))), "{:?}", refused.err());
-    assert!(bench.is_given_up());
-}
-
-#[test]
-fn trouble_with_what_is_handed_over_at_the_last_moment_is_the_answer() {
-    let bench = Bench::new();
-    bench.faults.always(Call::Renew, Fault::FailBefore);
-    let error = bench.at_the_last_moment(BootTime::NEVER, false).err().expect("the lease could not be set");
-    assert_eq!(error.kind(), ErrorKind::Store);
-    assert!(bench.is_given_up());
+fn what_is_handed_over_at_the_last_moment_and_can_not_be_held_is_given_up() {
+    // The end cuts off what its lease takes; only what the store refuses is trouble.
+    let (late, in_time) = (BootTime::PAST, BootTime::NEVER);
+    let faults = [Fault::FailBefore, Fault::ApplyThenHang, Fault::Refuse].map(|fault| (in_time, Some(fault)));
+    for (held_until, fault) in [(late, None)].into_iter().chain(faults) {
+        let (bench, is_trouble) = (Bench::new(), matches!(fault, Some(Fault::Refuse)));
+        fault.into_iter().for_each(|fault| bench.faults.always(Call::Renew, fault));
+        let outcome = bench.at_the_last_moment(held_until, false).map(|got| matches!(got, Obtained::Refused(_)));
+        assert_eq!(outcome.ok(), (!is_trouble).then_some(true));
+        assert!(bench.is_given_up());
+    }
 }
 
 #[test]

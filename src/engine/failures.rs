@@ -53,10 +53,15 @@ impl Failures {
         if error.is_retryable() {
             return self.wait(error, by);
         }
-        Err(match self.known.take_if(|known| may_be_done(known)) {
-            Some(done) => done.final_now().caused_by(error),
-            None => error,
-        })
+        Err(refused_at_last(self.known.take(), error))
+    }
+}
+
+/// What is told where a repeat was refused for good: that says nothing of an earlier try that may be done.
+pub fn refused_at_last(earlier: Option<Error>, refusal: Error) -> Error {
+    match earlier.filter(may_be_done) {
+        Some(done) => done.final_now().caused_by(refusal),
+        None => refusal,
     }
 }
 

@@ -319,12 +319,12 @@ impl Family {
         first.iter().for_each(|first| first.wait_for_end(half));
         let released = self.release_all(soon, by);
         pause!("close.released");
-        self.wait_for_obtaining(soon);
+        let obtained = self.wait_for_obtaining(soon);
         pause!("close.waited");
         let left = self.end_background(soon, by);
         pause!("close.ended");
         self.end_watch(by);
-        released.and(left)
+        released.and(obtained).and(left)
     }
 
     /// Afterwards nothing is reported any more, unless the observer hangs.
@@ -340,7 +340,7 @@ impl Family {
         if left == 0 {
             return Ok(());
         }
-        Err(self.in_context(Error::new(ErrorKind::Store, format!("{left} {LEFT}"))))
+        Err(self.in_context(Error::new(ErrorKind::Store, format!("{left} {LEFT}")).retryable()))
     }
 
     /// Releases every guard until `soon`, and waits until `by`: a store that hangs, against its contract, blocks nobody
@@ -356,7 +356,9 @@ impl Family {
                 while let Some(hold) = { holds.lock().pop() } {
                     pause!("close.releases");
                     let left = soon.saturating_duration_since(Instant::now());
-                    let _ = done.send(hold.release(left));
+                    let released = hold.release(left);
+                    // What has ended by itself is left to nobody, whatever the store says.
+                    let _ = done.send(if hold.has_ended() { Ok(()) } else { released });
                 }
             }
         };
@@ -405,12 +407,20 @@ impl Family {
 
     /// Calls that were woken by the closing give up what they have sent. One that closes by itself, in a
     /// callback, is not waited for.
-    fn wait_for_obtaining(&self, by: Instant) {
+    fn wait_for_obtaining(&self, by: Instant) -> Result<()> {
         let here = here();
         let mut obtaining = self.closing.obtaining.lock();
-        while obtaining.iter().any(|id| *id != here)
-            && !self.closing.obtained.wait_until(&mut obtaining, by).timed_out()
-        {}
+        loop {
+            let count = obtaining.iter().filter(|id| **id != here).count();
+            if count == 0 {
+                return Ok(());
+            }
+            if self.closing.obtained.wait_until(&mut obtaining, by).timed_out() {
+                let message =
+                    format!("{count} calls that obtain a lock did not end in time; what one is granted may stand");
+                return Err(self.in_context(Error::new(ErrorKind::Store, message).retryable()));
+            }
+        }
     }
 }
 
@@ -421,6 +431,7 @@ impl Drop for Family {
             std::mem::forget((self.backend.clone(), self.watcher.clone(), self.wakeups.clone(), self.undo.clone()));
             return;
         }
+        let was_closed = self.check_open().is_err();
         self.closing.token.cancel();
         pause!("client.dropped");
         let by = self.drop_by();
@@ -428,8 +439,10 @@ impl Drop for Family {
         let by = by.instant();
         // What is asked to end here needs some time for it.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
-        // It is logged.
-        let _ = self.end_background(soon, by);
+        if !was_closed {
+            // It is logged.
+            let _ = self.end_background(soon, by);
+        }
         self.end_watch(by);
     }
 }
@@ -460,7 +473,7 @@ mod tests {
         let mut attempt = spec.attempt(store.info().grant_form.fresh(), 2 * LEASE);
         attempt.sends = 1;
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
-        let held_until = spec.terms.held_until(sent, holder.until, now);
+        let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         family.close(Duration::from_secs(60)).expect("nothing is held");
         let error = family.hold(granted, spec.terms, Callbacks::default(), &by).err().expect("it is closed");

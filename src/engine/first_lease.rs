@@ -1,9 +1,10 @@
 //! What follows a grant: its lease, where it is longer than an acquire may ask for.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::acquire::{Before, Round, Wait};
 use super::failures::Failures;
+use super::queue::SILENT;
 use crate::engine::spec::Granted;
 use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
 use crate::model::error::{Error, ErrorKind, Result};
@@ -19,7 +20,7 @@ impl Wait<'_> {
     /// unanswered acquire leaves more than a minute.
     pub(super) fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Round> {
         let clock = &self.family.clock;
-        let mut failures = Failures::none();
+        let (mut failures, granted_at) = (Failures::none(), Instant::now());
         loop {
             let sent = clock.now();
             let lease = self.spec.lock.terms.granted_lease_at(sent);
@@ -45,9 +46,7 @@ impl Wait<'_> {
                     pause!("lengthen.answered");
                     granted.holder.until = until;
                     granted.now = now;
-                    // As of a heartbeat.
-                    let counts_until = until.min(lease.end(now));
-                    granted.held_until = self.spec.lock.terms.held_until(sent, counts_until, now);
+                    granted.held_until = self.spec.lock.terms.held_until(lease, sent, until, now);
                     if clock.now() >= granted.held_until {
                         self.undo(granted.attempt, overall);
                         let error = Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable();
@@ -64,6 +63,11 @@ impl Wait<'_> {
             // What the renewal may have done, this undoes.
             let waited = if error.is_retryable() { failures.wait(error, &end) } else { Err(error) };
             if let Err(error) = waited {
+                // It came so late that the end of the call cut that off at once.
+                let is_late = overall.cut_off(granted_at, SILENT) && self.spec.lock.instead_of.is_none();
+                if is_late && error.is_retryable() {
+                    return self.void(granted.attempt, overall);
+                }
                 self.undo(granted.attempt, overall);
                 return self.not_had(error);
             }

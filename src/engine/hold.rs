@@ -382,8 +382,7 @@ impl Hold {
             },
         };
         pause!("renew.answered");
-        // If the store's time has gone back, an end that was set before seems too far in the future.
-        let held_until = terms.held_until(sent, until.min(lease.end(now)), now);
+        let held_until = terms.held_until(lease, sent, until, now);
         Ok(BeatAnswer::Stands { held_until, until, now })
     }
 

@@ -98,7 +98,7 @@ impl World {
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &Deadline::after(SLACK)) else {
             panic!("it is free")
         };
-        let held_until = spec().terms.held_until(sent, holder.until, now);
+        let held_until = spec().terms.held_until(spec().terms.lease, sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let undo = Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK));
         let setup = Setup {

@@ -141,7 +141,7 @@ impl Terms {
         let (sent, now) = (BootTime::PAST, StoreTime::from_nanos(0));
         match self.lease.end(now) {
             End::Never => None,
-            until => Some(self.held_until(sent, until, now).since(sent)),
+            until => Some(self.held_until(self.lease, sent, until, now).since(sent)),
         }
     }
 
@@ -184,13 +184,14 @@ impl Terms {
         }
     }
 
-    /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`.
-    pub fn held_until(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
+    /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`. It never does
+    /// for longer than was asked: where the store's time has gone back, an end that was set before seems too far away.
+    pub fn held_until(&self, asked: Lease, sent: BootTime, until: End, now: StoreTime) -> BootTime {
+        let until = until.min(asked.end(now));
         self.at_most_until(held_until(sent, until, now, self.share(self.margin, until, now)))
     }
 
-    /// The same of a grant that was asked for with this lease. It is never held for longer than that from `asked` on, the first
-    /// request that may have brought it: an answer may tell another time than the one by which its end was counted.
+    /// The same of a grant that was asked for with this lease, from `asked` on: the first request that may have brought it.
     pub fn first_held_until(
         &self,
         (asked, lease): (BootTime, Duration),
@@ -392,10 +393,10 @@ mod tests {
         let terms = |ends_at| Terms { lease, heartbeat: SECOND, margin: SECOND, ends_at, at_least };
         let end = sent + 30 * SECOND;
         for until in [End::At(now.plus(60 * SECOND)), End::Never] {
-            assert_eq!(terms(Some(end)).held_until(sent, until, now), end);
+            assert_eq!(terms(Some(end)).held_until(lease, sent, until, now), end);
             assert_eq!(terms(Some(end)).first_held_until((sent, 60 * SECOND), sent, until, now), end);
         }
-        assert_eq!(terms(None).held_until(sent, End::At(now.plus(60 * SECOND)), now), sent + 59 * SECOND);
+        assert_eq!(terms(None).held_until(lease, sent, End::At(now.plus(90 * SECOND)), now), sent + 59 * SECOND);
         assert_eq!([terms(None), terms(Some(end))].map(|terms| terms.most_left(sent)), [59 * SECOND, 29 * SECOND]);
     }
 

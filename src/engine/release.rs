@@ -235,6 +235,11 @@ impl Hold {
         self.stands_until().since(self.setup.clock.now())
     }
 
+    /// Whether nothing of it can stand in the store any more.
+    pub(super) fn has_ended(&self) -> bool {
+        self.stands_for().is_zero() && self.requests.handed.lock().is_none()
+    }
+
     fn stands_until(&self) -> BootTime {
         BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst))
     }

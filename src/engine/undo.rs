@@ -53,8 +53,6 @@ struct State {
     /// Whether a thread will continue with what is left.
     is_running: bool,
     thread: Option<Thread>,
-    /// How many were not given up by the end.
-    unended: usize,
 }
 
 /// What is not given up yet.
@@ -98,11 +96,11 @@ impl Undo {
         let stands_until = self.clock.now() + attempt.ask.lease;
         let not_before = far_from(Instant::now(), delay);
         let left = Left { attempt, end, stands_until, not_before, due: not_before, failures: 0 };
-        let (surplus, started) = {
+        let (surplus, started, is_late) = {
             let mut state = self.state.lock();
             state.left.push(left);
             let surplus = if state.left.len() > MOST { state.pop(|left| left.stands_until) } else { None };
-            (surplus, self.start(&mut state))
+            (surplus, self.start(&mut state), state.ends_at.is_some() && !state.is_running())
         };
         // A full channel holds one already.
         let _ = self.more.try_send(());
@@ -120,6 +118,9 @@ impl Undo {
                 log::warn!(target: "leasehold::client", key:?; "a grant of lock {key:?} that nobody holds is given up later: {error}");
             }
         });
+        if is_late {
+            warn_of_left(1);
+        }
     }
 
     /// Tries again to start a thread that could not be started when there was something to give up; whether that fails.
@@ -134,7 +135,8 @@ impl Undo {
     }
 
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
-        if state.left.is_empty() || state.is_running() {
+        // After the end only another one tries again.
+        if state.left.is_empty() || state.is_running() || state.ends_at.is_some() {
             return Ok(());
         }
         let undo = self.clone();
@@ -149,8 +151,8 @@ impl Undo {
         Ok(())
     }
 
-    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. The
-    /// answer: how many grants were not given up, and so may still stand.
+    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. A
+    /// later one tries what is left once more. The answer: how many grants were not given up, and so may still stand.
     pub fn end(&self, soon: Instant, by: Instant) -> usize {
         let (thread, is_running, count) = {
             let mut state = self.state.lock();
@@ -185,7 +187,7 @@ impl Undo {
         self.stop.cancel();
         let state = self.state.lock();
         // With what a thread that did not end in time has before it, or is at.
-        state.unended + state.left.len().max(usize::from(state.is_running()))
+        state.left.len().max(usize::from(state.is_running()))
     }
 
     fn run(&self, until: &Deadline) {
@@ -203,12 +205,11 @@ impl Undo {
                 state.left.retain(|left| now < left.stands_until);
                 let is_vain = |left: &Left| state.ends_at.is_some_and(|end| left.due > end);
                 if state.left.iter().all(is_vain) || until.is_over() {
-                    let left = std::mem::take(&mut state.left);
                     state.is_running = false;
-                    state.unended += left.len();
+                    let count = state.left.len();
                     drop(state);
-                    if !left.is_empty() {
-                        warn_of_left(left.len());
+                    if count > 0 {
+                        warn_of_left(count);
                     }
                     return None;
                 }
@@ -371,7 +372,8 @@ mod tests {
         bench.undo.state.lock().is_running = true;
         assert!(bench.undo.next(&Deadline::at(now)).is_none(), "the time is over");
         let mut state = bench.undo.state.lock();
-        assert!(state.left.is_empty() && !state.is_running);
+        assert!(state.left.len() == 1 && !state.is_running, "it is kept for the next end");
+        state.left.clear();
         state.is_running = true;
         drop(state);
         assert!(bench.undo.next(&until).is_none(), "nothing is left");

@@ -112,3 +112,25 @@ fn what_has_more_rights_works_on() {
         assert!(!untrue && ran.stderr.matches("more rights").count() == 2, "{}", ran.stderr);
     }
 }
+
+/// A process that is watched by its number becomes another user's by what it executes.
+#[test]
+fn who_has_gained_rights_works_on() {
+    let store = Store::on_disk();
+    if !store.has_more_rights() {
+        return;
+    }
+    for options in ["--lease 9s", "--lease 9s --kill-after 0s", "--lease 9s --on-loss cmd:false"] {
+        let mut command = Command::new(NOBODY[0]);
+        let hold = format!("./leasehold hold k --pid $$ {options} > lock & while ! test -s lock; do sleep 0.1; done");
+        let script = format!("{hold}; rm lock; exec ./more --reuid=0 sh -c 'echo ready; read go'");
+        command.args(&NOBODY[1..]).args(["sh", "-c", &script]).current_dir(store.folder.path());
+        let mut runs = Running::ready(command.env("LEASEHOLD_STORE", &store.url).stdin(Stdio::piped()));
+        store.client().force_release("k").unwrap();
+        runs.says("more rights than leasehold");
+        runs.tell("go");
+        let ran = runs.end();
+        assert_eq!(ran.stderr.matches("more rights").count(), 1, "{options}: {}", ran.stderr);
+        assert!(!ran.stderr.contains("is killed"), "{options}: {}", ran.stderr);
+    }
+}

@@ -144,3 +144,55 @@ fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
         a.wait();
     });
 }
+
+/// What is called returns in the child, too, where no thread of the parent's answers.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_child_that_is_forked_in_a_callback_ends_as_that_returns() {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::{ForkResult, alarm};
+
+    crate::support::alone::alone("inside::a_child_that_is_forked_in_a_callback_ends_as_that_returns", || {
+        for called in ["won", "lost", "leader", "check", "closure"] {
+            let client = LockClient::builder("memory:").lease(MINUTE).drop_timeout(MINUTE).connect().unwrap();
+            let (told, tells) = bounded(1);
+            let mut told = Some(told);
+            let mut forks: Box<dyn FnMut() + Send> = Box::new(move || {
+                let Some(told) = told.take() else { return };
+                match crate::support::process::fork() {
+                    ForkResult::Parent { child } => told.send(child).unwrap(),
+                    ForkResult::Child => {
+                        // Where it hangs it ends all the same.
+                        alarm::set(60);
+                        std::mem::forget(told);
+                    }
+                }
+            });
+            let (election, mut inside) = (client.election("job"), None);
+            let election = match called {
+                "won" => election.on_won(move |_| forks()),
+                "lost" => election.on_lost(move |_, _| forks()),
+                "leader" => election.on_leader(move |_| forks()),
+                "check" => election.health_check(move || {
+                    forks();
+                    true
+                }),
+                _ => {
+                    inside = Some(forks);
+                    election
+                }
+            };
+            let election = election.build().unwrap();
+            election
+                .lead(move |leadership| {
+                    inside.iter_mut().for_each(|forks| forks());
+                    drop(leadership.loss().wait());
+                })
+                .unwrap();
+            wait_until("it leads", || election.is_leader());
+            election.stop().unwrap();
+            let child = tells.recv_timeout(LONG).unwrap();
+            assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "in {called}");
+        }
+    });
+}

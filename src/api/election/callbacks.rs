@@ -17,6 +17,7 @@ use crate::sys::aside::{MOST_IN_PAIRS, MOST_WAITING};
 use crate::sys::deadline::is_ready_by;
 use crate::sys::log;
 use crate::sys::observing::contained;
+use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, keeping_a_lock};
 
 type OnWon = Box<dyn FnMut(u64) + Send>;
@@ -71,7 +72,7 @@ impl Dispatcher {
             *thread = Some(Thread::spawn_for_user("leasehold-told", move || {
                 let callbacks = callbacks.lock().take();
                 if let (Some(callbacks), Some(inbox)) = (callbacks, inbox) {
-                    run(callbacks, &inbox);
+                    run(callbacks, inbox);
                 }
             })?);
             // From now on the thread has the only receiver.
@@ -124,7 +125,8 @@ impl Dispatcher {
     }
 }
 
-fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
+fn run(mut callbacks: Callbacks, inbox: Receiver<Message>) {
+    let process = ProcessId::current();
     let mut term: Option<(u64, Receiver<Loss>)> = None;
     // A node may win again before it is known how its last term ended. Messages since that second win wait here.
     let mut later = VecDeque::new();
@@ -138,7 +140,7 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
         let loss = term.as_ref().map_or(&nothing, |(_, loss)| loss);
         let message = match next {
             Some(message) => message,
-            None if is_lost_next(inbox, loss) => match (loss.try_recv(), &mut term) {
+            None if is_lost_next(&inbox, loss) => match (loss.try_recv(), &mut term) {
                 (Ok(loss), Some((token, _))) => Message::Over(*token, TermEnd::Lost(loss)),
                 // A release disconnects the channel, and sends a message of its own that says why.
                 (Err(TryRecvError::Disconnected), Some((_, loss))) => {
@@ -172,6 +174,10 @@ fn run(mut callbacks: Callbacks, inbox: &Receiver<Message>) {
                 callbacks.leader.iter_mut().for_each(|seen| contained("leader callback", || seen(&leader)));
             }
             Message::Flush(told) => drop(told),
+        }
+        // A callback may have forked: to the child nothing is told.
+        if !process.is_current() {
+            return std::mem::forget((callbacks, inbox, term, later));
         }
     }
 }

@@ -8,6 +8,7 @@ use parking_lot::Mutex;
 
 use crate::model::error::Result;
 use crate::sys::observing::contained;
+use crate::sys::process::ProcessId;
 use crate::sys::thread::Thread;
 
 /// Returns whether the node is healthy enough to lead.
@@ -38,9 +39,14 @@ impl Health {
         if thread.is_none() {
             let (check, asked, answer) = (self.check.clone(), self.asked.clone(), self.answer.clone());
             *thread = Some(Thread::spawn_for_user("leasehold-check", move || {
+                let process = ProcessId::current();
                 for () in &asked {
                     let mut is_healthy = false;
                     contained("health check", || is_healthy = check.lock()());
+                    // It may have forked: in the child nobody asks.
+                    if !process.is_current() {
+                        return std::mem::forget((check, asked, answer));
+                    }
                     if answer.send(is_healthy).is_err() {
                         return;
                     }

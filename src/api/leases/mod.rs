@@ -8,7 +8,7 @@ use crate::api::update::Snapshot;
 use crate::engine::options::{Terms, check_duration};
 use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
-use crate::lease::{Holder, Kind, LockRecord, Step, Times, Wanted, backoff, transition};
+use crate::lease::{Holder, Kind, Lease, LockRecord, Step, Times, Wanted, backoff, transition};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::{self, check_text};
 use crate::model::lease_status::LeaseStatus;
@@ -263,7 +263,8 @@ impl Leases {
         let now = found.seen.times.now;
         let granted = Granted {
             attempt: attempt_of(&status.lock),
-            held_until: terms.held_until(found.asked, holder.until, now),
+            // Its end may have been later already.
+            held_until: terms.held_until(Lease::Forever, found.asked, holder.until, now),
             chain: Chain { times: 0, since: found.asked },
             holder,
             now,

@@ -179,6 +179,27 @@ fn what_is_known_badly_is_told_by_two_hosts() {
     assert_eq!(learn(&estimate, 86_500, (day, day), 5), (false, 1_000));
 }
 
+/// Each answer says less than is needed, but new connections over such a link cost several ways.
+#[test]
+fn a_slow_link_takes_new_connections_seldom() {
+    for way in [600, 700, 1_500, 4_000] {
+        let (estimate, mut over, mut connects, mut widest) = (Estimate::default(), 0, 0, Duration::ZERO);
+        for sent in (0..4 * 3_600_000).step_by(5_170) {
+            // The service's time is ours, and is told anywhere on the way.
+            let told_at = sent + sent / 11 % way;
+            let is_to_confirm =
+                estimate.learn_corrected((told_at / 1_000) as i64, boot(sent), boot(sent + way), 0, over);
+            over += u64::from(is_to_confirm);
+            connects += u64::from(is_to_confirm);
+            let moment = estimate.moment(boot(sent + way), GRACE).unwrap();
+            assert!(moment.ahead.low <= 0 && moment.ahead.high >= 0 && !moment.is_contradicted());
+            widest = if sent > 60_000 { widest.max(moment.width) } else { widest };
+        }
+        assert!(connects <= 4 * 8, "{connects} in four hours, where a way takes {way} ms");
+        assert!(widest <= 2 * Duration::from_millis(1_000 + way) + ROOM + SLACK, "{widest:?} for {way} ms");
+    }
+}
+
 /// Two that agree by what is allowed for the way alone leave the later one.
 #[test]
 fn an_old_connection_settles_no_doubt_that_it_made() {

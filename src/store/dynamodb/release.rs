@@ -29,7 +29,9 @@ impl Dynamodb {
         }
         // A copy of it may be on its way.
         let stops = purpose == Purpose::GiveUp || attempt.sends > 1;
-        let (mut moment, mut seen) = (self.moment()?, None::<DecodedRow>);
+        // A mark or a floor by a time that one host alone told, and that was behind, would be dropped while a copy may come.
+        let marking = |moment: Moment| if stops { self.confirmed(moment, by) } else { Ok(moment) };
+        let (mut moment, mut seen) = (marking(self.moment()?)?, None::<DecodedRow>);
         let mut next = match (purpose, attempt.ask.mode) {
             (Purpose::GiveUp, _) => Ending::GiveUp,
             (Purpose::Release, Mode::Exclusive) => Ending::Exclusive,
@@ -59,8 +61,8 @@ impl Dynamodb {
             };
             found.record.check_format()?;
             moment = match purpose {
-                Purpose::GiveUp => self.sure_moment(Duration::ZERO, by)?,
-                Purpose::Release => self.moment()?,
+                Purpose::GiveUp => marking(self.sure_moment(Duration::ZERO, by)?)?,
+                Purpose::Release => marking(self.moment()?)?,
             };
             self.watch_fleet(&found, moment.now);
             next = match found.record.standing(attempt.grant()) {

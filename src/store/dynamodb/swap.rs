@@ -25,7 +25,8 @@ impl Dynamodb {
         let Some(SeenRow { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
         let found = DecodedRow { record: seen.record.clone(), row: row.clone() };
         found.record.check_format()?;
-        let moment = self.moment()?;
+        // It may set a floor, which one host alone must not tell too low.
+        let moment = self.confirmed(self.moment()?, by)?;
         let wrote = match new {
             Some(new) => {
                 // A second copy of the removed holder's acquire may still be on its way. (A late claim of a lease fails on

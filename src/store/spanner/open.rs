@@ -180,8 +180,8 @@ pub(super) struct Handles {
     options: SpannerOptions,
     /// Where REST is served, when it is not where the SDK looks.
     pub admin_endpoint: Option<String>,
-    /// The emulator, which has one transaction at a time: known once it has said so.
-    pub one_at_a_time: Cell<bool>,
+    /// Until when there is one transaction at a time: the emulator has no more, known once it has said so.
+    pub one_at_a_time: Cell<Instant>,
     /// Held by the one transaction that runs then.
     pub turn: tokio::sync::Mutex<()>,
     /// Since when requests are under way and none was answered.
@@ -212,7 +212,7 @@ pub(super) async fn handles(options: SpannerOptions) -> Result<Handles> {
         live: RefCell::new(Rc::new(live(&options).await?)),
         options,
         admin_endpoint,
-        one_at_a_time: Cell::new(false),
+        one_at_a_time: Cell::new(Instant::now()),
         turn: tokio::sync::Mutex::default(),
         silent_since: Cell::new(None),
         is_renewing: Cell::new(false),

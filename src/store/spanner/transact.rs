@@ -258,7 +258,7 @@ where
                 if flight.stage() != Stage::Reading {
                     flight.repeat();
                 }
-                handles.one_at_a_time.set(true);
+                handles.one_at_a_time.set(Instant::now() + TURNS);
             }
             Some(Err(error)) if reads == ReadLockMode::Optimistic && (is_aborted(&error) || is_deleted(&error)) => {
                 reads = ReadLockMode::Pessimistic
@@ -296,10 +296,13 @@ impl Live {
     }
 }
 
+/// The emulator says so again. From anybody else such words, once, must not make all heartbeats wait for one write for ever.
+const TURNS: Duration = Duration::from_secs(600);
+
 impl Handles {
     /// A session of the emulator has one transaction: a newer one ends those before it.
     async fn alone<T>(&self, transaction: impl Future<Output = T>) -> T {
-        let _alone = if self.one_at_a_time.get() { Some(self.turn.lock().await) } else { None };
+        let _alone = if Instant::now() < self.one_at_a_time.get() { Some(self.turn.lock().await) } else { None };
         transaction.await
     }
 }

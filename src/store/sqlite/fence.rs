@@ -25,12 +25,12 @@ const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = {key} 
 /// The assertion as a statement with its parameters, if the lock is in a file.
 #[cfg(feature = "capi")]
 pub fn statement(standing: Standing<'_>) -> Option<[String; 3]> {
-    standing.store::<Sqlite>()?;
+    let is_utf8 = standing.store::<Sqlite>()?.target.is_utf8;
     let lock = standing.lock;
-    // A file in UTF-16 would give other bytes for a text. The first parameter stays, since callers bind two, and
-    // SQLite refuses to bind one that is not there.
-    let bytes: String = lock.key.bytes().map(|byte| format!("{byte:02x}")).collect();
-    let key = format!("coalesce(x'{bytes}', ?1)");
+    // The same text for all keys, since a driver may keep each that it has prepared. But a file in UTF-16 would give other
+    // bytes for a text. The first parameter stays there, since callers bind two, and SQLite refuses one that is not there.
+    let bytes = || lock.key.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
+    let key = if is_utf8 { "CAST(?1 AS BLOB)".to_owned() } else { format!("coalesce(x'{}', ?1)", bytes()) };
     Some([ASSERT.replace("{key}", &key), lock.key.clone(), lock.grant.as_str().to_owned()])
 }
 

@@ -88,6 +88,9 @@ struct Target {
     log: Log,
     clock: Arc<Clock>,
     clock_identity: String,
+    /// Its texts have the bytes that they have here.
+    #[cfg_attr(not(feature = "capi"), allow(dead_code))]
+    is_utf8: bool,
 }
 
 impl Target {

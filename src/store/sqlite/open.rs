@@ -188,7 +188,9 @@ impl Sqlite {
                 label(&path)
             );
         }
-        let target = Target { path, file: before, log, clock, clock_identity };
+        let encoding = reader.query_row("PRAGMA encoding", [], |row| row.get::<_, String>(0));
+        let is_utf8 = encoding.is_ok_and(|encoding| encoding == "UTF-8");
+        let target = Target { path, file: before, log, clock, clock_identity, is_utf8 };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
         Ok(Sqlite { info, target, writer, reader, watch: Watch::default(), made: AtomicBool::new(made) })
     }

@@ -2,6 +2,7 @@
 
 mod all;
 mod any;
+mod closing;
 mod comfort;
 mod data;
 mod drops;

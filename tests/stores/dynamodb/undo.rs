@@ -33,6 +33,25 @@ fn a_grant_that_its_own_answer_contradicts_is_undone() {
     }
 }
 
+/// By a time that is behind the mark would seem old at once: a purge drops it, and a copy that is on its way is granted.
+#[test]
+fn a_mark_by_what_one_host_told_is_not_stamped_too_early() {
+    const DAYS: i64 = 4 * 86_400;
+    let at = needs_server!(Behind::new());
+    let (idle, clock) = idle(&at);
+    clock.advance(Duration::from_secs(DAYS as u64));
+    // After days a host says, in one answer, a time that is 100 s behind, which contradicts nothing.
+    at.proxy.shift_dates(DAYS - 100);
+    let gives_up = |key| idle.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
+    assert!(matches!(gives_up("other"), Released::Free));
+    at.proxy.shift_dates(DAYS);
+    assert!(matches!(gives_up("k"), Released::Free));
+    let service = (jiff::Timestamp::now().as_microsecond() + DAYS * 1_000_000) as u64;
+    let row = Raw::new(&at.table).get("k");
+    let stamp: u64 = row["givenUpAt"].as_n().unwrap().parse().unwrap();
+    assert!(stamp > service, "{stamp} is behind {service}");
+}
+
 #[test]
 fn an_undoing_that_is_not_answered_is_done_by_the_repeat() {
     let at = needs_server!(Behind::new());

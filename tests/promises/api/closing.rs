@@ -1,0 +1,74 @@
+//! What a `close` says whose time is over before all is done, and what a later one says.
+
+use std::thread::scope;
+use std::time::Duration;
+
+use crossbeam_channel::bounded;
+use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{ErrorKind, LockClient};
+
+use crate::api::LONG;
+use crate::support::harness::{Store, acquire_unanswered, millis};
+use crate::support::wait::wait_until;
+
+/// A client whose close soon gives up.
+fn client(store: &Store, lease: Duration) -> LockClient {
+    store.builder().lease(lease).drop_timeout(millis(300)).connect().unwrap()
+}
+
+/// On a busy machine the time of one may be over before anything could be sent.
+fn closes_well(client: &LockClient) {
+    wait_until("a close leaves nothing", || client.close().is_ok());
+}
+
+#[test]
+fn a_close_that_leaves_a_call_behind_which_obtains_a_lock_says_so() {
+    let store = Store::memory();
+    let client = client(&store, LONG);
+    let (unstick, stuck) = bounded(0);
+    store.plan.next(Call::Acquire, Fault::Stuck(stuck));
+    scope(|scope| {
+        let call = scope.spawn(|| client.try_lock("k").unwrap_err().kind());
+        wait_until("it asks", || store.plan.count(Call::Acquire) > 0);
+        let error = client.close().expect_err("it may be granted the lock");
+        assert!(error.to_string().contains("1 calls that obtain a lock"), "{error}");
+        assert!(error.is_retryable());
+        drop(unstick);
+        assert_eq!(call.join().unwrap(), ErrorKind::Closed);
+    });
+    closes_well(&client);
+    assert!(store.is_vacant("k"));
+}
+
+#[test]
+fn a_later_close_gives_up_what_an_earlier_one_could_not() {
+    let store = Store::memory();
+    let client = client(&store, LONG);
+    store.plan.always(Call::Release, Fault::FailBefore);
+    acquire_unanswered(&store.plan, &client, "k");
+    for _ in 0..2 {
+        let error = client.close().expect_err("it may stand");
+        assert!(error.to_string().contains("1 grants that nobody holds"), "{error}");
+    }
+    assert!(!store.is_vacant("k"));
+    store.plan.heal();
+    closes_well(&client);
+    assert!(store.is_vacant("k"));
+    closes_well(&client);
+}
+
+#[test]
+fn what_has_ended_by_itself_is_no_error_of_a_later_close() {
+    for is_guarded in [true, false] {
+        let store = Store::memory();
+        let client = client(&store, LONG);
+        store.plan.always(Call::Release, Fault::FailBefore);
+        let _guard = is_guarded.then(|| client.lock("k").unwrap());
+        if !is_guarded {
+            acquire_unanswered(&store.plan, &client, "k");
+        }
+        client.close().expect_err("it stands");
+        store.advance(2 * LONG);
+        closes_well(&client);
+    }
+}
