@@ -86,6 +86,7 @@ impl ClientBuilder {
     /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better, and 1 s on MongoDB
     /// with `fleet=mixed`. Of a lock without end that another program ends, up to 35 s may be over before its holder
     /// learns that it has an end: from its last minute on, a margin above 25 s is no more than what is left.
+    /// The lease of a name has a tenth of its own, or this where it is more, up to half.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self

@@ -233,7 +233,7 @@ impl<'a> Wait<'a> {
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
             // A callback may have forked: nobody nudges it here.
-            if !self.family.is_own_process() {
+            if !self.family.is_own_process() || self.is_past_end() {
                 return Turn::Over;
             }
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };

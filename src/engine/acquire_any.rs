@@ -245,6 +245,9 @@ impl AnyWait<'_> {
                 if !self.family.is_own_process() {
                     return true;
                 }
+                if self.waits.iter().any(Wait::is_past_end) {
+                    return false;
+                }
                 // Nobody reports that all before it hang, so it looks.
                 if !overall.wait_for_any(left.min(HANGS), self.tickets().map(Ticket::nudged)) {
                     return false;

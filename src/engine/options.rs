@@ -70,6 +70,12 @@ impl ClientOptions {
         self.limits.map_or(Ok(lease), |limits| limits.check_lease(lease).map(|()| lease))
     }
 
+    /// For keeping the lease of a name: the defaults. A larger margin is for servers whose clocks differ, and so for these, too.
+    pub fn terms_of_lease(&self, duration: Duration) -> Terms {
+        let own = Terms::of_lease(duration);
+        Terms { margin: self.margin.map_or(own.margin, |margin| margin.min(duration / 2).max(own.margin)), ..own }
+    }
+
     /// Lease, heartbeat and margin of one hold. `ends_at`: a lease with a fixed end.
     pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
         // A client has no lease without end.
@@ -130,7 +136,7 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// The terms for keeping the lease of a name: the defaults, not those of the client's locks.
+    /// The defaults for this lease, not the terms of the client's locks.
     pub fn of_lease(duration: Duration) -> Terms {
         let (lease, at_least) = (Lease::For(duration), Duration::ZERO);
         Terms { lease, heartbeat: duration / 3, margin: duration / 10, ends_at: None, at_least }
@@ -369,6 +375,12 @@ mod tests {
     fn a_lease_of_a_name_is_renewed_after_a_third_with_a_tenth_kept_back() {
         let terms = Terms::of_lease(30 * SECOND);
         assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, 3 * SECOND));
+        // A margin of the client's counts where it is larger, up to half.
+        for (margin, right) in [(None, 3), (Some(1), 3), (Some(5), 5), (Some(40), 15)] {
+            let options = ClientOptions { margin: margin.map(|margin| margin * SECOND), ..ClientOptions::default() };
+            let terms = options.terms_of_lease(30 * SECOND);
+            assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, right * SECOND), "{margin:?}");
+        }
     }
 
     #[test]

@@ -40,6 +40,9 @@ impl Wait<'_> {
         let mut looked_free = true;
         self.line.is_woken = false;
         loop {
+            if self.is_past_end() {
+                return false;
+            }
             if self.ticket().is_none_or(|ticket| !ticket.is_first() || ticket.is_handed()) {
                 return true;
             }
@@ -69,6 +72,11 @@ impl Wait<'_> {
                 return true;
             }
         }
+    }
+
+    /// Whether the end that the lease must have leaves it no time. The deadline of the call does not count a suspend.
+    pub(super) fn is_past_end(&self) -> bool {
+        !self.spec.lock.terms.leave_time_at(self.family.clock.now())
     }
 
     /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first

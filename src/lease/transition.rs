@@ -312,7 +312,8 @@ pub fn keep_standing(
     }
     let end = |holder: &Holder| match times.ends_are_bounds {
         true => Lease::For(left).end(times.now),
-        false => Lease::For(least).end(holder.created),
+        // The store's clock may have been put back since then.
+        false => Lease::For(least).end(holder.created).min(Lease::For(left + least / 10).end(times.now)),
     };
     let mut next = record.clone();
     match next.standing_mut(grant) {

@@ -160,7 +160,7 @@ fn slew_nanos() -> Option<i64> {
 }
 
 /// `CLOCK_MONOTONIC_RAW` counts sleep on macOS, and clock adjustments do not reach it.
-#[cfg(all(unix, not(any(target_os = "linux", target_os = "android"))))]
+#[cfg(target_vendor = "apple")]
 fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW))
 }
@@ -182,6 +182,9 @@ fn nanos_of(clock: nix::time::ClockId) -> u64 {
     let now = clock.now().map_or(Duration::MAX, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }
+
+#[cfg(all(unix, not(any(target_os = "linux", target_os = "android", target_vendor = "apple"))))]
+compile_error!("leasehold knows no clock of this system that goes on while the machine is suspended");
 
 /// On Windows `Instant` counts suspend.
 #[cfg(not(unix))]

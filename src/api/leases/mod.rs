@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::api::client::{LockClient, attempt_of};
 use crate::api::update::Snapshot;
-use crate::engine::options::{Terms, check_duration};
+use crate::engine::options::check_duration;
 use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::claim::{self, Claim, LeaseAnswer, LeaseRefusal};
 use crate::lease::{Holder, Kind, Lease, LockRecord, Step, Times, Wanted, backoff, transition};
@@ -258,7 +258,7 @@ impl Leases {
         let key = self.key(name)?;
         let family = &self.client.family;
         let _call = family.obtaining()?;
-        let terms = Terms::of_lease(duration);
+        let terms = family.options.terms_of_lease(duration);
         let (status, holder, found) = self.extended(&key, holder, duration)?;
         let now = found.seen.times.now;
         let granted = Granted {

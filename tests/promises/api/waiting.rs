@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{CancelToken, ErrorKind, SameOwner};
+use leasehold::{CancelToken, ErrorKind, SameOwner, Waiting};
 
 use crate::api::{LONG, MINUTE, answered, on_every_store};
 use crate::support::bench::{Bench, builder_over};
@@ -48,6 +48,33 @@ fn a_wait_ends_at_its_deadline_with_none_or_with_the_holders() {
         assert_eq!(error.holders()[0].owner(), "rival");
         assert_eq!(client.request("k").wait_until(Instant::now()).lock().unwrap_err().kind(), ErrorKind::TimedOut);
     });
+}
+
+/// The machine is suspended meanwhile, which no deadline of a call counts.
+#[test]
+fn a_wait_ends_where_its_lease_would_have_to_end() {
+    let store = Bench::new();
+    let _held = ["k", "l"].map(|key| store.rival().request(key).lease_forever().lock().unwrap());
+    let (client, end) = (store.client(), SystemTime::now() + 60 * MINUTE);
+    let (told, tells) = mpsc::channel();
+    let (ended, ends) = mpsc::channel();
+    // The second stands in line behind the first.
+    for any in [false, false, true] {
+        let (client, told, ended) = (client.clone(), told.clone(), ended.clone());
+        std::thread::spawn(move || {
+            let tell = move |_: &Waiting| told.send(()).unwrap_or_default();
+            let outcome = match any {
+                true => client.request_any(["k", "l"]).lease_until(end).on_wait(tell).lock(),
+                false => client.request("k").lease_until(end).on_wait(tell).lock(),
+            };
+            ended.send(outcome.map(drop).unwrap_err().kind()).unwrap_or_default();
+        });
+        tells.recv_timeout(LONG).expect("it waits");
+    }
+    store.advance(120 * MINUTE);
+    for _ in 0..3 {
+        assert_eq!(ends.recv_timeout(LONG).expect("it waits on"), ErrorKind::TimedOut);
+    }
 }
 
 /// However long ago the holder was seen for the last time.
