@@ -12,7 +12,7 @@ use nix::sys::socket::{setsockopt, sockopt};
 
 use crate::checker::history::Line;
 use crate::clock::now;
-use crate::wire::{Requests, Wire, Write as Doubled, head_of, with_wrong_date};
+use crate::wire::{Requests, Wire, Write as Doubled, head_of, numbers_writes, with_wrong_date};
 
 /// So many requests of one process at most wait to be sent once more.
 const DOUBLED: usize = 64;
@@ -118,6 +118,8 @@ struct State {
     process: Mutex<String>,
     fault: Mutex<Option<(Fault, Instant)>>,
     dates: Mutex<Dates>,
+    /// The server said that it numbers writes: then it knows each again, and one without a number is the client's fault.
+    numbers: AtomicBool,
     /// How many requests wait to be sent once more.
     doubled: AtomicUsize,
     told: Told,
@@ -142,6 +144,7 @@ impl Proxy {
             process: Mutex::default(),
             fault: Mutex::default(),
             dates: Mutex::default(),
+            numbers: AtomicBool::new(false),
             doubled: AtomicUsize::new(0),
             told,
         });
@@ -244,6 +247,7 @@ impl State {
         std::thread::spawn(move || {
             std::thread::sleep(later);
             let (from, Doubled { bytes, key, known_again }) = (now(), write);
+            let known_again = known_again || own.numbers.load(Ordering::SeqCst);
             if let Ok(answered) = own.ask_alone(&bytes) {
                 (own.told)(Line::Twice { asked, from, to: now(), process, key, known_again, answered });
             }
@@ -335,6 +339,9 @@ impl State {
                 _ => {}
             }
             let mut answer = chunk[..length].to_vec();
+            if self.wire == Some(Wire::Mongodb) && numbers_writes(&answer) {
+                self.numbers.store(true, Ordering::SeqCst);
+            }
             if self.wire == Some(Wire::Dynamodb) && answer.starts_with(b"HTTP/1.1 ") {
                 while head_of(&answer).is_none()
                     && let Ok(length @ 1..) = server.read(&mut chunk)

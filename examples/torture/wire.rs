@@ -88,6 +88,11 @@ fn is_write_of_mongodb(request: &[u8]) -> bool {
     is_one && [&b"findAndModify"[..], b"update", b"insert", b"delete"].contains(&name)
 }
 
+/// Whether a server of MongoDB says that it is in a replica set.
+pub fn numbers_writes(answer: &[u8]) -> bool {
+    find(answer, b"\x02setName\0").is_some()
+}
+
 /// The first name of this run in it, as the histories have it.
 fn key(request: &[u8], run: &str) -> Option<String> {
     const LOCK: &[u8] = b"torture-";

@@ -99,16 +99,36 @@ fn postgres() {
 
 /// Broken copies of the library there, each of which must be caught: where `LEASEHOLD_TEST_BROKEN` is set, since nothing else
 /// may run meanwhile.
-#[test]
-#[cfg(feature = "postgres")]
-fn broken_on_postgres() {
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
+fn are_caught_on(server: fn() -> Option<String>) {
     if std::env::var_os("LEASEHOLD_TEST_BROKEN").is_none() {
         return;
     }
-    let Some(url) = crate::servers::postgres_server() else { return };
+    let Some(url) = server() else { return };
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/torture_mutants/run");
     let status = std::process::Command::new(script).env("STORE", url).status().expect("the script runs");
     assert!(status.success(), "{status}");
+}
+
+#[test]
+#[cfg(feature = "postgres")]
+fn broken_on_postgres() {
+    are_caught_on(crate::servers::postgres_server);
+}
+
+#[test]
+#[cfg(feature = "dynamodb")]
+fn broken_on_dynamodb() {
+    are_caught_on(crate::servers::dynamodb_local);
+}
+
+#[test]
+#[cfg(feature = "mongodb")]
+fn broken_on_mongodb() {
+    are_caught_on(|| {
+        let uri = crate::servers::mongod()?;
+        uri.split(['/', '?']).nth(2).map(|host| format!("mongodb://{host}"))
+    });
 }
 
 /// A kill would make it forget everything: it is stopped for a while.

@@ -51,18 +51,22 @@ struct Server {
 impl Server {
     /// Each request has these many bytes.
     fn start(wire: Wire, length: usize, answered: usize) -> Server {
+        Server::saying(answer(RIGHT), wire, length, answered)
+    }
+
+    fn saying(answer: Vec<u8>, wire: Wire, length: usize, answered: usize) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let address = listener.local_addr().expect("an address").to_string();
         let ((asks, asked), (tells, told)) = (channel(), channel());
         std::thread::spawn(move || {
             for (number, client) in listener.incoming().enumerate() {
-                let (mut client, asks) = (client.expect("a connection"), asks.clone());
+                let (mut client, asks, answer) = (client.expect("a connection"), asks.clone(), answer.clone());
                 std::thread::spawn(move || {
                     let mut request = vec![0; length];
                     while client.read_exact(&mut request).is_ok() {
                         // The test may be over.
                         let _ = asks.send((number, request.clone()));
-                        if number >= answered || client.write_all(&answer(RIGHT)).is_err() {
+                        if number >= answered || client.write_all(&answer).is_err() {
                             break;
                         }
                     }
@@ -124,6 +128,20 @@ fn what_is_written_comes_once_more_later_over_a_connection_of_its_own() {
         // Nobody waits for its answer.
         assert!(is_silent(&client) && server.asked.try_recv().is_err(), "{wire:?}");
     }
+}
+
+/// A library that forgot its numbers would explain all that it does with that.
+#[test]
+fn a_copy_without_a_number_explains_nothing_in_a_replica_set() {
+    let request = op_msg("findAndModify", "torture-ab12-3", false);
+    let in_set = [&b"\x02setName\0"[..], &answer(RIGHT)].concat();
+    let server = Server::saying(in_set, Wire::Mongodb, request.len(), 2);
+    let mut client = server.connect();
+    ask(&mut client, &request);
+    server.proxy.disturb(Fault::Twice(LATER), ALWAYS);
+    ask(&mut client, &request);
+    let line = server.told();
+    assert!(matches!(line, Line::Twice { known_again: true, .. }), "{line}");
 }
 
 #[test]
