@@ -185,7 +185,7 @@ fn faults(run: &Run) -> Counts {
     }
     let held = |key: usize| run.holds.iter().filter(move |hold| hold.key == key).flat_map(|hold| &hold.beliefs);
     for (key, deletions) in run.deletions.iter().enumerate() {
-        let was_held = |(from, to): &&(u64, u64)| held(key).any(|(start, end)| start <= to && end >= from);
+        let was_held = |(from, to): &&(u64, u64)| held(key).any(|(start, end)| start <= from && end >= to);
         deletions.iter().filter(was_held).for_each(|_| count(DELETED));
     }
     run.copies.iter().filter(|copy| copy.answered).for_each(|_| count(TWICE));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::checker::history::{Asked, End, Line};
-use crate::forge::{Forged, LEASE, MS, SLACK, alone, instead_of};
+use crate::forge::{Forged, LEASE, MS, SLACK, all, alone, instead_of};
 use crate::long::{long, minutes};
 use crate::runs::{Run, binary};
 
@@ -91,6 +91,23 @@ fn who_can_not_adopt_it_any_more_is_explained() {
     failed("other").is_caught("loss");
 }
 
+/// Who wants all has some of them while it waits for another.
+#[test]
+fn who_waits_for_all_and_loses_one_is_explained() {
+    let failed = |key: &str, error: &str, asked: Asked| {
+        let mut forged = Forged::new();
+        forged.told(deleted(1_500, key));
+        let asked = forged.ask("a", 1_000, asked);
+        forged.fail(asked, 1_900, error);
+        forged
+    };
+    let both = || all(&["job", "other"]);
+    failed("other", "lost", both()).passes();
+    failed("third", "lost", both()).is_caught("loss");
+    failed("other", "store", both()).is_caught("loss");
+    failed("job", "lost", alone()).is_caught("loss");
+}
+
 #[test]
 fn it_explains_nothing_else() {
     let mut forged = Forged::new();
@@ -111,6 +128,9 @@ fn it_explains_nothing_else() {
         let asked = forged.ask("a", 1_490, alone());
         forged.fail(asked, 1_520, error);
         forged.is_caught("loss");
+        // Where one writer has the whole store, whoever deletes something is in the way of all.
+        forged.is_crowded();
+        forged.passes();
     }
     let mut forged = Forged::new();
     forged.told(deleted(1_500, "job"));

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 use crate::checker::history::{Asked, End, Line};
-use crate::forge::{Forged, Held, LEASE, MS, SLACK, TIMEOUT, alone, waits};
+use crate::forge::{Forged, Held, LEASE, MS, SLACK, TIMEOUT, all, alone, waits};
 use crate::runs::binary;
 
 /// A thread of `a` was stopped in these calls.
@@ -63,14 +63,14 @@ fn it_explains_the_loss_of_what_was_asked_for_meanwhile() {
 
 #[test]
 fn it_explains_a_failure_of_its_own_call_and_of_those_behind_it() {
-    let fails = |whose: &str| {
+    let fails = |whose: &str, error: &str, asked: Asked| {
         let mut forged = Forged::new();
         let [other, same] = ["other", "job"].map(|key| {
             let held = forged.grant("a", 500, 1, Asked { keys: vec![key.to_owned()], ..alone() });
             forged.release(held, 600);
             held
         });
-        let asked = forged.ask("a", 1_000, alone());
+        let asked = forged.ask("a", 1_000, asked);
         let calls = match whose {
             "own" => vec![asked],
             "same" => vec![same],
@@ -78,13 +78,16 @@ fn it_explains_a_failure_of_its_own_call_and_of_those_behind_it() {
             _ => Vec::new(),
         };
         forged.put("a", stopped(1_001, 1_005, &calls));
-        forged.fail(asked, 1_010, "store");
+        forged.fail(asked, 1_010, error);
         forged
     };
-    fails("own").passes();
-    fails("same").passes();
-    fails("other").is_caught("loss");
-    fails("nobody").is_caught("loss");
+    fails("own", "store", alone()).passes();
+    fails("same", "store", alone()).passes();
+    fails("other", "store", alone()).is_caught("loss");
+    fails("nobody", "store", alone()).is_caught("loss");
+    // Who wants all has some of them, which the library's own threads renew.
+    fails("nobody", "lost", all(&["job", "third"])).passes();
+    fails("nobody", "store", all(&["job", "third"])).is_caught("loss");
 }
 
 #[test]

@@ -69,11 +69,17 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
         };
         // Also what happened to the one who has left it.
         let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
-        // Who stands behind one who has no answer says so of the store.
-        let in_its_line =
-            |point: &Point| point.calls.contains(&ask.id) || ask.keys.iter().any(|key| point.keys.contains(key));
+        // Who wants all may lose the first while it waits for the others; who stands behind one who has no answer says so of the
+        // store.
+        let holds_some = ask.asked.all && error == "lost";
+        let in_its_line = |point: &Point| {
+            let is_of_all = holds_some && point.calls.is_empty();
+            is_of_all || point.calls.contains(&ask.id) || ask.keys.iter().any(|key| point.keys.contains(key))
+        };
+        let was_deleted = |key: &usize| run.was_deleted(*key, ask.call, at);
         let is_troubled = run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
             || run.was_stopped(ask.process, ask.call, at, in_its_line)
+            || (holds_some && ask.keys.iter().any(was_deleted))
             || one_who_left.is_some_and(|old| run.was_deleted(old.key, old.call, at))
             || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at));
         if verdict.finds("loss", !is_fine, is_troubled) {

@@ -291,6 +291,10 @@ impl Run {
             let points = process.points.iter().map(|point| (point.from, point.to + terms.slack));
             process.delays = Windows::new(troubles.chain(points).collect());
         }
+        if terms.fate != Fate::Own {
+            // Who deletes a row has the file for as long.
+            troubles.extend(self.deleted.iter().map(|(from, to, _)| (*from, to + terms.slack)));
+        }
         self.troubles = Windows::new(troubles);
         let mut busy = vec![Vec::new(); self.processes.len()];
         for ask in &self.asks {
