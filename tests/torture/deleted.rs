@@ -29,7 +29,8 @@ fn two_who_believe_until_the_next_heartbeat_are_explained_and_no_others() {
     two("job", 1_400).is_caught("overlap");
     // Who came after it is like anybody else.
     let mut forged = two("job", 1_900);
-    forged.grant("c", 2_000, 3, alone());
+    let late = forged.grant("c", 2_000, 3, alone());
+    forged.release(late, 2_500);
     forged.is_caught("overlap");
 }
 
