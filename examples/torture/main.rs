@@ -15,6 +15,8 @@ mod options;
 #[cfg(target_os = "linux")]
 mod picture;
 #[cfg(target_os = "linux")]
+mod points;
+#[cfg(target_os = "linux")]
 mod probe;
 #[cfg(target_os = "linux")]
 mod proxy;

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::points::{self, POINTS};
 use crate::proxy::{DATE, TWICE};
 use crate::server;
 
@@ -22,10 +23,13 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                     With more keys and threads more happens: --keys 48 --workers 8 --threads 8 does three times as much on
                     SQLite, and ten times as much on MongoDB and PostgreSQL
   --lease S         the lease of every lock, in seconds; default 1.5 on SQLite, 5 on Spanner, 3 elsewhere
-  --faults LIST     some of stop,kill,fork,wall,net,twice,date,full, or all, or none; default all that the store can have
+  --faults LIST     some of stop,kill,fork,points,wall,net,twice,date,full, or all, or none; default all that the store and
+                    the build can have
                       stop  SIGSTOP for one to three leases
                       kill  SIGKILL, and a new process; processes that end with their locks
                       fork  children of a process that holds locks
+                      points  a thread of a worker waits at a mark of the library's sources, between two of its steps, for
+                            0.2 to 3 leases (needs a build with --features _internals, too)
                       wall  wall clocks that are up to 300 s off, and jump, now and then and in bursts (needs the program
                             faketime); a jump counts where a worker saw it
                       net   delay, reset, black hole, cut before the answer, an answer that comes late and then
@@ -45,6 +49,12 @@ usage: torture --store URL [--seed N] [--minutes M] [--keys K] [--workers W] [--
                       --hook restart='systemctl kill -s KILL mongod; systemctl restart mongod'
                       --hook restart='pg_ctl -D DIR -m immediate -w restart'
                       --hook step-down='mongosh --quiet --eval \"rs.stepDown(10, 5)\"'
+  --marks NAME      stops threads only at marks whose names begin so, like renew.sent or hand
+  --delete CMD      one more fault: the shell runs CMD from time to time, which deletes the row of the key $KEY, as an operator
+                    might, and ends with 0. It counts where the key was held. Whoever held it may believe so until its next
+                    heartbeat, and is lost; nothing else is explained (not on DynamoDB, nor on SQLite with wall: there the
+                    tokens go on rising only as far as a clock is right that a client knows badly, or that is a fault)
+                      --delete 'psql -qc \"DELETE FROM locks WHERE key = '\\''$KEY'\\''\" URL'
   --least-ops N     fewer operations that were answered make the run void; default 20 for each worker and minute
   --least-faults N  fewer faults of any kind that met anything make it void; default one for each two minutes, at least 1
   --out DIR         where histories, report.txt, report.json and pictures go; default a new folder in the temporary one
@@ -88,6 +98,10 @@ pub struct Options {
     pub faults: Vec<String>,
     /// Faults of the server: their names, and what the shell runs.
     pub hooks: Vec<(String, String)>,
+    /// What the shell runs to delete the row of a key.
+    pub delete: Option<String>,
+    /// How the marks begin at which threads are stopped.
+    pub marks: String,
     pub least_ops: Option<usize>,
     pub least_faults: Option<usize>,
     pub out: Option<PathBuf>,
@@ -110,7 +124,9 @@ pub enum Command {
 
 /// The fault of a disk without space.
 pub const FULL: &str = "full";
-const FAULTS: [&str; 8] = ["stop", "kill", "fork", "wall", "net", TWICE, DATE, FULL];
+/// That of a row that was deleted.
+pub const DELETED: &str = "deleted";
+const FAULTS: [&str; 9] = ["stop", "kill", "fork", POINTS, "wall", "net", TWICE, DATE, FULL];
 
 impl Options {
     pub fn parse(mut args: impl Iterator<Item = String>) -> Result<Command, String> {
@@ -124,6 +140,8 @@ impl Options {
             lease: Duration::ZERO,
             faults: Vec::new(),
             hooks: Vec::new(),
+            delete: None,
+            marks: String::new(),
             least_ops: None,
             least_faults: None,
             out: None,
@@ -153,6 +171,8 @@ impl Options {
                 "--lease" => options.lease = seconds(1.0)?,
                 "--faults" => faults = value,
                 "--hook" => options.hooks.push(hook(&value)?),
+                "--marks" => options.marks = value,
+                "--delete" => options.delete = Some(value),
                 "--least-ops" => options.least_ops = Some(number()?),
                 "--least-faults" => options.least_faults = Some(number()?),
                 "--out" => options.out = Some(value.into()),
@@ -189,6 +209,10 @@ impl Options {
             }
             list => list.split(',').map(str::to_owned).collect(),
         };
+        if options.delete.is_some() && options.kind() == Kind::Dynamodb {
+            return Err("--delete is not for DynamoDB, whose tokens then rise only as far as a client knows the time"
+                .to_owned());
+        }
         if let Some(wrong) = options.faults.iter().find(|fault| !FAULTS.contains(&fault.as_str())) {
             return Err(format!("--faults names {wrong:?}, but must be some of {}", FAULTS.join(",")));
         }
@@ -231,6 +255,10 @@ impl Options {
     fn lacks(&self, fault: &str) -> Option<&'static str> {
         let kind = self.kind();
         match fault {
+            POINTS => points::LACKING,
+            "wall" if kind.is_local() && self.delete.is_some() => {
+                Some("but the tokens behind a deleted row of SQLite are made from the wall clock")
+            }
             "net" if kind.is_local() => Some("but SQLite has no network"),
             TWICE if !matches!(kind, Kind::Dynamodb | Kind::Mongodb) => {
                 Some("but only the requests of DynamoDB and MongoDB can come twice")
@@ -244,6 +272,12 @@ impl Options {
             }
             _ => None,
         }
+    }
+
+    /// All that can be asked for, by their names.
+    pub fn all_faults(&self) -> impl Iterator<Item = &str> {
+        let hooks = self.hooks.iter().map(|(name, _)| name.as_str());
+        self.faults.iter().map(String::as_str).chain(hooks).chain(self.delete.as_ref().map(|_| DELETED))
     }
 
     pub fn forks(&self) -> bool {
@@ -269,6 +303,7 @@ impl Options {
             ("--threads", self.threads.to_string()),
             ("--lease", self.lease.as_secs_f64().to_string()),
             ("--faults", faults),
+            ("--marks", self.marks.clone()),
             ("--run", self.run.clone()),
             ("--parent", std::process::id().to_string()),
             ("--work", work.to_owned()),
@@ -281,7 +316,11 @@ impl Options {
 fn hook(text: &str) -> Result<(String, String), String> {
     let is_letter = |letter: u8| letter.is_ascii_lowercase() || letter.is_ascii_digit() || letter == b'-';
     let parts = text.split_once('=').filter(|(name, command)| {
-        !name.is_empty() && name.bytes().all(is_letter) && !FAULTS.contains(name) && !command.is_empty()
+        !name.is_empty()
+            && name.bytes().all(is_letter)
+            && name != &DELETED
+            && !FAULTS.contains(name)
+            && !command.is_empty()
     });
     let (name, command) = parts.ok_or_else(|| {
         format!(

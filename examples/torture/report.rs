@@ -11,8 +11,9 @@ use crate::checker::history::{End, Form, Mode, lines};
 use crate::checker::{Least, Outcome, RULES, Run, Verdict, check, missing};
 use crate::clock::nanos;
 use crate::linux::{BROKEN, CLEAN, VIOLATED, VOID};
-use crate::options::{FULL, Options};
+use crate::options::{DELETED, FULL, Options};
 use crate::picture;
+use crate::points::POINTS;
 use crate::proxy::{DATE, TWICE};
 
 /// So many are drawn.
@@ -64,7 +65,7 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
     let json = json!({
         "seed": options.map(|options| options.seed),
         "operations": operations, "total": total, "losses": losses, "faults_that_hit": faults,
-        "left_behind": left_behind(&run),
+        "stopped_at": stopped_at(&run), "left_behind": left_behind(&run),
         "judged": verdict.judged, "not_to_be_judged": verdict.blind, "explained_by_faults": verdict.excused,
         "violations": verdict.counts, "void": void, "broken": broken,
         "listed": verdict.violations.iter().enumerate().map(list).collect::<Vec<_>>(),
@@ -91,7 +92,7 @@ fn too_few(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
     if total < least_ops {
         void.push(format!("{total} operations, but at least {least_ops} are needed"));
     }
-    for fault in options.faults.iter().chain(options.hooks.iter().map(|(name, _)| name)) {
+    for fault in options.all_faults() {
         // A clock that is only off is less than what was asked for.
         let is_one = |name: &str| if fault == "wall" { name == JUMP } else { name.split(' ').next() == Some(fault) };
         let hit: usize = faults.iter().filter(|(name, _)| is_one(name)).map(|(_, n)| n).sum();
@@ -168,6 +169,7 @@ fn faults(run: &Run) -> Counts {
     let mut count = |name: &str| *counts.entry(name.to_owned()).or_default() += 1;
     for (at, process) in run.processes.iter().enumerate() {
         process.stops.iter().filter(|(from, to)| process.busy.meets(*from, *to)).for_each(|_| count("stop"));
+        process.points.iter().for_each(|_| count(POINTS));
         process.nets.iter().for_each(|(_, _, kind)| count(&format!("net {kind}")));
         process.dates.iter().for_each(|_| count(DATE));
         let is_open = |hold: &&crate::checker::Hold| hold.process == at && hold.ended.is_none();
@@ -181,12 +183,26 @@ fn faults(run: &Run) -> Counts {
         }
         process.jumps.iter().filter(|(at, _)| process.busy.meets(*at, *at)).for_each(|_| count(JUMP));
     }
+    let held = |key: usize| run.holds.iter().filter(move |hold| hold.key == key).flat_map(|hold| &hold.beliefs);
+    for (key, deletions) in run.deletions.iter().enumerate() {
+        let was_held = |(from, to): &&(u64, u64)| held(key).any(|(start, end)| start <= from && end >= to);
+        deletions.iter().filter(was_held).for_each(|_| count(DELETED));
+    }
     run.copies.iter().filter(|copy| copy.answered).for_each(|_| count(TWICE));
     run.forks.iter().for_each(|_| count("fork"));
     let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
     // Whoever fills a disk has seen that it is full.
     let has_met = |from, to, kind: &str| if kind == FULL { is_busy(from, to) } else { run.was_felt(from, to) };
     run.servers.iter().filter(|(from, to, kind)| has_met(*from, *to, kind)).for_each(|(_, _, kind)| count(kind));
+    counts
+}
+
+/// How many threads were stopped at each mark of the library.
+fn stopped_at(run: &Run) -> Counts {
+    let mut counts = Counts::new();
+    for point in run.processes.iter().flat_map(|process| &process.points) {
+        *counts.entry(point.mark.clone()).or_default() += 1;
+    }
     counts
 }
 
@@ -222,12 +238,16 @@ fn text(
         let indent = if name.contains(':') { "    " } else { "  " };
         text += &format!("{indent}{count:>8} {name}\n");
     }
-    for (title, counts) in [("losses", losses), ("faults that met something", faults)] {
+    let (marks, left) = (&stopped_at(run), &left_behind(run));
+    for (title, counts) in [
+        ("losses", losses),
+        ("faults that met something", faults),
+        ("threads that were stopped", marks),
+        ("left behind", left),
+    ] {
         let list: Vec<String> = counts.iter().map(|(name, count)| format!("{name} {count}")).collect();
         text += &format!("{title}: {}\n", if list.is_empty() { "none".to_owned() } else { list.join(", ") });
     }
-    let left: Vec<String> = left_behind(run).iter().map(|(name, count)| format!("{name} {count}")).collect();
-    text += &format!("left behind: {}\n", left.join(", "));
     for (rule, demand) in RULES {
         let of = |counts: &BTreeMap<&str, usize>| counts.get(rule).copied().unwrap_or_default();
         let (judged, blind, excused) = (of(&verdict.judged), of(&verdict.blind), of(&verdict.excused));

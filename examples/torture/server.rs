@@ -16,8 +16,9 @@ use nix::unistd::Pid;
 
 use crate::checker::history::Line;
 use crate::clock::now;
-use crate::options::{FULL, Options};
+use crate::options::{DELETED, FULL, Options};
 use crate::proxy::Told;
+use crate::worker::key;
 
 /// A command that takes longer is ended: it would be one fault, and nothing else could be tried.
 const LONGEST: Duration = Duration::from_secs(120);
@@ -25,11 +26,45 @@ const TICK: Duration = Duration::from_millis(10);
 /// A file system of up to this size may be filled.
 const SMALL: u64 = 256 << 20;
 
+/// So many rows are deleted one after the other: most keys are free just then.
+const DELETIONS: usize = 8;
+
 enum Fault {
     /// By its name, and what the shell runs.
     Hook(String, String),
+    /// What the shell runs to delete the row of a key, and the keys.
+    Delete(String, Vec<String>),
     /// The disk of the file in this folder.
     Full(PathBuf),
+}
+
+impl Fault {
+    fn name(&self) -> &str {
+        match self {
+            Fault::Hook(name, _) => name,
+            Fault::Delete(..) => DELETED,
+            Fault::Full(_) => FULL,
+        }
+    }
+
+    /// Makes it, takes it back, and tells of it.
+    fn make(&self, lease: Duration, random: &mut fastrand::Rng, told: &Told) -> Result<(), String> {
+        let from = now();
+        match self {
+            Fault::Hook(_, command) => hook(command, "")?,
+            Fault::Full(folder) => fill(folder, lease.mul_f64(0.2 + random.f64()))?,
+            Fault::Delete(command, keys) => {
+                for _ in 0..DELETIONS {
+                    let (from, key) = (now(), keys[random.usize(..keys.len())].clone());
+                    hook(command, &key)?;
+                    told(Line::Deleted { from, to: now(), key });
+                }
+                return Ok(());
+            }
+        }
+        told(Line::Server { from, to: now(), kind: self.name().to_owned() });
+        Ok(())
+    }
 }
 
 /// The folder of a SQLite file, if it is on a file system that is small enough to be filled.
@@ -47,6 +82,8 @@ pub type Made = Arc<AtomicUsize>;
 pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) -> JoinHandle<Vec<String>> {
     let mut faults: Vec<Fault> = Vec::new();
     faults.extend(options.hooks.iter().map(|(name, command)| Fault::Hook(name.clone(), command.clone())));
+    let keys = || (0..options.keys).map(|number| key(options, number).0).collect();
+    faults.extend(options.delete.iter().map(|command| Fault::Delete(command.clone(), keys())));
     faults.extend(small_disk(options).filter(|_| options.has(FULL)).map(Fault::Full));
     let (lease, mut random) = (options.lease, fastrand::Rng::with_seed(options.seed ^ 0x5e4e));
     std::thread::spawn(move || {
@@ -60,31 +97,26 @@ pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) 
                 }
                 std::thread::sleep(TICK);
             }
-            count.fetch_add(1, Ordering::SeqCst);
+            let is_of_all = usize::from(!matches!(fault, Fault::Delete(..)));
+            count.fetch_add(is_of_all, Ordering::SeqCst);
             let from = now();
-            let (name, made) = match fault {
-                Fault::Hook(name, command) => (name.clone(), hook(command)),
-                Fault::Full(folder) => (FULL.to_owned(), fill(folder, lease.mul_f64(0.2 + random.f64()))),
-            };
-            count.fetch_add(1, Ordering::SeqCst);
-            match made {
-                Ok(()) => told(Line::Server { from, to: now(), kind: name }),
+            let made = fault.make(lease, &mut random, &told);
+            count.fetch_add(is_of_all, Ordering::SeqCst);
+            if let Err(why) = made {
                 // It is not counted, but may have done half of it, which explains what followed.
-                Err(why) => {
-                    told(Line::Late { from, to: now() });
-                    broken.push(format!("the fault {name}: {why}"));
-                    return broken;
-                }
+                told(Line::Late { from, to: now() });
+                broken.push(format!("the fault {}: {why}", fault.name()));
+                return broken;
             }
         }
         broken
     })
 }
 
-/// Runs it to its end, in a process group of its own.
-fn hook(command: &str) -> Result<(), String> {
+/// Runs it to its end, in a process group of its own; it may want to know a key.
+fn hook(command: &str, key: &str) -> Result<(), String> {
     let mut shell = Command::new("sh");
-    shell.arg("-c").arg(command).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+    shell.arg("-c").arg(command).env("KEY", key).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
     let mut child = shell.spawn().map_err(|error| format!("sh: {error}"))?;
     let started = Instant::now();
     loop {

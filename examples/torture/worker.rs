@@ -18,6 +18,7 @@ use crate::group;
 use crate::holding;
 use crate::left;
 use crate::options::Options;
+use crate::points::{self, POINTS};
 use crate::resource::Resource;
 use crate::wall;
 
@@ -102,6 +103,7 @@ fn on_one_line(error: &Error) -> String {
 
 impl Worker {
     pub fn write(&self, line: &Line) {
+        points::follow(line);
         write(&self.history, line);
     }
 
@@ -250,6 +252,10 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
     if options.has("wall") {
         let jumped = history.clone();
         wall::notice_jumps(move |line| write(&jumped, &line));
+    }
+    if options.has(POINTS) {
+        let stopped = history.clone();
+        points::stop_threads(&options, options.seed ^ hash(name), move |line| write(&stopped, line));
     }
     let said = history.clone();
     let resource = Arc::new(Resource::connect(dir));

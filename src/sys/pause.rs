@@ -17,8 +17,8 @@ pub mod stop {
     use std::cell::RefCell;
     use std::collections::BTreeMap;
     use std::convert::Infallible;
-    use std::sync::Arc;
     use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{Arc, OnceLock};
     use std::thread::ThreadId;
 
     use crossbeam_channel::{Receiver, Sender};
@@ -27,6 +27,16 @@ pub mod stop {
     /// Whether any test looks; else a mark is one look at this.
     static IS_WATCHED: AtomicBool = AtomicBool::new(false);
     static WATCHED: Mutex<Option<Watched>> = Mutex::new(None);
+
+    /// Who is told of each mark that a thread comes to, in that thread, which goes on when it returns.
+    type Visitor = Box<dyn Fn(&'static str) + Send + Sync>;
+    static VISITOR: OnceLock<Visitor> = OnceLock::new();
+
+    /// Tells this one of each mark, until the process ends. There is no other.
+    pub fn on_each(visitor: impl Fn(&'static str) + Send + Sync + 'static) {
+        let is_first = VISITOR.set(Box::new(visitor)).is_ok();
+        assert!(is_first, "another one is told of the marks of this process");
+    }
 
     thread_local! {
         /// Of the thread that was stopped, until its next mark or its end.
@@ -54,6 +64,7 @@ pub mod stop {
 
     /// A thread comes to this mark.
     pub fn reach(name: &'static str) {
+        VISITOR.get().into_iter().for_each(|visitor| visitor(name));
         if !IS_WATCHED.load(Ordering::SeqCst) {
             return;
         }

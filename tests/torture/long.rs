@@ -9,13 +9,13 @@ use crate::runs::{Run, on_a_disk};
 use crate::servers::Server;
 
 /// For how long, if at all.
-fn minutes() -> Option<f64> {
+pub fn minutes() -> Option<f64> {
     let text = std::env::var("LEASEHOLD_TEST_MINUTES").ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("LEASEHOLD_TEST_MINUTES is {text:?}, but must be a number")))
 }
 
 /// With the folder of that name for its report, if there is one for all.
-fn long<'a>(name: &str, minutes: f64, store: String) -> Run<'a> {
+pub fn long<'a>(name: &str, minutes: f64, store: String) -> Run<'a> {
     let out = std::env::var_os("LEASEHOLD_TEST_REPORTS").map(|all| PathBuf::from(all).join(name));
     // What it is told last counts: more arguments, by words.
     let more = std::env::var("LEASEHOLD_TEST_TORTURE_ARGS").unwrap_or_default();

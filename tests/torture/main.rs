@@ -11,6 +11,7 @@ mod clock;
 #[path = "../support/cluster.rs"]
 mod cluster;
 mod copies;
+mod deleted;
 mod enough;
 mod faults;
 mod forge;
@@ -22,6 +23,7 @@ mod network;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[path = "../support/own.rs"]
 mod own;
+mod points;
 #[allow(dead_code)] // How slow a store may be.
 #[path = "../../examples/torture/probe.rs"]
 mod probe;

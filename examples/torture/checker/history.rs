@@ -3,8 +3,6 @@
 //! All times are nanoseconds of the host's boot-time clock. A line is one `write`, so that a SIGKILL loses none that a
 //! call returned from; only the very last one of a file may be torn.
 
-use std::fmt;
-
 /// Shared or alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -102,6 +100,14 @@ pub enum Line {
         from: u64,
         to: u64,
         why: String,
+    },
+    /// A thread of this process was stopped at this mark of the library for so long: within these calls of the worker, of
+    /// which each is one that began a hold or that ends it, or, where there is none, beside them.
+    Point {
+        from: u64,
+        to: u64,
+        mark: String,
+        calls: Vec<u64>,
     },
     /// Between these two, the holder counted itself as such for so much longer; zero: not any more.
     Look {
@@ -201,6 +207,12 @@ pub enum Line {
         to: u64,
         kind: String,
     },
+    /// Somebody deleted the row of this key.
+    Deleted {
+        from: u64,
+        to: u64,
+        key: String,
+    },
     /// The machine itself was late; written by a worker, its own threads.
     Late {
         from: u64,
@@ -253,68 +265,6 @@ pub enum Line {
     },
 }
 
-impl fmt::Display for Line {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Line::Ask { at, id, asked } => {
-                let form = match asked.form {
-                    Form::Guard if asked.all => 'a',
-                    Form::Guard => 'g',
-                    Form::Data => 'd',
-                    Form::Name => 'n',
-                };
-                let mode = if asked.mode == Mode::Shared { 's' } else { 'x' };
-                let wait = asked.wait.map_or("-".to_owned(), |wait| wait.to_string());
-                let old = asked.instead_of.unwrap_or(0);
-                write!(f, "ask {at} {id} {form}{mode} {} {} {wait} {old}", asked.keys.join(","), asked.limit)
-            }
-            Line::Granted { at, id, token, key } => write!(f, "granted {at} {id} {token} {key}"),
-            Line::Part { at, of, id, token, key } => write!(f, "part {at} {of} {id} {token} {key}"),
-            Line::Refused { at, id } => write!(f, "refused {at} {id}"),
-            Line::Failed { at, id, error, why } => write!(f, "failed {at} {id} {error} {why}"),
-            Line::Request { from, to, why } => write!(f, "request {from} {to} {why}"),
-            Line::Look { from, to, id, left } => write!(f, "look {from} {to} {id} {left}"),
-            Line::Lost { at, id, reason } => write!(f, "lost {at} {id} {reason}"),
-            Line::Ending { at, id, how } => {
-                let how = match how {
-                    End::Release => "release",
-                    End::Drop => "drop",
-                    End::Leave => "leave",
-                };
-                write!(f, "ending {at} {id} {how}")
-            }
-            Line::Ended { at, id, answer } => write!(f, "ended {at} {id} {answer}"),
-            Line::Write { from, to, id, token, accepted } => {
-                write!(f, "write {from} {to} {id} {token} {}", u8::from(*accepted))
-            }
-            Line::Forked { at, id, held } => write!(f, "forked {at} {id} {}", u8::from(*held)),
-            Line::Hung { from, to, id } => write!(f, "hung {from} {to} {id}"),
-            Line::Crashed { at, id } => write!(f, "crashed {at} {id}"),
-            Line::Terms { lease, timeout, grace, slack, settle, fate } => {
-                write!(f, "terms {lease} {timeout} {grace} {slack} {settle} {}", *fate as u8)
-            }
-            Line::Stopped { from, to, process } => write!(f, "stopped {from} {to} {process}"),
-            Line::Dead { at, process } => write!(f, "dead {at} {process}"),
-            Line::Net { from, to, process, kind } => write!(f, "net {from} {to} {process} {kind}"),
-            Line::Twice { asked, from, to, process, key, known_again, answered } => {
-                let [known_again, answered] = [known_again, answered].map(|flag| u8::from(*flag));
-                write!(f, "twice {asked} {from} {to} {process} {key} {known_again} {answered}")
-            }
-            Line::Date { at, process, seconds } => write!(f, "date {at} {process} {seconds}"),
-            Line::Server { from, to, kind } => write!(f, "server {from} {to} {kind}"),
-            Line::Late { from, to } => write!(f, "late {from} {to}"),
-            Line::Wall { at, process, seconds } => write!(f, "wall {at} {process} {seconds}"),
-            Line::Jumped { at, seconds } => write!(f, "jumped {at} {seconds}"),
-            Line::Closed { at, threads, descriptors } => write!(f, "closed {at} {threads} {descriptors}"),
-            Line::Kept { at, key, holders } => write!(f, "kept {at} {key} {holders}"),
-            Line::Left { at, key, holders } => write!(f, "left {at} {key} {holders}"),
-            Line::Over { at } => write!(f, "over {at}"),
-            Line::Accepted { at, key, token } => write!(f, "accepted {at} {key} {token}"),
-            Line::Outdated { at, key, token, highest } => write!(f, "outdated {at} {key} {token} {highest}"),
-        }
-    }
-}
-
 impl Line {
     /// The event that this line tells; `None` where it is none.
     pub fn parse(line: &str) -> Option<Line> {
@@ -359,6 +309,15 @@ impl Line {
                 Line::Failed { at: words.number()?, id: words.number()?, error: words.owned()?, why: words.rest() }
             }
             "request" => Line::Request { from: words.number()?, to: words.number()?, why: words.rest() },
+            "point" => Line::Point {
+                from: words.number()?,
+                to: words.number()?,
+                mark: words.owned()?,
+                calls: match words.text()? {
+                    "-" => Vec::new(),
+                    calls => calls.split(',').map(|call| call.parse().ok()).collect::<Option<_>>()?,
+                },
+            },
             "look" => {
                 Line::Look { from: words.number()?, to: words.number()?, id: words.number()?, left: words.number()? }
             }
@@ -416,6 +375,7 @@ impl Line {
                 Line::Date { at, process, seconds: words.text()?.parse().ok()? }
             }
             "server" => Line::Server { from: words.number()?, to: words.number()?, kind: words.owned()? },
+            "deleted" => Line::Deleted { from: words.number()?, to: words.number()?, key: words.owned()? },
             "late" => Line::Late { from: words.number()?, to: words.number()? },
             "wall" => {
                 let (at, process) = (words.number()?, words.owned()?);

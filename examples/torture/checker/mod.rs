@@ -4,13 +4,17 @@
 //! counts from when its holder surely had it, a request may have been granted at any moment of its call. Keys are
 //! independent and tokens order the grants, so all of it is n log n.
 
+mod deleted;
 mod enough;
 pub mod history;
+mod losses;
 mod model;
+mod points;
 mod processes;
 mod reader;
 mod rules;
 mod synthetic;
+mod text;
 mod windows;
 
 pub use enough::{Least, missing};

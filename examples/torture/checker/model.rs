@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::history::{Asked, End, Fate, Form, Line, Mode};
+use super::points::Point;
 use super::reader::Reader;
 use super::windows::Windows;
 
@@ -13,6 +14,8 @@ const PARENT: &str = "parent";
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub process: usize,
+    /// The id of the call that gave it, and its own, by which it is ended.
+    pub calls: [u64; 2],
     pub key: usize,
     pub form: Form,
     pub mode: Mode,
@@ -56,6 +59,7 @@ pub enum Outcome {
 #[derive(Clone, Debug)]
 pub struct Ask {
     pub process: usize,
+    pub id: u64,
     pub asked: Asked,
     pub keys: Vec<usize>,
     pub call: u64,
@@ -92,6 +96,7 @@ pub struct Process {
     pub name: String,
     pub dead: Option<u64>,
     pub stops: Vec<(u64, u64)>,
+    pub points: Vec<Point>,
     /// Its own threads were late.
     pub late: Vec<(u64, u64)>,
     pub nets: Vec<(u64, u64, String)>,
@@ -105,6 +110,8 @@ pub struct Process {
     held_up: Windows,
     /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
     pub troubles: Windows,
+    /// The same, and stops of one of its threads: when what it sends may be under way for longer than it waits.
+    delays: Windows,
     /// It held or asked for something.
     pub busy: Windows,
     /// Its requests to the store that failed or were answered late.
@@ -177,6 +184,9 @@ pub struct Run {
     pub over: u64,
     /// Faults of the server or of the disk.
     pub servers: Vec<(u64, u64, String)>,
+    /// When the row of which key was deleted.
+    pub deleted: Vec<(u64, u64, String)>,
+    pub deletions: Vec<Vec<(u64, u64)>>,
     pub copies: Vec<Copy>,
     /// When each key may be held by nobody, of whose request a copy was granted.
     pub copied: Vec<Windows>,
@@ -235,6 +245,7 @@ impl Run {
                         run.processes[process].dates.push((at, seconds));
                     }
                     Line::Server { from, to, kind } => run.servers.push((from, to, kind)),
+                    Line::Deleted { from, to, key } => run.deleted.push((from, to, key)),
                     Line::Late { from, to } if name == PARENT => late.push((from, to)),
                     Line::Late { from, to } => run.processes[process].late.push((from, to)),
                     Line::Wall { at, process, seconds } => {
@@ -275,7 +286,14 @@ impl Run {
             }
             let own = stops.chain(process.late.iter().map(|(from, to)| (*from, to + terms.slack)));
             process.held_up = Windows::new(own.clone().collect());
-            process.troubles = Windows::new(own.chain(nets).collect());
+            let troubles = own.chain(nets);
+            process.troubles = Windows::new(troubles.clone().collect());
+            let points = process.points.iter().map(|point| (point.from, point.to + terms.slack));
+            process.delays = Windows::new(troubles.chain(points).collect());
+        }
+        if terms.fate != Fate::Own {
+            // Who deletes a row has the file for as long.
+            troubles.extend(self.deleted.iter().map(|(from, to, _)| (*from, to + terms.slack)));
         }
         self.troubles = Windows::new(troubles);
         let mut busy = vec![Vec::new(); self.processes.len()];
@@ -283,6 +301,8 @@ impl Run {
             busy[ask.process].push((ask.call, ask.ret.unwrap_or(self.end)));
         }
         self.copied = self.granted_to_nobody();
+        self.find_keys_of_points();
+        self.deletions = self.keys.iter().map(|key| self.deletions_of(key)).collect();
         let mut by_token = HashMap::new();
         for (at, hold) in self.holds.iter().enumerate() {
             by_token.insert((hold.key, hold.token), at);
@@ -340,12 +360,18 @@ impl Run {
         self.processes[process].held_up.meets(from, to) || self.troubles.meets(from, to)
     }
 
+    /// The same, or one of its threads was stopped.
+    pub fn is_delayed(&self, process: usize, from: u64, to: u64) -> bool {
+        self.processes[process].delays.meets(from, to) || self.troubles.meets(from, to)
+    }
+
     /// Whether a fault of the server met a request: one failed or was late, of a process that had no fault of its own.
     pub fn was_felt(&self, from: u64, to: u64) -> bool {
         let until = to + self.terms.slack;
         let meets = |(begun, ended): (u64, u64)| begun <= until && ended >= from;
         self.processes.iter().any(|process| {
             let own = process.stops.iter().map(|(from, to)| (*from, to + self.terms.slack));
+            let own = own.chain(process.points.iter().map(|point| (point.from, point.to + self.terms.slack)));
             let mut own = own.chain(process.nets.iter().map(|(from, to, _)| (*from, to + self.terms.slack)));
             process.requests.iter().any(|(from, to, _)| meets((*from, *to))) && !own.any(meets)
         })
@@ -354,7 +380,7 @@ impl Run {
     /// Until when a grant can stand that was last renewed by `last`: a request may be on its way for as long as a fault
     /// lasts.
     pub fn lease_after(&self, process: usize, last: u64) -> u64 {
-        let trouble = self.processes[process].troubles.met(last.saturating_sub(self.terms.lease), last);
+        let trouble = self.processes[process].delays.met(last.saturating_sub(self.terms.lease), last);
         trouble.unwrap_or(0).max(last) + self.terms.lease + self.terms.grace + self.terms.slack
     }
 
@@ -367,7 +393,7 @@ impl Run {
         match (hold.ending, ended) {
             (Some((_, End::Release)), Some((at, true))) if stays(at) => at,
             _ if hold.form == Form::Name => u64::MAX,
-            (Some((begun, End::Drop)), Some((at, true))) if stays(at) && !self.is_troubled(hold.process, begun, at) => {
+            (Some((begun, End::Drop)), Some((at, true))) if stays(at) && !self.is_delayed(hold.process, begun, at) => {
                 at
             }
             (Some((begun, End::Leave)), _) => self.lease_after(hold.process, begun),
@@ -387,8 +413,11 @@ impl Run {
             return ask.call;
         }
         let end = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
-        let is_troubled = self.is_troubled(ask.process, ask.call, end);
-        if is_troubled { ask.call } else { ask.call.max(end.saturating_sub(self.terms.slack)) }
+        if self.is_delayed(ask.process, ask.call, end) {
+            ask.call
+        } else {
+            ask.call.max(end.saturating_sub(self.terms.slack))
+        }
     }
 
     /// From when to when a request that did not get what it wanted may have held one of its keys.
@@ -404,7 +433,7 @@ impl Run {
         // Who wants all gives back those that it had when it does not get another: at once, or behind a wait's end.
         let given_back = || {
             let ret = ask.ret.unwrap_or(self.end);
-            match (self.is_troubled(ask.process, ask.call, ret), ask.asked.wait) {
+            match (self.is_delayed(ask.process, ask.call, ret), ask.asked.wait) {
                 (true, _) => self.unanswered_until(ask),
                 (false, Some(0)) => ret,
                 (false, _) => ret + self.terms.slack,
@@ -413,7 +442,8 @@ impl Run {
         (ask.asked.all && ask.outcome != Outcome::Granted).then(|| (ask.call, given_back()))
     }
 
-    /// When the first request for one of its keys was sent that failed within the call of who was refused.
+    /// When the first request for one of its keys was sent that failed within the call of who was refused, or was answered
+    /// right before its thread was stopped: then it may have been granted too late, and given up.
     fn unanswered_request(&self, ask: &Ask) -> Option<u64> {
         let ret = ask.ret.filter(|_| ask.outcome == Outcome::Refused && !ask.asked.all)?;
         let in_time =
@@ -421,13 +451,16 @@ impl Run {
         let is_of = |why: &str| {
             why.starts_with("acquire ") && ask.keys.iter().any(|key| why.contains(&format!("\"{}\"", self.keys[*key])))
         };
-        in_time.filter(|(_, _, why)| is_of(why)).map(|(from, _, _)| *from).min()
+        let failed = in_time.filter(|(_, _, why)| is_of(why)).map(|(from, _, _)| *from);
+        let points = self.processes[ask.process].points.iter().filter(|point| point.calls.contains(&ask.id));
+        let stopped = points.map(|point| point.from.saturating_sub(self.terms.slack).max(ask.call));
+        failed.chain(stopped).min()
     }
 
     /// Until when a request can hold a key of which nobody knows whether it was granted.
     pub fn unanswered_until(&self, ask: &Ask) -> u64 {
         let given_up = |at| {
-            let trouble = self.processes[ask.process].troubles.met(ask.call, at).unwrap_or(at);
+            let trouble = self.processes[ask.process].delays.met(ask.call, at).unwrap_or(at);
             trouble.max(at) + self.terms.settle + self.terms.slack
         };
         match (ask.ret, self.processes[ask.process].dead) {

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use super::history::{Form, Line};
 use super::model::{Ask, Closed, Hold, Names, Outcome, Run, Write};
+use super::points::Point;
 
 /// The lines of one worker.
 pub(super) struct Reader {
@@ -27,7 +28,7 @@ impl Reader {
                 self.asks.insert(id, run.asks.len());
                 let (process, outcome) = (self.process, Outcome::Open);
                 let why = String::new();
-                run.asks.push(Ask { process, asked, keys, call: at, ret: None, outcome, why, old: None });
+                run.asks.push(Ask { process, id, asked, keys, call: at, ret: None, outcome, why, old: None });
                 run.end = run.end.max(at);
             }
             Line::Granted { at, id, token, key: name } => {
@@ -44,6 +45,9 @@ impl Reader {
                 self.ask(run, id)?.why = why;
             }
             Line::Request { from, to, why } => run.processes[self.process].requests.push((from, to, why)),
+            Line::Point { from, to, mark, calls } => {
+                run.processes[self.process].points.push(Point { from, to, mark, calls, keys: Vec::new() });
+            }
             Line::Look { from, to, id, left } => {
                 run.end = run.end.max(to);
                 self.hold(run, id)?.1.look(from, to, left);
@@ -99,6 +103,7 @@ impl Reader {
         (ask.ret, ask.outcome) = (Some(at), Outcome::Granted);
         let hold = Hold {
             process: ask.process,
+            calls: [of, id],
             key,
             form: ask.asked.form,
             mode: ask.asked.mode,

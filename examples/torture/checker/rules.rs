@@ -3,16 +3,17 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
-use super::history::{End, Fate, Form, Mode};
+use super::history::{End, Form, Mode};
 use super::model::{Ask, Hold, Outcome, Run};
-use super::processes;
+use super::points::Point;
 use super::windows::Windows;
+use super::{deleted, losses, processes};
 
 /// What each rule demands.
 pub const RULES: [(&str, &str); 10] = [
     (
         "overlap",
-        "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each",
+        "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each; none beyond a lease after its row was deleted",
     ),
     ("tokens", "the tokens of a key rise in the order of its grants, strictly"),
     ("limit", "never more shared holders than a request allowed"),
@@ -26,9 +27,6 @@ pub const RULES: [(&str, &str); 10] = [
 ];
 /// More of one rule say nothing new.
 const MOST: usize = 100;
-/// So long a worker waits to hear why its guard says that it is not held any more.
-const HEARD: u64 = 1_000_000_000;
-
 /// Something that no lock may do.
 #[derive(Clone, Debug)]
 pub struct Violation {
@@ -96,10 +94,11 @@ pub fn check(run: &Run) -> Verdict {
         blocked(run, key, &holds, asks, &mut verdict);
     }
     adoptions(run, &mut verdict);
+    deleted::believed(run, &mut verdict);
     refusals(run, &ways, &asks, &mut verdict);
     resource(run, &mut verdict);
     late(run, &mut verdict);
-    losses(run, &mut verdict);
+    losses::losses(run, &mut verdict);
     processes::forks(run, &mut verdict);
     processes::left(run, &mut verdict);
     verdict.violations.sort_by_key(|violation| violation.at);
@@ -107,7 +106,7 @@ pub fn check(run: &Run) -> Verdict {
 }
 
 /// For people.
-fn named(run: &Run, hold: &Hold) -> String {
+pub(super) fn named(run: &Run, hold: &Hold) -> String {
     let mode = if hold.mode == Mode::Shared { "shared" } else { "exclusive" };
     format!("{} ({mode}, token {})", run.processes[hold.process].name, hold.token)
 }
@@ -116,14 +115,16 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// When it surely was held, by its holder. Who is adopted under the eyes of its guard may need a lease to hear of it.
+/// When it surely was held, by its holder. Who is adopted under the eyes of its guard, or whose row is deleted, may need a
+/// lease to hear of it.
 fn beliefs<'a>(run: &Run, hold: &'a Hold) -> impl Iterator<Item = (u64, u64)> + use<'a> {
-    let heard = hold.replaced.map(|(from, to)| (from, to + run.terms.lease));
-    let parts = hold.beliefs.iter().flat_map(move |(start, end)| match heard {
-        Some((from, to)) => [(*start, (*end).min(from)), ((*start).max(to), *end)],
-        None => [(*start, *end), (0, 0)],
-    });
-    parts.filter(|(start, end)| start < end)
+    let replaced = hold.replaced.map(|(from, to)| (from, to + run.terms.lease));
+    let mut parts = hold.beliefs.clone();
+    for (from, to) in run.deleted_under(hold).chain(replaced) {
+        let cut = parts.into_iter().flat_map(|(start, end)| [(start, end.min(from)), (start.max(to), end)]);
+        parts = cut.filter(|(start, end)| start < end).collect();
+    }
+    parts.into_iter()
 }
 
 fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
@@ -299,8 +300,14 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
 }
 
 fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
+    // Also behind others of its process who wait for the key, and where the library's own thread does not wake it; but for
+    // nobody else who is stopped.
+    let in_its_line = |point: &Point| point.keys.contains(&key) || point.calls.is_empty();
+    let is_slowed = |process: usize, from: u64, to: u64| {
+        run.is_troubled(process, from, to) || run.was_stopped(process, from, to, in_its_line)
+    };
     // One of several that are wanted together may be had before the call is answered.
-    let known = |hold: &Hold| match hold.is_part || run.is_troubled(hold.process, hold.call, hold.ret) {
+    let known = |hold: &Hold| match hold.is_part || is_slowed(hold.process, hold.call, hold.ret) {
         true => hold.call,
         false => hold.ret,
     };
@@ -322,7 +329,7 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
                 in_vain.push((start, end));
             }
         }
-        let is_excused = |(start, end): &(u64, u64)| run.is_troubled(ask.process, *start, *end);
+        let is_excused = |(start, end): &(u64, u64)| is_slowed(ask.process, *start, *end);
         let is_troubled = match in_vain.is_empty() {
             true => is_excused(&(ask.call, ret)),
             false => in_vain.iter().all(is_excused),
@@ -363,100 +370,23 @@ fn resource(run: &Run, verdict: &mut Verdict) {
     }
 }
 
-fn losses(run: &Run, verdict: &mut Verdict) {
-    let before = run.terms.lease + run.terms.slack;
-    let troubled = |process, at: u64| run.is_troubled(process, at.saturating_sub(before), at);
-    // When each was first to be adopted.
-    let mut heirs: BTreeMap<usize, u64> = BTreeMap::new();
-    for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
-        heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
-    }
-    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form == Form::Guard) {
-        if let Some(at) = hold.revived {
-            let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
-            verdict.accuse("loss", Some(hold.key), at, text);
-        }
-        let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
-        let lost = hold.lost.clone().or(answer);
-        let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
-        let is_lost = lost.is_some();
-        let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
-        let is_wrong = is_lost && hold.replaced.is_none_or(|(from, _)| at < from);
-        // One that failed may have done it all the same.
-        let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
-        let is_excused = match reason.as_str() {
-            "heartbeat_died" => false,
-            // Nobody else can do that to it before its lease is over, and then its own process says so, if it runs.
-            "taken_over" | "released_by_other" | "gone" if !has_heir => {
-                let was_over = hold.gone.unwrap_or(at) >= hold.granted_until;
-                was_over && run.is_held_up(hold.process, at.saturating_sub(before), at)
-            }
-            "unknown" => run.is_held_up(hold.process, at.saturating_sub(HEARD + run.terms.slack), at),
-            _ => troubled(hold.process, at),
-        };
-        if verdict.finds("loss", is_wrong, is_excused) {
-            let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
-            verdict.accuse("loss", Some(hold.key), at, text);
-        }
-    }
-    for ask in &run.asks {
-        let Outcome::Failed(error) = &ask.outcome else { continue };
-        let at = ask.ret.unwrap_or(run.end);
-        let is_fine = match error.as_str() {
-            // Who was told to stop.
-            "cancelled" => at >= run.over,
-            "timed_out" => ran_out(run, ask, at, true),
-            "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
-            // One request may find no gap in a crowd.
-            "store" | "ambiguous" => ran_out(run, ask, at, run.terms.fate == Fate::Crowded),
-            _ => false,
-        };
-        // Also what happened to the one who has left it.
-        let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
-        let is_troubled = run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
-            || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at));
-        if verdict.finds("loss", !is_fine, is_troubled) {
-            let (name, why) = (&run.processes[ask.process].name, &ask.why);
-            let why = if why.is_empty() { String::new() } else { format!(": {why}") };
-            let text = format!("a call of {name} failed ({error}{why}) without a fault");
-            verdict.accuse("loss", ask.keys.first().copied(), at, text);
-        }
-    }
-}
-
-/// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
-/// is under way, or one request, where a `single` one may run out, too. What fails before that was not for want of time.
-fn ran_out(run: &Run, ask: &Ask, at: u64, single: bool) -> bool {
-    let time = match ask.asked.wait {
-        Some(0) if single => run.terms.timeout,
-        Some(wait @ 1..) => wait,
-        _ => return false,
-    };
-    at - ask.call >= time / 10 * 9
-}
-
-/// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
-fn stood_for_its_heir(run: &Run, ask: &Ask, at: u64) -> bool {
-    let Some(old) = ask.old.map(|old| &run.holds[old]) else { return false };
-    let was_left = old.ending.is_some_and(|(_, how)| how == End::Leave);
-    let heirs = || run.asks.iter().filter(|other| other.old == ask.old).count();
-    was_left && old.ended.as_ref().is_some_and(|(_, answer)| answer == "ok") && at < old.granted_until && heirs() == 1
-}
-
 /// A call that does not wait has one timeout, one that waits as much more. What ends a hold has its lease for it, too. That
-/// is promised for whatever the network and the server do, so only who does not run until then has an excuse.
+/// is promised for whatever the network, the server and other threads do, so only who does not run until then has an excuse.
 fn late(run: &Run, verdict: &mut Verdict) {
     let terms = run.terms;
-    let mut judge = |process: usize, key: Option<usize>, what: &str, call: u64, ret: Option<u64>, bound: u64| {
-        // Who died in it has waited until then.
-        let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
-        let due = call.saturating_add(bound).saturating_add(terms.slack);
-        if verdict.finds("late", ret > due, run.is_held_up(process, call, ret.min(due))) {
-            let (name, took) = (&run.processes[process].name, ret - call);
-            let text = format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));
-            verdict.accuse("late", key, ret, text);
-        }
-    };
+    let mut judge =
+        |process: usize, id: u64, key: Option<usize>, what: &str, (call, ret): (u64, Option<u64>), bound: u64| {
+            // Who died in it has waited until then.
+            let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
+            let due = call.saturating_add(bound).saturating_add(terms.slack);
+            let was_stopped = run.was_stopped(process, call, ret.min(due), |point| point.calls.contains(&id));
+            if verdict.finds("late", ret > due, was_stopped || run.is_held_up(process, call, ret.min(due))) {
+                let (name, took) = (&run.processes[process].name, ret - call);
+                let text =
+                    format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));
+                verdict.accuse("late", key, ret, text);
+            }
+        };
     for ask in &run.asks {
         if let Some(wait) = ask.asked.wait {
             let bound = match (ask.asked.all, wait) {
@@ -464,7 +394,7 @@ fn late(run: &Run, verdict: &mut Verdict) {
                 (true, 0) => ask.keys.len() as u64 * terms.timeout + terms.lease,
                 _ => wait.saturating_add(terms.timeout),
             };
-            judge(ask.process, ask.keys.first().copied(), "a request", ask.call, ask.ret, bound);
+            judge(ask.process, ask.id, ask.keys.first().copied(), "a request", (ask.call, ask.ret), bound);
         }
     }
     for hold in &run.holds {
@@ -474,7 +404,8 @@ fn late(run: &Run, verdict: &mut Verdict) {
                 End::Drop => "a drop",
                 End::Leave => "a hand-over",
             };
-            judge(hold.process, Some(hold.key), what, *begun, *ended, terms.timeout.max(terms.lease));
+            let bound = terms.timeout.max(terms.lease);
+            judge(hold.process, hold.calls[1], Some(hold.key), what, (*begun, *ended), bound);
         }
     }
 }

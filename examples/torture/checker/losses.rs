@@ -1,0 +1,111 @@
+//! The rule of what is lost and what fails.
+
+use std::collections::BTreeMap;
+
+use super::history::{End, Fate, Form};
+use super::model::{Ask, Outcome, Run};
+use super::points::Point;
+use super::rules::{Verdict, named};
+
+/// So long a worker waits to hear why its guard says that it is not held any more.
+const HEARD: u64 = 1_000_000_000;
+
+pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
+    let before = run.terms.lease + run.terms.slack;
+    // When each was first to be adopted.
+    let mut heirs: BTreeMap<usize, u64> = BTreeMap::new();
+    for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
+        heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
+    }
+    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form == Form::Guard) {
+        if let Some(at) = hold.revived {
+            let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
+            verdict.accuse("loss", Some(hold.key), at, text);
+        }
+        let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
+        let lost = hold.lost.clone().or(answer);
+        let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
+        let is_lost = lost.is_some();
+        let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
+        let is_wrong = is_lost && hold.replaced.is_none_or(|(from, _)| at < from);
+        // One that failed may have done it all the same.
+        let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
+        // By the library's own threads and its own calls, or while it was asked for: others of its process hand it over.
+        let is_its_own = |point: &Point| {
+            let was_asked_for = hold.call <= point.to + run.terms.slack && hold.ret >= point.from;
+            point.calls.is_empty() || was_asked_for || hold.calls.iter().any(|call| point.calls.contains(call))
+        };
+        let was_stopped = |from: u64| run.was_stopped(hold.process, from, at, is_its_own);
+        let (unheard, lately) = (at.saturating_sub(HEARD + run.terms.slack), at.saturating_sub(before));
+        let is_excused = match reason.as_str() {
+            "heartbeat_died" => false,
+            // Nobody else can do that to it before its lease is over, and then its own process says so, if it runs.
+            "taken_over" | "released_by_other" | "gone" if !has_heir => {
+                let was_over = hold.gone.unwrap_or(at) >= hold.granted_until;
+                was_over && (run.is_held_up(hold.process, lately, at) || was_stopped(lately))
+            }
+            "unknown" => run.is_held_up(hold.process, unheard, at) || was_stopped(unheard),
+            _ => run.is_troubled(hold.process, lately, at) || was_stopped(lately),
+        };
+        // It hears of that, or of those who came after it, by its next heartbeat.
+        let says_so = ["taken_over", "released_by_other", "gone", "lost"].contains(&reason.as_str());
+        let was_deleted = says_so && run.was_deleted(hold.key, lately.max(hold.call), at);
+        if verdict.finds("loss", is_wrong, is_excused || was_deleted) {
+            let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
+            verdict.accuse("loss", Some(hold.key), at, text);
+        }
+    }
+    for ask in &run.asks {
+        let Outcome::Failed(error) = &ask.outcome else { continue };
+        let at = ask.ret.unwrap_or(run.end);
+        let is_fine = match error.as_str() {
+            // Who was told to stop.
+            "cancelled" => at >= run.over,
+            "timed_out" => ran_out(run, ask, at, true),
+            "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
+            // One request may find no gap in a crowd.
+            "store" | "ambiguous" => ran_out(run, ask, at, run.terms.fate == Fate::Crowded),
+            _ => false,
+        };
+        // Also what happened to the one who has left it.
+        let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
+        // Who wants all may lose the first while it waits for the others; who stands behind one who has no answer says so of the
+        // store.
+        let holds_some = ask.asked.all && error == "lost";
+        let in_its_line = |point: &Point| {
+            let is_of_all = holds_some && point.calls.is_empty();
+            is_of_all || point.calls.contains(&ask.id) || ask.keys.iter().any(|key| point.keys.contains(key))
+        };
+        let was_deleted = |key: &usize| run.was_deleted(*key, ask.call, at);
+        let is_troubled = run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
+            || run.was_stopped(ask.process, ask.call, at, in_its_line)
+            || (holds_some && ask.keys.iter().any(was_deleted))
+            || one_who_left.is_some_and(|old| run.was_deleted(old.key, old.call, at))
+            || one_who_left.is_some_and(|old| run.is_troubled(old.process, old.call.saturating_sub(before), at));
+        if verdict.finds("loss", !is_fine, is_troubled) {
+            let (name, why) = (&run.processes[ask.process].name, &ask.why);
+            let why = if why.is_empty() { String::new() } else { format!(": {why}") };
+            let text = format!("a call of {name} failed ({error}{why}) without a fault");
+            verdict.accuse("loss", ask.keys.first().copied(), at, text);
+        }
+    }
+}
+
+/// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
+/// is under way, or one request, where a `single` one may run out, too. What fails before that was not for want of time.
+fn ran_out(run: &Run, ask: &Ask, at: u64, single: bool) -> bool {
+    let time = match ask.asked.wait {
+        Some(0) if single => run.terms.timeout,
+        Some(wait @ 1..) => wait,
+        _ => return false,
+    };
+    at - ask.call >= time / 10 * 9
+}
+
+/// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
+fn stood_for_its_heir(run: &Run, ask: &Ask, at: u64) -> bool {
+    let Some(old) = ask.old.map(|old| &run.holds[old]) else { return false };
+    let was_left = old.ending.is_some_and(|(_, how)| how == End::Leave);
+    let heirs = || run.asks.iter().filter(|other| other.old == ask.old).count();
+    was_left && old.ended.as_ref().is_some_and(|(_, answer)| answer == "ok") && at < old.granted_until && heirs() == 1
+}

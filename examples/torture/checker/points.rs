@@ -1,0 +1,38 @@
+//! Threads that were stopped at marks of the library.
+
+use std::collections::HashMap;
+
+use super::model::Run;
+
+/// In these calls, on these keys, or in none: then it is the library's own, or looks at what it holds.
+#[derive(Clone, Debug)]
+pub struct Point {
+    pub from: u64,
+    pub to: u64,
+    pub mark: String,
+    pub calls: Vec<u64>,
+    pub keys: Vec<usize>,
+}
+
+impl Run {
+    /// Each by its calls.
+    pub(super) fn find_keys_of_points(&mut self) {
+        let mut keys: HashMap<(usize, u64), &[usize]> = HashMap::new();
+        keys.extend(self.asks.iter().map(|ask| ((ask.process, ask.id), &*ask.keys)));
+        for hold in &self.holds {
+            keys.entry((hold.process, hold.calls[1])).or_insert(std::slice::from_ref(&hold.key));
+        }
+        for (number, process) in self.processes.iter_mut().enumerate() {
+            for point in &mut process.points {
+                let of = point.calls.iter().filter_map(|call| keys.get(&(number, *call)));
+                point.keys = of.copied().flatten().copied().collect();
+            }
+        }
+    }
+
+    /// Whether a thread of this process that is such a one was stopped, from `from` to `to`.
+    pub fn was_stopped(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> bool {
+        let mut points = self.processes[process].points.iter();
+        points.any(|point| point.from <= to && point.to + self.terms.slack >= from && such(point))
+    }
+}
