@@ -7,9 +7,9 @@ use super::undo::give_up;
 use crate::engine::spec::{Chain, Granted, LockSpec};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{ErrorKind, Result};
-use crate::model::lock::LockStatus;
 use crate::store::Acquired;
 use crate::sys::deadline::Deadline;
+use crate::sys::observing::later;
 use crate::sys::pause::pause;
 
 /// After this many hand-overs in a row the lock is really released, so that other processes get a turn.
@@ -59,6 +59,9 @@ impl Hold {
         attempt.first_sent = Some(sent);
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
+        // Dropped after `handing` is free again: an observer may call the guard.
+        let _later = later();
+        let _handing = self.requests.handing.lock();
         pause!("hand.sent");
         let hand_over = || setup.backend.acquire(&mut attempt, &deadline);
         let may_be_done = |answer: &Acquired| matches!(answer, Acquired::Granted { .. } | Acquired::Unknown(_));
@@ -84,10 +87,8 @@ impl Hold {
                 }
             }
             Ok(Acquired::Refused(_)) if by_another => PassedOn::Yes(Ok(())),
-            Ok(Acquired::Refused(seen)) => {
-                let lost = self.error(ErrorKind::Lost, "it was released by another or taken over");
-                PassedOn::Yes(Err(lost.with_holders(LockStatus::live(&seen))))
-            }
+            // Its own release says whether it stands: a store may refuse a hand-over of what does, near its end.
+            Ok(Acquired::Refused(_)) => PassedOn::No,
             Ok(Acquired::Unknown(_)) => {
                 pause!("hand.unanswered");
                 // If it happened, there is nothing left to release.

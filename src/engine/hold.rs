@@ -84,6 +84,8 @@ pub(super) struct Requests {
     pub spare: Mutex<Attempt>,
     /// An unanswered hand-over that may have happened, and that was not given up yet.
     pub handed: Mutex<Option<Attempt>>,
+    /// Locked while a hand-over is under way: whether a waiter has it, or somebody must give it up, is not known before.
+    pub handing: Mutex<()>,
     /// By when the grant has ended by itself, as the last answer says, in boot time.
     pub stands_until: AtomicU64,
     /// The grant id under which the place of the grant is kept, where the hold ends too early.
@@ -196,6 +198,7 @@ impl Hold {
                 spare: Mutex::new(attempt.without_native()),
                 attempt: Mutex::new(attempt),
                 handed: Mutex::default(),
+                handing: Mutex::default(),
                 stands_until: AtomicU64::new(stands_until.as_nanos()),
                 kept_as: setup.backend.info().grant_form.fresh(),
             },

@@ -316,8 +316,12 @@ impl Hold {
 
     fn send_release(&self, by: Instant, tries: Tries) -> Result<()> {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it.
-        let given_up = self.give_up_hand_over(&Deadline::at(half()));
+        // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it. So does one that
+        // another release has under way.
+        let given_up = match self.requests.handing.try_lock_until(half()) {
+            Some(_) => self.give_up_hand_over(&Deadline::at(half())),
+            None => Err(self.error(ErrorKind::Store, "a hand-over of it is under way").retryable()),
+        };
         // Dropped after `attempt` is free again: an observer may call the guard.
         let _later = later();
         // A heartbeat that hangs keeps `attempt` locked; then a copy is used.

@@ -62,8 +62,9 @@ struct Left {
     end: Option<Renewal>,
     /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
-    /// A minimum hold: nothing may end it earlier.
+    /// A minimum hold: nothing may end it earlier. For any other, when it was pushed.
     not_before: Instant,
+    must_stand: bool,
     due: Instant,
     failures: u32,
 }
@@ -95,7 +96,8 @@ impl Undo {
         let key = attempt.key.clone();
         let stands_until = self.clock.now() + attempt.ask.lease;
         let not_before = far_from(Instant::now(), delay);
-        let left = Left { attempt, end, stands_until, not_before, due: not_before, failures: 0 };
+        let must_stand = !delay.is_zero();
+        let left = Left { attempt, end, stands_until, not_before, must_stand, due: not_before, failures: 0 };
         let (surplus, started, is_late) = {
             let mut state = self.state.lock();
             state.left.push(left);
@@ -162,7 +164,7 @@ impl Undo {
             // What must stand for longer ends with its lease. What failed before is tried once more, however long ago:
             // the store may be back.
             state.ends_at = Some(soon);
-            state.left.retain(|left| left.not_before <= soon);
+            state.left.retain(|left| !left.must_stand || left.not_before <= soon);
             state.left.iter_mut().for_each(|left| left.due = left.not_before);
             (state.thread.take(), is_running, before - state.left.len())
         };
@@ -345,7 +347,7 @@ mod tests {
             let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
             let _ = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
             let (stands_until, not_before) = (self.undo.clock.now() + LEASE, Instant::now());
-            Left { attempt, end: None, stands_until, not_before, due, failures }
+            Left { attempt, end: None, stands_until, not_before, must_stand: false, due, failures }
         }
 
         fn stands(&self) -> bool {
@@ -356,6 +358,18 @@ mod tests {
         fn push(&self, left: Left) {
             self.undo.state.lock().left.push(left);
         }
+    }
+
+    /// As by a release that a close has cut off.
+    #[test]
+    fn what_comes_after_the_work_must_end_is_counted() {
+        let bench = Bench::new();
+        let soon = Instant::now();
+        bench.push(bench.left(soon + SLACK, 0));
+        let mut late = bench.left(soon, 0);
+        late.not_before = soon + Duration::from_nanos(1);
+        bench.push(late);
+        assert_eq!(bench.undo.end(soon, soon), 2);
     }
 
     #[test]

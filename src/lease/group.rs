@@ -68,7 +68,8 @@ fn without(record: &LockRecord, freed: Vec<(Mode, Holder)>) -> Step<Vec<(Mode, H
     }
     let mut next = record.clone();
     for (_, member) in &freed {
-        next.take(&member.grant);
+        // Old entries of other libraries have no grant id.
+        next.take_where(|h| h == member);
     }
     Step::write(freed, next)
 }

@@ -304,10 +304,14 @@ impl LockRecord {
     }
 
     pub(super) fn take(&mut self, grant: &GrantId) -> Option<(Mode, Holder)> {
-        if let Some(held) = self.exclusive.take_if(|h| h.grant == *grant) {
+        self.take_where(|h| h.grant == *grant)
+    }
+
+    pub(super) fn take_where(&mut self, is_it: impl Fn(&Holder) -> bool) -> Option<(Mode, Holder)> {
+        if let Some(held) = self.exclusive.take_if(|h| is_it(h)) {
             return Some((Mode::Exclusive, held));
         }
-        let at = self.shared.iter().position(|h| h.grant == *grant)?;
+        let at = self.shared.iter().position(is_it)?;
         Some((Mode::Shared, self.shared.remove(at)))
     }
 }

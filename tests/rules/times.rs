@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::support::asks::*;
 use leasehold::internals::lease::backoff::{poll_delay, renewal_delay, retry_delay, with_jitter, woken_delay};
-use leasehold::internals::lease::group::{GroupAnswer, renew_group};
+use leasehold::internals::lease::group::{GroupAnswer, release_group, renew_group};
 use leasehold::internals::lease::transition::{KeepAnswer, Renewal, keep_standing, renew};
 use leasehold::internals::lease::{
     Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, RenewAnswer, StoreTime, Times, transition,
@@ -176,6 +176,17 @@ fn a_group_is_renewed_with_a_second_left_and_not_with_less() {
     let renew = |time| renew_group(&record, "id of a", Lease::For(ms(9000)), &now(time)).answer;
     assert!(matches!(renew(4000), GroupAnswer::Renewed(_)));
     assert!(matches!(renew(4001), GroupAnswer::TooLate(..)));
+}
+
+/// Of a library that wrote none, or of its older versions.
+#[test]
+fn holders_without_a_grant_id_are_told_apart_by_their_lock_ids() {
+    let mut record = held(&[shared("a"), shared("b")]);
+    record.shared.iter_mut().for_each(|holder| holder.grant = grant(""));
+    let step = release_group(&record, "id of b");
+    assert_eq!(step.answer.iter().map(|(_, holder)| &*holder.lock_id).collect::<Vec<_>>(), ["id of b"]);
+    let left = step.record.expect("it is written").shared;
+    assert_eq!(left.iter().map(|holder| &*holder.lock_id).collect::<Vec<_>>(), ["id of a"]);
 }
 
 #[test]

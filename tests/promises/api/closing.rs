@@ -41,6 +41,29 @@ fn a_close_that_leaves_a_call_behind_which_obtains_a_lock_says_so() {
 }
 
 #[test]
+fn a_close_waits_for_a_hand_over_that_finds_its_waiter_gone() {
+    let store = Store::memory();
+    let client = store.builder().drop_timeout(LONG).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    let token = guard.fencing_token();
+    let (told, tells) = bounded(10);
+    scope(|scope| {
+        let request = client.request("k").on_wait(move |_| drop(told.try_send(())));
+        let waiter = scope.spawn(|| request.lock().map(drop).unwrap_err().kind());
+        tells.recv_timeout(LONG).expect("it waits");
+        store.plan.next(Call::Acquire, Fault::ApplyThenDelay(millis(700)));
+        let release = scope.spawn(|| guard.release());
+        let holder =
+            || client.get("k").unwrap().and_then(|status| status.holders().first().map(|held| held.fencing_token()));
+        wait_until("it is handed over", || holder().is_some_and(|now| now > token));
+        client.close().unwrap();
+        assert!(store.is_vacant("k"));
+        assert_eq!(waiter.join().unwrap(), ErrorKind::Closed);
+        release.join().unwrap().unwrap();
+    });
+}
+
+#[test]
 fn a_later_close_gives_up_what_an_earlier_one_could_not() {
     let store = Store::memory();
     let client = client(&store, LONG);

@@ -65,6 +65,20 @@ fn nothing_of_the_last_second_is_handed_over() {
     }
 }
 
+/// It is not handed over then, but it is released.
+#[test]
+fn a_lock_in_its_last_second_is_released_also_where_somebody_waits() {
+    let world = needs_server!(World::new());
+    let guard = world.ours.lock("x").unwrap();
+    let (told, tells) = std::sync::mpsc::channel();
+    let request = world.ours.request("x").on_wait(move |_| told.send(()).unwrap_or_default());
+    let waiter = std::thread::spawn(move || request.lock().map(drop));
+    tells.recv().unwrap();
+    world.pass(LEASE - Duration::from_millis(800));
+    guard.release().unwrap();
+    waiter.join().unwrap().unwrap();
+}
+
 /// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
 #[test]
 fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
