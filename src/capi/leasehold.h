@@ -675,12 +675,13 @@ leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 
 // Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
 // happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up the
-// call of its thread, but no renewal and no loss: those another thread tells. leasehold_client_close waits until other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
-// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback
-// it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
-// more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
-// that could not be made has called it for the last time. NULL for none, which is the default.
+// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up
+// the call of its thread, but no renewal and no loss: those another thread tells. leasehold_client_close waits until
+// other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
+// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback it does not wait
+// for a thread that waits for this very callback, as for one that closes the client, too: close once more from outside
+// before `user` is freed. A client that is only freed may call it for as long as the process lives; one that could not
+// be made has called it for the last time. NULL for none, which is the default.
 // \param on_event Any thread may call it with `user` until the clients are closed.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
@@ -994,8 +995,8 @@ leasehold_code leasehold_request_try_lock(leasehold_request request,
 
 // Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
 // leasehold_request_set_max_hold, means nothing to it, but leasehold_request_set_hold_at_least is refused.
-// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See leasehold_client_heartbeat,
-// leasehold_client_release and leasehold_client_adopt.
+// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See
+// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

@@ -362,8 +362,8 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
 
 /// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
 /// leasehold_request_set_max_hold, means nothing to it, but leasehold_request_set_hold_at_least is refused.
-/// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See leasehold_client_heartbeat,
-/// leasehold_client_release and leasehold_client_adopt.
+/// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See
+/// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]
