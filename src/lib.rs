@@ -32,6 +32,9 @@
 //! 4. Every call returns by its deadline, every drop within `drop_timeout`, and nothing panics across the API.
 //! 5. An error says what was going on, with which key, on which store, and never shows a secret.
 //!
+//! In a table that a Go library also uses (`fleet=mixed`), 1 to 3 hold only as far as that library keeps them: see the pages on
+//! moving in the [guide].
+//!
 //! What no lease can prevent: a holder that is stopped between its last look at [`is_held`](LockGuard::is_held) and its
 //! next write may write late. Let the resource refuse a token below the highest it has seen; the README shows how.
 //!
@@ -49,12 +52,12 @@
 //! `%` or `?`: the function `builder` of the store's module (`leasehold::dynamodb::builder`). `mode=`, `unsafe_fs=`, `pooler=`
 //! and `admin_endpoint=` exist in URLs only.
 //!
-//! | store | options |
+//! | store | options, with their defaults |
 //! |---|---|
-//! | SQLite | `mode=0600`, `unsafe_fs=1` |
+//! | SQLite | `mode=0600`, `unsafe_fs=0` |
 //! | DynamoDB | `region=`, `endpoint=`, `grace=1s`, `fleet=own`, `partition_key=key`, `sort_key=NAME:VALUE`, `deletion_protection=0`, `point_in_time_recovery=0` |
 //! | MongoDB | `collection=locks`, `fleet=own`, and those of MongoDB's own URLs |
-//! | PostgreSQL | `table=leasehold`, `pooler=transaction`, and those of libpq, as far as tokio-postgres has them |
+//! | PostgreSQL | `table=leasehold`, `pooler=` unset, or `transaction`, and those of libpq, as far as tokio-postgres has them |
 //! | Cloud Spanner | `table=`, which must be said, `admin_endpoint=`, `spindle_duration=20s`, `fleet=own` |
 //!
 //! # Features

@@ -42,8 +42,8 @@ pub enum SameOwner {
     #[default]
     Respect,
     /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
-    /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that waits already
-    /// leaves a guard of its own client alone that it sees; one that is made anew does not.
+    /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that is already
+    /// waiting does not replace a guard of its own client; a new call does.
     Replace,
 }
 

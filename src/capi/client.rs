@@ -178,22 +178,26 @@ pub extern "C" fn leasehold_builder_set_heartbeat(builder: BuilderHandle, ms: u6
     call(|| set(builder, |options| options.heartbeat = Some(millis(ms))))
 }
 
-/// How long before the end of its lease a holder already counts the lock as lost, in milliseconds. Defaults to a tenth
-/// of the lease.
+/// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: below the lease less
+/// the heartbeat; at least 100 on DynamoDB, and 1,000 on MongoDB with fleet=mixed. Defaults to a tenth of the lease, or to
+/// that least.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_margin(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.margin = Some(millis(ms))))
 }
 
 /// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
-/// Defaults to 150 and 350.
+/// After a minute of waiting both numbers double, and after ten minutes once more. Where the store reports releases (SQLite,
+/// memory, MongoDB, PostgreSQL) it looks at each report and, in case one was lost, after a hundred times such a pause, which
+/// does not double. Defaults to 150 and 350.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_poll(builder: BuilderHandle, from_ms: u64, to_ms: u64) -> Code {
     call(|| set(builder, |options| options.poll = Some((millis(from_ms), millis(to_ms)))))
 }
 
 /// How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
-/// A request gets half of what its call has left, so give it twice as long as the slowest answer takes.
+/// A request gets half of what its call has left, but at least two seconds, so give it twice as long as the slowest answer
+/// takes.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_request_timeout(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.request_timeout = Some(millis(ms))))
@@ -223,13 +227,13 @@ pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) ->
 
 /// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
 /// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-/// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what
-/// its thread does: a call, or the renewal of one lock, but no other guard's and no loss. leasehold_client_close waits
-/// until other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
-/// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback
-/// it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
-/// more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
-/// that could not be made has called it for the last time. NULL for none, which is the default.
+/// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up
+/// the call of its thread, but no renewal and no loss: those another thread tells. leasehold_client_close waits until
+/// other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
+/// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback it does not wait
+/// for a thread that waits for this very callback, as for one that closes the client, too: close once more from outside
+/// before `user` is freed. A client that is only freed may call it for as long as the process lives; one that could not
+/// be made has called it for the last time. NULL for none, which is the default.
 /// \param on_event Any thread may call it with `user` until the clients are closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_builder_set_on_event(

@@ -139,13 +139,13 @@ pub extern "C" fn leasehold_filter_set_created_after(filter: FilterHandle, unix_
     })
 }
 
-/// Only locks with fewer milliseconds than this left of their lease, the expired ones included.
+/// Only locks with fewer milliseconds than this left of their lease, the expired ones included. Leaves out endless locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_filter_set_remaining_below(filter: FilterHandle, ms: u64) -> Code {
     call(|| set(filter, |filter| filter.remaining_below(millis(ms))))
 }
 
-/// Only locks with at least this many milliseconds left of their lease.
+/// Only locks with at least this many milliseconds left of their lease. Leaves out endless locks, also for 0.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_filter_set_remaining_at_least(filter: FilterHandle, ms: u64) -> Code {
     call(|| set(filter, |filter| filter.remaining_at_least(millis(ms))))

@@ -633,21 +633,25 @@ LEASEHOLD_API leasehold_code leasehold_builder_set_lease(leasehold_builder build
 // The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
 LEASEHOLD_API leasehold_code leasehold_builder_set_heartbeat(leasehold_builder builder, uint64_t ms);
 
-// How long before the end of its lease a holder already counts the lock as lost, in milliseconds. Defaults to a tenth
-// of the lease.
+// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: below the lease less
+// the heartbeat; at least 100 on DynamoDB, and 1,000 on MongoDB with fleet=mixed. Defaults to a tenth of the lease, or to
+// that least.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_margin(leasehold_builder builder,
                                             uint64_t ms);
 
 // How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
-// Defaults to 150 and 350.
+// After a minute of waiting both numbers double, and after ten minutes once more. Where the store reports releases (SQLite,
+// memory, MongoDB, PostgreSQL) it looks at each report and, in case one was lost, after a hundred times such a pause, which
+// does not double. Defaults to 150 and 350.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_poll(leasehold_builder builder,
                                           uint64_t from_ms,
                                           uint64_t to_ms);
 
 // How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
-// A request gets half of what its call has left, so give it twice as long as the slowest answer takes.
+// A request gets half of what its call has left, but at least two seconds, so give it twice as long as the slowest answer
+// takes.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder,
                                                      uint64_t ms);
@@ -671,13 +675,13 @@ leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 
 // Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
 // happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up what
-// its thread does: a call, or the renewal of one lock, but no other guard's and no loss. leasehold_client_close waits
-// until other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
-// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback
-// it does not wait for a thread that waits for this very callback, as for one that closes the client, too: close once
-// more from outside before `user` is freed. A client that is only freed may call it for as long as the process lives; one
-// that could not be made has called it for the last time. NULL for none, which is the default.
+// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up
+// the call of its thread, but no renewal and no loss: those another thread tells. leasehold_client_close waits until
+// other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
+// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback it does not wait
+// for a thread that waits for this very callback, as for one that closes the client, too: close once more from outside
+// before `user` is freed. A client that is only freed may call it for as long as the process lives; one that could not
+// be made has called it for the last time. NULL for none, which is the default.
 // \param on_event Any thread may call it with `user` until the clients are closed.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
@@ -837,8 +841,11 @@ LEASEHOLD_API leasehold_code leasehold_request_set_in_order(leasehold_request re
 LEASEHOLD_API
 leasehold_code leasehold_request_set_shared(leasehold_request request);
 
-// Asks for the lock in shared mode, and only while fewer than `n` hold it. Defaults to no limit.
-LEASEHOLD_API leasehold_code leasehold_request_set_max_holders(leasehold_request request, uint32_t n);
+// Asks for the lock in shared mode, and only while fewer than `n` hold it: who asks with a larger limit, or with none,
+// joins all the same. Defaults to no limit.
+LEASEHOLD_API
+leasehold_code leasehold_request_set_max_holders(leasehold_request request,
+                                                 uint32_t n);
 
 // What others see as the holder, for people to read: 1 to 1,024 bytes. Defaults to the client's owner.
 // \param owner `owner_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
@@ -987,9 +994,9 @@ leasehold_code leasehold_request_try_lock(leasehold_request request,
                                           leasehold_guard *guard);
 
 // Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
-// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it,
-// LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See leasehold_client_heartbeat,
-// leasehold_client_release and leasehold_client_adopt.
+// leasehold_request_set_max_hold, means nothing to it, but leasehold_request_set_hold_at_least is refused.
+// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See
+// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1308,7 +1315,8 @@ leasehold_code leasehold_client_adopt(leasehold_client client,
                                       leasehold_guard *guard);
 
 // Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
-// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it.
+// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or when
+// a lock without end was to end within a minute.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_heartbeat(leasehold_client client,
@@ -1478,10 +1486,12 @@ LEASEHOLD_API leasehold_code leasehold_filter_set_created_before(leasehold_filte
 // Only locks that were granted at this time or later, in milliseconds since 1970.
 LEASEHOLD_API leasehold_code leasehold_filter_set_created_after(leasehold_filter filter, uint64_t unix_ms);
 
-// Only locks with fewer milliseconds than this left of their lease, the expired ones included.
-LEASEHOLD_API leasehold_code leasehold_filter_set_remaining_below(leasehold_filter filter, uint64_t ms);
+// Only locks with fewer milliseconds than this left of their lease, the expired ones included. Leaves out endless locks.
+LEASEHOLD_API
+leasehold_code leasehold_filter_set_remaining_below(leasehold_filter filter,
+                                                    uint64_t ms);
 
-// Only locks with at least this many milliseconds left of their lease.
+// Only locks with at least this many milliseconds left of their lease. Leaves out endless locks, also for 0.
 LEASEHOLD_API leasehold_code leasehold_filter_set_remaining_at_least(leasehold_filter filter, uint64_t ms);
 
 // Frees the filter.

@@ -120,7 +120,8 @@ pub extern "C" fn leasehold_request_set_shared(request: RequestHandle) -> Code {
     call(|| set(request, LockRequest::shared))
 }
 
-/// Asks for the lock in shared mode, and only while fewer than `n` hold it. Defaults to no limit.
+/// Asks for the lock in shared mode, and only while fewer than `n` hold it: who asks with a larger limit, or with none,
+/// joins all the same. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_holders(request: RequestHandle, n: u32) -> Code {
     call(|| set(request, |request| request.max_holders(n)))
@@ -360,9 +361,9 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
 }
 
 /// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
-/// leasehold_request_set_max_hold, means nothing to it. LEASEHOLD_CODE_HELD when others hold it,
-/// LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See leasehold_client_heartbeat,
-/// leasehold_client_release and leasehold_client_adopt.
+/// leasehold_request_set_max_hold, means nothing to it, but leasehold_request_set_hold_at_least is refused.
+/// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See
+/// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -126,6 +126,17 @@ fn a_close_whose_release_fails_says_so() {
     faults.always(Call::Release, Fault::FailBefore);
     assert_eq!(leasehold_client_close(client), Code::Store);
     assert!(!is_held(guard));
+    assert_eq!(leasehold_guard_ensure_held(guard), Code::Closed);
+    assert!(failure::message().ends_with(failure::ENDING), "{}", failure::message());
+    assert_eq!((leasehold_guard_free(guard), leasehold_client_free(client)), (Code::Ok, Code::Ok));
+}
+
+#[test]
+fn what_a_close_has_released_cannot_be_released_again() {
+    let ((client, _), mut guard) = (client(), GuardHandle::default());
+    assert_eq!((try_lock(client, &mut guard), leasehold_client_close(client)), (Code::Ok, Code::Ok));
+    assert_eq!(leasehold_guard_ensure_held(guard), Code::Closed);
+    assert!(failure::message().ends_with(failure::ENDED), "{}", failure::message());
     assert_eq!((leasehold_guard_free(guard), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }
 

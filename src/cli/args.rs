@@ -7,29 +7,13 @@ use std::time::Duration;
 use clap::{ArgAction, Parser, Subcommand, ValueHint};
 
 use crate::asked::{Ask, Key, Keys, Labels, Name, Patience, Sharing};
+use crate::codes;
 use crate::health::Checks;
 use crate::words::{at_most_30_days, duration};
 
 /// Of `run`, which alone has --every.
 const IN_VAIN: &str = "The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said \
                        [default: 75, and 79 with --every]";
-const AFTER: &str = "\
-Exit codes:
-  N     `run`, `elect`: what the command ended with
-  1     `status --exit-code`: nothing of what is shown is live
-  64    wrong usage
-  69    the store is out of reach
-  70    a fault of leasehold itself
-  74    the output could not be written
-  75    the lock was not obtained in time; standard error says who holds it
-  76    the lock was lost while the command ran, or `hold` held it
-  77    the store denies it
-  78    the store URL, the configuration or the store's schema is wrong
-  79    `run --every`: not due, since it ran in this period or runs now
-  80    `run`: --health-cmd failed, so the command was ended and the lock given back
-  126   the command cannot be run
-  127   there is no such command
-  128+N signal N ended the command, or the wait for the lock";
 
 const STORES: &str = "\
 The store, one of
@@ -46,7 +30,7 @@ is better given in the environment.
 
 /// Holds a distributed lock while a command runs, and looks after the locks of a store.
 #[derive(Parser, Debug)]
-#[command(name = "leasehold", version, after_help = AFTER, max_term_width = 100, disable_help_subcommand = true)]
+#[command(name = "leasehold", version, after_help = codes::ALL, max_term_width = 100, disable_help_subcommand = true)]
 pub struct Args {
     #[command(flatten)]
     pub global: Global,
@@ -87,8 +71,9 @@ pub enum Command {
     ///
     /// Whether it can be reached, whether its schema is right, how far its clock is off, how long a round trip takes,
     /// and which rights are missing: each is tried on a row of its own, which is deleted again.
+    #[command(after_long_help = codes::DOCTOR)]
     Doctor,
-    #[command(subcommand)]
+    #[command(subcommand, after_long_help = codes::LEASE)]
     Lease(Lease),
     Completions(Completions),
     Man(Man),
@@ -102,8 +87,9 @@ pub enum Command {
 /// leasehold run nightly --wait 10m -- ./report.sh
 ///
 /// The command gets LEASEHOLD_KEY, LEASEHOLD_TOKEN (the fencing token), LEASEHOLD_LOCK_ID, LEASEHOLD_OWNER and
-/// LEASEHOLD_STORE in its environment, the last one unless it is a URL of MongoDB or PostgreSQL that names a user, or
-/// may have a password among its options: a leasehold inside the command then needs its own --store.
+/// LEASEHOLD_STORE in its environment. A URL of MongoDB or PostgreSQL that names a user, or may have a password among its
+/// options, is not passed on: LEASEHOLD_STORE_WITHHELD stands there then, and a leasehold inside the command needs its own
+/// --store.
 ///
 /// With several keys it waits for all of them, and takes them sorted, whatever the order given here, so that two
 /// commands never wait for each other. LEASEHOLD_KEY and LEASEHOLD_TOKEN then have a line for each, sorted, too.
@@ -112,7 +98,7 @@ pub enum Command {
 /// command's group is killed with it.
 #[derive(clap::Args, Debug)]
 #[command(override_usage = "leasehold run [OPTIONS] <KEY|--key <KEY>>... -- <COMMAND>...")]
-#[command(after_long_help = AFTER, mut_arg("conflict_exit_code", |code| code.help(IN_VAIN)))]
+#[command(after_long_help = codes::ALL, mut_arg("conflict_exit_code", |code| code.help(IN_VAIN)))]
 pub struct Run {
     #[command(flatten)]
     pub keys: Keys,
@@ -153,7 +139,7 @@ pub struct Run {
 ///
 /// leasehold elect scheduler -- ./scheduler
 #[derive(clap::Args, Debug)]
-#[command(override_usage = "leasehold elect [OPTIONS] <NAME|--name <NAME>> -- <COMMAND>...", after_long_help = AFTER)]
+#[command(override_usage = "leasehold elect [OPTIONS] <NAME|--name <NAME>> -- <COMMAND>...", after_long_help = codes::ALL)]
 pub struct Elect {
     #[command(flatten)]
     pub name: Name,
@@ -188,7 +174,7 @@ pub struct Elect {
 /// A lock that cannot be printed, or that nobody reads when a signal comes, is released again.
 /// Use `hold` to keep a lock for as long as a script lives, and `run` for a single command.
 #[derive(clap::Args, Debug)]
-#[command(verbatim_doc_comment, after_long_help = AFTER)]
+#[command(verbatim_doc_comment, after_long_help = codes::ALL)]
 pub struct Acquire {
     #[command(flatten)]
     pub key: Key,
@@ -228,10 +214,9 @@ pub struct Acquire {
 /// that is this process alone, and not what it has started, so `run` is better where it will do.
 /// With --fd nothing is sent: leasehold ends, and with it the reading end of the pipe.
 ///
-/// A script that holds a key so must not `run` the same key, which would wait for the script, as the
-/// script for it.
+/// Do not `leasehold run` the same key inside such a script: each would wait for the other.
 #[derive(clap::Args, Debug)]
-#[command(verbatim_doc_comment, after_long_help = AFTER)]
+#[command(verbatim_doc_comment, after_long_help = codes::ALL)]
 pub struct Hold {
     #[command(flatten)]
     pub key: Key,
@@ -259,6 +244,7 @@ pub struct ForWhom {
 
 /// Shows who holds what, live and expired, newest first.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = codes::STATUS)]
 pub struct Status {
     /// Only this lock
     pub key: Option<String>,
@@ -292,10 +278,10 @@ pub struct Times {
     /// Only locks that were granted within this time
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub newer_than: Option<Duration>,
-    /// Only locks with less than this left of their lease
+    /// Only locks with less than this left of their lease, which leaves out endless ones
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub left_below: Option<Duration>,
-    /// Only locks with this or more left of their lease
+    /// Only locks with this or more left of their lease, which leaves out endless ones
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, value_parser = duration)]
     pub left_at_least: Option<Duration>,
 }
@@ -321,6 +307,7 @@ pub struct States {
 ///
 /// A process that holds it learns of it at its next heartbeat; until then only the fencing token protects.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = codes::RELEASE)]
 pub struct Release {
     /// The name of the lock; with --lock-id or --force
     pub key: Option<String>,
@@ -348,6 +335,7 @@ pub struct Release {
 ///
 /// A group is refused when one of its locks has less than a second left.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = codes::RENEW)]
 pub struct Renew {
     /// All locks with this lock id
     #[arg(long, value_name = "ID")]
@@ -358,7 +346,7 @@ pub struct Renew {
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with = "group")]
     pub from: Option<PathBuf>,
     /// The same as --group
-    #[arg(required_unless_present_any = ["group", "from"], conflicts_with_all = ["group", "from"])]
+    #[arg(conflicts_with_all = ["group", "from"])]
     pub lock_id: Option<String>,
     /// The lease from now on, if that is longer than what is left of it
     ///
@@ -370,6 +358,7 @@ pub struct Renew {
 
 /// Releases all locks with one lock id: the same as `release --group`.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = codes::UNLOCK)]
 pub struct Unlock {
     /// The lock id
     pub lock_id: String,
@@ -379,6 +368,7 @@ pub struct Unlock {
 ///
 /// Only housekeeping: an expired lock is granted without it.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = codes::PURGE)]
 pub struct Purge {
     /// Only locks whose lease ended longer ago than this
     #[arg(long, value_name = "DURATION", allow_hyphen_values = true, default_value = "0s", value_parser = crate::words::duration_or_zero)]
@@ -390,6 +380,7 @@ pub struct Purge {
 
 /// Makes what the store needs: tables, indexes.
 #[derive(clap::Args, Debug)]
+#[command(after_long_help = codes::INIT)]
 pub struct Init {
     /// Only show what it would do to an empty store, for whoever may do that. An SQLite file must be there
     #[arg(long)]
@@ -400,26 +391,31 @@ pub struct Init {
 #[derive(Subcommand, Debug)]
 pub enum Lease {
     /// Claims a lease for a holder.
+    #[command(after_long_help = codes::LEASE)]
     Claim(Claim),
     /// Makes the lease of a holder last for longer.
+    #[command(after_long_help = codes::LEASE)]
     Extend(Claim),
     /// Ends a lease whose time is over.
-    ///
-    /// The exit code is 0 also where nobody holds it, and 75 while its time is not over or somebody pins it.
+    #[command(after_long_help = codes::LEASE)]
     Expire(LeaseName),
     /// Ends the lease of a holder before its time.
+    #[command(after_long_help = codes::LEASE)]
     Revoke(Revoke),
     /// Keeps a lease from being expired, until it is unpinned.
     ///
     /// Several can pin it, also while nobody holds it, and a pin outlasts the claim. `revoke` ends the lease all the
     /// same.
+    #[command(after_long_help = codes::LEASE)]
     Pin(Pin),
     /// Takes back a pin, also that of a program that is gone.
     ///
     /// `lease list` shows who pins what somebody holds; of a name that nobody holds the answer to this says who pins it
     /// still. The exit code is 0 also where there is no such pin.
+    #[command(after_long_help = codes::LEASE)]
     Unpin(Pin),
     /// Shows the leases of a namespace.
+    #[command(after_long_help = codes::LEASE)]
     List(LeaseList),
 }
 

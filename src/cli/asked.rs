@@ -85,7 +85,7 @@ pub struct Sharing {
     /// Hold it alone, which is the default
     #[arg(short = 'x', short_alias = 'e', long, conflicts_with = "shared")]
     exclusive: bool,
-    /// Take a shared lock, and only while fewer than N hold it
+    /// Take a shared lock, and only while fewer than N hold it; who asks with a larger limit joins all the same
     #[arg(long, value_name = "N", conflicts_with = "exclusive", value_parser = clap::value_parser!(u32).range(1..))]
     max_holders: Option<u32>,
 }
@@ -142,7 +142,7 @@ pub struct Ask {
     /// What is done to the command, or to the process of `hold`, when the lock is lost
     ///
     /// `kill` sends TERM to the command's process group, and KILL after --kill-after if anything of it is left; of `hold`
-    /// to the process alone. `signal:NAME` sends that signal, and nothing else. `cmd:COMMAND` runs that shell command
+    /// to the process alone. `signal:NAME` sends that signal, as long before the lease's end as TERM, and nothing else. `cmd:COMMAND` runs that shell command
     /// instead, in the environment of the command with LEASEHOLD_PID, its process, LEASEHOLD_LOST_KEY and LEASEHOLD_LOSS, what
     /// has happened: if that fails, or takes longer than --kill-after, the command gets KILL; else it is left alone. It is run
     /// again for each further key that is lost. `ignore` lets the command go on: then only the fencing token protects.

@@ -3,7 +3,7 @@
 use std::error::Error as _;
 use std::io;
 
-use leasehold::{Error, ErrorKind};
+use leasehold::{Error, ErrorKind, Loss};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
@@ -47,25 +47,39 @@ pub enum Failure {
     /// What the library says, and the answer does already. Machines look for it in the last line, too.
     Answered(Error),
     /// People know it already, or were told of it in more words. Machines look for it in the last line.
-    Told(u8, Option<ErrorKind>, String),
+    Told(u8, String),
+    /// The same of a lock that was lost.
+    Lost(Lost),
     /// There is nobody to tell, or another process says it.
     Silent(u8),
+}
+
+/// What machines are told of a loss, as far as it is known.
+#[derive(Clone, Debug, Default)]
+pub struct Lost {
+    pub key: Option<String>,
+    pub store: Option<String>,
+    pub reason: Option<&'static str>,
+}
+
+impl Lost {
+    /// On this store; of one of several locks the loss says which.
+    pub fn new(key: Option<&str>, store: Option<&str>, loss: Option<&Loss>) -> Lost {
+        let key = loss.map(|loss| loss.key.as_str()).or(key).map(str::to_owned);
+        Lost { key, store: store.map(str::to_owned), reason: loss.map(|loss| loss.reason.name()) }
+    }
 }
 
 pub type Outcome<T = u8> = Result<T, Failure>;
 
 impl Failure {
-    pub fn lost() -> Failure {
-        Failure::Told(code::LOST, Some(ErrorKind::Lost), "the lock was lost".to_owned())
-    }
-
     pub fn unhealthy() -> Failure {
-        Failure::Told(code::UNHEALTHY, None, "--health-cmd failed, so the command was ended".to_owned())
+        Failure::Told(code::UNHEALTHY, "--health-cmd failed, so the command was ended".to_owned())
     }
 
     /// Who sends a signal needs no word of it, but the code alone may be that of a command.
     pub fn told_to_end(signal: Signal) -> Failure {
-        Failure::Told(code::SIGNAL + signal as u8, None, format!("leasehold was told to end by {signal}"))
+        Failure::Told(code::SIGNAL + signal as u8, format!("leasehold was told to end by {signal}"))
     }
 
     pub fn usage(message: impl Into<String>) -> Failure {
@@ -82,6 +96,7 @@ impl Failure {
             Failure::Refused(code, ..) | Failure::Own(code, _) | Failure::Silent(code) | Failure::Told(code, ..) => {
                 *code
             }
+            Failure::Lost(_) => code::LOST,
             // Whoever reads has seen enough.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => code::OUTPUT,
@@ -96,20 +111,24 @@ impl Failure {
             Failure::Own(_, message) => Some(message.clone()),
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => None,
             Failure::Output(error) => Some(format!("the output could not be written: {error}")),
-            Failure::Silent(_) | Failure::Answered(_) | Failure::Told(..) => None,
+            Failure::Silent(_) | Failure::Answered(_) | Failure::Told(..) | Failure::Lost(_) => None,
         }
     }
 
     /// The same for machines.
     pub fn json(&self) -> Option<Value> {
         let message = match self {
-            Failure::Told(_, _, message) => message.clone(),
+            Failure::Told(_, message) => message.clone(),
+            Failure::Lost(_) => "the lock was lost".to_owned(),
             Failure::Answered(error) => told(error, NOT_IN_TIME),
             _ => self.text()?,
         };
         let mut told = json!({ "exit_code": self.code(), "message": message });
-        if let Failure::Told(_, Some(kind), _) = self {
-            told["kind"] = json!(format!("{kind:?}"));
+        if let Failure::Lost(Lost { key, store, reason }) = self {
+            told["kind"] = json!(format!("{:?}", ErrorKind::Lost));
+            told["key"] = json!(key);
+            told["store"] = json!(store);
+            told["reason"] = json!(reason);
         }
         if let Failure::Library(error) | Failure::Answered(error) | Failure::Refused(_, _, error) = self {
             told["kind"] = json!(format!("{:?}", error.kind()));

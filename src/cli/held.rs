@@ -12,6 +12,7 @@ use leasehold::{
 
 use crate::asked::{Labels, Sharing};
 use crate::clock::since_boot;
+use crate::failure::Lost;
 use crate::warnings::tell;
 use crate::words::words;
 
@@ -178,6 +179,17 @@ impl Held {
     /// The loss of one that is not held any more.
     pub fn wait_for_loss(&self, timeout: Duration) -> Option<Loss> {
         self.guards().iter().find(|guard| !guard.is_held())?.loss().wait_timeout(timeout)
+    }
+
+    /// What machines are told, should they be lost. A loss that is still to be told is waited for.
+    pub fn if_lost(&self, first: Option<&Loss>, timeout: Duration) -> Lost {
+        let found = self.lost(&[]).or_else(|| self.wait_for_loss(timeout)).filter(|_| first.is_none());
+        let key = match self.guards() {
+            [guard] => Some(guard.key()),
+            _ => None,
+        };
+        let info = self.info();
+        Lost::new(key, info.as_ref().and_then(Lock::store), first.or(found.as_ref()))
     }
 
     /// Reports the losses. Whoever holds several also asks `lost` now and then.

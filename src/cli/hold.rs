@@ -9,7 +9,7 @@ use nix::unistd::Pid;
 
 use crate::asked::Ask;
 use crate::beside::{Beside, Environment};
-use crate::failure::{Outcome, code};
+use crate::failure::{Lost, Outcome, code};
 use crate::give_back::{Ending, TOLD, give_back};
 use crate::health::{Checks, Health};
 use crate::held::Held;
@@ -30,10 +30,10 @@ pub enum End {
     /// The command ended with this code, and the lock was held all the while.
     Command(u8),
     /// The lock was lost. The signal by which this process was told to end, if it was.
-    Lost(Option<Signal>),
+    Lost(Option<Signal>, Lost),
     /// The same, of one who is to let others go first: it was held for as long as `--max-hold` allows, or the command was
     /// not well. The signal, as above.
-    Deposed(Option<Signal>),
+    Deposed(Option<Signal>, Lost),
     /// The command was not well, and the lock was held all the while. The signal, as above.
     Unhealthy(Option<Signal>),
 }
@@ -398,14 +398,15 @@ impl<'a> Holding<'a> {
         // One that was told to end may have left its work undone, whatever its code says.
         let every = every.filter(|_| ended == 0 && !told.is_cut_short && !is_unhealthy);
         let (is_told, who_ended) = (losses.first.is_some(), "the command has ended");
+        let lost = locks.if_lost(losses.first.as_ref(), TOLD);
         let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
         job.finish();
         let told_to_end = told.to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
             true if is_unhealthy || losses.first.is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold)) => {
-                End::Deposed(told_to_end)
+                End::Deposed(told_to_end, lost)
             }
-            true => End::Lost(told_to_end),
+            true => End::Lost(told_to_end, lost),
             false if is_unhealthy => End::Unhealthy(told_to_end),
             false => End::Command(ended),
         };

@@ -289,7 +289,9 @@ pub fn renew(global: &Global, args: &Renew) -> Outcome {
     if let Some(from) = &args.from {
         return steps::renew(global, from, args.lease);
     }
-    let lock_id = args.group.as_deref().or(args.lock_id.as_deref()).unwrap_or_default();
+    let lock_id = args.group.as_deref().or(args.lock_id.as_deref()).ok_or_else(|| {
+        Failure::usage("say what to renew: --from FILE with what `acquire` has printed, or --group with a lock id")
+    })?;
     told(global, "renewed", "nothing was renewed", &client(global, Missing::Wrong)?.renew(lock_id, args.lease)?, holder)
 }
 

@@ -13,6 +13,8 @@ mod beside;
 #[cfg(unix)]
 mod clock;
 #[cfg(unix)]
+mod codes;
+#[cfg(unix)]
 mod command;
 #[cfg(unix)]
 mod exec;

@@ -12,8 +12,8 @@ use nix::unistd::dup2_stdout;
 use crate::args::{Global, Hold};
 use crate::asked::Ask;
 use crate::beside::{Beside, Environment};
-use crate::failure::{Failure, Outcome};
-use crate::give_back::{Ending, give_back};
+use crate::failure::{Failure, Lost, Outcome};
+use crate::give_back::{Ending, TOLD, give_back};
 use crate::held::{Held, Wanted};
 use crate::hold::command_failed;
 use crate::keeper::{Keeper, Target};
@@ -51,12 +51,12 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
     };
     let mut holding = Holding::start(&args.ask, global, locks, watched)?;
     let end = holding.hand_out().and_then(|handed_out| holding.go_on(&session.interrupts, handed_out));
-    let (was_lost, is_unanswered) = holding.end(&session.interrupts, &end);
+    let (lost, is_unanswered) = holding.end(&session.interrupts, &end);
     session.is_unanswered.set(is_unanswered);
-    match end? {
-        _ if was_lost => Err(Failure::lost()),
-        Some(signal) => Err(by_signal(signal)),
-        None => Ok(0),
+    match (end?, lost) {
+        (_, Some(lost)) => Err(Failure::Lost(lost)),
+        (Some(signal), None) => Err(by_signal(signal)),
+        (None, None) => Ok(0),
     }
 }
 
@@ -236,8 +236,8 @@ impl<'a> Holding<'a> {
         format!("{name} gets TERM now, and KILL in {} if it still runs", words(kill_after))
     }
 
-    /// Releases the lock. Whether it was lost, and whether the release was not answered.
-    fn end(mut self, interrupts: &Interrupts, end: &Outcome<Option<Signal>>) -> (bool, bool) {
+    /// Releases the lock. What it was if it was lost, and whether the release was not answered.
+    fn end(mut self, interrupts: &Interrupts, end: &Outcome<Option<Signal>>) -> (Option<Lost>, bool) {
         self.killing.look(&self.locks, &[]);
         let is_under_way = self.on_loss.take();
         is_under_way.into_iter().for_each(|command| command_failed(command.see_through(&interrupts.signals).0, ""));
@@ -250,9 +250,9 @@ impl<'a> Holding<'a> {
         // From now on nobody is killed.
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
         let (is_told, who_ended) = (self.lost.is_some(), &*who_ended(end, &self.watched.name()));
-        let signals = &interrupts.signals;
+        let (signals, lost) = (&interrupts.signals, self.locks.if_lost(self.lost.as_ref(), TOLD));
         let given_back = give_back(self.locks, &Ending { is_told, lease_left, every: None, who_ended, signals });
-        (given_back.was_lost, given_back.is_unanswered || is_told_by_end)
+        (given_back.was_lost.then_some(lost), given_back.is_unanswered || is_told_by_end)
     }
 }
 
@@ -282,7 +282,7 @@ mod tests {
     #[test]
     fn a_loss_at_the_end_says_what_that_end_was() {
         assert_eq!(who_ended(&Ok(None), "process 7"), "process 7 is gone");
-        for end in [Ok(Some(Signal::SIGTERM)), Err(Failure::lost())] {
+        for end in [Ok(Some(Signal::SIGTERM)), Err(Failure::Lost(Lost::default()))] {
             assert!(!who_ended(&end, "process 7").contains("process 7"));
         }
     }

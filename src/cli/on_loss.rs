@@ -16,7 +16,7 @@ pub enum OnLoss {
 }
 
 impl OnLoss {
-    /// Whether KILL may follow, for which a part of each lease is kept back.
+    /// Whether KILL may follow.
     pub fn may_kill(&self) -> bool {
         matches!(self, OnLoss::Kill | OnLoss::Command(_))
     }

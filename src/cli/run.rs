@@ -12,6 +12,7 @@ use crate::args::{Elect, Global, Run};
 use crate::asked::{Ask, Patience};
 use crate::beside::Environment;
 use crate::failure::{Failure, HELD, NOT_DUE, NOT_IN_TIME, Outcome, code};
+use crate::give_back::TOLD;
 use crate::health::Checks;
 use crate::held::{Held, Wanted};
 use crate::hold::{End, Holding};
@@ -52,7 +53,7 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     let work = Work { ask: &args.ask, checks: &args.checks, command: &args.command, every: args.every };
     match hold(&session, global, &work, held)? {
         End::Command(code) => Ok(code),
-        End::Lost(_) | End::Deposed(_) => Err(Failure::lost()),
+        End::Lost(_, lost) | End::Deposed(_, lost) => Err(Failure::Lost(lost)),
         End::Unhealthy(_) => Err(Failure::unhealthy()),
     }
 }
@@ -124,12 +125,12 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
         let work = Work { ask: &ask, checks: &args.checks, command: &args.command, every: None };
         match hold(&session, global, &work, held)? {
             End::Command(code) => return Ok(code),
-            End::Lost(Some(signal)) | End::Deposed(Some(signal)) | End::Unhealthy(Some(signal)) => {
+            End::Lost(Some(signal), _) | End::Deposed(Some(signal), _) | End::Unhealthy(Some(signal)) => {
                 return Err(by_signal(signal));
             }
-            End::Lost(None) => {}
+            End::Lost(None, _) => {}
             // As an election does whose leader resigns of its own accord.
-            End::Deposed(None) | End::Unhealthy(None) => let_others_go_first(&session.interrupts)?,
+            End::Deposed(None, _) | End::Unhealthy(None) => let_others_go_first(&session.interrupts)?,
         }
         until_then = until(args.patience.wait());
     }
@@ -183,7 +184,7 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     // This process may have stood still since the lock was granted.
     if let (Err(_), Err(lost)) = (&job, held.ensure_held()) {
         tell(&lost.to_string());
-        return Ok(End::Lost(None));
+        return Ok(End::Lost(None, held.if_lost(None, TOLD)));
     }
     let job = job.map_err(cannot)?;
     let mut holding = Holding::new(work.ask, work.checks, held, job, &environment);

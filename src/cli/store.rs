@@ -88,10 +88,11 @@ pub fn taking(global: &Global, lease: Duration, labels: &Labels) -> Outcome<Clie
     })
 }
 
-/// The same for whoever renews it: so much of each lease is kept back that the command is ended in it.
+/// The same for whoever renews it: so much of each lease is kept back that the command is ended, or has that time after
+/// its signal, in it.
 pub fn holding(global: &Global, ask: &Ask) -> Outcome<ClientBuilder> {
     let builder = taking(global, ask.lease, &ask.labels)?;
-    if !ask.on_loss.may_kill() {
+    if ask.on_loss == OnLoss::Ignore {
         return Ok(builder);
     }
     if matches!(ask.on_loss, OnLoss::Command(_)) && ask.kill_after().is_zero() {

@@ -98,6 +98,7 @@ fn as_text(diagnosis: &Diagnosis) -> String {
             Err(error) if error.kind() == ErrorKind::Schema && diagnosis.schema.is_err() => {
                 (right.what, "not tried".to_owned())
             }
+            Err(error) if error.to_string().starts_with("not tried") => (right.what, error.to_string()),
             Err(error) if error.kind() == ErrorKind::Permission => (right.what, format!("DENIED: {}", chain(error))),
             Err(error) => (right.what, format!("NO: {}", chain(error))),
         });

@@ -72,7 +72,7 @@ pub fn show(global: &Global, makes: bool) {
         0 | 1 => log::LevelFilter::Warn,
         _ => log::LevelFilter::Debug,
     };
-    let logger: &'static Log = Box::leak(Box::new(Log { has_losses: global.verbose > 0, makes }));
+    let logger: &'static Log = Box::leak(Box::new(Log { makes }));
     let _ = log::set_logger(logger);
     log::set_max_level(level);
 }
@@ -160,8 +160,6 @@ fn messages() -> &'static Sender<Message> {
 }
 
 struct Log {
-    /// Also of losses, which the command reports itself.
-    has_losses: bool,
     /// The schema, so of a warning that says what makes it there is nothing left.
     makes: bool,
 }
@@ -172,12 +170,14 @@ impl log::Log for Log {
     }
 
     fn log(&self, record: &log::Record<'_>) {
+        // Those the command reports itself.
         let is_loss = record.target() == "leasehold::guard" && record.key_values().get("token".into()).is_some();
         let is_made = || self.makes && record.args().to_string().contains("create_schema()");
-        if self.enabled(record.metadata()) && (self.has_losses || !is_loss) && !is_made() {
-            let key = record.key_values().get("key".into()).map_or_else(String::new, |key| format!("{key}: "));
-            let level = record.level().as_str().to_ascii_lowercase();
-            let text = format!("{level}: {key}{}", record.args());
+        if self.enabled(record.metadata()) && !is_loss && !is_made() {
+            let (level, said) = (record.level().as_str().to_ascii_lowercase(), record.args().to_string());
+            let key = record.key_values().get("key".into()).map(|key| key.to_string());
+            let key = key.filter(|key| !said.contains(key)).map_or_else(String::new, |key| format!("{key}: "));
+            let text = format!("{level}: {key}{said}");
             if record.level() > log::Level::Warn || !was_said(&text) {
                 let _ = messages().try_send(Message::Line(text));
             }

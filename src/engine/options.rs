@@ -54,7 +54,7 @@ impl ClientOptions {
         if let Some(owner) = &self.owner {
             check_text("owner", owner)?;
         }
-        self.terms(Some(Lease::For(self.lease)), None, min_lease)?;
+        self.terms(None, None, min_lease)?;
         let (low, high) = (*self.poll.start(), *self.poll.end());
         if low < MIN_POLL || high < low {
             return Err(Error::invalid("poll", &self.poll, "a range that rises, from 1 ms on"));
@@ -273,7 +273,7 @@ impl AskedLease {
 }
 
 /// A time as people write it, in whole seconds.
-fn utc(at: SystemTime) -> String {
+pub(crate) fn utc(at: SystemTime) -> String {
     let seconds = match at.duration_since(SystemTime::UNIX_EPOCH) {
         Ok(after) => i64::try_from(after.as_secs()).unwrap_or(i64::MAX),
         Err(before) => -i64::try_from(before.duration().as_secs()).unwrap_or(i64::MAX),

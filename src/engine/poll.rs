@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use super::queue::{HANGS, Leaves, Ticket};
 use crate::engine::acquire::Wait;
+use crate::engine::options::utc;
 use crate::engine::spec::{Granted, Obtained, Patience};
 use crate::lease::{backoff, transition};
 use crate::model::error::{Error, Result};
@@ -364,12 +365,13 @@ impl Wait<'_> {
             let but =
                 |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
+            let since = holders.first().map(|holder| utc(holder.created())).unwrap_or_default();
             let last_error = last_error.as_ref().map(ToString::to_string).unwrap_or_default();
             log::warn!(
                 target: "leasehold::client",
                 key:?, waited_s = waited.as_secs(), attempts = self.effort.attempts, holder:%, last_error:%;
-                "still waiting for lock {key:?} after {} s{}{}", waited.as_secs(), but(", held by ", &holder),
-                but("; the store: ", &last_error)
+                "still waiting for lock {key:?} after {} s{}{}{}", waited.as_secs(), but(", held by ", &holder),
+                but(" since ", &since), but("; the store: ", &last_error)
             );
         }
         let held_by_this_client = holders.iter().any(|holder| self.family.holds_here(holder));

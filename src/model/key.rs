@@ -16,7 +16,7 @@ pub(crate) fn check_key(key: &str) -> Result<()> {
 
 /// Checks a text that is stored: 1 to 1,024 bytes without control characters.
 pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
-    let shown = if field == "lock_id" { short(text) } else { text.chars().take(40).collect() };
+    let shown = if field == "lock_id" { short(text) } else { cut(text) };
     if text.is_empty() || text.len() > MAX_TEXT {
         let right = format!("1 to {MAX_TEXT} bytes long ({} given)", text.len());
         return Err(Error::invalid(field, shown, &right));
@@ -25,6 +25,15 @@ pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
         return Err(Error::invalid(field, shown, "without control characters"));
     }
     Ok(())
+}
+
+/// How a text begins that may be long.
+fn cut(text: &str) -> String {
+    let mut shown: String = text.chars().take(40).collect();
+    if shown.len() < text.len() {
+        shown.push('…');
+    }
+    shown
 }
 
 /// A lock id as people read it: who knows all of it can renew and release what it names.
@@ -40,7 +49,7 @@ pub(crate) fn of(namespace: &str, name: &str) -> Result<String> {
     if key.len() > MAX_TEXT {
         let right =
             format!("together with the namespace at most {} bytes long ({} given)", MAX_TEXT - 2, key.len() - 2);
-        return Err(Error::invalid("name", name.chars().take(40).collect::<String>(), &right));
+        return Err(Error::invalid("name", cut(name), &right));
     }
     Ok(key)
 }

@@ -31,8 +31,8 @@ pub enum LossReason {
     },
     /// The lease came to its end without a renewal; the last error of the heartbeat, if there was one.
     Expired {
-        /// Why the last heartbeat failed. One that the end of the lease left less than a second for its answer, and that had
-        /// none, replaces no earlier error.
+        /// Why the last heartbeat failed. An attempt that had less than a second before the lease's end, and got no answer,
+        /// does not replace an earlier error here.
         last_error: Option<Error>,
     },
     /// An operator or another process released it.

@@ -338,6 +338,12 @@ fn the_doctor_says_what_is_wrong() {
     let ran = run(asks.env("LEASEHOLD_STORE", "sqlite:/no/such/folder/locks.db"));
     let said: serde_json::Value = serde_json::from_str(&ran.stdout).unwrap();
     assert_eq!((&said["well"], &said["reached"]), (&false.into(), &false.into()), "{ran:?}");
+
+    let refused = "CREATE TRIGGER refused BEFORE INSERT ON locks BEGIN SELECT RAISE(ABORT, 'refused'); END";
+    store.db().execute_batch(refused).unwrap();
+    let ran = run(&mut store.leasehold(&["doctor"]));
+    let not_tried = |line: &&str| line.get(20..) == Some("not tried, since no lock could be acquired");
+    assert_eq!(ran.stdout.lines().filter(not_tried).count(), 3, "{ran:?}");
 }
 
 /// A table that others use, too, may be larger than a diagnosis looks at.

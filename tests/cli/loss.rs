@@ -164,11 +164,18 @@ fn machines_are_told_as_json() {
         let last = &lines.last().unwrap()["error"];
         assert_eq!((ran.code, &last["exit_code"], &last["kind"]), (Some(code), &code.into(), &kind), "{}", ran.stderr);
         assert!(last["message"].as_str().is_some_and(|message| !message.is_empty()), "{}", ran.stderr);
+        let (key, reason): (serde_json::Value, serde_json::Value) =
+            if kind == "Lost" { ("k".into(), "max_hold".into()) } else { Default::default() };
+        assert_eq!((&last["key"], &last["reason"]), (&key, &reason), "{}", ran.stderr);
+        assert_eq!(last["store"].as_str().is_some(), kind == "Lost", "{}", ran.stderr);
     }
     let holds = ["--json", "hold", "k", "--pid", &std::process::id().to_string(), "--max-hold", "300ms"];
     let ran = run(&mut store.leasehold(&[&holds[..], &["--lease", "3s", "--on-loss", "ignore"]].concat()));
     let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
-    assert_eq!((ran.code, &last["error"]["exit_code"]), (Some(76), &76.into()), "{}", ran.stderr);
+    let last = &last["error"];
+    assert_eq!((ran.code, &last["exit_code"]), (Some(76), &76.into()), "{}", ran.stderr);
+    assert_eq!([&last["key"], &last["reason"]], ["k", "max_hold"], "{}", ran.stderr);
+    assert!(last["store"].as_str().is_some_and(|store| store.starts_with("sqlite:")), "{}", ran.stderr);
 }
 
 /// The code is that of a command which the same signal ended.

@@ -110,6 +110,7 @@ fn what_makes_no_sense_is_refused() {
         (["--health-cmd", " ", "--kill-after", "1s"], "there is no command"),
         (["--on-loss", "cmd:true", "--kill-after", "0s"], "must be above 0"),
         (["--on-loss", "cmd:true", "--kill-after", "1h"], "--kill-after is 1 h, too long"),
+        (["--on-loss", "signal:USR1", "--kill-after", "1h"], "--kill-after is 1 h, too long"),
         (["--on-loss", "run:true", "--kill-after", "1s"], "or cmd:COMMAND"),
     ] {
         let ran = run(&mut store.script(&options, "true"));

@@ -120,7 +120,7 @@ fn completions_are_for_the_known_shells() {
 fn errors() {
     let store = Store::new();
     let _guard = store.client().request("k").owner("ann").comment("why").lock().unwrap();
-    let cases: [&[&str]; 17] = [
+    let cases: [&[&str]; 18] = [
         &[],
         &["fly"],
         &["run"],
@@ -137,6 +137,7 @@ fn errors() {
         &["--store", "sqlite::memory:", "status"],
         &["release", "k"],
         &["release", "k", "--lock-id", "unknown"],
+        &["renew"],
         &["renew", "unknown"],
     ];
     let mut said = String::new();

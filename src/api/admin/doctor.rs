@@ -184,7 +184,7 @@ impl LockClient {
             Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
             Ok(_) => Ok(()),
         };
-        let not_tried = || Error::new(ErrorKind::Store, "not tried: no row could be made for it");
+        let not_tried = || Error::new(ErrorKind::Store, "not tried, since no lock could be acquired");
         let made = acquired.is_ok();
         let of_a_row = |outcome: Result<()>| outcome.and_then(|()| made.then_some(()).ok_or_else(not_tried));
         let [renewed, released, deleted] = [renewed, released, deleted].map(of_a_row);

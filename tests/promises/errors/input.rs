@@ -43,7 +43,13 @@ fn request_refused(request: impl Fn(LockRequest) -> LockRequest, key: &str, word
 #[test]
 fn keys() {
     let long = "k".repeat(1025);
-    for (key, word) in [("", "0 given"), (long.as_str(), "1025 given"), ("a\nb", "\"a\\nb\""), ("\u{1}k", "control")] {
+    for (key, word) in [
+        ("", "0 given"),
+        (long.as_str(), "1025 given"),
+        (long.as_str(), "kkk…\""),
+        ("a\nb", "\"a\\nb\""),
+        ("\u{1}k", "control"),
+    ] {
         request_refused(|request| request, key, &["key", word, "must be"]);
     }
     let client = LockClient::connect("memory:").unwrap();
@@ -78,6 +84,7 @@ fn leases() {
     for (refused, least) in [
         (client.heartbeat(&lock, 31 * DAY).map(drop), "100ms"),
         (client.renew("id", 31 * DAY).map(drop), "100ms"),
+        (builder().lease(31 * DAY).connect().map(drop), "100ms"),
         (election(31 * DAY), "1s"),
         (election(Duration::from_millis(999)), "1s"),
     ] {

@@ -427,6 +427,7 @@ fn a_wait_is_warned_of_after_half_a_minute() {
         let said = assert_warned(waits);
         let (seconds, _) = said[waits.len()..].split_once(" s, held by \"").expect(&said);
         assert!((30..40).contains(&seconds.parse().unwrap()), "{said}");
+        assert!(said.contains(" s left) since 20") && said.contains(" UTC"), "{said}");
     });
 }
 
