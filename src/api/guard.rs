@@ -381,7 +381,7 @@ impl From<ReleaseError> for Error {
     fn from(failed: ReleaseError) -> Error {
         let ReleaseError { error, guard } = failed;
         // The user of `?` must not wait for the second try. It is made here only if no thread can be started.
-        let _ = Thread::spawn("leasehold-release", move || drop(guard));
+        let _ = Thread::spawn_for_user("leasehold-release", move || drop(guard));
         error
     }
 }

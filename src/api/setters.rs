@@ -161,7 +161,8 @@ macro_rules! setters {
             }
 
             /// Called once, on its own thread, when the lock is lost; never after a release. It may drop or release the
-            /// guard, and a panic in it is caught. Where no thread can be started it waits for one, unlike
+            /// guard, which it must reach by a [`Weak`](std::sync::Weak): see the [pitfalls](crate::guide::pitfalls). A panic in
+            /// it is caught. Where no thread can be started it waits for one, unlike
             /// [`is_held`](crate::LockGuard::is_held) and [`loss`](crate::LockGuard::loss). Defaults to nothing.
             pub fn on_loss(mut self, on_loss: impl FnOnce(Loss) + Send + 'static) -> Self {
                 let mut on_loss = Contained::new(on_loss);

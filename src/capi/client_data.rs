@@ -22,7 +22,7 @@ pub unsafe extern "C" fn leasehold_client_adopt(
 ) -> Code {
     call(|| {
         let guard = out_arg!(guard);
-        let lock = handle::get::<LockData>(lock)?.copy();
+        let lock = handle::get::<LockData>(lock)?.copy()?;
         guard.write(Asked::one(client, lock.key())?.adopt(lock)?)
     })
 }
@@ -36,7 +36,7 @@ pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHan
     call(|| {
         let client = handle::get::<Client>(client)?;
         let lock = handle::get::<LockData>(lock)?;
-        let renewed = client.api.heartbeat(&lock.copy(), millis(lease_ms))?;
+        let renewed = client.api.heartbeat(&lock.copy()?, millis(lease_ms))?;
         lock.set(renewed);
         Ok(())
     })
@@ -51,7 +51,7 @@ pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHan
 pub extern "C" fn leasehold_client_release(client: ClientHandle, lock: LockHandle) -> Code {
     call(|| {
         let client = handle::get::<Client>(client)?;
-        let lock = handle::get::<LockData>(lock)?.copy();
+        let lock = handle::get::<LockData>(lock)?.copy()?;
         Ok(client.api.release(&lock)?)
     })
 }

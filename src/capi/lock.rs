@@ -12,7 +12,7 @@ use crate::model::error::Error;
 use crate::model::lock::Lock;
 
 /// A lock as data.
-pub struct LockData(Mutex<Lock>);
+pub struct LockData(Mutex<Option<Lock>>);
 handle::object!(LockData = 5, LockHandle, "lock");
 
 /// A lock as data. Having it does not mean that the lock is held. Anyone who has it can renew, release and adopt it, so
@@ -25,15 +25,21 @@ pub struct LockHandle {
 
 impl LockData {
     pub fn new(lock: Lock) -> Self {
-        LockData(Mutex::new(lock))
+        LockData(Mutex::new(Some(lock)))
     }
 
-    pub fn copy(&self) -> Lock {
-        self.0.lock().clone()
+    /// For one that is still to be had: without a handle it could be released by nobody.
+    pub fn none_yet() -> Self {
+        LockData(Mutex::default())
+    }
+
+    pub fn copy(&self) -> Result<Lock, Failure> {
+        // Nobody was given its handle yet.
+        self.0.lock().clone().ok_or_else(|| Failure::new(Code::StaleHandle, "there is no lock behind this handle"))
     }
 
     pub fn set(&self, lock: Lock) {
-        *self.0.lock() = lock;
+        *self.0.lock() = Some(lock);
     }
 }
 
@@ -44,7 +50,7 @@ impl LockData {
 pub unsafe extern "C" fn leasehold_lock_status(lock: LockHandle, status: *mut Status, status_size: usize) -> Code {
     call(|| {
         let status = sized_out_arg!(status, status_size, STATUS_FIRST_SIZE);
-        let lock = handle::get::<LockData>(lock)?.copy();
+        let lock = handle::get::<LockData>(lock)?.copy()?;
         let left = |at: std::time::SystemTime| at.duration_since(std::time::SystemTime::now()).unwrap_or_default();
         status.write(Status::new(
             lock.fencing_token(),
@@ -69,7 +75,7 @@ pub unsafe extern "C" fn leasehold_lock_text(
     len: *mut usize,
 ) -> Code {
     call(|| {
-        let lock = handle::get::<LockData>(lock)?.copy();
+        let lock = handle::get::<LockData>(lock)?.copy()?;
         let part = pick(text, lock.key(), Some(lock.lock_id()), lock.owner(), lock.host(), lock.comment())?;
         // SAFETY: passed on from the caller.
         unsafe { text::write(part, buffer, capacity, len) }
@@ -88,7 +94,7 @@ pub unsafe extern "C" fn leasehold_lock_to_bytes(
     len: *mut usize,
 ) -> Code {
     call(|| {
-        let lock = handle::get::<LockData>(lock)?.copy();
+        let lock = handle::get::<LockData>(lock)?.copy()?;
         let not_written = |error| Failure::new(Code::Panic, format!("the lock can't be written: {error}"));
         let bytes = serde_json::to_vec(&lock).map_err(not_written)?;
         // SAFETY: passed on from the caller.

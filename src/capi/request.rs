@@ -370,7 +370,11 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
 pub unsafe extern "C" fn leasehold_request_acquire(request: RequestHandle, lock: *mut LockHandle) -> Code {
     call(|| {
         let lock = out_arg!(lock);
-        lock.write(handle::insert(LockData::new(asked(request)?.acquire()?))?)
+        let asked = asked(request)?;
+        let data = handle::insert(LockData::none_yet())?;
+        let acquired = asked.acquire().inspect_err(|_| drop(handle::remove::<LockData>(data)))?;
+        handle::get::<LockData>(data)?.set(acquired);
+        lock.write(data)
     })
 }
 
@@ -386,7 +390,7 @@ pub unsafe extern "C" fn leasehold_request_adopt(
 ) -> Code {
     call(|| {
         let guard = out_arg!(guard);
-        let lock = handle::get::<LockData>(lock)?.copy();
+        let lock = handle::get::<LockData>(lock)?.copy()?;
         guard.write(asked(request)?.adopt(lock)?)
     })
 }

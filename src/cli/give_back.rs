@@ -1,10 +1,11 @@
 //! The end of a hold: its locks are released. What is wrong with that is said by nobody who waits for standard error.
 
 use std::convert::Infallible;
+use std::fmt;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{fmt, io};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, select};
+use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, never, select};
 use leasehold::{CancelToken, Error, ErrorKind};
 use nix::sys::signal::Signal;
 
@@ -89,7 +90,6 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
 enum Unreleased {
     Failed(Error),
     NoAnswer,
-    NoThread(io::Error),
 }
 
 impl Unreleased {
@@ -103,7 +103,6 @@ impl fmt::Display for Unreleased {
         match self {
             Unreleased::Failed(error) => error.fmt(f),
             Unreleased::NoAnswer => f.write_str("the store does not answer"),
-            Unreleased::NoThread(error) => write!(f, "no thread could be started: {error}"),
         }
     }
 }
@@ -127,8 +126,7 @@ fn release(
     let (done, told) = bounded(2);
     let (waits, nobody_waits) = bounded::<Infallible>(0);
     let (name, is_waited_for) = (locks.name(), lease_left.is_some());
-    let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
-    let spawned = thread.spawn(move || {
+    let run = move || {
         let stood = every.map_or(Ok(()), |every| locks.stand(every, &CancelToken::new(), None));
         let _ = done.send(stood.clone());
         let mut is_said = false;
@@ -140,18 +138,31 @@ fn release(
             is_waited_for
         };
         locks.release(goes_on, |released| drop(done.send(stood.and(released))));
-    });
-    if let Err(error) = spawned {
-        // The guard was dropped, and its drop released: only that it stands is missing.
-        let answer = every.map_or(Ok(()), |_| Err(Unreleased::NoThread(error)));
-        return Release { stands: false, answer, told_to_end };
-    }
+    };
     let lease_left = lease_left.map(|left| if told_to_end.is_some() { LAST_TRY } else { left.max(LAST_TRY) });
-    let over = after(lease_left.unwrap_or_default());
+    let mut over = after(lease_left.unwrap_or_default());
+    let mut waits = Some(waits);
+    if let Err(run) = start(run) {
+        // Here, and once: a drop takes no longer. Its answers are there then.
+        (over, waits) = (never(), None);
+        run();
+    }
     let mut answers = Answers { told, over, is_over: false, signals, told_to_end, last_try: LAST_TRY };
     let (stands, answer) = (answers.next().is_ok(), answers.next());
     drop(waits);
     Release { stands, answer, told_to_end: answers.told_to_end }
+}
+
+/// Runs this on a thread of its own; without one it is given back.
+fn start<F: FnOnce() + Send + 'static>(run: F) -> Result<(), F> {
+    let slot = Arc::new(Mutex::new(Some(run)));
+    let take = |slot: &Mutex<Option<F>>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let theirs = slot.clone();
+    let thread = std::thread::Builder::new().name("leasehold-release".to_owned());
+    match thread.spawn(move || take(&theirs).map_or((), |run| run())) {
+        Ok(_) => Ok(()),
+        Err(_) => take(&slot).map_or(Ok(()), Err),
+    }
 }
 
 /// What the thread that releases has to say, until that is not waited for any more.
@@ -187,7 +198,7 @@ impl Answers<'_> {
 
 #[cfg(test)]
 mod tests {
-    use crossbeam_channel::{never, unbounded};
+    use crossbeam_channel::unbounded;
 
     use super::*;
 

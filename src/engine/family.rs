@@ -24,9 +24,11 @@ use crate::sys::cancel::CancelToken;
 use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
+use crate::sys::log;
+use crate::sys::observing::hurrying;
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here};
+use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here, keeping_a_lock};
 
 /// `close` releases this many guards at the same time; more when these hang.
 const CLOSE_THREADS: usize = 16;
@@ -238,7 +240,8 @@ impl Family {
     /// The same for a grant that outlives its hold: the lease of a name.
     pub fn keep(&self, granted: Granted, terms: Terms, callbacks: Callbacks) -> Result<Arc<Hold>> {
         let (key, fencing_token) = (shown(&granted.attempt.key).into_owned(), granted.holder.token);
-        self.options.observing.tell(&Event::Granted { key: &key, fencing_token, waited: Duration::ZERO });
+        let granted_now = Event::Granted { key: &key, fencing_token, waited: Duration::ZERO };
+        hurrying(|| self.options.observing.tell(&granted_now));
         self.hold_until(granted, terms, callbacks, AtEnd::Keep, &Deadline::after(self.options.drop_timeout))
     }
 
@@ -331,6 +334,7 @@ impl Family {
     fn end_watch(&self, by: Instant) {
         self.watcher.close(by);
         self.options.observing.wait_until_told(by);
+        log::write_rest(by);
     }
 
     /// Unanswered acquisitions can be given up until `soon`.
@@ -378,7 +382,8 @@ impl Family {
         };
         more(&mut threads);
         if threads.is_empty() {
-            work()();
+            // The observer may hang here, too.
+            keeping_a_lock(work());
         }
         let patience = soon.saturating_duration_since(Instant::now()) / 20;
         let mut released = Ok(());

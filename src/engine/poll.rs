@@ -14,7 +14,7 @@ use crate::model::waiting::Waiting;
 use crate::store::{Consistency, Seen, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
-use crate::sys::observing::{WaitSpan, contained};
+use crate::sys::observing::{WaitSpan, contained, hurrying};
 use crate::sys::pause::pause;
 use crate::sys::thread::keeping_a_lock;
 
@@ -330,13 +330,13 @@ impl Wait<'_> {
     }
 
     /// Runs this, which may call code of the user's. Where a lock was handed over meanwhile, which nobody renews yet, another
-    /// thread does so.
+    /// thread does so. Nor does anybody renew one that is granted just now: so nothing is waited for.
     pub(super) fn running(&self, run: impl FnOnce()) {
         self.tells(Some(Instant::now()));
         if self.users_code.is_handed() {
             keeping_a_lock(run);
         } else {
-            run();
+            hurrying(run);
         }
         self.tells(None);
     }

@@ -1,5 +1,6 @@
 //! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
-//! they are due, notices a suspend, and starts the users' callbacks, and again what found no thread.
+//! they are due, notices a suspend, and starts the users' callbacks, and again what found no thread. What found none by its
+//! end runs there.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,6 +13,7 @@ use parking_lot::Mutex;
 use super::hold::Hold;
 use super::undo::Undo;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::sys::aside;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::far_from;
 use crate::sys::log;
@@ -166,7 +168,7 @@ fn run(
                 break;
             }
         }
-        let lacks_thread = undo.start_again() || !waiting.is_empty();
+        let lacks_thread = undo.start_again() | aside::start_again(false) || !waiting.is_empty();
         let wait = next.map_or(Duration::MAX, |next: BootTime| next.since(now).min(LOOK));
         let wait = if lacks_thread { wait.min(START_RETRY) } else { wait };
         let mut select = crossbeam_channel::Select::new();
@@ -189,6 +191,7 @@ fn run(
                 Err(crossbeam_channel::TryRecvError::Empty) => break,
                 Err(crossbeam_channel::TryRecvError::Disconnected) => {
                     waiting.into_iter().for_each(|(what, callback)| start_or_run(what, callback));
+                    aside::start_again(true);
                     return;
                 }
             }

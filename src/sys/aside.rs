@@ -12,8 +12,9 @@ use crate::sys::log;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, here, keeping_a_lock, keeps_a_lock};
 
-/// Who has something to tell about a key waits for so long for what is being told of it already.
-const TURN: Duration = Duration::from_millis(100);
+/// Who has something to tell about a key waits for what is being told of it already until that has taken so long: what
+/// hangs is waited for once, and not for each event of each call.
+pub(crate) const TURN: Duration = Duration::from_millis(100);
 /// So many may wait for a slow observer. From then on only beginnings and ends are kept, of which there is one for each
 /// lock.
 pub(crate) const MOST_WAITING: usize = 10_000;
@@ -21,6 +22,30 @@ pub(crate) const MOST_WAITING: usize = 10_000;
 pub(crate) const MOST_IN_PAIRS: usize = 10 * MOST_WAITING;
 
 pub(crate) type Told = Box<dyn FnOnce() + Send>;
+
+/// What found no thread, and in which process.
+static LACKING: Mutex<Vec<(ProcessId, Aside)>> = Mutex::new(Vec::new());
+
+/// Tries again to have told what found no thread; whether that fails. `or_here`: then it is told here.
+pub(crate) fn start_again(or_here: bool) -> bool {
+    // In a forked child it may be locked for ever.
+    let Some(lacking) = LACKING.try_lock().map(|mut lacking| std::mem::take(&mut *lacking)) else { return true };
+    let mut is_lacking = false;
+    for (process, aside) in lacking {
+        if !process.is_current() {
+            // What it tells is the parent's, and its mutex may be locked for ever.
+            std::mem::forget(aside);
+        } else if !aside.start_again() {
+            if or_here {
+                aside.tell_all(None);
+            } else {
+                aside.lacks_thread();
+                is_lacking = true;
+            }
+        }
+    }
+    is_lacking
+}
 
 /// Whether gauges would drift without it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,19 +69,34 @@ struct Queue {
     /// Each with the key that it is about.
     waiting: VecDeque<(Option<String>, Told)>,
     /// What is being told, and the threads that do it.
-    telling: Vec<(Option<String>, usize)>,
+    telling: Vec<Telling>,
     has_thread: bool,
     has_warned: bool,
     /// How many there was no place for.
     left_out: usize,
 }
 
+#[derive(Clone, PartialEq)]
+struct Telling {
+    key: Option<String>,
+    thread: usize,
+    since: Instant,
+}
+
 impl Aside {
-    /// Has it told soon, by a thread that does nothing else.
+    /// Has it told soon, by a thread that does nothing else. Without one it is told here; where a lock depends on the caller
+    /// it waits until there is one.
     pub fn push(&self, key: Option<&str>, weight: Weight, tell: Told) {
-        if self.add(key, weight, tell) {
-            // Late is better than never; what takes long is left to the next thread.
-            self.start_or_tell(Instant::now() + TURN);
+        if !self.add(key, weight, tell) || self.start().is_ok() {
+            return;
+        }
+        if keeps_a_lock() {
+            return self.lacks_thread();
+        }
+        // Late is better than never; what takes long is left to the next thread.
+        self.tell_all(Some(Instant::now() + TURN));
+        if !self.start_again() {
+            self.lacks_thread();
         }
     }
 
@@ -106,15 +146,23 @@ impl Aside {
         needs_thread
     }
 
-    /// Without a thread it is told here, until `by`; where a lock depends on the caller it waits until there is one.
-    fn start_or_tell(&self, by: Instant) {
-        if self.start().is_ok() {
-            return;
+    /// Starts a thread for what waits without one. False where there can be none.
+    fn start_again(&self) -> bool {
+        {
+            let mut queue = self.0.queue.lock();
+            if queue.waiting.is_empty() || std::mem::replace(&mut queue.has_thread, true) {
+                return true;
+            }
         }
-        if keeps_a_lock() {
-            self.0.queue.lock().has_thread = false;
-        } else {
-            self.tell_all(Some(by));
+        self.start().is_ok()
+    }
+
+    /// The next look of a watcher tries again.
+    fn lacks_thread(&self) {
+        self.0.queue.lock().has_thread = false;
+        let Some(mut lacking) = LACKING.try_lock_for(TURN) else { return };
+        if lacking.iter().all(|(_, known)| !Arc::ptr_eq(&known.0, &self.0)) {
+            lacking.push((ProcessId::current(), self.clone()));
         }
     }
 
@@ -154,7 +202,7 @@ impl Aside {
     /// Returns nothing in a child of a process that has forked in what was told: others may have the queue there for ever.
     fn tell_one<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, at: usize) -> Option<MutexGuard<'a, Queue>> {
         let Some((key, tell)) = queue.waiting.remove(at) else { return Some(queue) };
-        let (telling, process) = ((key, here()), ProcessId::current());
+        let (telling, process) = (Telling { key, thread: here(), since: Instant::now() }, ProcessId::current());
         queue.telling.push(telling.clone());
         drop(queue);
         tell();
@@ -170,16 +218,17 @@ impl Aside {
     }
 
     /// Called by a thread that is about to tell something of `key` itself: tells here what waits of that key, so that it
-    /// comes in its order. False where that takes too long: then what comes next must wait behind it.
-    pub fn tell_first(&self, key: &str) -> bool {
-        let (mut queue, by) = (self.0.queue.lock(), Instant::now() + TURN);
+    /// comes in its order. False where that takes longer than `most`, at most a [`TURN`]: then what comes next must wait
+    /// behind it.
+    pub fn tell_first(&self, key: &str, most: Duration) -> bool {
+        let (mut queue, by) = (self.0.queue.lock(), Instant::now() + most);
         // Called by what is being told: it comes behind what waits, else each that waits would be told inside the one before.
         if queue.is_telling_here() {
             return !queue.waiting.iter().any(|(of, _)| of.as_deref() == Some(key));
         }
         loop {
-            if queue.is_telling_elsewhere(Some(key)) {
-                if self.0.told.wait_until(&mut queue, by).timed_out() {
+            if let Some(since) = queue.telling_elsewhere(Some(key)) {
+                if self.0.told.wait_until(&mut queue, by.min(since + TURN)).timed_out() {
                     return false;
                 }
                 continue;
@@ -206,31 +255,40 @@ impl Aside {
         queue.waiting.is_empty() && queue.telling.is_empty()
     }
 
-    /// Waits until all of it was told, at most until `by`. What found no thread is told by another one, or here.
+    /// Waits until all of it was told, at most until `by`. What found no thread is told by another one, and not here, where
+    /// it might hang.
     pub fn wait_until_told(&self, by: Instant) {
         let mut queue = self.0.queue.lock();
-        if !queue.has_thread && !queue.waiting.is_empty() && !queue.is_telling_here() {
-            queue.has_thread = true;
-            drop(queue);
-            self.start_or_tell(by);
-            queue = self.0.queue.lock();
+        while (!queue.waiting.is_empty() || queue.is_telling_elsewhere(None)) && !queue.is_telling_here() {
+            if !queue.has_thread && !queue.waiting.is_empty() {
+                drop(queue);
+                if !self.start_again() {
+                    self.lacks_thread();
+                }
+                queue = self.0.queue.lock();
+            }
+            let is_timed_out = self.0.told.wait_until(&mut queue, by.min(Instant::now() + TURN)).timed_out();
+            if is_timed_out && Instant::now() >= by {
+                break;
+            }
         }
-        while (!queue.waiting.is_empty() || queue.is_telling_elsewhere(None))
-            && !queue.is_telling_here()
-            && !self.0.told.wait_until(&mut queue, by).timed_out()
-        {}
     }
 }
 
 impl Queue {
     fn is_telling_here(&self) -> bool {
-        self.telling.iter().any(|(_, thread)| *thread == here())
+        self.telling.iter().any(|telling| telling.thread == here())
     }
 
     /// Whether another thread is telling something, of this key if one is given.
     fn is_telling_elsewhere(&self, key: Option<&str>) -> bool {
-        let here = here();
-        self.telling.iter().any(|(of, thread)| (key.is_none() || of.as_deref() == key) && *thread != here)
+        self.telling_elsewhere(key).is_some()
+    }
+
+    /// Since when.
+    fn telling_elsewhere(&self, key: Option<&str>) -> Option<Instant> {
+        let is_it = |told: &&Telling| (key.is_none() || told.key.as_deref() == key) && told.thread != here();
+        self.telling.iter().filter(is_it).map(|told| told.since).min()
     }
 }
 
@@ -261,7 +319,7 @@ mod tests {
         let (calls, of) = (aside.clone(), key.to_owned());
         if entered.recv_timeout(if is_busy { TURN } else { LONG }).is_err() {
             // Again, where it stood still for a whole turn before it told anything.
-            std::thread::spawn(move || while !calls.tell_first(&of) {});
+            std::thread::spawn(move || while !calls.tell_first(&of, TURN) {});
             assert_eq!(entered.recv_timeout(LONG), Ok(()));
         }
         leave
@@ -275,7 +333,7 @@ mod tests {
         aside.push(Some("b"), Weight::Light, say(&said, 2));
         aside.push(Some("a"), Weight::Balance, say(&said, 3));
         // Who stands still for a whole turn between the two begins another one.
-        assert!((0..5).any(|_| aside.tell_first("a")));
+        assert!((0..5).any(|_| aside.tell_first("a", TURN)));
         assert_eq!(says.try_iter().collect::<Vec<_>>(), [1, 3]);
         aside.wait_until_told(Instant::now());
         drop(leave);
@@ -288,7 +346,7 @@ mod tests {
         let ((said, says), aside) = (unbounded(), Aside::default());
         let (leave, other) = (hang(&aside, "slow"), hang(&aside, "k"));
         aside.push(Some("k"), Weight::Light, say(&said, 1));
-        assert!(!aside.tell_first("k"), "it is told elsewhere, and takes long");
+        assert!(!aside.tell_first("k", TURN), "it is told elsewhere, and takes long");
         // The thread of its own tells nothing of that key either.
         drop(leave);
         aside.push(Some("b"), Weight::Light, say(&said, 2));
@@ -305,9 +363,37 @@ mod tests {
             };
             aside.push(Some("k"), Weight::Light, Box::new(slow));
         }
-        assert!(!aside.tell_first("k"));
+        assert!(!aside.tell_first("k", TURN));
         assert!(says.try_iter().count() < 1_000);
         drop(leave);
+    }
+
+    /// Each call has several events, and there may be many calls while one observer hangs.
+    #[test]
+    fn what_hangs_is_waited_for_once() {
+        let aside = Aside::default();
+        let leave = hang(&aside, "k");
+        assert!(!aside.tell_first("k", TURN));
+        let began = Instant::now();
+        assert!((0..500).all(|_| !aside.tell_first("k", TURN)));
+        assert!(began.elapsed() < 100 * TURN, "each event waits for it");
+        drop(leave);
+        aside.wait_until_told(Instant::now() + LONG);
+        assert!(aside.tell_first("k", TURN), "nothing is told any more");
+    }
+
+    /// Of a lock that nobody renews yet.
+    #[test]
+    fn who_has_no_time_does_not_wait_for_what_is_being_told() {
+        let at_once = || {
+            let aside = Aside::default();
+            let _leave = hang(&aside, "k");
+            let began = Instant::now();
+            let was_told = aside.tell_first("k", Duration::ZERO);
+            !was_told && began.elapsed() < TURN / 2
+        };
+        // A busy machine may stand still in each, but hardly in all.
+        assert!((0..20).any(|_| at_once()));
     }
 
     #[test]
@@ -316,7 +402,7 @@ mod tests {
         let (inside, own) = (aside.clone(), said.clone());
         let tell = move || {
             inside.push(Some("k"), Weight::Light, say(&own, 1));
-            assert!(!inside.tell_first("k"));
+            assert!(!inside.tell_first("k", TURN));
             inside.wait_until_told(Instant::now() + 100 * LONG);
             own.send(2).unwrap_or_default();
         };
@@ -337,7 +423,7 @@ mod tests {
             let tell = move || {
                 DEPTH.set(DEPTH.get() + 1);
                 said.send(DEPTH.get()).unwrap_or_default();
-                inside.tell_first("k");
+                inside.tell_first("k", TURN);
                 DEPTH.set(DEPTH.get() - 1);
             };
             aside.push(Some("k"), Weight::Light, Box::new(tell));

@@ -5,12 +5,14 @@
 //! blocks on a future on the caller's thread, which may well be running somebody's async task. While there
 //! is nothing to do the thread sleeps; it ends with its handle.
 
+use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::task::Poll;
 
-use tokio::runtime::Builder;
+use crossbeam_channel::Sender;
+use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 use tokio::sync::oneshot;
 use tokio::task::LocalSet;
@@ -64,13 +66,9 @@ impl<C: 'static> Driver<C> {
         Thread::spawn_with(STACK, "leasehold-driver", move || {
             thread::begin_to_keep_time();
             block_sigpipe();
-            let runtime = match Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime,
-                Err(error) => {
-                    let told = Error::new(ErrorKind::Store, "the hidden runtime can't be started").retryable();
-                    let _ = ready.send(Ok(Err(told.caused_by(error))));
-                    return;
-                }
+            let (runtime, _standing) = match runtime() {
+                Ok(made) => made,
+                Err(error) => return drop(ready.send(Ok(Err(error)))),
             };
             // Entered until the last task is dropped: SDKs then start tasks of their own.
             let _entered = runtime.enter();
@@ -173,6 +171,23 @@ where
         }
     })
     .await
+}
+
+/// The runtime, and what keeps one of its threads for blocking work, which sleeps until that is dropped.
+///
+/// SDKs look up hosts' names on such threads: without one, where none can be started, tokio panics, also in tasks of the
+/// SDK that nobody starts again. Beside one, the look-up waits until another can be started, and the SDK tries again.
+fn runtime() -> Result<(Runtime, Sender<Infallible>)> {
+    let failed = || Error::new(ErrorKind::Store, "the hidden runtime can't be started").retryable();
+    // It panics where there is no descriptor for signals.
+    let runtime = caught(|| Builder::new_current_thread().enable_all().build()).ok_or_else(failed)?;
+    let runtime = runtime.map_err(|error| failed().caused_by(error))?;
+    let (standing, over) = crossbeam_channel::bounded(0);
+    // Tried first, for not every program survives a panic.
+    let tried = std::thread::Builder::new().spawn(|| ()).map_err(|error| failed().caused_by(error))?;
+    let _ = tried.join();
+    caught(|| runtime.spawn_blocking(move || over.recv())).ok_or_else(failed)?;
+    Ok((runtime, standing))
 }
 
 /// Waits for the answer, the deadline, or the deadline's cancel tokens.

@@ -51,12 +51,22 @@ pub(crate) fn wait_until_written(most: Duration) {
     aside().wait_until_told(Instant::now() + most);
 }
 
+/// The same for a moment, which ends at the latest at `by`.
+pub(crate) fn write_rest(by: Instant) {
+    aside().wait_until_told(by.min(Instant::now() + WRITTEN));
+}
+
 /// Lines that wait for a thread, in all of the process.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether no line waits for a thread to write it.
 pub fn is_written() -> bool {
-    WAITING.load(Ordering::SeqCst) == 0
+    waits() == 0
+}
+
+/// How many wait for that.
+pub fn waits() -> usize {
+    WAITING.load(Ordering::SeqCst)
 }
 
 /// The panic hook has said what went wrong; logging it would only panic again.

@@ -1,14 +1,14 @@
 //! Calling code of the user's: the observer, when no mutex of ours is held and no lock depends on the thread, and whatever
 //! may panic.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::model::error::{Error, ErrorKind};
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
-use crate::sys::aside::{Aside, Told, Weight};
+use crate::sys::aside::{Aside, TURN, Told, Weight};
 use crate::sys::caught::caught;
 use crate::sys::log;
 use crate::sys::process::ProcessId;
@@ -60,7 +60,9 @@ impl Observing {
             return;
         }
         let goes_aside = keeps_a_lock() || event.leading_change() != 0;
-        let is_told_here = self.is_own_aside || !goes_aside && event.key().is_none_or(|key| self.aside.tell_first(key));
+        let most = if HURRIES.get() { Duration::ZERO } else { TURN };
+        let is_first = |key: &str| self.aside.tell_first(key, most);
+        let is_told_here = self.is_own_aside || !goes_aside && event.key().is_none_or(is_first);
         if self.is_forked() {
             return;
         }
@@ -210,6 +212,15 @@ const MOST_KEPT: usize = 64;
 thread_local! {
     /// What is reported when the outermost [`Later`] of this thread ends.
     static KEPT: RefCell<Option<Vec<Told>>> = const { RefCell::new(None) };
+    static HURRIES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Runs this, in which nothing that is told waits for what others tell of its key: a lock may have been granted that nobody
+/// renews yet.
+pub(crate) fn hurrying(run: impl FnOnce()) {
+    let before = HURRIES.replace(true);
+    run();
+    HURRIES.set(before);
 }
 
 /// Keeps what requests of this thread have to report until it is dropped. Made before a mutex is taken, it reports

@@ -1,9 +1,9 @@
 //! Where the system lacks what leasehold needs.
 #![cfg(target_os = "linux")]
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 
-use crate::support::{Running, Store, run};
+use crate::support::{NOBODY, Running, Store, run};
 
 /// The command is not what is missing. Only root may take that away, and not everywhere.
 #[test]
@@ -47,4 +47,30 @@ fn a_limit_of_file_size_ends_nothing() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stderr.contains("a file must not grow"), "{}", ran.stderr);
     assert!(store.client().get("k").unwrap().unwrap().is_free());
+}
+
+/// As for a user with too many processes. The release is made by the main thread then, and fails, too.
+#[test]
+fn what_is_wrong_with_a_release_that_finds_no_thread_is_said() {
+    let store = Store::on_disk();
+    let binary = store.path("leasehold");
+    let copies = format!("cp {} leasehold && chmod 777 .", env!("CARGO_BIN_EXE_leasehold"));
+    let copied = run(Command::new("sh").args(["-c", &copies]).current_dir(store.folder.path()));
+    assert_eq!(copied.code, Some(0), "{}", copied.stderr);
+    // Root has no limit, and may not everywhere set that of others.
+    let by_another_user = |program: &std::path::Path| {
+        let mut command = Command::new(NOBODY[0]);
+        let is_root = nix::unistd::Uid::effective().is_root();
+        is_root.then(|| command.args(&NOBODY[1..]).arg(program));
+        if is_root { command } else { Command::new(program) }
+    };
+    // It starts the thread that writes lines before none can be.
+    let args = ["-v", "--store", &store.url, "run", "--lease", "5m", "k", "--", "sh", "-c", "echo ready; read go"];
+    let mut running = Running::ready(by_another_user(&binary).args(args).stdin(Stdio::piped()));
+    let id = running.child.id().to_string();
+    let limits = ["--nproc=1", "--fsize=1:"];
+    assert!(by_another_user("prlimit".as_ref()).args(["--pid", &id]).args(limits).status().unwrap().success());
+    running.tell("go");
+    let ran = running.end();
+    assert!(ran.stderr.contains("could not be released and ends with its lease"), "{ran:?}");
 }

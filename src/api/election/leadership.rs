@@ -216,7 +216,7 @@ impl Leadership {
         }
         if outcome.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost) {
             // If no thread can be started, the second try is made here.
-            let _ = Thread::spawn("leasehold-release", move || drop(self));
+            let _ = Thread::spawn_for_user("leasehold-release", move || drop(self));
         } else {
             self.drop_bound.begin(by);
         }

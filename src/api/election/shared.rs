@@ -234,7 +234,7 @@ impl Shared {
             begin_to_keep_a_lock();
             serve::run(&stands, work);
         };
-        Thread::spawn("leasehold-elect", run).map(drop).map_err(|error| self.in_context(error))
+        Thread::spawn_for_user("leasehold-elect", run).map(drop).map_err(|error| self.in_context(error))
     }
 
     fn in_context(&self, error: Error) -> Error {
@@ -256,7 +256,7 @@ impl Shared {
                 begin_to_keep_a_lock();
                 serve::keep_healthy(&shared, &term);
             };
-            Thread::spawn("leasehold-elect", keep).map_err(|error| {
+            Thread::spawn_for_user("leasehold-elect", keep).map_err(|error| {
                 leadership.abandon();
                 self.in_context(error)
             })?;

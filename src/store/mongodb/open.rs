@@ -196,7 +196,7 @@ const IDLE: Duration = Duration::from_secs(60);
 ///
 /// `patience`: how long a request may take, so that the driver says why it failed before the caller's time is over.
 pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, patience: Duration) -> Result<Owned> {
-    let (label, standing) = (options.label(), standing());
+    let label = options.label();
     let mut settings = match options.settings {
         Settings::Given(given) => *given,
         Settings::Url(url) => {
@@ -226,16 +226,7 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     let client = Client::with_options(settings).map_err(|error| MongodbError::classify(&error, None).1)?;
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
     let (sessions, waking) = (Sessions::new(register), Waking::default());
-    Ok(Owned { client, locks, sessions, waking, turns, _standing: standing })
-}
-
-/// A thread of the runtime's that sleeps until this is dropped. The driver looks up hosts' names on such threads: without one,
-/// where none can be started, tokio panics in the tasks that make connections, which nobody starts again. Beside one, the
-/// look-up waits until another can be started, and the driver tries again.
-fn standing() -> crossbeam_channel::Sender<()> {
-    let (standing, over) = crossbeam_channel::bounded(0);
-    tokio::task::spawn_blocking(move || over.recv());
-    standing
+    Ok(Owned { client, locks, sessions, waking, turns })
 }
 
 /// What a lock cannot do without, whatever the user's settings say. Gives what it had to change.

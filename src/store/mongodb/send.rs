@@ -33,8 +33,6 @@ pub(super) struct Owned {
     pub sessions: Sessions,
     pub waking: super::wakeup::Waking,
     pub turns: Turns,
-    /// Keeps a thread for the runtime.
-    pub _standing: crossbeam_channel::Sender<()>,
 }
 
 /// How often a request may have left this host: each time that it got a connection.

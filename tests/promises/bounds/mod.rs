@@ -3,4 +3,5 @@
 mod async_context;
 mod calls;
 mod forks;
+mod lacks;
 mod threads;
