@@ -334,7 +334,7 @@ pub mod internals {
     pub mod sys {
         #[cfg(feature = "_async")]
         pub use crate::sys::driver;
-        pub use crate::sys::log::{is_written as log_is_written, waits as log_waits};
+        pub use crate::sys::log::is_written as log_is_written;
         pub use crate::sys::pause::stop as pause;
         pub use crate::sys::{clock, deadline};
     }

@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::{Sender, TrySendError, bounded};
 use leasehold::Mutex;
 
 use crate::args::Global;
@@ -134,15 +134,17 @@ pub fn draw(text: String) {
     }
 }
 
-/// A line that nobody waits for.
+/// A line that nobody waits for, unless there is no thread to write it.
 pub fn tell(text: &str) {
-    let _ = messages().try_send(Message::Line(text.to_owned()));
+    if let Err(TrySendError::Disconnected(_)) = messages().try_send(Message::Line(text.to_owned())) {
+        say(text);
+    }
 }
 
 fn messages() -> &'static Sender<Message> {
     MESSAGES.get_or_init(|| {
         let (to, messages) = bounded(MOST);
-        // Where it can't be started nobody hears of this line, nor of any later one.
+        // Where it can't be started the lines find the channel closed.
         let _ = thread::Builder::new().name("leasehold-log".to_owned()).spawn(move || {
             for message in messages {
                 match message {
@@ -179,7 +181,7 @@ impl log::Log for Log {
             let key = key.filter(|key| !said.contains(key)).map_or_else(String::new, |key| format!("{key}: "));
             let text = format!("{level}: {key}{said}");
             if record.level() > log::Level::Warn || !was_said(&text) {
-                let _ = messages().try_send(Message::Line(text));
+                tell(&text);
             }
         }
     }

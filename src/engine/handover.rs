@@ -6,7 +6,7 @@ use super::hold::Hold;
 use super::undo::give_up;
 use crate::engine::spec::{Chain, Granted, LockSpec};
 use crate::lease::{Lease, Mode};
-use crate::model::error::{ErrorKind, Result};
+use crate::model::error::Result;
 use crate::store::Acquired;
 use crate::sys::deadline::Deadline;
 use crate::sys::observing::later;

@@ -61,12 +61,7 @@ static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether no line waits for a thread to write it.
 pub fn is_written() -> bool {
-    waits() == 0
-}
-
-/// How many wait for that.
-pub fn waits() -> usize {
-    WAITING.load(Ordering::SeqCst)
+    WAITING.load(Ordering::SeqCst) == 0
 }
 
 /// The panic hook has said what went wrong; logging it would only panic again.

@@ -64,8 +64,7 @@ fn what_is_wrong_with_a_release_that_finds_no_thread_is_said() {
         is_root.then(|| command.args(&NOBODY[1..]).arg(program));
         if is_root { command } else { Command::new(program) }
     };
-    // It starts the thread that writes lines before none can be.
-    let args = ["-v", "--store", &store.url, "run", "--lease", "5m", "k", "--", "sh", "-c", "echo ready; read go"];
+    let args = ["--store", &store.url, "run", "--lease", "5m", "k", "--", "sh", "-c", "echo ready; read go"];
     let mut running = Running::ready(by_another_user(&binary).args(args).stdin(Stdio::piped()));
     let id = running.child.id().to_string();
     let limits = ["--nproc=1", "--fsize=1:"];

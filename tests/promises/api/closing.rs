@@ -48,7 +48,7 @@ fn a_close_waits_for_a_hand_over_that_finds_its_waiter_gone() {
     let token = guard.fencing_token();
     let (told, tells) = bounded(10);
     scope(|scope| {
-        let request = client.request("k").on_wait(move |_| drop(told.try_send(())));
+        let request = client.request("k").on_wait(move |_| told.try_send(()).unwrap_or_default());
         let waiter = scope.spawn(|| request.lock().map(drop).unwrap_err().kind());
         tells.recv_timeout(LONG).expect("it waits");
         store.plan.next(Call::Acquire, Fault::ApplyThenDelay(millis(700)));
