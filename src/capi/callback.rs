@@ -10,7 +10,7 @@ use super::handle;
 use crate::sys::aside::{self, Weight};
 use crate::sys::deadline::far_from;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::{here, keeps_a_lock};
+use crate::sys::thread::{here, keeps_time};
 
 /// A function of C's, and what it wants to be called with.
 #[derive(Clone, Copy)]
@@ -26,8 +26,8 @@ unsafe impl<F: Sync> Sync for Callback<F> {}
 
 /// How long the end of callbacks may take to tell what waits.
 pub const REST: Duration = Duration::from_secs(5);
-/// What a thread has to say that a lock, or others' deadlines, depend on. It must not wait for code of the user's, so that
-/// another thread tells it, in the same order.
+/// What a thread that others' deadlines depend on has to say. It must not wait for code of the user's, so that another
+/// thread tells it, in the same order.
 #[derive(Clone, Default)]
 pub struct Aside(aside::Aside);
 
@@ -39,7 +39,7 @@ impl Aside {
 
     /// The same, behind what waits to be told of this key. That is not told here: a heartbeat would wait for it.
     pub fn tell_of(&self, key: Option<&str>, weight: Weight, tell: impl FnOnce() + Send + 'static) {
-        if !keeps_a_lock() && key.is_none_or(|key| self.0.has_told(key)) {
+        if !keeps_time() && key.is_none_or(|key| self.0.has_told(key)) {
             tell();
         } else {
             self.0.push(key, weight, Box::new(tell));

@@ -356,13 +356,11 @@ mod tests {
     }
 
     #[cfg(feature = "_internals")]
-    unsafe extern "C" fn hangs_at_an_end(event: *const EventInfo, user: *mut c_void) {
+    unsafe extern "C" fn hangs_at_a_release(event: *const EventInfo, user: *mut c_void) {
         // SAFETY: the test leaks it, and the event is there during the call.
-        let (hangs, event) = unsafe { (&*user.cast::<Hangs>(), &*event) };
-        // SAFETY: as above.
-        let operation = unsafe { std::ffi::CStr::from_ptr(event.operation) };
-        if operation.to_bytes() == b"release" || event.kind == EventKind::Renewed {
-            let _ = hangs.entered.try_send(());
+        let (hangs, operation) = unsafe { (&*user.cast::<Hangs>(), std::ffi::CStr::from_ptr((*event).operation)) };
+        if operation.to_bytes() == b"release" {
+            let _ = hangs.entered.send(());
             let _ = hangs.leave.recv_timeout(LONG);
         }
     }
@@ -377,7 +375,7 @@ mod tests {
 
         let ((entered, enters), (leaves, leave)) = (bounded(9), bounded::<()>(0));
         let user: &'static Hangs = Box::leak(Box::new(Hangs { entered, leave }));
-        let callback = Callback { function: hangs_at_an_end as EventFn, user: (&raw const *user).cast_mut().cast() };
+        let callback = Callback { function: hangs_at_a_release as EventFn, user: (&raw const *user).cast_mut().cast() };
         let (clock, faults) = (Clock::system(), FaultPlan::default());
         let memory: Arc<Memory> = Arc::new(Memory::open("", clock.clone()));
         let faulty = Faulty::new(memory.clone(), faults.clone());
@@ -393,27 +391,5 @@ mod tests {
             assert!(other.request(key).wait(LONG / 4).lock().is_ok(), "{key:?} is not given up");
         }
         drop(leaves);
-    }
-
-    /// As one that writes to a disk which stands still.
-    #[cfg(feature = "_internals")]
-    #[test]
-    fn a_callback_that_hangs_keeps_no_lock_from_being_renewed() {
-        use crate::store::fault::{Call, FaultPlan, Faulty};
-        use crate::store::memory::Memory;
-        use crate::sys::clock::Clock;
-
-        let ((entered, enters), (leaves, leave)) = (bounded(9), bounded::<()>(0));
-        let user: &'static Hangs = Box::leak(Box::new(Hangs { entered, leave }));
-        let callback = Callback { function: hangs_at_an_end as EventFn, user: (&raw const *user).cast_mut().cast() };
-        let (clock, faults) = (Clock::system(), FaultPlan::default());
-        let faulty = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
-        let builder = crate::ClientBuilder::over(Arc::new(faulty), clock).own_observer(Events::new(callback));
-        let Ok(client) = builder.heartbeat(Duration::from_millis(10)).connect() else { panic!("no client") };
-        let Ok(guard) = client.lock("k") else { panic!("no lock") };
-        assert!(enters.recv_timeout(LONG).is_ok(), "no renewal is told");
-        let renewals = faults.count(Call::Renew);
-        wait_until(|| faults.count(Call::Renew) > renewals + 1);
-        drop((leaves, guard));
     }
 }

@@ -37,7 +37,7 @@ pub const RELEASE: &str = of_its_own!(
 pub const RENEW: &str = of_its_own!(
     "  0     renewed
   64    wrong usage, or --from has a lock that another store granted
-  76    it is not held any more, or another has been granted it"
+  76    it is not held any more, another has been granted it, or of a group one has less than a second left"
 );
 pub const UNLOCK: &str = of_its_own!("  0     nothing is held with this lock id any more, also where nothing was");
 pub const PURGE: &str = of_its_own!("  0     also where there was nothing to do");

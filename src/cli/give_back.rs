@@ -126,8 +126,10 @@ fn release(
     let (done, told) = bounded(2);
     let (waits, nobody_waits) = bounded::<Infallible>(0);
     let (name, is_waited_for) = (locks.name(), lease_left.is_some());
+    let once = CancelToken::new();
+    let is_once = once.clone();
     let run = move || {
-        let stood = every.map_or(Ok(()), |every| locks.stand(every, &CancelToken::new(), None));
+        let stood = every.map_or(Ok(()), |every| locks.stand(every, &is_once, None));
         let _ = done.send(stood.clone());
         let mut is_said = false;
         let goes_on = |why: &Error| {
@@ -143,8 +145,9 @@ fn release(
     let mut over = after(lease_left.unwrap_or_default());
     let mut waits = Some(waits);
     if let Err(run) = start(run) {
-        // Here, and once: a drop takes no longer. Its answers are there then.
+        // Here, and each of it once: no signal is looked at meanwhile. Its answers are there then.
         (over, waits) = (never(), None);
+        once.cancel();
         run();
     }
     let mut answers = Answers { told, over, is_over: false, signals, told_to_end, last_try: LAST_TRY };

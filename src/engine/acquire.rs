@@ -264,7 +264,7 @@ impl<'a> Wait<'a> {
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,
                     // Nobody reports that all before it hang, so it looks; that they do not is nothing to tell.
-                    Waited::Limit if left > HANGS && !ticket.is_first() => {}
+                    Waited::Limit if left > HANGS && !ticket.is_first() && !self.is_past_end() => {}
                     Waited::Limit | Waited::Event => break,
                 }
             }

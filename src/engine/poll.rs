@@ -172,7 +172,7 @@ impl Wait<'_> {
         let mut due = far_from(Instant::now(), self.tell_after());
         loop {
             // A callback may have forked.
-            if !self.family.is_own_process() {
+            if !self.family.is_own_process() || self.is_past_end() {
                 return false;
             }
             let Some(ticket) = &self.line.ticket else { return true };

@@ -237,7 +237,9 @@ impl Hold {
 
     /// Whether nothing of it can stand in the store any more.
     pub(super) fn has_ended(&self) -> bool {
-        self.stands_for().is_zero() && self.requests.handed.lock().is_none()
+        // One that is under way may have given it to another, for longer.
+        let handing = self.requests.handing.try_lock();
+        self.stands_for().is_zero() && handing.is_some() && self.requests.handed.lock().is_none()
     }
 
     fn stands_until(&self) -> BootTime {
@@ -319,7 +321,7 @@ impl Hold {
         // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it. So does one that
         // another release has under way.
         let given_up = match self.requests.handing.try_lock_until(half()) {
-            Some(_) => self.give_up_hand_over(&Deadline::at(half())),
+            Some(_handing) => self.give_up_hand_over(&Deadline::at(half())),
             None => Err(self.error(ErrorKind::Store, "a hand-over of it is under way").retryable()),
         };
         // Dropped after `attempt` is free again: an observer may call the guard.

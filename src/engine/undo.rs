@@ -62,8 +62,9 @@ struct Left {
     end: Option<Renewal>,
     /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
-    /// A minimum hold: nothing may end it earlier. For any other, when it was pushed.
+    /// No request before that.
     not_before: Instant,
+    /// A minimum hold: nothing may end it before then. Any other may end at once.
     must_stand: bool,
     due: Instant,
     failures: u32,

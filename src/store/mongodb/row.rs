@@ -249,7 +249,7 @@ pub(super) fn entry_of<'a>(row: &'a Document, mode: Mode, grant: &ObjectId) -> O
 
 /// Whether this grant stands in a document, as `pipeline` asks before it writes.
 pub(super) fn stands(row: &Document, mode: Mode, grant: &ObjectId) -> bool {
-    let is_held = |entry: &Document| mode == Mode::Shared || entry.get_bool("acquired") == Ok(true);
+    let is_held = |entry: &Document| mode == Mode::Shared || matches!(entry.get_bool("acquired"), Ok(true));
     let is_there = entry_of(row, mode, grant).is_some_and(is_held);
     let is_major = match row.get("format") {
         Some(Bson::String(format)) => format.as_str() < "1/",
