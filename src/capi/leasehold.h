@@ -676,7 +676,8 @@ leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 // Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
 // happens, several at once, and while a call of the program's is under way. It should return at once, may call every
 // function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up
-// the call of its thread, but no renewal and no loss: those another thread tells. leasehold_client_close waits until
+// what its thread does: a call, or the renewal of one lock, which one that takes longer than the lease loses; but no
+// other guard's and no loss. leasehold_client_close waits until
 // other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
 // hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback it does not wait
 // for a thread that waits for this very callback, as for one that closes the client, too: close once more from outside
