@@ -56,11 +56,10 @@ fn a_wait_ends_where_its_lease_would_have_to_end() {
     let store = Bench::new();
     let _held = ["k", "l"].map(|key| store.rival().request(key).lease_forever().lock().unwrap());
     let (client, end) = (store.client(), SystemTime::now() + 60 * MINUTE);
-    let (told, tells) = mpsc::channel();
     let (ended, ends) = mpsc::channel();
     // The second stands in line behind the first.
     for any in [false, false, true] {
-        let (client, told, ended) = (client.clone(), told.clone(), ended.clone());
+        let ((told, tells), client, ended) = (mpsc::channel(), client.clone(), ended.clone());
         std::thread::spawn(move || {
             let tell = move |_: &Waiting| told.send(()).unwrap_or_default();
             let outcome = match any {
