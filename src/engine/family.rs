@@ -248,7 +248,8 @@ impl Family {
     /// A grant as data, which no guard ends.
     pub fn as_data(&self, granted: &Granted) -> Lock {
         let Granted { attempt, holder, now, .. } = granted;
-        self.options.observing.tell(&Event::HandedOver { key: &attempt.key, held_for: Duration::ZERO });
+        let handed_over = Event::HandedOver { key: &attempt.key, held_for: Duration::ZERO };
+        hurrying(|| self.options.observing.tell(&handed_over));
         Lock::granted(attempt, holder, *now, self.backend.info())
     }
 

@@ -9,7 +9,6 @@ use crate::lease::{Lease, Mode};
 use crate::model::error::Result;
 use crate::store::Acquired;
 use crate::sys::deadline::Deadline;
-use crate::sys::observing::later;
 use crate::sys::pause::pause;
 
 /// After this many hand-overs in a row the lock is really released, so that other processes get a turn.
@@ -59,8 +58,6 @@ impl Hold {
         attempt.first_sent = Some(sent);
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
-        // Dropped after `handing` is free again: an observer may call the guard.
-        let _later = later();
         let _handing = self.requests.handing.lock();
         pause!("hand.sent");
         let hand_over = || setup.backend.acquire(&mut attempt, &deadline);

@@ -65,7 +65,7 @@ impl Hold {
 
     /// Ends the hold in the store.
     pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
-        // No observer is told anything before the lock is free.
+        // No observer is told anything before the lock is free, and `handing` and `attempt`: it may call the guard.
         let _later = later();
         let mut worth_a_look = true;
         let answer = match self.keep(before, by) {
@@ -320,12 +320,11 @@ impl Hold {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
         // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it. So does one that
         // another release has under way.
-        let given_up = match self.requests.handing.try_lock_until(half()) {
-            Some(_handing) => self.give_up_hand_over(&Deadline::at(half())),
+        let settled = |by| match self.requests.handing.try_lock_until(by) {
+            Some(_handing) => self.give_up_hand_over(&Deadline::at(by)),
             None => Err(self.error(ErrorKind::Store, "a hand-over of it is under way").retryable()),
         };
-        // Dropped after `attempt` is free again: an observer may call the guard.
-        let _later = later();
+        let mut given_up = settled(half());
         // A heartbeat that hangs keeps `attempt` locked; then a copy is used.
         let released = match self.requests.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, tries),
@@ -334,6 +333,9 @@ impl Hold {
                 None => Err(self.error(ErrorKind::Store, "another release of it is under way").retryable()),
             },
         };
+        if released.is_ok() && given_up.is_err() {
+            given_up = settled(by);
+        }
         released.and(given_up)
     }
 

@@ -53,6 +53,8 @@ struct State {
     /// Whether a thread will continue with what is left.
     is_running: bool,
     thread: Option<Thread>,
+    /// Cancelled when the end that is under way is over, for those who wait for it.
+    ending: CancelToken,
 }
 
 /// What is not given up yet.
@@ -157,9 +159,12 @@ impl Undo {
     /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. A
     /// later one tries what is left once more. The answer: how many grants were not given up, and so may still stand.
     pub fn end(&self, soon: Instant, by: Instant) -> usize {
-        let (thread, is_running, count) = {
+        let (thread, is_running, count, ending) = {
             let mut state = self.state.lock();
             let is_running = state.is_running();
+            if !is_running || state.thread.is_some() {
+                state.ending = CancelToken::new();
+            }
             state.is_running = true;
             let before = state.left.len();
             // What must stand for longer ends with its lease. What failed before is tried once more, however long ago:
@@ -167,7 +172,7 @@ impl Undo {
             state.ends_at = Some(soon);
             state.left.retain(|left| !left.must_stand || left.not_before <= soon);
             state.left.iter_mut().for_each(|left| left.due = left.not_before);
-            (state.thread.take(), is_running, before - state.left.len())
+            (state.thread.take(), is_running, before - state.left.len(), state.ending.clone())
         };
         if count > 0 {
             warn_of_left(count);
@@ -182,12 +187,12 @@ impl Undo {
                 thread.wait_until(soon);
                 self.stop.cancel();
                 thread.join_by(by);
+                ending.cancel();
             }
             // It must not be cut off for whom it was begun.
-            None if is_running => drop(is_ready_by(self.stop.cancelled(), soon)),
-            None => {}
+            None if is_running => drop(is_ready_by(ending.cancelled(), soon)),
+            None => ending.cancel(),
         }
-        self.stop.cancel();
         let state = self.state.lock();
         // With what a thread that did not end in time has before it, or is at.
         state.left.len().max(usize::from(state.is_running()))

@@ -80,6 +80,34 @@ fn a_later_close_gives_up_what_an_earlier_one_could_not() {
     closes_well(&client);
 }
 
+/// As one by each of two threads at the end: the second waits for the first, and hears the same.
+#[test]
+fn two_later_closes_at_once_say_the_same() {
+    let store = Store::memory();
+    let client = store.builder().lease(LONG).drop_timeout(millis(2000)).connect().unwrap();
+    store.plan.always(Call::Release, Fault::FailBefore);
+    acquire_unanswered(&store.plan, &client, "k");
+    client.close().expect_err("it may stand");
+    let ((unstick, stuck), (begins, begun)) = (bounded(0), bounded(1));
+    store.plan.heal();
+    store.plan.next(Call::Release, Fault::Stuck(stuck));
+    let before = store.plan.count(Call::Release);
+    scope(|scope| {
+        let first = scope.spawn(|| client.close());
+        wait_until("it is given up", || store.plan.count(Call::Release) > before);
+        let second = scope.spawn(|| {
+            begins.send(()).unwrap();
+            client.close()
+        });
+        begun.recv().unwrap();
+        // One that does not wait ends meanwhile.
+        let _ = begun.recv_timeout(millis(100));
+        drop(unstick);
+        assert!(second.join().unwrap().is_ok() && first.join().unwrap().is_ok());
+    });
+    assert!(store.is_vacant("k"));
+}
+
 #[test]
 fn what_has_ended_by_itself_is_no_error_of_a_later_close() {
     for is_guarded in [true, false] {
