@@ -53,9 +53,9 @@ fn a_wait_ends_at_its_deadline_with_none_or_with_the_holders() {
 /// The machine is suspended meanwhile, which no deadline of a call counts.
 #[test]
 fn a_wait_ends_where_its_lease_would_have_to_end() {
-    let store = Bench::new();
-    let _held = ["k", "l"].map(|key| store.rival().request(key).lease_forever().lock().unwrap());
-    let (client, end) = (store.client(), SystemTime::now() + 60 * MINUTE);
+    let (store, client) = Bench::patient();
+    let _held = ["k", "l", "m"].map(|key| store.rival().request(key).lease_forever().lock().unwrap());
+    let (hour, end) = (60 * MINUTE, SystemTime::now() + 60 * MINUTE);
     let (ended, ends) = mpsc::channel();
     // The second stands in line behind the first.
     for any in [false, false, true] {
@@ -63,14 +63,14 @@ fn a_wait_ends_where_its_lease_would_have_to_end() {
         std::thread::spawn(move || {
             let tell = move |_: &Waiting| told.send(()).unwrap_or_default();
             let outcome = match any {
-                true => client.request_any(["k", "l"]).lease_until(end).on_wait(tell).lock(),
-                false => client.request("k").lease_until(end).on_wait(tell).lock(),
+                true => client.request_any(["l", "m"]).lease_until(end).on_wait(tell).on_wait_every(hour).lock(),
+                false => client.request("k").lease_until(end).on_wait(tell).on_wait_every(hour).lock(),
             };
             ended.send(outcome.map(drop).unwrap_err().kind()).unwrap_or_default();
         });
         tells.recv_timeout(LONG).expect("it waits");
     }
-    store.advance(120 * MINUTE);
+    store.advance(2 * hour);
     for _ in 0..3 {
         assert_eq!(ends.recv_timeout(LONG).expect("it waits on"), ErrorKind::TimedOut);
     }
