@@ -109,6 +109,19 @@ fn it_explains_lateness_of_its_own_call_alone() {
     late("own").passes();
     late("other").is_caught("late");
     late("nobody").is_caught("late");
+    // No longer than it was stopped.
+    let hangs = |answered: u64| {
+        let mut forged = Forged::new();
+        let held = forged.grant("b", 900, 1, alone());
+        forged.look(held, 2_000, 9 * LEASE);
+        let asked = forged.ask("a", 1_000, alone());
+        forged.put("a", stopped(1_100, 1_600, &[asked]));
+        forged.put("a", Line::Refused { at: answered * MS, id: asked.1 });
+        forged
+    };
+    let last = 1_000 + TIMEOUT + SLACK + 500 + SLACK;
+    hangs(last).passes();
+    hangs(last + 1).is_caught("late");
     let release = |whose: u64| {
         let mut forged = Forged::new();
         let held = forged.grant("a", 1_000, 1, alone());
@@ -167,6 +180,18 @@ fn a_wait_for_the_same_key_in_its_process_is_explained() {
     waited("a", "another call").is_caught("blocked");
     waited("c", "its line").is_caught("blocked");
     waited("c", "no call").is_caught("blocked");
+    // One that loses its wake hangs for longer than it was stopped.
+    let hangs = |woken: u64| {
+        let mut forged = Forged::new();
+        let held = forged.grant("a", 1_000, 1, alone());
+        forged.release(held, 1_100);
+        let waiter = forged.ask("a", 1_050, waits(None));
+        forged.put("a", stopped(1_160, 1_660, &[waiter]));
+        forged.put("a", Line::Granted { at: woken * MS, id: waiter.1, token: 2, key: "job".to_owned() });
+        forged
+    };
+    hangs(1_660 + LEASE).passes();
+    hangs(1_660 + 4 * LEASE).is_caught("blocked");
 }
 
 /// Who was granted it, and hears of that too late, is refused, and gives it up.

@@ -32,7 +32,13 @@ impl Run {
 
     /// Whether a thread of this process that is such a one was stopped, from `from` to `to`.
     pub fn was_stopped(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> bool {
-        let mut points = self.processes[process].points.iter();
-        points.any(|point| point.from <= to && point.to + self.terms.slack >= from && such(point))
+        self.stopped_for(process, from, to, such) > 0
+    }
+
+    /// The same, and for how long in all: it explains no more than that.
+    pub fn stopped_for(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> u64 {
+        let slack = self.terms.slack;
+        let met = |point: &&Point| point.from <= to && point.to + slack >= from && such(point);
+        self.processes[process].points.iter().filter(met).map(|point| point.to - point.from + slack).sum()
     }
 }

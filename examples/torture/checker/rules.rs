@@ -303,13 +303,12 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
     // Also behind others of its process who wait for the key, and where the library's own thread does not wake it; but for
     // nobody else who is stopped.
     let in_its_line = |point: &Point| point.keys.contains(&key) || point.calls.is_empty();
-    let is_slowed = |process: usize, from: u64, to: u64| {
-        run.is_troubled(process, from, to) || run.was_stopped(process, from, to, in_its_line)
-    };
-    // One of several that are wanted together may be had before the call is answered.
-    let known = |hold: &Hold| match hold.is_part || is_slowed(hold.process, hold.call, hold.ret) {
+    let stopped = |process: usize, from: u64, to: u64| run.stopped_for(process, from, to, in_its_line);
+    // One of several that are wanted together may be had before the call is answered, and one whose thread was stopped by as
+    // much.
+    let known = |hold: &Hold| match hold.is_part || run.is_troubled(hold.process, hold.call, hold.ret) {
         true => hold.call,
-        false => hold.ret,
+        false => hold.ret.saturating_sub(stopped(hold.process, hold.call, hold.ret)).max(hold.call),
     };
     let stood = holds.iter().map(|hold| (known(hold), run.stands_until(hold)));
     let others = asks.iter().filter_map(|ask| run.may_have_held(ask));
@@ -329,7 +328,11 @@ fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut 
                 in_vain.push((start, end));
             }
         }
-        let is_excused = |(start, end): &(u64, u64)| is_slowed(ask.process, *start, *end);
+        let is_excused = |(start, end): &(u64, u64)| {
+            let stopped = stopped(ask.process, *start, *end);
+            let is_stopped = stopped > 0 && end - start <= stopped + run.terms.lease + run.terms.slack;
+            is_stopped || run.is_troubled(ask.process, *start, *end)
+        };
         let is_troubled = match in_vain.is_empty() {
             true => is_excused(&(ask.call, ret)),
             false => in_vain.iter().all(is_excused),
@@ -379,8 +382,9 @@ fn late(run: &Run, verdict: &mut Verdict) {
             // Who died in it has waited until then.
             let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
             let due = call.saturating_add(bound).saturating_add(terms.slack);
-            let was_stopped = run.was_stopped(process, call, ret.min(due), |point| point.calls.contains(&id));
-            if verdict.finds("late", ret > due, was_stopped || run.is_held_up(process, call, ret.min(due))) {
+            let stopped = run.stopped_for(process, call, ret, |point| point.calls.contains(&id));
+            let is_stopped = stopped > 0 && ret <= due.saturating_add(stopped);
+            if verdict.finds("late", ret > due, is_stopped || run.is_held_up(process, call, ret.min(due))) {
                 let (name, took) = (&run.processes[process].name, ret - call);
                 let text =
                     format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));
