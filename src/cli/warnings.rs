@@ -9,7 +9,7 @@ use std::sync::{Arc, OnceLock};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, TrySendError, bounded};
+use crossbeam_channel::{Sender, bounded};
 use leasehold::Mutex;
 
 use crate::args::Global;
@@ -31,7 +31,8 @@ enum Message {
     Flush(Sender<()>),
 }
 
-static MESSAGES: OnceLock<Sender<Message>> = OnceLock::new();
+/// None before the first line, and as long as no thread can be started.
+static MESSAGES: Mutex<Option<Sender<Message>>> = Mutex::new(None);
 /// The waiting line, until it is drawn: only the newest.
 static LINE: Mutex<Option<String>> = Mutex::new(None);
 
@@ -93,7 +94,7 @@ pub fn flush_within(bound: Duration) {
 
 fn flush_once(bound: Duration) {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
-    if MESSAGES.get().is_some() && !IS_DONE.swap(true, Ordering::Relaxed) {
+    if MESSAGES.lock().is_some() && !IS_DONE.swap(true, Ordering::Relaxed) {
         wait_until_written(bound);
     }
 }
@@ -119,7 +120,7 @@ pub fn settle() {
 }
 
 fn wait_until_written(bound: Duration) {
-    let Some(messages) = MESSAGES.get() else { return };
+    let Some(messages) = MESSAGES.lock().clone() else { return };
     let (by, (done, written)) = (Instant::now() + bound, bounded(1));
     if messages.send_deadline(Message::Flush(done), by).is_ok() {
         let _ = written.recv_deadline(by);
@@ -129,23 +130,24 @@ fn wait_until_written(bound: Duration) {
 /// Draws the waiting line anew, which nobody waits for; an empty text removes it.
 pub fn draw(text: String) {
     let before = LINE.lock().replace(text);
-    if before.is_none() && messages().try_send(Message::Draw).is_err() {
+    if before.is_none() && messages().is_none_or(|to| to.try_send(Message::Draw).is_err()) {
         *LINE.lock() = None;
     }
 }
 
 /// A line that nobody waits for, unless there is no thread to write it.
 pub fn tell(text: &str) {
-    if let Err(TrySendError::Disconnected(_)) = messages().try_send(Message::Line(text.to_owned())) {
-        say(text);
+    match messages() {
+        Some(to) => drop(to.try_send(Message::Line(text.to_owned()))),
+        None => say(text),
     }
 }
 
-fn messages() -> &'static Sender<Message> {
-    MESSAGES.get_or_init(|| {
+fn messages() -> Option<Sender<Message>> {
+    let mut known = MESSAGES.lock();
+    if known.is_none() {
         let (to, messages) = bounded(MOST);
-        // Where it can't be started the lines find the channel closed.
-        let _ = thread::Builder::new().name("leasehold-log".to_owned()).spawn(move || {
+        let thread = thread::Builder::new().name("leasehold-log".to_owned()).spawn(move || {
             for message in messages {
                 match message {
                     Message::Line(line) => say(&line),
@@ -157,8 +159,9 @@ fn messages() -> &'static Sender<Message> {
                 }
             }
         });
-        to
-    })
+        *known = thread.is_ok().then_some(to);
+    }
+    known.clone()
 }
 
 struct Log {
