@@ -45,4 +45,17 @@ static inline leasehold_client connected(const char *url) {
   return client;
 }
 
+/* What a program keeps of a guard to ask its database later. */
+struct assertion {
+  char part[3][512];
+};
+
+static inline struct assertion assertion_of(leasehold_guard guard) {
+  struct assertion made;
+  for (int part = 0; part < 3; part++) {
+    OK(leasehold_guard_assertion(guard, part, made.part[part], sizeof made.part[part], NULL));
+  }
+  return made;
+}
+
 #endif

@@ -25,10 +25,6 @@ enum { DONE = 101, ROW = 100, BUSY = 5 };
 
 static sqlite3 *database;
 
-struct assertion {
-  char part[3][512];
-};
-
 static int runs(const char *sql) { return sqlite3_exec(database, sql, NULL, NULL, NULL); }
 
 static int number(const char *sql) {
@@ -51,14 +47,6 @@ static bool stands(const struct assertion *made) {
   CHECK(row == DONE || sqlite3_step(statement) == DONE);
   CHECK(sqlite3_finalize(statement) == 0);
   return stands;
-}
-
-static struct assertion assertion_of(leasehold_guard guard) {
-  struct assertion made;
-  for (int part = 0; part < 3; part++) {
-    OK(leasehold_guard_assertion(guard, part, made.part[part], sizeof made.part[part], NULL));
-  }
-  return made;
 }
 
 /* Writes, unless the lock of this assertion is not held. */

@@ -25,10 +25,6 @@ static void load(void *libpq, const char *name, void *function) {
   memcpy(function, &found, sizeof found);
 }
 
-struct assertion {
-  char part[3][512];
-};
-
 static PGconn *database;
 
 /* The value of the one row, or "" without a row; NULL where it failed. */
@@ -45,14 +41,6 @@ static const char *asks(PGconn *on, const char *sql, int params, const char *con
 }
 
 static bool runs(const char *sql) { return asks(database, sql, 0, NULL) != NULL; }
-
-static struct assertion assertion_of(leasehold_guard guard) {
-  struct assertion made;
-  for (int part = 0; part < 3; part++) {
-    OK(leasehold_guard_assertion(guard, part, made.part[part], sizeof made.part[part], NULL));
-  }
-  return made;
-}
 
 /* Whether the assertion of a guard that stood then says that it is held. */
 static bool stands(const struct assertion *made) {
