@@ -139,13 +139,14 @@ impl Estimate {
         // One that says less must not confirm what is more exact than itself.
         let confirms = before.is_none() && known.unconfirmed.is_some_and(is_later);
         let is_loose = answer.width() > LOOSE;
-        let new = if confirms && is_loose { base.or(answer) } else { base.and(answer) };
-        let narrows_by = |room: Duration| base.width() > LOOSE.max(new.width() + room);
+        let joined = if confirms && is_loose { base.or(answer) } else { base.and(answer) };
+        let narrows_by = |room: Duration| base.width() > LOOSE.max(joined.width() + room);
         // Over a slow link each answer narrows what the last two allow together, and would take new connections for that. So it
         // waits until drift has left more room than such an answer has itself.
-        let is_left = is_loose && known.before.is_none() && !narrows_by(answer.width() + ROOM);
+        let is_too_little = is_loose && known.before.is_none() && !narrows_by(answer.width() + ROOM);
+        let is_left = narrows_by(ROOM) && is_too_little;
         let is_narrower = narrows_by(ROOM) && !is_left;
-        let new = if narrows_by(ROOM) && is_left { base } else { new };
+        let new = if is_left { base } else { joined };
         // It says nothing of which of the two was wrong, while they contradict each other.
         known.before = fitting.filter(|_| fits).map(|before| before.and(answer)).filter(|before| !before.fits(new));
         known.ahead = Some(new);

@@ -13,6 +13,7 @@ use crate::dynamodb::sdk::error::BoxError;
 use crate::dynamodb::*;
 use crate::support::dynamodb::{Table, options};
 use crate::support::stores::soon;
+use crate::support::wait::wait_until;
 
 #[derive(Clone, Debug, Default)]
 struct Counter(Arc<AtomicUsize>);
@@ -151,8 +152,13 @@ fn a_token_that_is_ahead_takes_one_more() {
 #[test]
 fn many_that_gave_up_take_one_more() {
     let at = needs_server!(Counted::new());
-    let is_soon_after = |key: &str| {
-        let gives_up = |store: &Dynamodb| store.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
+    let giving_up = |key: &'static str| {
+        move |store: &Dynamodb| store.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap()
+    };
+    // Where the first answer took long, a second connection must have told the time, too, before anything is marked.
+    wait_until("the time is confirmed", || at.sent(giving_up("first")).1 == 1);
+    let is_soon_after = |key: &'static str| {
+        let gives_up = giving_up(key);
         (0..9).for_each(|_| drop(at.takes(1, "give up", gives_up)));
         let began = Instant::now();
         at.takes(2, "give up, too many did", gives_up);
