@@ -76,6 +76,8 @@ struct Holding<'a> {
     /// Kills the process where we cannot, if a loss shall end it.
     keeper: Option<Keeper>,
     killing: Killing,
+    /// KILL was sent.
+    is_killed: bool,
     lost: Option<Loss>,
     /// The command of `--on-loss`.
     on_loss: Option<Beside>,
@@ -90,7 +92,8 @@ impl<'a> Holding<'a> {
         let environment = Environment::of(global, &locks)?;
         let environment = watched.pid().iter().fold(environment, |all, pid| all.with("LEASEHOLD_PID", pid));
         let (killing, lost, on_loss) = (Killing::new(), None, None);
-        let mut holding = Holding { ask, locks, watched, environment, keeper, killing, lost, on_loss };
+        let is_killed = false;
+        let mut holding = Holding { ask, locks, watched, environment, keeper, killing, is_killed, lost, on_loss };
         holding.arm();
         Ok(holding)
     }
@@ -109,7 +112,6 @@ impl<'a> Holding<'a> {
     fn go_on(&mut self, interrupts: &Interrupts, mut handed_out: HandingOut) -> Outcome<Option<Signal>> {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.looks());
-        let mut is_killed = false;
         loop {
             if self.lost.is_none()
                 && let Some(loss) = self.locks.lost(&[])
@@ -134,7 +136,7 @@ impl<'a> Holding<'a> {
             select! {
                 recv(interrupts.signals) -> signal => match signal {
                     // A loss has to be seen through up to KILL, also one that nobody has told yet.
-                    Ok(signal) if ENDING.contains(&signal) && (is_killed || self.locks.is_held()) => return Ok(Some(signal)),
+                    Ok(signal) if ENDING.contains(&signal) && (self.is_killed || self.locks.is_held()) => return Ok(Some(signal)),
                     _ => {}
                 },
                 recv(interrupts.gone) -> _ => return Ok(None),
@@ -149,9 +151,8 @@ impl<'a> Holding<'a> {
                     loss.into_iter().for_each(|loss| self.lose(loss));
                 }
                 recv(kill_at) -> _ => {
-                    is_killed = true;
                     let name = self.watched.name();
-                    if !self.watched.signal(Signal::SIGKILL) && !self.killing.is_in_vain {
+                    if !self.send_kill() && !self.killing.is_in_vain {
                         warnings::tell(&self.in_vain(&name));
                     }
                 }
@@ -214,7 +215,12 @@ impl<'a> Holding<'a> {
 
     fn kill_now(&mut self, name: &str) -> String {
         self.killing.begin(Duration::ZERO);
-        if self.watched.signal(Signal::SIGKILL) { format!("{name} is killed") } else { self.in_vain(name) }
+        if self.send_kill() { format!("{name} is killed") } else { self.in_vain(name) }
+    }
+
+    fn send_kill(&mut self) -> bool {
+        self.is_killed = true;
+        self.watched.signal(Signal::SIGKILL)
     }
 
     /// It has gained rights since it was watched.
@@ -299,7 +305,8 @@ mod tests {
         let watched = Watched::open(&args.for_whom, &args.ask.on_loss).unwrap();
         let (keeper, killing, lost, on_loss) = (None, Killing::new(), None, None);
         let (ask, locks, environment) = (&args.ask, Held::One(guard), Environment::default());
-        let mut holding = Holding { ask, locks, watched, environment, keeper, killing, lost, on_loss };
+        let is_killed = false;
+        let mut holding = Holding { ask, locks, watched, environment, keeper, killing, is_killed, lost, on_loss };
         let ((signal, signals), (ends, gone), (ended, end)) = (unbounded(), bounded(1), bounded(1));
         let killed = thread::spawn(move || {
             child.wait().unwrap();

@@ -358,10 +358,11 @@ impl<'a> Wait<'a> {
             }
             (None, Some(error)) => Err(error),
             (None, None) => {
-                let is_void = self.effort.voids > 0;
-                let late = "it was granted too late to be held, and was given up";
-                let message = if is_void { late } else { "the time was over before the store was asked" };
-                Err(Error::new(ErrorKind::TimedOut, message))
+                let error = |message| Error::new(ErrorKind::TimedOut, message);
+                match self.effort.voids {
+                    0 => Err(error("the time was over before the store was asked")),
+                    _ => Err(error("it was granted too late to be held, and was given up").retryable()),
+                }
             }
         }
     }

@@ -4,7 +4,7 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{CancelToken, ErrorKind, SameOwner, Waiting};
+use leasehold::{CancelToken, ErrorKind, LockClient, SameOwner, Waiting};
 
 use crate::api::{LONG, MINUTE, answered, on_every_store};
 use crate::support::bench::{Bench, builder_over};
@@ -74,6 +74,18 @@ fn a_wait_ends_where_its_lease_would_have_to_end() {
     for _ in 0..3 {
         assert_eq!(ends.recv_timeout(LONG).expect("it waits on"), ErrorKind::TimedOut);
     }
+}
+
+/// As while the server restarts: what was granted is given up.
+#[test]
+fn a_lock_whose_long_lease_could_not_be_set_in_time_is_worth_another_try() {
+    let bench = Bench::new();
+    let (client, request) = (bench.client(), |client: &LockClient| client.request("k").lease(60 * MINUTE));
+    bench.faults.always(Call::Renew, Fault::FailBefore);
+    let error = request(&client).wait(Duration::from_millis(300)).lock().unwrap_err();
+    assert!(error.is_retryable(), "{error:?}");
+    bench.faults.heal();
+    request(&client).lock().unwrap();
 }
 
 /// However long ago the holder was seen for the last time.
