@@ -8,7 +8,7 @@ use leasehold::{Error, LockAllGuard};
 
 use crate::checker::history::{Asked, End, Form, Line, Mode};
 use crate::clock::now;
-use crate::holding::{fork_with, leave, time_to_hold, write};
+use crate::holding::{fork_now_and_then, leave, time_to_hold, write};
 use crate::worker::{ABANDONED, Held, Worker, asked, key};
 
 /// Asks for two or three of the keys.
@@ -63,10 +63,8 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: &Loc
         if !look(worker, parts, guard) {
             return false;
         }
-        if worker.options.forks() && random.u32(..150) == 0 {
-            let is_held = || guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
-            fork_with(worker, parts[0].id, is_held);
-        }
+        let is_held = || guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
+        fork_now_and_then(worker, random, parts[0].id, is_held);
         for (held, one) in parts.iter().zip(guard.guards()) {
             write(worker, held, one.fencing_token());
         }

@@ -64,10 +64,8 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
         if !worker.look(held.id, guard) {
             return false;
         }
-        if worker.options.forks() && random.u32(..150) == 0 {
-            let is_held = || guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
-            fork_with(worker, held.id, is_held);
-        }
+        let is_held = || guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
+        fork_now_and_then(worker, random, held.id, is_held);
         // A holder that does not look again before it writes: what only the token guards.
         if random.u32(..20) == 0 {
             std::thread::sleep(worker.lease().mul_f64(0.1 * random.f64()));
@@ -281,7 +279,11 @@ pub fn lease_of_a_name(worker: &Worker, random: &mut fastrand::Rng, number: usiz
 }
 
 /// A child of this very process looks at the guard, and must not hold what its parent holds.
-pub fn fork_with(worker: &Worker, id: u64, is_held: impl Fn() -> bool) {
+pub fn fork_now_and_then(worker: &Worker, random: &mut fastrand::Rng, id: u64, is_held: impl Fn() -> bool) {
+    // Often enough that a short run on a busy machine has one.
+    if !worker.options.forks() || random.u32(..50) > 0 {
+        return;
+    }
     // SAFETY: the child calls nothing but the guards, one `prctl`, one `write` and one signal to itself, and ends by that.
     #[allow(unsafe_code)]
     let forked = unsafe { fork() };

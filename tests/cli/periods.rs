@@ -208,11 +208,11 @@ fn a_store_that_is_away_at_the_end_holds_nobody_up() {
         let store = Store::new();
         let lease = if signal.is_some() { "30m" } else { "12s" };
         let options = ["--hold-at-least", "10h", "--every", "20h", "--lease", lease];
-        let mut running = Running::start(&mut store.reading(&options, "echo $$; read go"));
-        let command = format!("/proc/{}", running.line());
+        let mut running = Running::ready(&mut store.reading(&options, "echo ready; read go"));
         let _db = store.stuck();
         running.tell("go");
-        wait_until("the command has ended", || !std::path::Path::new(&command).exists());
+        // A signal before that may have come with the command's end.
+        wait_until("it releases", || running.threads().iter().any(|name| name.starts_with("leasehold-relea")));
         signal.into_iter().for_each(|signal| running.signal(signal));
         let ran = running.end();
         assert_eq!(ran.code, Some(0), "{}", ran.stderr);
