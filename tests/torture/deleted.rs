@@ -34,6 +34,23 @@ fn two_who_believe_until_the_next_heartbeat_are_explained_and_no_others() {
     forged.is_caught("overlap");
 }
 
+/// As on a machine that is busy. Who asks after the deletion was not granted it before.
+#[test]
+fn who_had_asked_before_it_may_be_told_late() {
+    let told = |asked: u64, at: u64| {
+        let mut forged = Forged::new();
+        forged.told(deleted(1_500, "job"));
+        forged.grant("b", 1_900, 2, alone());
+        let late = forged.ask("a", asked, alone());
+        forged.put("a", Line::Granted { at: at * MS, id: late.1, token: 1, key: "job".to_owned() });
+        forged.look(late, at, LEASE - (at - asked));
+        forged
+    };
+    told(1_400, 1_510 + SLACK).passes();
+    told(1_400, 1_511 + SLACK).is_caught("overlap");
+    told(1_511, 2_000).is_caught("overlap");
+}
+
 /// No renewal brings it back, also where nobody else has it.
 #[test]
 fn who_believes_for_longer_than_a_lease_is_caught() {

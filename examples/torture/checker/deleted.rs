@@ -21,7 +21,9 @@ impl Run {
     /// deletion has no such excuse.
     pub(super) fn deleted_under(&self, hold: &Hold) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         let (process, call, ret, lease) = (hold.process, hold.call, hold.ret, self.terms.lease);
-        let stood = move |to: u64| ret <= to + ANSWERED || (call <= to && self.is_delayed(process, to, ret));
+        // Who had asked before may have had it then, however late it was told on a busy machine.
+        let told_late = move |to: u64| ret <= to + self.terms.slack || self.is_delayed(process, to, ret);
+        let stood = move |to: u64| ret <= to + ANSWERED || (call <= to && told_late(to));
         self.deletions[hold.key].iter().filter(move |(_, to)| stood(*to)).map(move |(from, to)| (*from, to + lease))
     }
 }
