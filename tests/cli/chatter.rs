@@ -117,7 +117,8 @@ fn no_thread_is_older_than_what_keeps_the_terminal_from_stopping_it() {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", waits.child.id())).unwrap();
         let statuses = tasks.flat_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")));
         threads = statuses.map(|status| (field(&status, "Name:"), is_stopped(&status))).collect();
-        let is_seen = |name, lets_in| threads.iter().any(|(seen, stopped)| seen == name && (*stopped || !lets_in));
+        let is_seen =
+            |name, lets_in: bool| threads.iter().any(|(seen, stopped)| seen == name && (*stopped || !lets_in));
         // The one that is to be told lets them in only once it runs.
         is_seen("leasehold-log", false) && is_seen("leasehold-stops", true)
     });
