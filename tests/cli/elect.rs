@@ -11,7 +11,7 @@ use nix::pty::{grantpt, posix_openpt, ptsname_r, unlockpt};
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 
-use crate::support::{PATIENCE, Running, Store, full_pipe, pid, state, wait_until_reaped};
+use crate::support::{PATIENCE, Running, Store, children, full_pipe, pid, state, tell_signal, wait_until_reaped};
 use crate::wait::wait_until;
 
 fn node(store: &Store, name: &str, script: &str) -> Command {
@@ -123,12 +123,8 @@ fn a_hangup_is_nothing_that_a_quiet_node_tells() {
     let mut node =
         store.leasehold(&["elect", "--quiet", "boss", "--lease", "6s", "--kill-after", "0s", "--owner", "ann"]);
     let mut running = Running::start(node.args(["--", "sh", "-c", LEADS]).stdin(Stdio::piped()));
-    wait_until("it catches the signal", || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", running.child.id())).unwrap();
-        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap().trim();
-        u64::from_str_radix(caught, 16).unwrap() & (1 << (Signal::SIGHUP as u64 - 1)) != 0
-    });
-    running.signal(Signal::SIGHUP);
+    // One that is told of it when it leads passes it on.
+    tell_signal(&running.child, Signal::SIGHUP);
     drop(leader);
     running.expect("ann leads");
     running.signal(Signal::SIGTERM);
@@ -142,18 +138,29 @@ fn a_hangup_is_nothing_that_a_quiet_node_tells() {
 #[test]
 fn a_signal_between_the_grant_and_the_begin_of_the_command_is_one_of_the_wait() {
     for (signal, code) in [(Signal::SIGHUP, 7), (Signal::SIGUSR1, 7), (Signal::SIGTERM, 143)] {
-        let store = Store::new();
-        // What it says of the grant nobody takes, so the command begins two seconds later.
-        let (reader, full, _) = full_pipe();
-        let mut command = node(&store, "ann", "trap '' HUP USR1; echo leads; read never; exit 7");
-        let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
-        wait_until("it is granted", || store.client().get("boss").unwrap().is_some_and(|boss| !boss.is_free()));
-        kill(pid(&child), signal).unwrap();
-        drop(child.stdin.take());
-        let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
-        assert_eq!((child.wait().unwrap().code(), output.is_empty()), (Some(code), code == 143), "{signal}");
-        drop((command, reader));
+        // On a busy machine the two seconds may be over before.
+        assert!((0..10).any(|_| is_one_of_the_wait(signal, code)), "{signal} always came to a command that had begun");
     }
+}
+
+/// False: the command had begun, so that says nothing.
+fn is_one_of_the_wait(signal: Signal, code: i32) -> bool {
+    let store = Store::new();
+    let client = store.client();
+    // What it says of the grant nobody takes, so the command begins two seconds later.
+    let (reader, full, _) = full_pipe();
+    let mut command = node(&store, "ann", "trap '' HUP USR1; echo leads; read never; exit 7");
+    let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
+    wait_until("it is granted", || client.get("boss").unwrap().is_some_and(|boss| !boss.is_free()));
+    tell_signal(&child, signal);
+    // What it starts comes behind its last look at the signals of the wait.
+    let is_before = children(&child).is_empty();
+    drop(child.stdin.take());
+    let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
+    let ended = (child.wait().unwrap().code(), output.is_empty());
+    assert!(!is_before || ended == (Some(code), code == 143), "{signal}: {ended:?}");
+    drop((command, reader));
+    is_before
 }
 
 /// Nobody could end it from there any more.
@@ -250,7 +257,8 @@ fn what_a_companion_leaves_behind_while_a_node_waits_is_no_zombie_for_good() {
     let _other = store.client().request("boss").wait(PATIENCE).lock().unwrap();
     running.says("is held by");
     std::fs::write(&fifo, "go\n").unwrap();
-    let left = running.line();
+    // It may have led more than once before the other one was there.
+    let left = std::iter::repeat_with(|| running.line()).find(|line| line != "leads").unwrap();
     wait_until("it has ended", || state(&left) == "Z");
     wait_until_reaped(&left);
     running.signal(Signal::SIGTERM);

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use nix::sys::signal::Signal;
 
 use crate::shared::{Shared, on_each_server};
-use crate::support::{Running, Store, full_pipe, leasehold, lines_after, run, wait_until_reaped};
+use crate::support::{Running, Store, full_pipe, leasehold, lines_after, run, state, wait_until_reaped};
 use crate::wait::wait_until;
 
 /// A check that has the time it needs on a busy machine.
@@ -193,6 +193,8 @@ fn a_signal_while_the_release_hangs_ends_an_election() {
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
     let mut running = Running::start(command.env("SICK", &sick));
     let leader = running.line();
+    // A signal that comes right before its read is looked at after the next line only.
+    wait_until("it reads", || state(&leader) == "S");
     fs::write(&sick, "").unwrap();
     running.expect("term");
     let db = store.stuck();

@@ -173,15 +173,15 @@ fn the_process_may_be_told_or_left_alone() {
         told.into_iter().for_each(|line| script.expect(line));
         script.tell("lives");
         script.expect("lives");
-        // Nobody is killed with a leasehold that would not kill.
-        let mut holds = hold(&store, &script, &["--lease", "6s", "--on-loss", on_loss]);
+        // Nobody is killed with a leasehold that would not kill. A lease that is not lost before, which is told, too.
+        let mut holds = hold(&store, &script, &["--on-loss", on_loss]);
         holds.line();
         holds.signal(Signal::SIGKILL);
         holds.output_ends();
         holds.status();
         script.tell("lives");
         script.expect("lives");
-        wait_until("its lease is over", || is_free(&store));
+        store.client().force_release("k").unwrap();
     }
 }
 
@@ -371,6 +371,7 @@ fn closes_its_pipe_in_time(lease: &str, option: &str) -> bool {
     let began = Instant::now();
     crate::lateness::measure();
     let mut command = store.leasehold(&["hold", "k", "--fd", "0", "--lease", lease, "--kill-after", "0s", option]);
+    command.args(["--wait", "10s"]);
     let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(full).spawn().unwrap();
     drop(command);
     let client = store.client();
@@ -379,7 +380,12 @@ fn closes_its_pipe_in_time(lease: &str, option: &str) -> bool {
     let key = client.get("k").unwrap().unwrap();
     // Its end closes the other end of that; a wait would close this one.
     let _pipe = child.stdin.take();
-    assert_eq!(child.wait().unwrap().code(), Some(76));
+    let code = child.wait().unwrap().code();
+    if [Some(69), Some(75)].contains(&code) {
+        // It saw its grant too late to hold it, and could get no other.
+        return false;
+    }
+    assert_eq!(code, Some(76));
     let Some(end) = key.holders().first().and_then(LockStatus::leased_until) else { return false };
     let late = SystemTime::now().duration_since(end).unwrap_or_default();
     let slack = crate::lateness::slack(began);

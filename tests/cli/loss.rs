@@ -156,7 +156,7 @@ fn machines_are_told_as_json() {
         (&["--health-cmd", "false", "--health-interval", "100ms"], 80, serde_json::Value::Null),
     ];
     for (ends, code, kind) in ends {
-        let options = [&["--json", "-v", "--lease", "3s"][..], ends].concat();
+        let options = [&["--json", "-v"][..], ends].concat();
         let ran = run(&mut store.script(&options, "exec sleep 1000"));
         let lines = ran.stderr.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).expect(line));
         let lines: Vec<serde_json::Value> = lines.collect();
@@ -169,8 +169,9 @@ fn machines_are_told_as_json() {
         assert_eq!((&last["key"], &last["reason"]), (&key, &reason), "{}", ran.stderr);
         assert_eq!(last["store"].as_str().is_some(), kind == "Lost", "{}", ran.stderr);
     }
-    let holds = ["--json", "hold", "k", "--pid", &std::process::id().to_string(), "--max-hold", "300ms"];
-    let ran = run(&mut store.leasehold(&[&holds[..], &["--lease", "3s", "--on-loss", "ignore"]].concat()));
+    // Not before it has given out the lock.
+    let holds = ["--json", "hold", "k", "--pid", &std::process::id().to_string(), "--max-hold", "5s"];
+    let ran = run(&mut store.leasehold(&[&holds[..], &["--on-loss", "ignore"]].concat()));
     let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
     let last = &last["error"];
     assert_eq!((ran.code, &last["exit_code"]), (Some(76), &76.into()), "{}", ran.stderr);
@@ -191,8 +192,9 @@ fn machines_are_told_that_a_signal_was_for_leasehold() {
     };
     let guard = store.client().lock("k").unwrap();
     let own = std::process::id().to_string();
-    let waits: [&[&str]; 4] =
-        [&["run", "k", "--", "true"], &["elect", "k", "--", "true"], &["acquire", "k"], &["hold", "k", "--pid", &own]];
+    // Else whatever goes wrong here may kill all of these tests.
+    let hold = ["hold", "k", "--pid", &own, "--on-loss", "ignore"];
+    let waits: [&[&str]; 4] = [&["run", "k", "--", "true"], &["elect", "k", "--", "true"], &["acquire", "k"], &hold];
     for args in waits {
         let mut waits = Running::start(store.leasehold(&["--json", "-vv"]).args(args));
         waits.says("refused: ");
@@ -200,13 +202,13 @@ fn machines_are_told_that_a_signal_was_for_leasehold() {
         assert!(is_told(waits), "{args:?}");
     }
     drop(guard);
-    let mut holds = Running::start(&mut store.leasehold(&["hold", "k", "--pid", &own, "--json"]));
+    let mut holds = Running::start(store.leasehold(&hold).arg("--json"));
     holds.line();
     holds.signal(Signal::SIGTERM);
     assert!(is_told(holds));
     // Its command has lived through the signal, and the term was lost then.
     let script = "trap 'echo term' TERM; echo ready; while :; do read never; done";
-    let mut command = store.leasehold(&["--json", "elect", "k", "--lease", "6s", "--", "sh", "-c", script]);
+    let mut command = store.leasehold(&["--json", "elect", "k", "--lease", "18s", "--", "sh", "-c", script]);
     let mut leads = Running::ready(command.stdin(Stdio::piped()));
     leads.signal(Signal::SIGTERM);
     leads.expect("term");
@@ -220,7 +222,7 @@ fn machines_are_told_that_a_signal_was_for_leasehold() {
 #[test]
 fn a_command_that_hangs_is_ended_by_max_hold() {
     let store = Store::new();
-    let options = ["--lease", "3", "--kill-after", "0", "--max-hold", "300ms"];
+    let options = ["--lease", "30", "--kill-after", "0", "--max-hold", "300ms"];
     let ran = run(&mut store.script(&options, "exec sleep 1000"));
     assert_eq!(ran.code, Some(76));
     assert!(ran.stderr.contains("held for as long as --max-hold allows"), "{}", ran.stderr);

@@ -48,7 +48,7 @@ fn every_message_names_what_can_be_typed() {
         (&["--store", "sqlite:x?made=1", "status"], 78, "made"),
         (&["--store", &missing, "status"], 78, "make it by `leasehold init`"),
         (&["--store", &empty, "status"], 78, "`leasehold init` makes it"),
-        (&["run", "k", "--lease", "3s", "--max-hold", "100ms", "--", "sleep", "1000"], 76, "as --max-hold allows"),
+        (&["run", "k", "--max-hold", "100ms", "--", "sleep", "1000"], 76, "as --max-hold allows"),
     ];
     for (args, code, message) in cases {
         let ran = run(&mut store.leasehold(args));

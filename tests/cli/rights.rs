@@ -91,7 +91,8 @@ fn what_has_more_rights_works_on() {
             "to be given back",
         ),
         (&["--lease", "9s"], 76, "was lost"),
-        (&["--lease", "9s", "--on-loss", "cmd:false"], 76, "the command of --on-loss failed"),
+        // Which has five seconds to begin.
+        (&["--lease", "18s", "--kill-after", "5s", "--on-loss", "cmd:false"], 76, "the command of --on-loss failed"),
     ];
     for (options, code, what) in cases {
         let mut command = Command::new(NOBODY[0]);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{SigSet, Signal, kill};
 use nix::unistd::Pid;
 
-use crate::support::{Running, Store, run, state};
+use crate::support::{Running, Store, is_gone, run, state};
 use crate::wait::wait_until;
 
 /// Says which signals it gets, until TERM. It waits for nothing long: one that comes right before a wait does not end it.
@@ -105,14 +105,9 @@ fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
     let pid = running.line();
     running.signal(Signal::SIGSTOP);
     let stopped = Instant::now();
-    let (killed, granted) = std::thread::scope(|scope| {
-        let waits = scope.spawn(|| store.client().lock("k").map(|rival| (Instant::now(), rival)));
-        wait_until("it is killed", || state(&pid) == "Z");
-        (Instant::now(), waits.join().unwrap().unwrap())
-    });
-    // Half a second is between the two, and a busy machine may use it up: one that is late itself may be seen late.
-    let late = crate::lateness::slack(stopped) - crate::lateness::WORK;
-    assert!(killed < granted.0 + late, "late by {:?}", killed.duration_since(granted.0));
+    let _rival = store.client().lock("k").unwrap();
+    // Half a second is between the two, and a busy machine may use it up.
+    is_gone(&pid, stopped);
     running.signal(Signal::SIGCONT);
     assert_eq!(running.end().code, Some(76));
 }

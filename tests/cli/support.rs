@@ -200,12 +200,21 @@ impl Running {
         Running::start_to(Stdio::piped(), command)
     }
 
-    /// Once its script has printed `ready`.
+    /// Once its script has printed `ready`, and waits for something.
     #[track_caller]
     pub fn ready(command: &mut Command) -> Running {
         let mut running = Running::start(command);
         running.expect("ready");
+        running.waits();
         running
+    }
+
+    /// Until what was started waits for something. A shell that gets a signal between its `echo` and its `read` looks at it
+    /// after the next line only.
+    #[track_caller]
+    fn waits(&self) {
+        let waits = |pid: String| !matches!(state(&pid).as_str(), "R" | "D");
+        wait_until("what it started waits", || self.children().into_iter().all(waits));
     }
 
     /// With this standard output.
@@ -268,23 +277,18 @@ impl Running {
         writeln!(self.stdin.as_mut().expect("a pipe"), "{line}").expect("somebody reads");
     }
 
-    /// A signal. A shell that is passed one on between its `echo` and its `read` looks at it after the next line only, so
-    /// this comes once what was started waits for something.
+    /// A signal, once what was started waits for something: it may be passed on.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         if ![Signal::SIGSTOP, Signal::SIGCONT, Signal::SIGKILL].contains(&signal) {
-            let waits = |pid: String| !matches!(state(&pid).as_str(), "R" | "D");
-            wait_until("what it started waits", || self.children().into_iter().all(waits));
+            self.waits();
         }
         kill(pid(&self.child), signal).expect("it runs");
     }
 
-    /// What it started, on Linux. The lists of its threads, and of their children, miss some where one ends meanwhile.
+    /// See [`children`].
     pub fn children(&self) -> Vec<String> {
-        let own = self.child.id().to_string();
-        let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
-        let all = all.filter_map(|entry| entry.file_name().into_string().ok());
-        all.filter(|pid| pid.parse::<u32>().is_ok() && stat(pid, 1) == own).collect()
+        children(&self.child)
     }
 
     #[track_caller]
@@ -399,6 +403,40 @@ fn ignore_no_signals() {
             signal_hook::flag::register(signal, Arc::default()).expect("it can be handled");
         }
     });
+}
+
+/// Sends a leasehold a signal, and waits until it is told of that: the thread that takes its signals has handed on this one,
+/// and waits for the next. No other one comes meanwhile.
+#[track_caller]
+pub fn tell_signal(leasehold: &Child, signal: Signal) {
+    let tasks = format!("/proc/{}/task", leasehold.id());
+    // How often it has gone to sleep, if it sleeps.
+    let sleeps = || {
+        let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
+        let mut all = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
+        let status = all.find(|status| status.starts_with("Name:\tleasehold-signa\n"))?;
+        let field = |name| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default().trim();
+        let times = field("voluntary_ctxt_switches:").parse::<u64>().ok()?;
+        field("State:").starts_with('S').then_some(times)
+    };
+    let mut before = None;
+    if cfg!(target_os = "linux") {
+        wait_until("it waits for signals", || {
+            before = sleeps();
+            before.is_some()
+        });
+    }
+    kill(pid(leasehold), signal).expect("it runs");
+    let has_ended = || ["Z", ""].contains(&state(&leasehold.id().to_string()).as_str());
+    wait_until("it is told", || before.is_none() || has_ended() || sleeps() > before);
+}
+
+/// What it started, on Linux. The lists of its threads, and of their children, miss some where one ends meanwhile.
+pub fn children(of: &Child) -> Vec<String> {
+    let own = of.id().to_string();
+    let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
+    let all = all.filter_map(|entry| entry.file_name().into_string().ok());
+    all.filter(|pid| pid.parse::<u32>().is_ok() && stat(pid, 1) == own).collect()
 }
 
 /// The state of a process, as `T` for stopped.

@@ -172,7 +172,7 @@ fn a_command_may_need_all_of_several_locks() {
         .map(|keys| (0..4).map(move |_| keys))
         .into_iter()
         .flatten()
-        .map(|keys| Running::start(&mut run_with(&keys, &["--wait", "50s"], "true")))
+        .map(|keys| Running::start(&mut run_with(&keys, &[], "true")))
         .collect();
     both.into_iter().for_each(|running| assert_eq!(running.end().code, Some(0)));
     // All stand for their least time, and for their period.
