@@ -154,10 +154,11 @@ impl Bench {
     }
 }
 
-/// Waits so long in vain. A last look that began a second before the end and was not answered is an error: trouble.
+/// Waits so long in vain. A last look that began a second before the end and was not answered is an error: trouble. So
+/// is a request for the lock that was not.
 pub fn waits_in_vain(client: &LockClient, key: &str, wait: Duration) -> Result<()> {
     match client.try_lock_for(key, wait) {
-        Err(error) if error.kind() == ErrorKind::Store && error.is_retryable() => Ok(()),
+        Err(error) if matches!(error.kind(), ErrorKind::Store | ErrorKind::Ambiguous) && error.is_retryable() => Ok(()),
         answer => {
             assert!(answer?.is_none(), "nobody held {key:?}");
             Ok(())

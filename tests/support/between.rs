@@ -21,6 +21,7 @@ pub enum When {
     BeforeSwap,
     AfterSwap,
     AfterRenewal,
+    AfterAcquire,
 }
 
 /// See the module. Clones share everything.
@@ -99,7 +100,9 @@ impl Backend for Between {
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> leasehold::Result<Acquired> {
-        self.inner.acquire(attempt, by)
+        let answer = self.inner.acquire(attempt, by);
+        self.act(When::AfterAcquire);
+        answer
     }
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> leasehold::Result<Renewed> {
@@ -128,9 +131,9 @@ impl Backend for Between {
         match late {
             Late::None => {}
             Late::Next => {
-                // Nobody has changed it.
+                // Nobody has changed it. However much time its caller has left.
                 let which = Which::Key(seen.record.key.clone());
-                let seen = self.inner.read(&which, None, Consistency::Strong, by)?.records.remove(0);
+                let seen = self.inner.read(&which, None, Consistency::Strong, &soon())?.records.remove(0);
                 *self.late.lock().unwrap() = Late::Sent(seen, new.cloned());
                 return Ok(Swapped::Changed);
             }

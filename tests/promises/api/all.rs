@@ -53,18 +53,26 @@ fn all_are_held_or_none_is() {
         assert!(client.try_lock_all(["c", "b", "a"]).unwrap().is_none());
         // What was taken before the refusal is free again, and what comes after it was not asked for.
         assert!(rival.try_lock("a").unwrap().is_some() && client.get("a").unwrap().unwrap().is_free());
-        let error = ends(|| client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(WAIT).lock().map(drop));
+        // Also of a call that was not answered in time, before it is made again.
+        let a_is_free = || wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
+        let error = ends(|| {
+            a_is_free();
+            client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(WAIT).lock().map(drop)
+        });
         assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
         assert_eq!(error.holders()[0].owner(), "rival");
-        wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
+        a_is_free();
         // A try may be made again at once: nothing of the one before is in its way.
         for _ in 0..10 {
             let error = ends(|| client.request_all(["a", "b"]).lock_id("mine").wait(Duration::ZERO).lock().map(drop));
             assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
         }
-        let had = || client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).try_lock_for(WAIT);
+        let had = || {
+            a_is_free();
+            client.request_all(["a", "b"]).each(|one| one.lease(HOUR)).try_lock_for(WAIT)
+        };
         assert!(answered(had).unwrap().is_none());
-        wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
+        a_is_free();
         // A client that goes takes along what it was giving up.
         let leaving = store.builder().connect().unwrap();
         leaving.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(WAIT).lock().unwrap_err();
@@ -122,7 +130,8 @@ fn one_that_is_lost_while_another_is_waited_for_is_taken_again() {
         let rival = store.rival();
         let b = rival.lock("b").unwrap();
         thread::scope(|scope| {
-            let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(LONG).lock());
+            // Also where a slow server answers each of a dozen requests before.
+            let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(6 * LONG).lock());
             wait_until("a is held", || client.get("a").unwrap().is_some_and(|status| !status.is_free()));
             rival.force_release("a").unwrap();
             wait_until("it is lost", || !losses.0.lock().is_empty());

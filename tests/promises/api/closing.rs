@@ -1,13 +1,17 @@
 //! What a `close` says whose time is over before all is done, and what a later one says.
 
+use std::sync::Arc;
 use std::thread::scope;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
+use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, LockClient};
 
 use crate::api::LONG;
+use crate::support::bench::{Bench, builder_over};
+use crate::support::between::{Between, When};
 use crate::support::harness::{Store, acquire_unanswered, millis};
 use crate::support::wait::wait_until;
 
@@ -42,23 +46,33 @@ fn a_close_that_leaves_a_call_behind_which_obtains_a_lock_says_so() {
 
 #[test]
 fn a_close_waits_for_a_hand_over_that_finds_its_waiter_gone() {
-    let store = Store::memory();
-    let client = store.builder().drop_timeout(LONG).connect().unwrap();
+    let bench = Bench::new();
+    let between = Between::new(bench.at.store.clone());
+    let builder = builder_over(Arc::new(between.clone()), bench.clock.clone());
+    let client = builder.drop_timeout(LONG).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let token = guard.fencing_token();
     let (told, tells) = bounded(10);
     scope(|scope| {
-        let request = client.request("k").on_wait(move |_| told.try_send(()).unwrap_or_default());
+        let request = client.request("k").on_wait(move |_| told.try_send(()).unwrap_or_default()).on_wait_every(LONG);
         let waiter = scope.spawn(|| request.lock().map(drop).unwrap_err().kind());
         tells.recv_timeout(LONG).expect("it waits");
-        store.plan.next(Call::Acquire, Fault::ApplyThenDelay(millis(700)));
+        // Before that nothing is handed over to it.
+        wait_until("its callback has returned", || in_users_code(&client, "k") == 0);
+        // The answer comes once the waiter is gone.
+        let (gone, is_gone) = bounded::<()>(0);
+        between.next(When::AfterAcquire, move || {
+            let _ = is_gone.recv();
+        });
         let release = scope.spawn(|| guard.release());
-        let holder =
-            || client.get("k").unwrap().and_then(|status| status.holders().first().map(|held| held.fencing_token()));
+        let holder = || bench.at.record("k").exclusive.map(|holder| holder.token);
         wait_until("it is handed over", || holder().is_some_and(|now| now > token));
-        client.close().unwrap();
-        assert!(store.is_vacant("k"));
+        let close = scope.spawn(|| client.close());
+        wait_until("its waiter is gone", || waiter.is_finished());
         assert_eq!(waiter.join().unwrap(), ErrorKind::Closed);
+        drop(gone);
+        close.join().unwrap().unwrap();
+        assert_eq!(holder(), None);
         release.join().unwrap().unwrap();
     });
 }
@@ -83,8 +97,14 @@ fn a_later_close_gives_up_what_an_earlier_one_could_not() {
 /// As one by each of two threads at the end: the second waits for the first, and hears the same.
 #[test]
 fn two_later_closes_at_once_say_the_same() {
-    let store = Store::memory();
-    let client = store.builder().lease(LONG).drop_timeout(millis(2000)).connect().unwrap();
+    // On a busy machine the time of the first may be over before it is answered: then again with more.
+    assert!([2, 8].into_iter().any(two_later_closes_in_time), "each of them had no time left");
+}
+
+/// `false`: the first had hardly any time left for the answer.
+fn two_later_closes_in_time(seconds: u64) -> bool {
+    let (store, bound) = (Store::memory(), millis(1000 * seconds));
+    let client = store.builder().lease(LONG).drop_timeout(bound).connect().unwrap();
     store.plan.always(Call::Release, Fault::FailBefore);
     acquire_unanswered(&store.plan, &client, "k");
     client.close().expect_err("it may stand");
@@ -92,7 +112,8 @@ fn two_later_closes_at_once_say_the_same() {
     store.plan.heal();
     store.plan.next(Call::Release, Fault::Stuck(stuck));
     let before = store.plan.count(Call::Release);
-    scope(|scope| {
+    let in_time = scope(|scope| {
+        let began = Instant::now();
         let first = scope.spawn(|| client.close());
         wait_until("it is given up", || store.plan.count(Call::Release) > before);
         let second = scope.spawn(|| {
@@ -103,9 +124,13 @@ fn two_later_closes_at_once_say_the_same() {
         // One that does not wait ends meanwhile.
         let _ = begun.recv_timeout(millis(100));
         drop(unstick);
-        assert!(second.join().unwrap().is_ok() && first.join().unwrap().is_ok());
+        let both = [second, first].map(|close| close.join().unwrap());
+        let in_time = began.elapsed() < bound / 2;
+        assert!(!in_time || both.iter().all(Result::is_ok), "{both:?}");
+        in_time
     });
-    assert!(store.is_vacant("k"));
+    assert!(!in_time || store.is_vacant("k"));
+    in_time
 }
 
 #[test]

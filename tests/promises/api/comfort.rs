@@ -188,8 +188,8 @@ fn a_warning_that_would_come_before_the_first_heartbeat_is_refused() {
         drop(request().warn_before(Duration::from_secs(17)).lock().unwrap());
         let error = request().on_warning(|_| ()).lock().unwrap_err();
         assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("warn_before is not"), "{error}");
-        let began = Instant::now();
-        drop(store.client().request("k").lease_forever().warn_before(MINUTE).lock().unwrap());
+        let (client, began) = (store.client(), Instant::now());
+        drop(client.request("k").lease_forever().warn_before(MINUTE).lock().unwrap());
         assert!(began.elapsed() < LONG);
     });
 }

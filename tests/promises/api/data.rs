@@ -6,6 +6,8 @@ use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, Lock, LockClient};
 
 use crate::api::{LONG, MINUTE, faulty, on_every_store};
+#[cfg(feature = "sqlite")]
+use crate::support::room::room;
 use crate::support::stores::unique;
 
 #[test]
@@ -202,7 +204,7 @@ fn a_lock_of_other_hosts_is_released_only_where_it_stands() {
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_file_that_is_another_one_is_another_store() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = room().unwrap();
     let open = |path: &str| leasehold::sqlite::builder(folder.path().join(path)).connect().unwrap();
     let (one, other) = (open("one.db"), open("other.db"));
     let lock = one.request("k").acquire().unwrap();
@@ -223,7 +225,7 @@ fn a_file_that_is_another_one_is_another_store() {
 #[test]
 #[cfg(all(feature = "sqlite", unix))]
 fn a_lock_that_was_lost_is_lost_by_every_path_of_its_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = room().unwrap();
     let [real, link] = ["run", "var-run"].map(|name| folder.path().join(name));
     std::fs::create_dir(&real).unwrap();
     std::os::unix::fs::symlink(&real, &link).unwrap();

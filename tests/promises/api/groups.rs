@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::bench::{Bench, builder_over, loss_of};
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -41,7 +41,7 @@ fn between(store: &Opened) -> (LockClient, Between) {
 #[test]
 fn renew_extends_every_lock_of_the_group_and_no_other() {
     on_every_store(|store| {
-        let client = store.client();
+        let (client, began) = (store.client(), Instant::now());
         group(&client, [MINUTE, MINUTE]);
         client.request("s").shared().lock_id("g").lease(MINUTE).acquire().unwrap();
         client.request("s").shared().lock_id("h").lease(MINUTE).acquire().unwrap();
@@ -51,7 +51,10 @@ fn renew_extends_every_lock_of_the_group_and_no_other() {
         // By their tokens: on Cloud Spanner the time of a commit can be ahead of what the next shared holder reads.
         assert!(renewed.is_sorted_by(|a, b| a.fencing_token() > b.fencing_token()), "newest first: {renewed:?}");
         assert_eq!(BTreeSet::from_iter(keys(&renewed)), BTreeSet::from(["a", "b", "s"]));
-        let near = |left: Option<Duration>, lease| left.is_some_and(|d| d <= lease && d > lease - MINUTE / 4);
+        // A server that is slow takes its time for all of this.
+        let near = |left: Option<Duration>, lease| {
+            left.is_some_and(|d| d <= lease && d + began.elapsed() > lease - MINUTE / 4)
+        };
         assert!(renewed.iter().all(|status| near(status.remaining(), 5 * MINUTE)), "{renewed:?}");
         assert!(renewed.iter().all(|status| status.renewed().is_some() && status.leased_until().is_some()));
         assert!(near(left(&client, "a"), 5 * MINUTE) && near(left(&client, "b"), 5 * MINUTE));

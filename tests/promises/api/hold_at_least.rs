@@ -15,15 +15,21 @@ use crate::support::between::{Between, When};
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
 
+/// What a test lets end; a server that is silent for seconds answers before.
+const ENDS: Duration = Duration::from_secs(7);
 /// Longer than any lease here.
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Opened {
     fn faulty(&self) -> (LockClient, FaultPlan) {
+        self.faulty_for(LONG)
+    }
+
+    /// The same where a release may take so long.
+    fn faulty_for(&self, drop_timeout: Duration) -> (LockClient, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
-        // A test lets it end; a server that is silent for seconds answers before.
-        let builder = builder_over(faulty, self.clock.clone()).drop_timeout(Duration::from_secs(7));
+        let builder = builder_over(faulty, self.clock.clone()).drop_timeout(drop_timeout);
         (builder.connect().unwrap(), faults)
     }
 
@@ -229,9 +235,10 @@ fn what_happens_between_two_requests_of_a_release_is_taken_as_it_is() {
 fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
     on_every_store(|store| {
         for call in [Call::Read, Call::Swap] {
-            let (client, faults) = store.faulty();
+            let (client, faults) = store.faulty_for(ENDS);
             let key = format!("{call:?}");
-            let guard = client.request(&key).lease(HOUR).hold_at_least(LONG).lock().unwrap();
+            // It is released again before it has stood for so long.
+            let guard = client.request(&key).lease(HOUR).hold_at_least(MINUTE).lock().unwrap();
             let before = store.record(&key);
             faults.always(call, Fault::LostBefore);
             let failed = guard.release().unwrap_err();
@@ -239,7 +246,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
             assert_eq!(store.record(&key), before);
             faults.heal();
             failed.into_guard().release().unwrap();
-            store.is_kept(&key, LONG);
+            store.is_kept(&key, MINUTE);
             // As one of several it is not given up either.
             let all = client.lock_all([format!("{key}/a")]).unwrap();
             all.guards()[0].hold_at_least(HOUR).unwrap();
@@ -256,7 +263,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
 #[test]
 fn once_its_least_time_is_over_an_end_without_an_answer_is_repeated_and_a_lost_hold_released() {
     on_every_store(|store| {
-        let (client, faults) = store.faulty();
+        let (client, faults) = store.faulty_for(ENDS);
         let all = client.request_all(["k"]).each(|one| one.lease(HOUR)).lock().unwrap();
         all.guards()[0].hold_at_least(LONG).unwrap();
         store.advance(LONG + LONG / 20);
@@ -446,15 +453,17 @@ fn what_expired_early_is_free_after_its_least_time_and_not_only_after_its_lease(
         let second = Duration::from_secs(1);
         let builder = builder_over(faulty, store.clock.clone()).lease(200 * second).margin(190 * second);
         let client = builder.heartbeat(8 * second).connect().unwrap();
+        let (rival, asked) = (store.rival(), Instant::now());
         let guard = client.request("k").hold_at_least(18 * second).lock().unwrap();
         faults.always(Call::Renew, Fault::FailBefore);
         store.advance(11 * second);
         let loss = guard.loss().wait_timeout(LONG).expect("it is lost");
         assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
         drop(guard);
-        assert!(store.rival().try_lock("k").unwrap().is_none());
+        let is_kept = rival.try_lock("k").unwrap().is_none();
+        assert!(is_kept || asked.elapsed() + 11 * second >= 18 * second, "it must stand");
         store.advance(8 * second);
         // What waits in the background goes by real time.
-        wait_until("it is given up", || store.rival().try_lock("k").unwrap().is_some());
+        wait_until("it is given up", || rival.try_lock("k").unwrap().is_some());
     });
 }

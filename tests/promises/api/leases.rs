@@ -89,16 +89,19 @@ fn two_extensions_race_harmlessly() {
     on_every_store(|store| {
         let leases = leases(store);
         leases.claim("app", "unit/0", MINUTE).unwrap();
+        let began = Instant::now();
         std::thread::scope(|scope| {
             for n in 1..=4 {
                 let leases = leases.clone();
                 scope.spawn(move || {
                     let extended = leases.extend("app", "unit/0", n * MINUTE).unwrap();
-                    assert!(extended.remaining() > n * MINUTE - MINUTE / 4, "{extended:?}");
+                    assert!(extended.remaining() + began.elapsed() > n * MINUTE - MINUTE / 4, "{extended:?}");
                 });
             }
         });
-        assert!(near(leases.get("app").unwrap().unwrap().remaining(), 4 * MINUTE));
+        // A server that is slow takes its time for all of them.
+        let left = leases.get("app").unwrap().unwrap().remaining();
+        assert!(left <= 4 * MINUTE && left + began.elapsed() > 4 * MINUTE - MINUTE / 4, "{left:?}");
     });
 }
 

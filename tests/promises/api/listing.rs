@@ -36,12 +36,14 @@ fn each_filter_finds_its_locks_newest_first() {
         if store.get("t/old").times.now.since(created) < 10 * MINUTE {
             predate(store, "t/old", 10 * MINUTE);
         }
-        client.request("t/short").owner("bob").lock_id("g").lease(MINUTE).acquire().unwrap();
+        // It is live until all was listed, also on a server that is slow.
+        let short = 2 * MINUTE - Duration::from_secs(5);
+        client.request("t/short").owner("bob").lock_id("g").lease(short).acquire().unwrap();
         // Tokens order the grants of different keys as far as the store's own clocks agree.
         let from = store.get("t/short").times.now;
         while store.get("t/short").times.now.since(from) < Duration::from_millis(20) {}
-        client.request("t/shared").shared().owner("ann").lock_id("g").lease(5 * MINUTE).acquire().unwrap();
-        client.request("t/shared").shared().owner("bob").lease(5 * MINUTE).acquire().unwrap();
+        client.request("t/shared").shared().owner("ann").lock_id("g").lease(9 * MINUTE).acquire().unwrap();
+        client.request("t/shared").shared().owner("bob").lease(9 * MINUTE).acquire().unwrap();
         client.request("u/endless").owner("ann").lease_forever().acquire().unwrap();
         drop(client.lock("u/free").unwrap());
 

@@ -10,6 +10,8 @@ use leasehold::{ErrorKind, Filter, LossReason};
 
 use crate::api::{LONG, MINUTE, ROWS, confirms, faulty, on_every_store};
 use crate::support::between::{Between, When};
+#[cfg(feature = "sqlite")]
+use crate::support::room::room;
 use crate::support::stores::{Opened, soon};
 
 /// The first try did nothing, so it was not that which ended the hold.
@@ -32,7 +34,7 @@ fn a_release_that_is_tried_again_says_that_others_have_taken_the_lock() {
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_store_whose_table_is_missing_is_reached_and_its_schema_is_wrong() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = room().unwrap();
     let file = folder.path().join("locks.db");
     let client = leasehold::sqlite::builder(&file).connect().unwrap();
     leasehold::sqlite::rusqlite::Connection::open(&file).unwrap().execute_batch("DROP TABLE locks").unwrap();

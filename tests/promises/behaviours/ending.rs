@@ -194,7 +194,8 @@ pub fn b20_close_wakes_waiters(store: &Store) {
     let bench = Bench::on(store);
     let _held = bench.rival().lock("k").unwrap();
     let hour = Duration::from_secs(3600);
-    let client = bench.builder().poll(hour..=hour).connect().unwrap();
+    // A waiter that gets no turn for seconds is waited for.
+    let client = bench.builder().poll(hour..=hour).drop_timeout(LONG).connect().unwrap();
     let waiting = client.clone();
     let waiter = std::thread::spawn(move || waiting.lock("k").unwrap_err().kind());
     bench.wait_for_call(Call::Acquire, 0);

@@ -5,6 +5,7 @@
 mod acquiring;
 mod ending;
 mod holding;
+mod waiting;
 
 use crate::support::bench::{Bench, LONG, is_released, loss_of, renews, waits_in_vain};
 use crate::support::harness::connected;
@@ -41,8 +42,6 @@ macro_rules! behaviours {
             b15_a_takeover_before_the_first_renewal_does_not_end_a_wait,
             b15_a_poll_that_fails_is_no_reason_to_ask_for_the_lock,
             b15_a_wrong_argument_ends_a_wait_at_once,
-            b17_a_waiter_reads_at_its_poll_rate_and_does_not_write,
-            b17_a_poll_is_aimed_at_the_end_of_the_lease,
             b24_a_grant_found_by_a_repeat_counts_from_the_first_request,
             a_lease_with_a_fixed_end_is_not_granted_within_its_margin,
             an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous,
@@ -85,6 +84,9 @@ macro_rules! behaviours {
             b22_a_panic_in_a_callback_is_contained,
             b22_a_slow_callback_delays_no_heartbeat,
             b25_time_to_live_and_purge_are_not_needed_for_a_takeover;
+        waiting:
+            b17_a_waiter_reads_at_its_poll_rate_and_does_not_write,
+            b17_a_poll_is_aimed_at_the_end_of_the_lease;
         }
     };
 }
