@@ -18,13 +18,13 @@ type Waiter = JoinHandle<Result<LockGuard, Error>>;
 
 /// Waits for any of the keys on a thread of its own; returns once it stands in all lines, at these places.
 fn any(client: &LockClient, places: [usize; 3], cancel: &CancelToken) -> Waiter {
-    let (thread, told) = any_placed(client, cancel);
+    let (thread, told, _) = any_placed(client, cancel);
     assert_eq!(told, places);
     thread
 }
 
-/// The same, with the places that it was told.
-fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3]) {
+/// The same, with the places that it was told, and what it is told later.
+fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3], mpsc::Receiver<(String, usize)>) {
     let hang = KEYS.map(|key| in_users_code(client, key));
     let (told, tells) = mpsc::channel();
     let request = client.request_any(KEYS).in_order().cancel(cancel);
@@ -36,7 +36,7 @@ fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3])
         place
     });
     wait_until("it has said so", || KEYS.map(|key| in_users_code(client, key)) == hang);
-    (thread, places)
+    (thread, places, tells)
 }
 
 /// Waits for one key behind all others.
@@ -54,7 +54,8 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     let (bench, client) = Bench::patient();
     let mut held: Vec<_> = KEYS.iter().map(|key| client.lock(key).unwrap()).collect();
     let early = one(&client, "a");
-    let any = any(&client, [1, 0, 0], &CancelToken::new());
+    let (any, places, tells) = any_placed(&client, &CancelToken::new());
+    assert_eq!(places, [1, 0, 0]);
     let late = one(&client, "b");
     // On a thread of its own, which may be late.
     bench.wait_for_call(Call::Wake, 0);
@@ -67,6 +68,9 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     // Not its turn.
     let early = early.join().unwrap().unwrap();
     assert!(early.fencing_token() > token && !any.is_finished());
+    // It is told its new place, and nothing is handed over to it meanwhile.
+    while tells.recv_timeout(LONG).unwrap() != ("a".to_owned(), 0) {}
+    wait_until("it has said so", || KEYS.iter().all(|key| in_users_code(&client, key) == 0));
     drop(held.remove(0));
     let guard = any.join().unwrap().unwrap();
     assert_eq!(guard.key(), "b");
@@ -302,7 +306,7 @@ fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
     });
     let hangs = std::thread::spawn(move || hangs.lock());
     entered.recv_timeout(LONG).unwrap();
-    let (any, places) = any_placed(&client, &CancelToken::new());
+    let (any, places, _) = any_placed(&client, &CancelToken::new());
     // On a busy machine it is known by then.
     assert!(matches!(places, [0, 0 | 1, 0]), "{places:?}");
     drop(b);
