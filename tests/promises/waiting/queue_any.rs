@@ -60,7 +60,9 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     // On a thread of its own, which may be late.
     bench.wait_for_call(Call::Wake, 0);
     // It looks and says so once more after that, and who runs such code is handed nothing.
-    let before = at_rest("it asks no more", || bench.faults.calls().len());
+    // How long that is to be seen is as long as the machine is late, and by then heartbeats may be due.
+    let asked = || bench.faults.calls().into_iter().filter(|call| *call != Call::Renew).collect::<Vec<_>>();
+    let before = at_rest("it asks no more", || asked().len());
     wait_until("it has said so", || KEYS.iter().all(|key| in_users_code(&client, key) == 0));
     let first = held.remove(0);
     let token = first.fencing_token();
@@ -74,7 +76,7 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     drop(held.remove(0));
     let guard = any.join().unwrap().unwrap();
     assert_eq!(guard.key(), "b");
-    assert_eq!(bench.faults.calls()[before..], [Call::Acquire, Call::Acquire], "one transfer each");
+    assert_eq!(asked()[before..], [Call::Acquire, Call::Acquire], "one transfer each");
     assert!(!late.is_finished());
     // It has left the other lines.
     drop((early, held));
@@ -146,7 +148,9 @@ fn asking_once_does_not_overtake_who_waits() {
 fn a_told_wait_makes_one_look_at_each_key() {
     let bench = Bench::new();
     let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
-    let mut held: Vec<_> = KEYS.iter().map(|key| bench.rival().lock(key).unwrap()).collect();
+    // Their ends are looked for, too.
+    let hold = |key| bench.rival().request(key).lease(HOUR).lock().unwrap();
+    let mut held = KEYS.map(hold).into_iter().collect::<Vec<_>>();
     let any = any(&client, [0; 3], &CancelToken::new());
     wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
     // One each, or one more where two keys were told one after the other.
