@@ -299,6 +299,8 @@ impl Run {
         self.check();
         let key = "last";
         self.guards.extend(self.client.lock(key));
+        // On a busy machine each wait before this one may have been cancelled before it began.
+        self.cancelled(key, MINUTE);
         let client = self.client.clone();
         let (begin, began) = crossbeam_channel::bounded(1);
         let request = client.request(key).on_wait(move |_| begin.try_send(()).unwrap_or_default());
@@ -341,8 +343,9 @@ fn each_way_to_end_is_told_once() {
         let mut run = Run::new(store, 1, PATIENT);
         let (client, rival) = (run.client.clone(), run.rival.clone());
         let seen = |run: &Run, names: &[&str]| {
-            // What a heartbeat had to tell, or found, is told by another thread.
-            wait_until("what was counted up is counted down", || run.ledger.is_balanced());
+            // What a heartbeat had to tell, or found, is told by another thread, and so is what comes while that is told.
+            let all = || names.iter().all(|name| run.ledger.0.lock().seen.contains_key(*name));
+            wait_until(&format!("{names:?}, counted up and down"), || all() && run.ledger.is_balanced());
             let all = std::mem::take(&mut run.ledger.0.lock().seen);
             let names: BTreeMap<String, u64> = names.iter().map(|name| ((*name).to_owned(), 1)).collect();
             assert_eq!(all, names);

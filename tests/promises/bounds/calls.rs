@@ -113,14 +113,17 @@ fn no_look_and_no_purge_outlives_its_deadline() {
 
 #[test]
 fn no_call_on_several_locks_outlives_its_deadline() {
+    // A group of one each time: what an earlier try left has no part in the bound.
     let held = |store: &Store, _: &LockClient| {
-        store.bystander().request(&unique()).lock_id("group").acquire().expect("a lock");
+        let group = unique();
+        store.bystander().request(&unique()).lock_id(&group).acquire().expect("a lock");
+        group
     };
     under_each_fault(Call::Read, REQUEST, |_, client| drop(client.list(&Filter::new())));
     for kind in [Call::Read, Call::Swap] {
         // The group, then its only lock by itself: each has the time of a request.
-        prepared_under_each_fault(kind, 2 * REQUEST, held, |(), client| drop(client.renew("group", LONG)));
-        prepared_under_each_fault(kind, 2 * REQUEST, held, |(), client| drop(client.unlock("group")));
+        prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.renew(&group, LONG)));
+        prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.unlock(&group)));
     }
     under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock_any(["a", "b", "c"])));
     under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| {
@@ -181,9 +184,9 @@ fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
         store.plan.always(Call::Read, fault.clone());
         let (started, polls) = (Instant::now(), store.plan.count(Call::Read));
         match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
-            // On a busy machine it may not have polled at all.
+            // On a busy machine its only poll, if any, may be one that the end of the wait cut off.
             Ok(refused) => {
-                assert!(refused.is_none() && (!fails || store.plan.count(Call::Read) == polls), "{fault:?}");
+                assert!(refused.is_none() && (!fails || store.plan.count(Call::Read) <= polls + 1), "{fault:?}");
             }
             Err(error) => assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{fault:?}: {error:?}"),
         }

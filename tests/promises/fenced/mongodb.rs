@@ -106,9 +106,10 @@ fn a_commit_waits_for_the_majority_whatever_the_users_client_says() {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_commit_that_nobody_can_settle_is_not_told_as_one_that_failed() {
+    use crate::support::harness::{connected, patient};
     let Some(cluster) = Cluster::one(&["--setParameter", "enableTestCommands=1"]) else { return };
     let url = format!("mongodb://{}/unsettled?replicaSet=rs0&collection=locks", cluster.hosts());
-    let client = LockClient::builder(&url).lease(LONG).connect().unwrap();
+    let client = connected(|| patient(LockClient::builder(&url)).lease(LONG));
     client.create_schema().unwrap();
     let guard = client.lock("a").unwrap();
     let user = driver::sync::Client::with_uri_str(cluster.uri()).unwrap();

@@ -166,7 +166,8 @@ pub fn a_transaction_that_failed_in_the_middle_is_never_said_to_be_committed<S: 
 pub fn a_limit_of_the_session_ends_no_pause_with_an_error<S: Store<Data = Texts>>(open: &Open<S>) {
     let guard = open.client(LONG).lock("a").unwrap();
     let mut user = open.data.session();
-    user.batch("SET statement_timeout = '300ms'").unwrap();
+    // Shorter than each of the last pauses; the other statements may be late by that.
+    user.batch("SET statement_timeout = '450ms'").unwrap();
     let mut tries = 0;
     let done = user.run_fenced(&guard, |transaction| {
         tries += 1;

@@ -79,8 +79,8 @@ fn whoever_stands_behind_one_whose_request_hangs_is_told_so() {
     let head = waiter(&client, 0, |request| request);
     let (answer, stuck) = crossbeam_channel::bounded(0);
     bench.faults.next(Call::Read, Fault::Stuck(stuck));
-    drop(held);
     wait_until("it hangs", || bench.faults.unmet() == 0);
+    drop(held);
     let behind = client.request("k").wait(Duration::from_secs(2)).lock();
     let once = client.try_lock("k");
     drop(answer);
@@ -117,7 +117,8 @@ fn whoever_stands_behind_one_in_trouble_ends_with_the_trouble() {
 fn who_came_first_is_served_first_by_one_request_each() {
     let (bench, client) = Bench::patient();
     let held = client.lock("k").unwrap();
-    let waiters: Vec<_> = (0..5).map(|place| waiter(&client, place, |request| request)).collect();
+    // Nothing is handed over to one that is just told its new place.
+    let waiters: Vec<_> = (0..5).map(|place| waiter(&client, place, |request| request.on_wait_every(HOUR))).collect();
     bench.wait_for_call(Call::Acquire, 1);
     // On a thread of its own, which may be late.
     bench.wait_for_call(Call::Wake, 0);
