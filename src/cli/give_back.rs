@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, never, select};
-use leasehold::{CancelToken, Error, ErrorKind};
+use leasehold::{CancelToken, Error, ErrorKind, LossReason};
 use nix::sys::signal::Signal;
 
 use crate::held::Held;
@@ -87,8 +87,11 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
 }
 
 /// Why it is not known that the lock was released.
+#[derive(Clone)]
 enum Unreleased {
     Failed(Error),
+    /// It expired meanwhile, and so not while its command ran.
+    Expired(Error),
     NoAnswer,
 }
 
@@ -101,7 +104,7 @@ impl Unreleased {
 impl fmt::Display for Unreleased {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unreleased::Failed(error) => error.fmt(f),
+            Unreleased::Failed(error) | Unreleased::Expired(error) => error.fmt(f),
             Unreleased::NoAnswer => f.write_str("the store does not answer"),
         }
     }
@@ -130,6 +133,8 @@ fn release(
     let is_once = once.clone();
     let run = move || {
         let stood = every.map_or(Ok(()), |every| locks.stand(every, &is_once, None));
+        let has_expired = || locks.lost(&[]).is_some_and(|loss| matches!(loss.reason, LossReason::Expired { .. }));
+        let stood = stood.map_err(if has_expired() { Unreleased::Expired } else { Unreleased::Failed });
         let _ = done.send(stood.clone());
         let mut is_said = false;
         let goes_on = |why: &Error| {
@@ -139,7 +144,7 @@ fn release(
             }
             is_waited_for
         };
-        locks.release(goes_on, |released| drop(done.send(stood.and(released))));
+        locks.release(goes_on, |released| drop(done.send(stood.and(released.map_err(Unreleased::Failed)))));
     };
     let lease_left = lease_left.map(|left| if told_to_end.is_some() { LAST_TRY } else { left.max(LAST_TRY) });
     let mut over = after(lease_left.unwrap_or_default());
@@ -170,7 +175,7 @@ fn start<F: FnOnce() + Send + 'static>(run: F) -> Result<(), F> {
 
 /// What the thread that releases has to say, until that is not waited for any more.
 struct Answers<'a> {
-    told: Receiver<leasehold::Result<()>>,
+    told: Receiver<Result<(), Unreleased>>,
     over: Receiver<Instant>,
     is_over: bool,
     signals: &'a Receiver<Signal>,
@@ -184,9 +189,7 @@ impl Answers<'_> {
     fn next(&mut self) -> Result<(), Unreleased> {
         while !self.is_over {
             select! {
-                recv(self.told) -> answer => {
-                    return answer.map_or(Err(Unreleased::NoAnswer), |answer| answer.map_err(Unreleased::Failed));
-                }
+                recv(self.told) -> answer => return answer.unwrap_or(Err(Unreleased::NoAnswer)),
                 recv(self.over) -> _ => self.is_over = true,
                 recv(self.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| is_ending(*signal))
                     && self.told_to_end.is_none()

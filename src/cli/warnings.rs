@@ -17,11 +17,11 @@ use crate::show::{say, wait_line};
 
 /// Lines that wait to be written; of more, the latest are left out.
 const MOST: usize = 256;
-/// How long the end of this process waits for them.
-const LAST_WORDS: Duration = Duration::from_millis(500);
-/// How long the command waits for what was said before it, and the end of this process for its last message: much longer
-/// than it takes where anybody reads.
+/// How long the command waits for what was said before it, and the end of this process for that and for its last message:
+/// much longer than it takes where anybody reads.
 const WHERE_ANYBODY_READS: Duration = Duration::from_secs(2);
+/// The same for the last message where nobody read what was said before it.
+const WHERE_NOBODY_READS: Duration = Duration::from_millis(500);
 
 enum Message {
     Line(String),
@@ -83,7 +83,9 @@ static BOUND: OnceLock<Duration> = OnceLock::new();
 
 /// Waits until what was said is written, unless nobody reads it, or that was waited for before.
 pub fn flush() {
-    flush_once(LAST_WORDS);
+    if !flush_once(WHERE_ANYBODY_READS) {
+        let _ = BOUND.set(WHERE_NOBODY_READS);
+    }
 }
 
 /// The last wait for what was said. That for the last message takes as long at most.
@@ -92,11 +94,9 @@ pub fn flush_within(bound: Duration) {
     flush_once(bound);
 }
 
-fn flush_once(bound: Duration) {
+fn flush_once(bound: Duration) -> bool {
     static IS_DONE: AtomicBool = AtomicBool::new(false);
-    if MESSAGES.lock().is_some() && !IS_DONE.swap(true, Ordering::Relaxed) {
-        wait_until_written(bound);
-    }
+    MESSAGES.lock().is_none() || IS_DONE.swap(true, Ordering::Relaxed) || wait_until_written(bound)
 }
 
 /// The last that is said, and not waited for if nobody reads it.
@@ -119,12 +119,10 @@ pub fn settle() {
     wait_until_written(WHERE_ANYBODY_READS);
 }
 
-fn wait_until_written(bound: Duration) {
-    let Some(messages) = MESSAGES.lock().clone() else { return };
+fn wait_until_written(bound: Duration) -> bool {
+    let Some(messages) = MESSAGES.lock().clone() else { return true };
     let (by, (done, written)) = (Instant::now() + bound, bounded(1));
-    if messages.send_deadline(Message::Flush(done), by).is_ok() {
-        let _ = written.recv_deadline(by);
-    }
+    messages.send_deadline(Message::Flush(done), by).is_ok() && written.recv_deadline(by).is_ok()
 }
 
 /// Draws the waiting line anew, which nobody waits for; an empty text removes it.
