@@ -571,7 +571,7 @@ try:
 except leasehold.Error as error:
     if os.getpid() != parent:
         os._exit(0 if error.code == leasehold.Code.FORKED else 7)
-    assert error.code == leasehold.Code.TIMED_OUT, error
+    assert error.code in (leasehold.Code.TIMED_OUT, leasehold.Code.STORE), error  # it may have had no answer in time
 assert os.waitpid(child, 0)[1] == 0
 """
     # A thread of the parent's has begun to release it.
