@@ -172,7 +172,8 @@ fn election() {
 #[test]
 #[cfg(all(unix, feature = "sqlite"))]
 fn fenced_write() {
-    run("fenced_write", &[]).proves("the woken holder's transaction was refused, and the rival's text stands");
+    again(|| run("fenced_write", &[]))
+        .proves("the woken holder's transaction was refused, and the rival's text stands");
 }
 
 #[cfg(all(unix, any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]

@@ -64,7 +64,8 @@ def main(url):
             try:
                 client.lock("k", wait=0.01)
             except Error as error:
-                assert error.code == Code.TIMED_OUT, error
+                # So short a time may be over before the store has answered.
+                assert error.code in (Code.TIMED_OUT, Code.STORE), error
 
         gc.disable()
         with warnings.catch_warnings(record=True) as warned:
@@ -570,7 +571,7 @@ try:
 except leasehold.Error as error:
     if os.getpid() != parent:
         os._exit(0 if error.code == leasehold.Code.FORKED else 7)
-    assert error.code == leasehold.Code.TIMED_OUT, error
+    assert error.code in (leasehold.Code.TIMED_OUT, leasehold.Code.STORE), error  # it may have had no answer in time
 assert os.waitpid(child, 0)[1] == 0
 """
     # A thread of the parent's has begun to release it.

@@ -39,14 +39,16 @@ static int now(const int *number) {
   return value;
 }
 
-/* A store that is slow for a moment costs a callback of this no more than that. */
-static leasehold_client client_with(const char *url, uint64_t lease, uint64_t heartbeat, leasehold_on_event on_event) {
+/* A store that is slow for a moment costs a callback of this no more than `drop`. */
+static leasehold_client client_with(const char *url, uint64_t lease, uint64_t heartbeat, uint64_t drop,
+                                    leasehold_on_event on_event) {
   leasehold_builder builder = {0};
   leasehold_client made = {0};
   OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
   OK(leasehold_builder_set_lease(builder, lease));
   OK(leasehold_builder_set_heartbeat(builder, heartbeat));
-  OK(leasehold_builder_set_drop_timeout(builder, 3000));
+  OK(leasehold_builder_set_request_timeout(builder, 60000));
+  OK(leasehold_builder_set_drop_timeout(builder, drop));
   OK(leasehold_builder_set_on_event(builder, on_event, NULL));
   OK(leasehold_builder_connect(builder, &made));
   OK(leasehold_builder_free(builder));
@@ -78,7 +80,7 @@ static void logs(const leasehold_log_record *record, void *user) {
 static void of_one_guard(const char *url) {
   leasehold_code (*ways[])(leasehold_guard) = {leasehold_guard_free, leasehold_guard_release};
   /* No heartbeat finds anything out before the release does. */
-  leasehold_client mine = client_with(url, 20 * HOUR, 10 * HOUR, ends);
+  leasehold_client mine = client_with(url, 20 * HOUR, 10 * HOUR, 60000, ends); /* each release must be answered */
   for (size_t way = 0; way < 2; way++) {
     end = ways[way];
     leasehold_guard held = {0};
@@ -152,7 +154,7 @@ static void of_one_client(const char *url) {
   leasehold_guard guards[LOCKS] = {{0}};
   leasehold_client operator_ = connected(url);
   inside = through = 0;
-  client = client_with(url, 10000, 200, closes);
+  client = client_with(url, 10000, 200, 3000, closes);
   for (int at = 0; at < LOCKS; at++) {
     char key[2] = {(char)('a' + at), 0};
     OK(leasehold_client_lock(client, key, 1, &guards[at]));
@@ -196,7 +198,7 @@ static void of_each_other(const char *url) {
   leasehold_request request = {0};
   leasehold_list list = {0};
   inside = through = 0;
-  client = client_with(url, 10000, 200, frees_when_told);
+  client = client_with(url, 10000, 200, 3000, frees_when_told);
   OK(leasehold_request_new(client, TEXT("crossed"), &request));
   OK(leasehold_request_set_on_loss(request, closes_when_lost, NULL));
   OK(leasehold_request_lock(request, &guard));

@@ -1,6 +1,7 @@
 //! Programs on a store whose driver has a runtime, hidden in the library: on a real server, with processes that fork.
 
 use std::process::Command;
+use std::time::Duration;
 
 use leasehold::LockClient;
 
@@ -9,6 +10,7 @@ use crate::programs::{OF_POSTGRES, PROGRAMS, WAITING, prove_on, with_each};
 use crate::servers::{postgres_server, skip};
 use crate::tools::answers;
 
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Those that open a file of SQLite themselves.
 const OF_SQLITE: [&str; 2] = ["fenced", "late"];
 
@@ -23,7 +25,9 @@ fn programs_prove_themselves_on_postgres() {
     let programs = programs.chain(with_libpq.then_some(&OF_POSTGRES));
     with_each(WAITING, programs, |program, proof| {
         let url = format!("{server}?table=c_{program}_{}", std::process::id());
-        LockClient::builder(&url).create_schema(true).connect().expect("a table").close().expect("an end");
+        // As the programs: a server that stands still for some seconds ends no call.
+        let client = LockClient::builder(&url).create_schema(true).request_timeout(PATIENCE).drop_timeout(PATIENCE);
+        client.connect().expect("a table").close().expect("an end");
         // What is linked with the shared library runs with any build of it.
         let mut command = Command::new(compile(program, Language::Cpp17, &[]));
         command.env("LD_LIBRARY_PATH", with_postgres());

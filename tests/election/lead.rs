@@ -426,6 +426,8 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         assert!(error.kind() == ErrorKind::TimedOut && error.to_string().contains("fit to lead"), "{error}");
         a.run().unwrap();
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut, "nor while the node waits for it");
+        // As above: else it would not begin again.
+        wait_until("it stands no more", || !a.is_standing());
         a.run().unwrap();
         let rival = store.client();
         for _ in 0..10 {

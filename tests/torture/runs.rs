@@ -228,7 +228,8 @@ fn two_runs_on_one_store_have_no_name_in_common() {
         assert!(matches!(ran.status.code(), Some(0 | 1 | 3)), "{}", String::from_utf8_lossy(&ran.stdout));
         let mut names = std::collections::BTreeSet::new();
         for worker in 0..4 {
-            let history = std::fs::read_to_string(out.join(format!("w{worker}.0.log"))).expect("a history");
+            // There is none where its process has come too late to connect.
+            let history = std::fs::read_to_string(out.join(format!("w{worker}.0.log"))).unwrap_or_default();
             let asked = history.lines().filter(|line| line.starts_with("ask "));
             names.extend(asked.filter_map(|line| Some(line.split(' ').nth(4)?.to_owned())));
         }
