@@ -261,13 +261,15 @@ pub(super) struct Skew {
 
 impl Skew {
     pub(super) fn new(clock: &Clock) -> Self {
-        Skew { boot: clock.now(), monotonic: Instant::now() }
+        let monotonic = Instant::now();
+        Skew { boot: clock.now(), monotonic }
     }
 
     /// Whether the boot-time clock ran ahead since the last call.
     pub(super) fn jumped(&mut self, clock: &Clock) -> bool {
         let now = Skew::new(clock);
-        let ahead = now.boot.since(self.boot).saturating_sub(now.monotonic - self.monotonic);
+        // One was read before the boot-time clocks, and the other is after: a thread that stands still in between is no jump.
+        let ahead = now.boot.since(self.boot).saturating_sub(self.monotonic.elapsed());
         *self = now;
         ahead > JUMP
     }

@@ -1,11 +1,8 @@
 //! What is warned of in the log: only what nobody else hears of.
 
-use std::time::Instant;
-
 use leasehold::ErrorKind;
 use leasehold::internals::store::fault::{Call, Fault};
 
-use crate::support::lateness::{WORK, measure, slack};
 use crate::support::logs;
 use crate::*;
 
@@ -94,14 +91,13 @@ fn work_that_goes_on_after_its_term_is_warned_of() {
     });
 }
 
-/// The release ends a tenth of a second before the stop, and then is tried again.
+/// The release ends before the stop, by a twentieth of its time, and then is tried again.
 #[test]
 fn a_stop_tells_of_a_store_that_does_not_answer_and_of_no_thread() {
-    measure();
     on_every_store(|store| {
-        let told = |with_work| {
+        let told = |with_work, bound| {
             let (client, faults) = store.faulty();
-            let client = client.drop_timeout(2 * SECOND).connect().unwrap();
+            let client = client.drop_timeout(bound).connect().unwrap();
             let election = client.election("job").build().unwrap();
             if with_work {
                 election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
@@ -117,14 +113,9 @@ fn a_stop_tells_of_a_store_that_does_not_answer_and_of_no_thread() {
             error.kind()
         };
         for with_work in [false, true] {
-            // A busy machine may take as long by itself, but not each time: five tries count in which it was not late.
-            let mut counted = 0;
-            let in_time = (0..40).find_map(|_| {
-                let began = Instant::now();
-                let kind = told(with_work);
-                counted += usize::from(slack(began) < WORK + SECOND / 10);
-                (kind != ErrorKind::TimedOut || counted == 5).then_some(kind)
-            });
+            // A busy machine may take as long as that by itself.
+            let mut kinds = [2, 4, 8, 16].into_iter().map(|bound| told(with_work, bound * SECOND));
+            let in_time = kinds.find(|kind| *kind != ErrorKind::TimedOut);
             assert!(matches!(in_time, Some(ErrorKind::Ambiguous | ErrorKind::Store)), "{in_time:?}");
         }
     });
