@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicI64, Ordering};
 use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Consistency, Purpose, Released, Renewal, Renewed, Swapped};
+use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewal, Renewed, Swapped};
 use leasehold::mongodb::driver::bson::{Document, doc};
 use leasehold::mongodb::driver::event::EventHandler;
 use leasehold::mongodb::driver::event::command::CommandEvent;
@@ -183,9 +183,13 @@ fn many_that_want_a_lock_leave_connections_to_heartbeats() {
         std::thread::scope(|scope| (0..40).for_each(|_| drop(scope.spawn(what))));
         most.load(Ordering::SeqCst)
     };
-    let read = |consistency| store.read(&Which::Key("k".to_owned()), None, consistency, &soon()).map(drop).unwrap();
-    let (looks, asks) =
-        (at_once(&|| read(Consistency::Eventual)), at_once(&|| drop(refused(&store, &mut exclusive(&store, "k")))));
+    // More connections are made for them, each of which a server that stands still for two seconds does not give.
+    let read = |consistency| sent(|| store.read(&Which::Key("k".to_owned()), None, consistency, &soon()).map(drop));
+    let asks = || {
+        let answer = sent(|| store.acquire(&mut exclusive(&store, "k"), &soon()));
+        assert!(matches!(answer, Acquired::Refused(_)), "{answer:?}");
+    };
+    let (looks, asks) = (at_once(&|| read(Consistency::Eventual)), at_once(&asks));
     assert!(looks <= 6 && asks <= 6, "{looks} looks and {asks} requests at once");
     println!("what is no waiter's: {} at once", at_once(&|| read(Consistency::Strong)));
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::cluster::Cluster;
-use crate::support::contract::{attempt, granted, release, renewal};
+use crate::support::contract::{attempt, release, renewal};
 use crate::support::mongodb::Rows;
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
@@ -121,7 +121,8 @@ fn lives_through(at: &mut At, disturb: impl Fn(&mut At)) -> bool {
         .map(|i| {
             let mut a = attempt(&store, &format!("kept {i}"), Mode::Exclusive);
             a.ask.lease = 6 * LEASE;
-            granted(&store, &mut a)
+            // A machine that stands still for two seconds elects another primary at any time.
+            acquired(&store, &mut a).expect("nobody else asks for it")
         })
         .collect();
     let (stop, started) = (AtomicBool::new(false), Instant::now());
@@ -250,9 +251,9 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     let store = at.open();
     let mut a = attempt(&store, "k", Mode::Exclusive);
     a.ask.lease = Duration::from_secs(2);
-    let first = granted(&store, &mut a);
+    let first = acquired(&store, &mut a).expect("nobody else asks for it");
     let mut free = attempt(&store, "free", Mode::Exclusive);
-    granted(&store, &mut free);
+    acquired(&store, &mut free).expect("nobody else asks for it");
     release(&store, &mut free);
     // Clients that know no other member.
     let stuck: Vec<Mongodb> = (0..4).map(|_| super::open(at.options(&at.cluster.uri_of(old)))).collect();
@@ -318,7 +319,7 @@ fn what_the_majority_does_not_have_is_no_answer() {
     let store = at.open();
     let mut held = attempt(&store, "held", Mode::Exclusive);
     held.ask.lease = 6 * LEASE;
-    let stands = granted(&store, &mut held);
+    let stands = acquired(&store, &mut held).expect("nobody else asks for it");
     let within = |time: u64| Deadline::after(Duration::from_millis(time));
     // The primary still takes writes, for as long as it takes it to notice: a busy machine may be too late for that.
     let written = (0..5).find_map(|_| {

@@ -27,6 +27,11 @@ fn a_renewal_that_was_given_up_prolongs_nothing() {
     let Some(server) = Own::start(&postgres::OWN) else { return };
     let config = server.url().parse().unwrap();
     for is_pooled in [false, true] {
+        let named = "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'";
+        let sessions =
+            || -> Vec<String> { sql_at(&config, named).into_iter().map(|row| row[0].clone().unwrap()).collect() };
+        // Those of the store before end by themselves, also between a look and a signal.
+        wait_until("those before have ended", || sessions().is_empty());
         let options = PostgresOptions::new(server.url().parse().unwrap(), "public.leasehold").unwrap();
         let store = opened(if is_pooled { options.pooled().unwrap() } else { options });
         store.schema(Schema::Create, &soon()).unwrap();
@@ -35,10 +40,6 @@ fn a_renewal_that_was_given_up_prolongs_nothing() {
         let select = format!("SELECT until FROM leasehold WHERE key = '{}'", a.key);
         let end = || sql_at(&config, &select);
         let before = end();
-        let sessions = || {
-            let named = sql_at(&config, "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'");
-            named.into_iter().map(|row| row[0].clone().unwrap()).collect::<Vec<_>>()
-        };
         let stopped = sessions();
         let signal = |signal| stopped.iter().for_each(|pid| kill(Pid::from_raw(pid.parse().unwrap()), signal).unwrap());
         signal(Signal::SIGSTOP);
@@ -100,11 +101,19 @@ fn a_listener_that_stands_still_for_a_moment_is_told_again() {
         proxy.flow(Flow::Delay(Duration::from_millis(200)), Flow::Pass);
         let is_proven = std::thread::scope(|scope| {
             let wakes = scope.spawn(|| wake(&["k".to_owned()]));
-            wait_until("it listens", || pid().is_some());
-            let listens = pid().unwrap();
-            kill(listens, Signal::SIGSTOP).unwrap();
+            // Its session says so only until it has heard itself, which may be over before anybody looks.
+            let mut listens = None;
+            wait_until("it listens, or has begun to", || {
+                listens = pid();
+                listens.is_some() || wakes.is_finished()
+            });
+            let Some(listens) = listens.filter(|pid| kill(*pid, Signal::SIGSTOP).is_ok()) else {
+                wakes.join().unwrap();
+                return false;
+            };
             wait_until("it is told again, or not at all", || told() > before + 1 || wakes.is_finished());
-            kill(listens, Signal::SIGCONT).unwrap();
+            // It ends with a store that has left it.
+            let _ = kill(listens, Signal::SIGCONT);
             let (again, since) = (told() > before + 1, Instant::now());
             let tells = wakes.join().unwrap();
             // One that stood still for as long as the listener waits proves nothing, either.

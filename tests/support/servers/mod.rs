@@ -106,7 +106,7 @@ fn shared(server: &Server, cell: &'static OnceLock<Result<Running, String>>) -> 
 #[track_caller]
 fn shared_as(server: &Server, room: &str, cell: &'static OnceLock<Result<Running, String>>) -> Option<String> {
     let outcome = cell.get_or_init(|| match std::env::var(server.env) {
-        Ok(url) if (server.ready)(&url) => Ok(Running { url, _user: None }),
+        Ok(url) if still_serves(server, &url) => Ok(Running { url, _user: None }),
         Ok(url) => Err(format!("{} names {url}, but no such server answers there", server.env)),
         Err(_) => run(server, &servers().join("running").join(room)),
     });
