@@ -101,9 +101,10 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
     let clock = Clock::system();
     let mut behind_by_20_s = options(&at.room.0, &clock);
     behind_by_20_s.interceptors = vec![dateless()];
-    let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
+    let estimate = Arc::new(Estimate::default());
+    let (date, now) = date_at(&clock);
     for over in [0, 1] {
-        estimate.learn_corrected(jiff::Timestamp::now().as_second() - 20, now, now, 0, over);
+        estimate.learn_corrected(date - 20, now, now, 0, over);
     }
     behind_by_20_s.estimate = Some(estimate);
     let other = open(behind_by_20_s, &clock);

@@ -30,7 +30,7 @@ use leasehold::dynamodb::aws_sdk_dynamodb as sdk;
 use leasehold::internals::lease::{Holder, Lease, LockRecord, Mode};
 use leasehold::internals::store::dynamodb::{Dynamodb, DynamodbOptions, Estimate, Settings};
 use leasehold::internals::store::{Acquired, Attempt, Backend, GrantForm, Renewal, Which};
-use leasehold::internals::sys::clock::Clock;
+use leasehold::internals::sys::clock::{BootTime, Clock};
 
 use crate::support::calls::{LEASE, acquired, refused};
 use crate::support::direct::{self, get};
@@ -113,13 +113,20 @@ fn client(table: &Table) -> (Dynamodb, Arc<Clock>) {
     (open(options(&table.0, &clock), &clock), clock)
 }
 
+/// What the service's `Date` says, whose time has moved with `clock`, and when: read again where this thread stood still between
+/// the two. Two that are told of one moment must be the same second, or it would be known much better than by one.
+fn date_at(clock: &Clock) -> (i64, BootTime) {
+    let (before, ahead) = (clock.now(), clock.now().since(Clock::system().now()));
+    let (date, now) = ((jiff::Timestamp::now() + ahead).as_second(), clock.now());
+    if now.since(before) < Duration::from_millis(20) { (date, now) } else { date_at(clock) }
+}
+
 /// A client that knows of the service's time what two hosts told it, whose answers took twice as long as that. That time has
 /// moved with `clock`.
 fn knowing(table: &Table, clock: &Arc<Clock>, around: Duration) -> DynamodbOptions {
-    let (estimate, now) = (Arc::new(Estimate::default()), clock.now());
-    let ahead = now.since(Clock::system().now());
+    let estimate = Arc::new(Estimate::default());
+    let (date, now) = date_at(clock);
     for over in [0, 1] {
-        let date = (jiff::Timestamp::now() + ahead).as_second();
         estimate.learn_corrected(date, now - around, now + around, 0, over);
     }
     let mut options = options(&table.0, clock);

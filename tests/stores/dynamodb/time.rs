@@ -435,8 +435,14 @@ fn who_looks_seldom_takes_over_all_the_same() {
         let hours = look * 3_600;
         at.proxy.shift_dates(hours);
         clock.advance(Duration::from_secs(3_600));
-        let seen = store.read(&Which::Key("over".to_owned()), None, Consistency::Eventual, &soon()).unwrap();
-        assert_eq!(seen.records[0].live().count(), 0, "{look}");
+        // Of the two answers that confirm the time, a slow one tells so little that a third is needed.
+        wait_until("it is seen to be over", || {
+            let began = Instant::now();
+            let seen = store.read(&Which::Key("over".to_owned()), None, Consistency::Eventual, &soon()).unwrap();
+            let is_over = seen.records[0].live().count() == 0;
+            assert!(is_over || began.elapsed() > Duration::from_millis(500), "{look}");
+            is_over
+        });
     }
 }
 
