@@ -448,6 +448,17 @@ fn what_is_over_when_it_is_handed_over_is_lost() {
     assert_eq!(*told.lost.lock(), 1);
 }
 
+/// As a shared one is cleared away by a writer who came after its end and has gone.
+#[test]
+fn what_is_not_there_any_more_after_its_end_was_released_by_nobody() {
+    let mut world = World::new(&[Actor::Operator]);
+    orders::World::step(&mut world, 0);
+    let World { hold, clock, .. } = &world;
+    assert!(matches!(hold.reason(&world.seen()), LossReason::ReleasedByOther));
+    clock.advance(MOST);
+    assert!(matches!(hold.reason(&world.seen()), LossReason::Expired { .. }));
+}
+
 #[test]
 fn what_hinders_a_heartbeat_names_lock_and_store() {
     let World { hold, .. } = World::new(&[]);

@@ -449,7 +449,11 @@ impl Hold {
         let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
         // Others may share with a shared holder that an operator has released.
         let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;
-        if by.is_some() || granted_since { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther }
+        if by.is_some() || granted_since {
+            return LossReason::TakenOver { by };
+        }
+        // Whoever comes after its end clears it away, and may have gone since.
+        if self.is_running() { LossReason::ReleasedByOther } else { LossReason::Expired { last_error: None } }
     }
 
     /// The error that says how the lock was lost.
