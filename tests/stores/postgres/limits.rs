@@ -13,7 +13,7 @@ use crate::errors::text;
 use crate::postgres::*;
 use crate::support::contract::{granted, lost, refused, release, renewal, renewed};
 use crate::support::faketime;
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, patient};
 use crate::support::own::Own;
 use crate::support::postgres::{block_on, comes_soon, connect, connected, opened, sql_at, unless_late};
 use crate::support::room::room;
@@ -161,7 +161,9 @@ fn the_roles_own_limits_end_no_session_of_ours() {
 fn keeps_its_sessions(server: &Own, url: &str) -> bool {
     let sessions = "SELECT FROM pg_stat_activity WHERE usename = 'app'";
     wait_until("those before have ended", || sql(server, sessions).is_empty());
-    let (ours, other) = (client(url), client(&server.url()));
+    // A look that is left while the server stands still for some seconds would end its session, too.
+    let ours = connected(|| patient(LockClient::builder(url)).lease(LEASE));
+    let other = client(&server.url());
     let their = other.lock("k").unwrap();
     std::thread::scope(|scope| {
         let waits = scope.spawn(|| ours.lock("k").unwrap());
