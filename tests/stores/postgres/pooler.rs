@@ -247,6 +247,7 @@ fn in_a_pool_of_transactions_an_isolation_that_is_not_ours_fails_nobody() {
                 break;
             }
         }
+        assert!(proven > 0, "each time the row was locked for longer than it waits");
     });
 }
 
