@@ -41,16 +41,17 @@ impl Roamer {
         Roamer { halted, pins, unpinned, said, thread }
     }
 
-    /// Keeps the next grant until it is lost or unpinned: its token.
+    /// Keeps the next grant until it is lost or unpinned: its token. However long it takes to have a turn between all the
+    /// others: how long is waited is for who asks this process.
     pub fn pin(&self) -> String {
         self.pins.send(()).expect("the roaming thread");
-        self.said.recv_timeout(PATIENCE).expect("a grant")
+        self.said.recv().expect("a grant")
     }
 
     /// Leaves what was pinned: whether and how it was lost.
     pub fn unpin(&self) -> String {
         self.unpinned.store(true, Ordering::SeqCst);
-        self.said.recv_timeout(PATIENCE).expect("the end of the pinned hold")
+        self.said.recv().expect("the end of the pinned hold")
     }
 
     /// Ends it: how often it held the lock.
