@@ -134,14 +134,14 @@ impl Case {
         match self.step {
             Acquire(_) | GiveUp(_) | Create => {}
             Join | ReleaseAnothers => {
-                granted(&*beside, &mut other);
+                granted(&beside, &mut other);
                 self.other = Some(other);
             }
             Transfer(_) => {
-                let old = granted(&*beside, &mut other);
+                let old = granted(&beside, &mut other);
                 self.attempt.ask.instead_of = Some((old.grant, old.token));
             }
-            _ => drop(granted(&*beside, &mut self.attempt)),
+            _ => drop(granted(&beside, &mut self.attempt)),
         }
         if self.step == WakeMore {
             told_of(&self.store, "another");
@@ -165,7 +165,7 @@ impl Case {
     }
 
     fn record(&self) -> LockRecord {
-        get(&*self.beside.1, &self.attempt.key).record
+        get(&self.beside.1, &self.attempt.key).record
     }
 
     /// The step once: whether it is known what came of it.
@@ -214,7 +214,7 @@ impl Case {
             ReadPages => pages(&Which::Prefix(attempt.key.clone()))? == MANY + 1,
             ReadLockId => pages(&Which::LockId(attempt.ask.lock_id.clone()))? == 1,
             Swap => {
-                let seen = get(&*self.beside.1, &attempt.key);
+                let seen = get(&self.beside.1, &attempt.key);
                 match store.swap(&seen, Some(&raised(&seen.record)), by)? {
                     Swapped::Unknown(error) => unknown(error),
                     swapped => matches!(swapped, Swapped::Done),
@@ -279,18 +279,18 @@ impl Case {
             assert_eq!(told.recv_timeout(PATIENCE).as_ref(), Ok(&self.attempt.key), "{name}: what a release tells");
         }
         if let Some(other) = &mut self.other {
-            assert!(matches!(release(&*beside, other), Released::Done), "{name}");
+            assert!(matches!(release(&beside, other), Released::Done), "{name}");
         }
         let mut rival = exclusive(&*beside, &self.attempt.key);
-        let holder = granted(&*beside, &mut rival);
+        let holder = granted(&beside, &mut rival);
         if network == Network::Held {
-            assert!(matches!(release(&*beside, &mut rival), Released::Done), "{name}");
+            assert!(matches!(release(&beside, &mut rival), Released::Done), "{name}");
             self.proxy.deliver();
-            assert_eq!(holders(&*beside, &rival.key), [], "{name}, after what was late");
+            assert_eq!(holders(&beside, &rival.key), [], "{name}, after what was late");
         } else {
             self.proxy.deliver();
-            assert_eq!(holders(&*beside, &rival.key), [holder], "{name}, after what was late");
-            assert!(matches!(release(&*beside, &mut rival), Released::Done), "{name}");
+            assert_eq!(holders(&beside, &rival.key), [holder], "{name}, after what was late");
+            assert!(matches!(release(&beside, &mut rival), Released::Done), "{name}");
         }
         granted_anew(&self.store, &mut exclusive(&self.store, &rival.key));
         let unmet = self.proxy.clear();
