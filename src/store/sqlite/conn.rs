@@ -303,8 +303,14 @@ impl<'a> Tx<'a> {
     }
 }
 
-fn is_disk_full(error: &rusqlite::Error) -> bool {
+pub(super) fn is_disk_full(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
+}
+
+/// Copies the log into the file; whether that has all of it, so that the log begins anew, in the room that it has.
+pub(super) fn copies_log(conn: &Connection) -> bool {
+    let is_all = |row: &rusqlite::Row<'_>| Ok(row.get::<_, i64>("log")? == row.get::<_, i64>("checkpointed")?);
+    conn.query_row("PRAGMA wal_checkpoint", [], is_all).unwrap_or(false)
 }
 
 fn run(conn: &Connection, path: &Path, doing: &'static str, sql: &str) -> Result<(), SqliteError> {

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Sqlite;
-use super::conn::{self, Begin, LAST_PAUSE, Tx, busy_retried};
+use super::conn::{self, Begin, LAST_PAUSE, Tx, busy_retried, copies_log};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::model::error::Result;
@@ -170,7 +170,10 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bo
         let set = format!("{TABLE}; PRAGMA user_version = {}", user_version_to_set(&tx, path)?);
         tx.execute_batch(&set).map_err(|e| failed(path, "create the table", e))?;
     }
-    tx.commit(by)?.map_or(Ok(is_missing), Err)
+    tx.commit(by)?.map_or(Ok(()), Err)?;
+    // Then the log can be copied also where the disk is full.
+    let _ = is_missing && copies_log(conn);
+    Ok(is_missing)
 }
 
 /// An error unless the table is there. A copy may have lost its write-ahead log and the version, which is no fault of it.

@@ -48,8 +48,13 @@ impl Sqlite {
                 Some(error) => Written::Unknown(error),
             })
         };
+        let mut is_copied = false;
+        let copies_log = || conn::lock(&self.writer, &self.target.path, by).is_ok_and(|conn| conn::copies_log(&conn));
         let written = loop {
             match run(begin) {
+                // SQLite begins its log anew after 1,000 pages only, for which there may never be room.
+                Err(SqliteError::Engine { source, .. })
+                    if conn::is_disk_full(&source) && !std::mem::replace(&mut is_copied, true) && copies_log() => {}
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     // It may have taken longer than there was time: see `busy_retried`.
                     if by.is_over() {

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use leasehold::ErrorKind;
-use leasehold::internals::store::{Acquired, Backend};
+use leasehold::internals::store::{Acquired, Backend, Purpose};
 
 use crate::sqlite::support::*;
 use crate::support::small_disk::{fill, on_a_small_disk};
@@ -47,6 +47,20 @@ fn on_a_full_disk(place: &Path) {
     std::fs::remove_file(filler).unwrap();
     renewed(&store, &mut mine, heartbeat(seconds(20)));
     granted(&store, &mut attempt("after", "a"));
+}
+
+/// What it has written itself leaves no room for more: the log has what the file will have, again and again.
+#[test]
+fn who_holds_a_lock_keeps_it_on_a_full_disk() {
+    on_a_small_disk("sqlite::full::who_holds_a_lock_keeps_it_on_a_full_disk", "300k", |place| {
+        let store = open(&place.join("locks.db"));
+        let mut mine = attempt("k", "a");
+        granted(&store, &mut mine);
+        fill(place);
+        (0..200).for_each(|_| assert!(renewed(&store, &mut mine, heartbeat(seconds(20))).is_some()));
+        store.release(&mut mine, Purpose::Release, &soon()).unwrap();
+        granted(&store, &mut attempt("k", "b"));
+    });
 }
 
 #[test]
