@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, never, select};
-use leasehold::{CancelToken, Error, ErrorKind, LossReason};
+use leasehold::{CancelToken, Error, ErrorKind, Loss, LossReason};
 use nix::sys::signal::Signal;
 
 use crate::held::Held;
@@ -90,8 +90,8 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
 #[derive(Clone)]
 enum Unreleased {
     Failed(Error),
-    /// It expired meanwhile, and so not while its command ran.
-    Expired(Error),
+    /// Its time was over meanwhile, and so not while its command ran.
+    IsOver(Error),
     NoAnswer,
 }
 
@@ -104,7 +104,7 @@ impl Unreleased {
 impl fmt::Display for Unreleased {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unreleased::Failed(error) | Unreleased::Expired(error) => error.fmt(f),
+            Unreleased::Failed(error) | Unreleased::IsOver(error) => error.fmt(f),
             Unreleased::NoAnswer => f.write_str("the store does not answer"),
         }
     }
@@ -133,8 +133,9 @@ fn release(
     let is_once = once.clone();
     let run = move || {
         let stood = every.map_or(Ok(()), |every| locks.stand(every, &is_once, None));
-        let has_expired = || locks.lost(&[]).is_some_and(|loss| matches!(loss.reason, LossReason::Expired { .. }));
-        let stood = stood.map_err(if has_expired() { Unreleased::Expired } else { Unreleased::Failed });
+        let is_over = |loss: Loss| matches!(loss.reason, LossReason::Expired { .. } | LossReason::MaxHold);
+        let is_over = locks.lost(&[]).is_some_and(is_over);
+        let stood = stood.map_err(if is_over { Unreleased::IsOver } else { Unreleased::Failed });
         let _ = done.send(stood.clone());
         let mut is_said = false;
         let goes_on = |why: &Error| {

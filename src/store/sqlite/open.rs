@@ -175,6 +175,10 @@ impl Sqlite {
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
         }
+        if made {
+            // The file has the room for its table then: else the log could not be copied on a full disk.
+            conn::copy_log(&writer);
+        }
         let info = StoreInfo::new(label(&path), "this host's boot-time clock", Sqlite::MIN_LEASE);
         let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
         let doing = "ask for the identity of this boot";

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rusqlite::{Connection, OptionalExtension};
 
 use super::Sqlite;
-use super::conn::{self, Begin, LAST_PAUSE, Tx, busy_retried, copies_log};
+use super::conn::{self, Begin, LAST_PAUSE, Tx, busy_retried};
 use super::error::SqliteError;
 use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 use crate::model::error::Result;
@@ -106,7 +106,11 @@ impl Sqlite {
                 let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
                 writer.promise(Durability::PowerCut, &self.target.path, by)?;
                 // Kept until it is said, which may be by a later call, if this one has no time left for its reads.
-                self.made.fetch_or(create(&writer, &self.target.path, by)?, Ordering::Relaxed);
+                let made = create(&writer, &self.target.path, by)?;
+                self.made.fetch_or(made, Ordering::Relaxed);
+                if made {
+                    conn::copy_log(&writer);
+                }
             }
             let conn = conn::lock(&self.reader, &self.target.path, by)?;
             busy_retried(&self.target.path, by, "read the database", || {
@@ -170,10 +174,7 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bo
         let set = format!("{TABLE}; PRAGMA user_version = {}", user_version_to_set(&tx, path)?);
         tx.execute_batch(&set).map_err(|e| failed(path, "create the table", e))?;
     }
-    tx.commit(by)?.map_or(Ok(()), Err)?;
-    // Then the log can be copied also where the disk is full.
-    let _ = is_missing && copies_log(conn);
-    Ok(is_missing)
+    tx.commit(by)?.map_or(Ok(is_missing), Err)
 }
 
 /// An error unless the table is there. A copy may have lost its write-ahead log and the version, which is no fault of it.

@@ -1,7 +1,7 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
 use super::Sqlite;
-use super::conn::{self, Begin, Tx};
+use super::conn::{self, Begin, Tx, is_disk_full};
 use super::error::SqliteError;
 use super::row::Row;
 use crate::lease::{GrantId, LockRecord, Step, Times};
@@ -9,6 +9,9 @@ use crate::model::error::Result;
 use crate::store::Seen;
 use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
+
+/// So often a write is repeated after a copy of the log on a full disk: whoever read meanwhile kept it from beginning anew.
+const COPIES: u32 = 5;
 
 /// The store for one grant, see [`Sqlite::transition`].
 pub(super) struct Claiming<'a>(pub(super) &'a Sqlite, pub(super) &'a GrantId);
@@ -43,18 +46,20 @@ impl Sqlite {
             // Now, when others wait for the end of what is written.
             self.target.check()?;
             writer.check_seen(&self.target.path)?;
-            Ok(match tx.commit(by)? {
+            let committed = tx.commit(by);
+            if matches!(&committed, Err(error) if is_disk_full(error)) {
+                // SQLite begins its log anew after 1,000 pages only, for which there may never be room.
+                conn::copy_log(&writer);
+            }
+            Ok(match committed? {
                 None => Written::Done(done),
                 Some(error) => Written::Unknown(error),
             })
         };
-        let mut is_copied = false;
-        let copies_log = || conn::lock(&self.writer, &self.target.path, by).is_ok_and(|conn| conn::copies_log(&conn));
+        let mut copies = 0..COPIES;
         let written = loop {
             match run(begin) {
-                // SQLite begins its log anew after 1,000 pages only, for which there may never be room.
-                Err(SqliteError::Engine { source, .. })
-                    if conn::is_disk_full(&source) && !std::mem::replace(&mut is_copied, true) && copies_log() => {}
+                Err(error) if is_disk_full(&error) && copies.next().is_some() && by.wait_for(conn::FIRST_PAUSE) => {}
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     // It may have taken longer than there was time: see `busy_retried`.
                     if by.is_over() {
