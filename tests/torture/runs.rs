@@ -127,7 +127,7 @@ fn sqlite_under_a_full_disk() {
     let dir = tempfile::tempdir().expect("a folder");
     let disk = dir.path().join("disk");
     std::fs::create_dir(&disk).expect("a folder");
-    let by = on_a_disk("2m", &disk);
+    let by = on_a_disk("8m", &disk);
     let ran = |longer: f64| {
         let mut command = Command::new(&by[0]);
         command.args(&by[1..]).arg(binary());

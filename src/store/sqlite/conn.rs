@@ -180,7 +180,7 @@ impl Writer {
     /// An error if the transaction writes and others do not see that. `LockEnded`, to begin it anew, where somebody's
     /// close may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
     pub(super) fn check_seen(&self, path: &Path) -> Result<(), SqliteError> {
-        if !matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write)) {
+        if !self.writes() {
             return Ok(());
         }
         if self.conn.opened.is_seen_writing() {
@@ -190,6 +190,25 @@ impl Writer {
         let left = self.unseen.get().checked_sub(1).ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?;
         self.unseen.set(left);
         Err(SqliteError::LockEnded { path: path.to_owned() })
+    }
+
+    fn writes(&self) -> bool {
+        matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write))
+    }
+
+    /// Room in the file for all pages of a transaction that has written. On a full disk pages that only the log has would keep
+    /// that from being copied, and from beginning anew. Those that others have added make no write of ours fail. (Who copies the
+    /// log at this very moment may cut it off again; then the next write has it.)
+    pub(super) fn reserve(&self, tx: &Tx<'_>) -> Result<(), SqliteError> {
+        let (true, Some((before, page_size))) = (self.writes(), self.conn.opened.pages()) else { return Ok(()) };
+        let failed = |source| SqliteError::Engine { path: tx.path.to_owned(), doing: "make the file longer", source };
+        let pages = || tx.prepare_cached("PRAGMA page_count")?.query_row([], |row| row.get::<_, u32>(0));
+        let pages = pages().map_err(failed)?;
+        if self.conn.opened.reserve(u64::from(pages) * page_size) || pages <= before {
+            return Ok(());
+        }
+        let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
+        Err(failed(rusqlite::Error::SqliteFailure(full, None)))
     }
 
     /// Sets what the next commit promises. This can't be done inside a transaction.

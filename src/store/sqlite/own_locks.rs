@@ -61,7 +61,7 @@ mod linux {
     use std::sync::Arc;
 
     use nix::errno::Errno;
-    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
     use nix::libc::{self, c_short, off_t};
 
     use super::{Header, Marked, Taken};
@@ -166,6 +166,18 @@ mod linux {
         pub fn header(&self) -> Option<Header> {
             let mut header = [0; 48];
             self.shm.read_exact_at(&mut header, 0).ok().map(|()| header)
+        }
+
+        /// Makes the database that long, unless it is, with room on the disk for all of it. False where there is not that much; if
+        /// it can't be done for another reason, as on a file system that can't, a full disk may be found later.
+        pub fn reserve(&self, size: u64) -> bool {
+            let is_long = self.database.metadata().is_ok_and(|meta| meta.len() >= size);
+            let Ok(size) = off_t::try_from(size) else { return false };
+            is_long
+                || !matches!(
+                    fallocate(&*self.database, FallocateFlags::empty(), 0, size),
+                    Err(Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG)
+                )
         }
 
         /// Ends the locks of the description, so that a forked child that has it, too, does not keep them.

@@ -274,6 +274,20 @@ impl Opened {
         self.locks.as_ref()?.header()
     }
 
+    /// How many pages the database has after the last commit, and their size in bytes.
+    pub(super) fn pages(&self) -> Option<(u32, u64)> {
+        let header = self.header()?;
+        let size = u16::from_ne_bytes([header[14], header[15]]);
+        let pages = u32::from_ne_bytes([header[20], header[21], header[22], header[23]]);
+        // 65,536, which is too large for its two bytes, is a 1 there.
+        Some((pages, if size == 1 { 1 << 16 } else { u64::from(size) }))
+    }
+
+    /// [`OwnLocks::reserve`]
+    pub(super) fn reserve(&self, size: u64) -> bool {
+        self.locks.as_ref().is_none_or(|locks| locks.reserve(size))
+    }
+
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
     pub(super) fn closing(&mut self) {
         if self.closing.is_none() {

@@ -43,6 +43,7 @@ impl Sqlite {
             writer.promise(durability, &self.target.path, by)?;
             let tx = Tx::begin(&writer, begin, &self.target.path, by)?;
             let done = work(&tx)?;
+            writer.reserve(&tx)?;
             // Now, when others wait for the end of what is written.
             self.target.check()?;
             writer.check_seen(&self.target.path)?;

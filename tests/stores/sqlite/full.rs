@@ -63,6 +63,33 @@ fn who_holds_a_lock_keeps_it_on_a_full_disk() {
     });
 }
 
+/// Pages that only the log had, and for which the file has no room, would keep it from beginning anew.
+#[test]
+fn a_key_that_is_new_to_a_full_disk_costs_nobody_a_lock() {
+    on_a_small_disk("sqlite::full::a_key_that_is_new_to_a_full_disk_costs_nobody_a_lock", "300k", |place| {
+        let store = open(&place.join("locks.db"));
+        let mut mine = attempt("k", "a");
+        granted(&store, &mut mine);
+        let mut beat =
+            |times| (0..times).for_each(|_| assert!(renewed(&store, &mut mine, heartbeat(seconds(20))).is_some()));
+        beat(20);
+        let filler = fill(place);
+        // The log begins anew before it is full, and has room for more than the file.
+        beat(20);
+        let mut more = attempt("more", &"o".repeat(10_000));
+        let refused = store.acquire(&mut more, &soon());
+        beat(200);
+        let refused = refused.expect_err("the log has taken what the file has no room for");
+        assert!(refused.to_string().contains("the disk is full; make room on it"), "{refused}");
+        assert!(refused.is_retryable() && !look(&store, "more").record.exists());
+        std::fs::remove_file(filler).unwrap();
+        granted(&store, &mut more);
+        fill(place);
+        beat(200);
+        store.release(&mut more, Purpose::Release, &soon()).unwrap();
+    });
+}
+
 #[test]
 fn a_commit_that_fails_is_unknown() {
     if let Some(place) = place() {
