@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::io;
 use std::ops::Deref;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use rusqlite::config::DbConfig;
@@ -20,9 +20,9 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::thread::keeping_a_lock;
 
-/// The pause after the first busy answer: a transaction of ours takes less.
-pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(1);
-/// The longest pause between two tries.
+/// The pause after a busy answer: a transaction of ours takes less, and who writes all the time leaves no longer gaps.
+pub(super) const FIRST_PAUSE: Duration = Duration::from_micros(500);
+/// The longest pause between two tries of who holds no lock yet.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// How many bytes of the log are kept where it begins anew.
 const KEPT_LOG: u64 = 4 << 20;
@@ -192,23 +192,42 @@ impl Writer {
         Err(SqliteError::LockEnded { path: path.to_owned() })
     }
 
+    /// Begins a transaction of who holds a lock already: whoever wants one lets it pass.
+    pub(super) fn begin<'a>(&'a self, how: Begin, path: &'a Path, by: &Deadline) -> Result<Tx<'a>, SqliteError> {
+        let once = Tx::begin(self, how, path, &Deadline::at(Instant::now()));
+        if !matches!(once, Err(SqliteError::Busy { .. })) {
+            return once;
+        }
+        let _until_it_has = self.conn.opened.hurry();
+        Tx::begin(self, how, path, by)
+    }
+
+    /// Whether a transaction that writes keeps somebody out who holds a lock.
+    pub(super) fn is_in_the_way(&self) -> bool {
+        self.writes() && self.conn.opened.is_in_a_hurry()
+    }
+
     fn writes(&self) -> bool {
         matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write))
     }
 
-    /// Room in the file for all pages of a transaction that has written. On a full disk pages that only the log has would keep
-    /// that from being copied, and from beginning anew. Those that others have added make no write of ours fail. (Who copies the
-    /// log at this very moment may cut it off again; then the next write has it.)
+    /// Room in the file for the pages that a transaction has added. On a full disk pages that only the log has would keep that
+    /// from being copied, and from beginning anew. (Who copies the log at this very moment may cut it off again.)
     pub(super) fn reserve(&self, tx: &Tx<'_>) -> Result<(), SqliteError> {
-        let (true, Some((before, page_size))) = (self.writes(), self.conn.opened.pages()) else { return Ok(()) };
         let failed = |source| SqliteError::Engine { path: tx.path.to_owned(), doing: "make the file longer", source };
-        let pages = || tx.prepare_cached("PRAGMA page_count")?.query_row([], |row| row.get::<_, u32>(0));
-        let pages = pages().map_err(failed)?;
-        if self.conn.opened.reserve(u64::from(pages) * page_size) || pages <= before {
+        let number = |sql| tx.prepare_cached(sql)?.query_row([], |row| row.get::<_, u32>(0));
+        if !self.writes() {
             return Ok(());
         }
-        let full = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_FULL);
-        Err(failed(rusqlite::Error::SqliteFailure(full, None)))
+        let size = number("PRAGMA page_size").map_err(failed)?;
+        let Some(before) = self.conn.opened.pages(size) else { return Ok(()) };
+        let pages = number("PRAGMA page_count").map_err(failed)?;
+        let [all, own] = [pages, pages.saturating_sub(before)].map(|pages| u64::from(pages) * u64::from(size));
+        self.conn.opened.reserve(all, own).map_err(|error| {
+            let is_full = error.kind() == io::ErrorKind::StorageFull;
+            let code = if is_full { rusqlite::ffi::SQLITE_FULL } else { rusqlite::ffi::SQLITE_IOERR };
+            failed(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), Some(error.to_string())))
+        })
     }
 
     /// Sets what the next commit promises. This can't be done inside a transaction.
@@ -249,16 +268,14 @@ pub(super) fn busy_retried<T>(
     doing: &'static str,
     mut what: impl FnMut() -> Result<T, SqliteError>,
 ) -> Result<T, SqliteError> {
-    let mut pause = FIRST_PAUSE;
     loop {
         match what() {
             Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {
                 // The writer is taken, for which heartbeats wait, and the logger may hang.
                 keeping_a_lock(|| log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}"));
-                if !by.wait_for(pause) {
+                if !by.wait_for(FIRST_PAUSE) {
                     return Err(SqliteError::Busy { path: path.to_owned() });
                 }
-                pause = (pause * 3 / 2).min(LAST_PAUSE);
             }
             done => return done,
         }

@@ -63,6 +63,7 @@ mod linux {
     use nix::errno::Errno;
     use nix::fcntl::{FallocateFlags, FcntlArg, fallocate, fcntl};
     use nix::libc::{self, c_short, off_t};
+    use parking_lot::Mutex;
 
     use super::{Header, Marked, Taken};
     use crate::store::sqlite::file::{self, FileId};
@@ -77,6 +78,8 @@ mod linux {
     const WRITE: Bytes = (120, 1);
     /// All locks that SQLite has on `-shm` for its work.
     const WORK: Bytes = (120, 8);
+    /// Where on `-shm` whoever holds a lock says that it waits to write; behind SQLite's own.
+    const HURRY: Bytes = (1 << 20, 1);
     /// The first of the bytes that each mean one place of the database; far behind SQLite's own.
     const PLACES: off_t = 1 << 61;
     /// The first of the bytes that each mean one copy of this library in one process, up to those of the places.
@@ -93,6 +96,23 @@ mod linux {
         /// Also the mark's, if there is one.
         database: Arc<File>,
         shm: File,
+        /// How many here are in a hurry.
+        hurried: Mutex<u32>,
+    }
+
+    /// Somebody is in a hurry until this is dropped.
+    #[derive(Debug)]
+    pub struct Hurry<'a>(&'a OwnLocks);
+
+    impl Drop for Hurry<'_> {
+        fn drop(&mut self) {
+            let mut hurried = self.0.hurried.lock();
+            *hurried -= 1;
+            if *hurried == 0 {
+                // As for the other locks.
+                let _ = lock(&self.0.shm, libc::F_UNLCK, HURRY);
+            }
+        }
     }
 
     impl OwnLocks {
@@ -113,7 +133,7 @@ mod linux {
                     return Err(error);
                 }
             };
-            let locks = OwnLocks { database, shm };
+            let locks = OwnLocks { database, shm, hurried: Mutex::new(0) };
             let take = || {
                 lock(&locks.database, libc::F_RDLCK, SHARED)?;
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
@@ -168,16 +188,37 @@ mod linux {
             self.shm.read_exact_at(&mut header, 0).ok().map(|()| header)
         }
 
-        /// Makes the database that long, unless it is, with room on the disk for all of it. False where there is not that much; if
-        /// it can't be done for another reason, as on a file system that can't, a full disk may be found later.
-        pub fn reserve(&self, size: u64) -> bool {
-            let is_long = self.database.metadata().is_ok_and(|meta| meta.len() >= size);
-            let Ok(size) = off_t::try_from(size) else { return false };
-            is_long
-                || !matches!(
-                    fallocate(&*self.database, FallocateFlags::empty(), 0, size),
-                    Err(Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG)
-                )
+        /// Tells those who want a lock, here and in other processes, that somebody who holds one waits to write.
+        pub fn hurry(&self) -> Hurry<'_> {
+            let mut hurried = self.hurried.lock();
+            *hurried += 1;
+            if *hurried == 1 {
+                // Without, it is only later.
+                let _ = lock(&self.shm, libc::F_RDLCK, HURRY);
+            }
+            Hurry(self)
+        }
+
+        pub fn see_hurry(&self) -> bool {
+            *self.hurried.lock() > 0 || is_locked(&self.shm, HURRY).unwrap_or(false)
+        }
+
+        pub fn len(&self) -> Option<u64> {
+            self.database.metadata().ok().map(|meta| meta.len())
+        }
+
+        /// Makes the database longer by as much as it lacks of `size`, at most by `most`, with room on the disk for that. An error
+        /// only where there is none, or where it must not grow; on a file system that can't do it a full disk is found later.
+        pub fn reserve(&self, size: u64, most: u64) -> io::Result<()> {
+            let Some(len) = self.len() else { return Ok(()) };
+            let lacks = size.saturating_sub(len).min(most);
+            let (Ok(len), Ok(lacks @ 1..)) = (off_t::try_from(len), off_t::try_from(lacks)) else { return Ok(()) };
+            // What is there already is not asked for: some file systems want that much to be free once more.
+            let longer = || fallocate(&*self.database, FallocateFlags::empty(), len, lacks);
+            let refused = |error: &Errno| matches!(error, Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG);
+            // A signal may interrupt it.
+            let tries = (0..3).map(|_| longer()).find(|tried| *tried != Err(Errno::EINTR));
+            tries.and_then(Result::err).filter(refused).map_or(Ok(()), |error| Err(error.into()))
         }
 
         /// Ends the locks of the description, so that a forked child that has it, too, does not keep them.

@@ -145,6 +145,7 @@ impl Sqlite {
                 now.write_sightings(&tx, &self.target.path, &sightings)?;
             }
         }
+        writer.reserve(&tx)?;
         self.target.check()?;
         writer.check_seen(&self.target.path)?;
         tx.commit(&now)?.map_or(Ok(()), Err)

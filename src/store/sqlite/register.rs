@@ -274,18 +274,28 @@ impl Opened {
         self.locks.as_ref()?.header()
     }
 
-    /// How many pages the database has after the last commit, and their size in bytes.
-    pub(super) fn pages(&self) -> Option<(u32, u64)> {
+    /// How many pages of this size the database has after the last commit.
+    pub(super) fn pages(&self, size: u32) -> Option<u32> {
         let header = self.header()?;
-        let size = u16::from_ne_bytes([header[14], header[15]]);
         let pages = u32::from_ne_bytes([header[20], header[21], header[22], header[23]]);
-        // 65,536, which is too large for its two bytes, is a 1 there.
-        Some((pages, if size == 1 { 1 << 16 } else { u64::from(size) }))
+        // An empty log says nothing of it.
+        let of_file = || u32::try_from(self.locks.as_ref()?.len()? / u64::from(size)).ok();
+        if pages == 0 { of_file() } else { Some(pages) }
+    }
+
+    /// [`OwnLocks::hurry`], until what is returned is dropped.
+    pub(super) fn hurry(&self) -> impl Sized {
+        self.locks.as_ref().map(|locks| locks.hurry())
+    }
+
+    /// Whether somebody who holds a lock waits to write.
+    pub(super) fn is_in_a_hurry(&self) -> bool {
+        self.locks.as_ref().is_some_and(|locks| locks.see_hurry())
     }
 
     /// [`OwnLocks::reserve`]
-    pub(super) fn reserve(&self, size: u64) -> bool {
-        self.locks.as_ref().is_none_or(|locks| locks.reserve(size))
+    pub(super) fn reserve(&self, size: u64, most: u64) -> io::Result<()> {
+        self.locks.as_ref().map_or(Ok(()), |locks| locks.reserve(size, most))
     }
 
     /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.

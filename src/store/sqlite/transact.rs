@@ -1,5 +1,8 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
+use std::cell::Cell;
+use std::time::Instant;
+
 use super::Sqlite;
 use super::conn::{self, Begin, Tx, is_disk_full};
 use super::error::SqliteError;
@@ -12,6 +15,8 @@ use crate::sys::deadline::Deadline;
 
 /// So often a write is repeated after a copy of the log on a full disk: whoever read meanwhile kept it from beginning anew.
 const COPIES: u32 = 5;
+/// So often one acquire lets others pass, for about 60 ms in all: who is in a hurry may have been stopped.
+const PASSES: u32 = 12;
 
 /// The store for one grant, see [`Sqlite::transition`].
 pub(super) struct Claiming<'a>(pub(super) &'a Sqlite, pub(super) &'a GrantId);
@@ -24,13 +29,15 @@ impl Transactional for Claiming<'_> {
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        self.0.transition(key, durability, Some(self.1), by, transition)
+        // An acquisition can be refused, and a refusal needs no write lock.
+        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
+        self.0.transition(key, begin, durability, Some(self.1), by, transition)
     }
 }
 
 impl Sqlite {
-    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader and could
-    /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
+    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader, which only who wants a lock
+    /// does, and could not write, or if somebody's close has ended SQLite's write lock meanwhile.
     pub(super) fn write<T>(
         &self,
         mut begin: Begin,
@@ -38,12 +45,24 @@ impl Sqlite {
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
-        let mut run = |begin| {
+        // Who holds a lock already goes first. Who wants one tries once at a time, and leaves the connection to others meanwhile.
+        let wants_one = begin == Begin::Read;
+        let is_copied = Cell::new(false);
+        let mut run = |begin, lets_pass| {
             let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
             writer.promise(durability, &self.target.path, by)?;
-            let tx = Tx::begin(&writer, begin, &self.target.path, by)?;
+            let tx = match wants_one {
+                true => Tx::begin(&writer, begin, &self.target.path, &Deadline::at(Instant::now()))?,
+                false => writer.begin(begin, &self.target.path, by)?,
+            };
             let done = work(&tx)?;
-            writer.reserve(&tx)?;
+            if lets_pass && writer.is_in_the_way() {
+                return Ok(None);
+            }
+            // No heartbeat and no release is refused for want of it.
+            if wants_one {
+                writer.reserve(&tx)?;
+            }
             // Now, when others wait for the end of what is written.
             self.target.check()?;
             writer.check_seen(&self.target.path)?;
@@ -51,25 +70,37 @@ impl Sqlite {
             if matches!(&committed, Err(error) if is_disk_full(error)) {
                 // SQLite begins its log anew after 1,000 pages only, for which there may never be room.
                 conn::copy_log(&writer);
+                is_copied.set(true);
             }
-            Ok(match committed? {
+            Ok(Some(match committed? {
                 None => Written::Done(done),
                 Some(error) => Written::Unknown(error),
-            })
+            }))
         };
-        let mut copies = 0..COPIES;
+        let (mut copies, mut passes) = (0..COPIES, 0..if wants_one { PASSES } else { 0 });
+        let mut pauses =
+            std::iter::successors(Some(conn::FIRST_PAUSE), |pause| Some((*pause * 3 / 2).min(conn::LAST_PAUSE)));
+        let mut waits = || by.wait_for(pauses.next().unwrap_or(conn::LAST_PAUSE));
+        let busy = || SqliteError::Busy { path: self.target.path.clone() };
         let written = loop {
-            match run(begin) {
-                Err(error) if is_disk_full(&error) && copies.next().is_some() && by.wait_for(conn::FIRST_PAUSE) => {}
+            match run(begin, !passes.is_empty()) {
+                Ok(None) => {
+                    passes.next();
+                    if !waits() {
+                        break Err(busy());
+                    }
+                }
+                Err(_) if is_copied.take() && copies.next().is_some() && by.wait_for(conn::FIRST_PAUSE) => {}
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
                     // It may have taken longer than there was time: see `busy_retried`.
                     if by.is_over() {
-                        break Err(SqliteError::Busy { path: self.target.path.clone() });
+                        break Err(busy());
                     }
                     begin = Begin::Write;
                 }
-                Err(SqliteError::Busy { .. } | SqliteError::LockEnded { .. }) if by.wait_for(conn::FIRST_PAUSE) => {}
-                written => break written,
+                Err(SqliteError::Busy { .. } | SqliteError::LockEnded { .. }) if waits() => {}
+                Ok(Some(written)) => break Ok(written),
+                Err(error) => break Err(error),
             }
         };
         written.map_err(|error| self.target.explained(error))
@@ -81,13 +112,12 @@ impl Sqlite {
     fn transition<A>(
         &self,
         key: &str,
+        begin: Begin,
         durability: Durability,
         claim: Option<&GrantId>,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition can be refused, and a refusal needs no write lock.
-        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
         let written = self.write(begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
             let times = self.target.times()?;
@@ -121,7 +151,7 @@ impl Sqlite {
                 Ok(Transacted::Done(answer, Seen::new(record, times, None)))
             }
             // What a commit promises can't be changed within its transaction.
-            Ok(Written::Done(None)) => self.transition(key, Durability::PowerCut, claim, by, transition),
+            Ok(Written::Done(None)) => self.transition(key, begin, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             Err(error) => Err(error.into()),
         }

@@ -3,6 +3,8 @@
 #[cfg(target_os = "linux")]
 use std::io::{BufRead, BufReader, Read};
 #[cfg(target_os = "linux")]
+use std::path::Path;
+#[cfg(target_os = "linux")]
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -14,6 +16,8 @@ use leasehold::{CancelToken, ErrorKind, LockClient};
 use crate::sqlite::support::*;
 use crate::support::harness::within;
 use crate::support::lateness;
+#[cfg(target_os = "linux")]
+use crate::support::wait::wait_until;
 
 const WRITES: &str = "another process or thread is writing";
 /// Also where a machine stood still until the time was over.
@@ -59,6 +63,61 @@ fn every_write_keeps_its_deadline_and_writes_nothing() {
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
     assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()).unwrap(), Released::Done));
+}
+
+/// Who holds a lock comes first: whoever wants one lets it pass, for a while, since it may have been stopped.
+#[cfg(target_os = "linux")]
+#[test]
+fn who_wants_a_lock_lets_a_heartbeat_of_another_process_pass() {
+    use nix::fcntl::{FcntlArg, fcntl};
+    use nix::libc::{self, c_short};
+    use nix::sys::signal::{Signal, kill};
+    use nix::sys::wait::{WaitPidFlag, waitpid};
+    use nix::unistd::Pid;
+    const TEST: &str = "sqlite::busy::who_wants_a_lock_lets_a_heartbeat_of_another_process_pass";
+    const FILE: &str = "LEASEHOLD_FILE";
+    if let Some(file) = std::env::var_os(FILE) {
+        let store = open(Path::new(&file));
+        let mut its = attempt("its", "b");
+        granted(&store, &mut its);
+        println!("\nit holds");
+        std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+        return assert!(renewed(&store, &mut its, heartbeat(seconds(20))).is_some());
+    }
+    let folder = Folder::new();
+    let (store, writer) = (open(&folder.file()), raw(&folder.file()));
+    let mut other = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", TEST, "--nocapture"])
+        .env(FILE, folder.file())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == "it holds"));
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    drop(other.stdin.take());
+    // Closing it would end SQLite's locks in this process.
+    let index = std::fs::File::options().read(true).write(true).open(folder.path().join("locks.db-shm")).unwrap();
+    let index = std::mem::ManuallyDrop::new(index);
+    wait_until("it says that it waits", || {
+        let (l_type, l_whence) = (libc::F_WRLCK as c_short, libc::SEEK_SET as c_short);
+        let mut found = libc::flock { l_type, l_whence, l_start: 1 << 20, l_len: 1, l_pid: 0 };
+        fcntl(&*index, FcntlArg::F_OFD_GETLK(&mut found)).unwrap();
+        found.l_type != libc::F_UNLCK as c_short
+    });
+    let its = Pid::from_raw(i32::try_from(other.id()).unwrap());
+    kill(its, Signal::SIGSTOP).unwrap();
+    waitpid(its, Some(WaitPidFlag::WUNTRACED)).unwrap();
+    writer.execute_batch("COMMIT").unwrap();
+    let start = Instant::now();
+    granted(&store, &mut attempt("mine", "a"));
+    let took = start.elapsed();
+    kill(its, Signal::SIGCONT).unwrap();
+    // Whoever only reads lets nobody pass.
+    held(&store, &mut attempt("its", "a"));
+    assert!(other.wait().unwrap().success());
+    assert!(took >= Duration::from_millis(40), "{took:?}");
 }
 
 #[test]

@@ -90,6 +90,26 @@ fn a_key_that_is_new_to_a_full_disk_costs_nobody_a_lock() {
     });
 }
 
+/// What the file will need is asked for with the commit, also by the first one after a close, which finds no log. A heartbeat
+/// that needs a page asks for nothing, and so is never refused for that.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_grant_has_its_room_in_the_file_at_once() {
+    let folder = Folder::new();
+    let length = || std::fs::metadata(folder.file()).unwrap().len();
+    drop(open(&folder.file()));
+    let store = open(&folder.file());
+    let before = length();
+    let mut long = attempt("more", &"o".repeat(10_000));
+    granted(&store, &mut long);
+    let granted_by = length();
+    assert!(granted_by >= before + 10_000, "{before} to {granted_by}");
+    assert!(renewed(&store, &mut long, heartbeat(seconds(20))).is_some());
+    assert_eq!(length(), granted_by);
+    granted(&store, &mut attempt("and more", &"o".repeat(10_000)));
+    assert!(length() >= before + 20_000, "{granted_by} to {}", length());
+}
+
 #[test]
 fn a_commit_that_fails_is_unknown() {
     if let Some(place) = place() {
