@@ -22,6 +22,8 @@ use crate::sys::thread::keeping_a_lock;
 
 /// The pause after a busy answer: a transaction of ours takes less, and who writes all the time leaves no longer gaps.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_micros(500);
+/// So often it is waited for that long: a longer wait is for one who was stopped, or has much to write.
+const OFTEN: usize = 400;
 /// The longest pause between two tries of who holds no lock yet.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// How many bytes of the log are kept where it begins anew.
@@ -224,7 +226,7 @@ impl Writer {
         let pages = number("PRAGMA page_count").map_err(failed)?;
         let [all, own] = [pages, pages.saturating_sub(before)].map(|pages| u64::from(pages) * u64::from(size));
         self.conn.opened.reserve(all, own).map_err(|error| {
-            let is_full = error.kind() == io::ErrorKind::StorageFull;
+            let is_full = matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded);
             let code = if is_full { rusqlite::ffi::SQLITE_FULL } else { rusqlite::ffi::SQLITE_IOERR };
             failed(rusqlite::Error::SqliteFailure(rusqlite::ffi::Error::new(code), Some(error.to_string())))
         })
@@ -268,12 +270,13 @@ pub(super) fn busy_retried<T>(
     doing: &'static str,
     mut what: impl FnMut() -> Result<T, SqliteError>,
 ) -> Result<T, SqliteError> {
+    let mut pauses = std::iter::repeat_n(FIRST_PAUSE, OFTEN).chain(std::iter::repeat(FIRST_PAUSE * 6));
     loop {
         match what() {
             Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {
                 // The writer is taken, for which heartbeats wait, and the logger may hang.
                 keeping_a_lock(|| log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}"));
-                if !by.wait_for(FIRST_PAUSE) {
+                if !pauses.next().is_some_and(|pause| by.wait_for(pause)) {
                     return Err(SqliteError::Busy { path: path.to_owned() });
                 }
             }

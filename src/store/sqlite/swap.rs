@@ -3,7 +3,7 @@
 use super::Sqlite;
 use super::conn::Begin;
 use super::row::{self, Row};
-use super::transact::Written;
+use super::transact::{Who, Written};
 use crate::lease::LockRecord;
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
@@ -16,7 +16,7 @@ impl Sqlite {
         let key = &seen.record.key;
         // Pins, names and ends that others count on when this process is gone; a row that is deleted says nothing.
         let durability = if new.is_some() { Durability::PowerCut } else { Durability::Process };
-        let written = self.write(Begin::Write, durability, by, |tx| {
+        let written = self.write(Who::Wants, Begin::Write, durability, by, |tx| {
             let (format, stands) = Row::read(tx, &self.target.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {
                 return Ok(Swapped::Changed);

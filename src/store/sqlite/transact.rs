@@ -1,7 +1,7 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
 use std::cell::Cell;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::Sqlite;
 use super::conn::{self, Begin, Tx, is_disk_full};
@@ -17,6 +17,17 @@ use crate::sys::deadline::Deadline;
 const COPIES: u32 = 5;
 /// So often one acquire lets others pass, for about 60 ms in all: who is in a hurry may have been stopped.
 const PASSES: u32 = 12;
+/// Not by one that has less time left.
+const PASSING: Duration = Duration::from_millis(100);
+
+/// Whose write it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Who {
+    /// A heartbeat or a release, which comes first, and is refused no room.
+    Holds,
+    /// Everything else.
+    Wants,
+}
 
 /// The store for one grant, see [`Sqlite::transition`].
 pub(super) struct Claiming<'a>(pub(super) &'a Sqlite, pub(super) &'a GrantId);
@@ -29,24 +40,25 @@ impl Transactional for Claiming<'_> {
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition can be refused, and a refusal needs no write lock.
-        let begin = if durability == Durability::PowerCut { Begin::Read } else { Begin::Write };
-        self.0.transition(key, begin, durability, Some(self.1), by, transition)
+        // Only a grant that is given out must be durable from the first.
+        let who = if durability == Durability::PowerCut { Who::Wants } else { Who::Holds };
+        self.0.transition(key, who, durability, Some(self.1), by, transition)
     }
 }
 
 impl Sqlite {
-    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader, which only who wants a lock
-    /// does, and could not write, or if somebody's close has ended SQLite's write lock meanwhile.
+    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader and could
+    /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
     pub(super) fn write<T>(
         &self,
+        who: Who,
         mut begin: Begin,
         durability: Durability,
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
         // Who holds a lock already goes first. Who wants one tries once at a time, and leaves the connection to others meanwhile.
-        let wants_one = begin == Begin::Read;
+        let wants_one = who == Who::Wants;
         let is_copied = Cell::new(false);
         let mut run = |begin, lets_pass| {
             let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
@@ -83,7 +95,8 @@ impl Sqlite {
         let mut waits = || by.wait_for(pauses.next().unwrap_or(conn::LAST_PAUSE));
         let busy = || SqliteError::Busy { path: self.target.path.clone() };
         let written = loop {
-            match run(begin, !passes.is_empty()) {
+            let lets_pass = !passes.is_empty() && by.remaining() > PASSING;
+            match run(begin, lets_pass) {
                 Ok(None) => {
                     passes.next();
                     if !waits() {
@@ -112,13 +125,15 @@ impl Sqlite {
     fn transition<A>(
         &self,
         key: &str,
-        begin: Begin,
+        who: Who,
         durability: Durability,
         claim: Option<&GrantId>,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        let written = self.write(begin, durability, by, |tx| {
+        // An acquisition can be refused, and a refusal needs no write lock.
+        let begin = if who == Who::Wants { Begin::Read } else { Begin::Write };
+        let written = self.write(who, begin, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
             let times = self.target.times()?;
             let here = self.target.here(&times);
@@ -151,7 +166,7 @@ impl Sqlite {
                 Ok(Transacted::Done(answer, Seen::new(record, times, None)))
             }
             // What a commit promises can't be changed within its transaction.
-            Ok(Written::Done(None)) => self.transition(key, begin, Durability::PowerCut, claim, by, transition),
+            Ok(Written::Done(None)) => self.transition(key, who, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             Err(error) => Err(error.into()),
         }

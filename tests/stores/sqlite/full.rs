@@ -108,6 +108,10 @@ fn a_grant_has_its_room_in_the_file_at_once() {
     assert_eq!(length(), granted_by);
     granted(&store, &mut attempt("and more", &"o".repeat(10_000)));
     assert!(length() >= before + 20_000, "{granted_by} to {}", length());
+    // As a lease that is claimed.
+    let whole = leasehold::internals::lease::LockRecord { key: "third".to_owned(), ..look(&store, "more").record };
+    store.swap(&look(&store, "third"), Some(&whole), &soon()).unwrap();
+    assert!(length() >= before + 30_000, "{granted_by} to {}", length());
 }
 
 #[test]
