@@ -22,8 +22,10 @@ use crate::sys::thread::keeping_a_lock;
 
 /// The pause after a busy answer: a transaction of ours takes less, and who writes all the time leaves no longer gaps.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_micros(500);
-/// So often it is waited for that long: a longer wait is for one who was stopped, or has much to write.
-const OFTEN: usize = 400;
+/// The pause of a longer wait, which is for one who was stopped, or has much to write.
+const LONG_PAUSE: Duration = Duration::from_millis(3);
+/// A wait is a longer one after so many pauses.
+const SHORT_PAUSES: usize = 400;
 /// The longest pause between two tries of who holds no lock yet.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
 /// How many bytes of the log are kept where it begins anew.
@@ -270,7 +272,7 @@ pub(super) fn busy_retried<T>(
     doing: &'static str,
     mut what: impl FnMut() -> Result<T, SqliteError>,
 ) -> Result<T, SqliteError> {
-    let mut pauses = std::iter::repeat_n(FIRST_PAUSE, OFTEN).chain(std::iter::repeat(FIRST_PAUSE * 6));
+    let mut pauses = std::iter::repeat_n(FIRST_PAUSE, SHORT_PAUSES).chain(std::iter::repeat(LONG_PAUSE));
     loop {
         match what() {
             Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {

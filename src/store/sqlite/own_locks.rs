@@ -19,6 +19,8 @@
 //! A fourth marks the SQLite of this copy of the library in this process, from before SQLite opens the file until it has closed
 //! it: another copy that brings its own does not see when this one writes, and both would grant one lock. So whoever
 //! comes second is refused. (Not where somebody else had a lock on all of the file before: the system tells only the first.)
+//!
+//! A fifth, on `-shm`, says that somebody who holds a lock waits to write: SQLite's write lock has no queue.
 
 #[cfg(all(test, target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 pub(super) use linux::is_marked_here;

@@ -1,7 +1,6 @@
 //! Writing a whole row where nothing has changed since it was read.
 
 use super::Sqlite;
-use super::conn::Begin;
 use super::row::{self, Row};
 use super::transact::{Who, Written};
 use crate::lease::LockRecord;
@@ -16,7 +15,7 @@ impl Sqlite {
         let key = &seen.record.key;
         // Pins, names and ends that others count on when this process is gone; a row that is deleted says nothing.
         let durability = if new.is_some() { Durability::PowerCut } else { Durability::Process };
-        let written = self.write(Who::Wants, Begin::Write, durability, by, |tx| {
+        let written = self.write(Who::Wants, durability, by, |tx| {
             let (format, stands) = Row::read(tx, &self.target.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {
                 return Ok(Swapped::Changed);

@@ -15,17 +15,17 @@ use crate::sys::deadline::Deadline;
 
 /// So often a write is repeated after a copy of the log on a full disk: whoever read meanwhile kept it from beginning anew.
 const COPIES: u32 = 5;
-/// So often one acquire lets others pass, for about 60 ms in all: who is in a hurry may have been stopped.
+/// So often a call that wants a lock lets others pass, for about 60 ms in all: who is in a hurry may have been stopped.
 const PASSES: u32 = 12;
-/// Not by one that has less time left.
-const PASSING: Duration = Duration::from_millis(100);
+/// A call with less time than this lets nobody pass.
+const LEAST_TO_PASS: Duration = Duration::from_millis(100);
 
 /// Whose write it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
     /// A heartbeat or a release, which comes first, and is refused no room.
     Holds,
-    /// Everything else.
+    /// Everything else, as an acquire or a claim.
     Wants,
 }
 
@@ -52,13 +52,14 @@ impl Sqlite {
     pub(super) fn write<T>(
         &self,
         who: Who,
-        mut begin: Begin,
         durability: Durability,
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
         // Who holds a lock already goes first. Who wants one tries once at a time, and leaves the connection to others meanwhile.
+        // It may be refused, too, which needs no write lock.
         let wants_one = who == Who::Wants;
+        let mut begin = if wants_one { Begin::Read } else { Begin::Write };
         let is_copied = Cell::new(false);
         let mut run = |begin, lets_pass| {
             let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
@@ -95,7 +96,7 @@ impl Sqlite {
         let mut waits = || by.wait_for(pauses.next().unwrap_or(conn::LAST_PAUSE));
         let busy = || SqliteError::Busy { path: self.target.path.clone() };
         let written = loop {
-            let lets_pass = !passes.is_empty() && by.remaining() > PASSING;
+            let lets_pass = !passes.is_empty() && by.remaining() > LEAST_TO_PASS;
             match run(begin, lets_pass) {
                 Ok(None) => {
                     passes.next();
@@ -131,9 +132,7 @@ impl Sqlite {
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // An acquisition can be refused, and a refusal needs no write lock.
-        let begin = if who == Who::Wants { Begin::Read } else { Begin::Write };
-        let written = self.write(who, begin, durability, by, |tx| {
+        let written = self.write(who, durability, by, |tx| {
             let (format, row) = Row::read(tx, &self.target.path, key)?;
             let times = self.target.times()?;
             let here = self.target.here(&times);

@@ -3,9 +3,9 @@
 #[cfg(target_os = "linux")]
 use std::io::{BufRead, BufReader, Read};
 #[cfg(target_os = "linux")]
-use std::path::Path;
+use std::path::{Path, PathBuf};
 #[cfg(target_os = "linux")]
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use leasehold::internals::store::sqlite::Sqlite;
@@ -32,6 +32,17 @@ fn says<T: std::fmt::Debug>(answer: leasehold::Result<T>, one_of: &[&str]) {
     assert_eq!(error.kind(), ErrorKind::Store);
     assert!(error.is_retryable());
     assert!(one_of.iter().any(|text| error.to_string().contains(text)), "{error}");
+}
+
+/// This test in another process, which has this variable, once it has said this; it reads its input to the end.
+#[cfg(target_os = "linux")]
+fn beside(test: &str, (variable, value): (&str, PathBuf), said: &str) -> Child {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(variable, value).stdin(Stdio::piped()).stdout(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.as_mut().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap() == said));
+    child
 }
 
 /// A store, and somebody else's connection that holds the write lock on it.
@@ -86,15 +97,7 @@ fn who_wants_a_lock_lets_a_heartbeat_of_another_process_pass() {
     }
     let folder = Folder::new();
     let (store, writer) = (open(&folder.file()), raw(&folder.file()));
-    let mut other = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", TEST, "--nocapture"])
-        .env(FILE, folder.file())
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(other.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "it holds"));
+    let mut other = beside(TEST, (FILE, folder.file()), "it holds");
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
     drop(other.stdin.take());
     // Closing it would end SQLite's locks in this process.
@@ -258,15 +261,7 @@ fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_
     let mut a = attempt("k", "a");
     a.ask.lease = seconds(600);
     granted(&store, &mut a);
-    let mut reads = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", TEST, "--nocapture"])
-        .env(INDEX, folder.path().join("locks.db-shm"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(reads.stdout.take().unwrap()).lines();
-    assert!(lines.any(|line| line.unwrap() == "it reads"));
+    let mut reads = beside(TEST, (INDEX, folder.path().join("locks.db-shm")), "it reads");
     // By the first answer it is over.
     let by = || Deadline::after(seconds(8));
     says(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by()), &[WRITES]);
