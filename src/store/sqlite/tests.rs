@@ -1,10 +1,15 @@
 //! What only the inside shows: how safely a call writes.
 
+use std::cell::Cell;
+use std::sync::atomic::Ordering;
+
 use super::error::SqliteError;
 use super::row::Row;
+use super::transact::Who;
 use super::*;
 use crate::lease::{Ask, Labels, Lease, Mode};
 use crate::model::error::{Error, ErrorKind};
+use crate::store::transactional::Durability;
 use crate::store::{Consistency, GrantForm, Purpose};
 
 /// What `PRAGMA synchronous` answers.
@@ -26,6 +31,45 @@ pub(super) fn soon() -> Deadline {
 fn attempt() -> Attempt {
     let ask = Ask::exclusive(GrantForm::Uuid.fresh(), "l".to_owned(), Labels::of("o"), Duration::from_secs(20));
     Attempt::new("k", ask)
+}
+
+/// On a disk whose commits take 30 ms.
+#[test]
+fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
+    let (folder, store) = store();
+    let (turns, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
+    let turn = |who, work: &dyn Fn()| {
+        let work = |_: &conn::Tx<'_>| {
+            work();
+            Ok(())
+        };
+        store.write(who, Durability::Process, &Deadline::after(Duration::from_secs(60)), work).unwrap();
+    };
+    let waited = std::thread::scope(|scope| {
+        for _ in 0..16 {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::SeqCst) {
+                    turn(Who::Wants, &|| {
+                        turns.fetch_add(1, Ordering::SeqCst);
+                        std::thread::sleep(Duration::from_millis(30));
+                    });
+                }
+            });
+        }
+        let waited = (0..20).map(|_| {
+            let before = turns.load(Ordering::SeqCst);
+            while turns.load(Ordering::SeqCst) == before {}
+            let before = turns.load(Ordering::SeqCst);
+            let at = Cell::new(0);
+            turn(Who::Holds, &|| at.set(turns.load(Ordering::SeqCst)));
+            at.get() - before
+        });
+        let waited: Vec<_> = waited.collect();
+        is_over.store(true, Ordering::SeqCst);
+        waited
+    });
+    assert!(waited.iter().sum::<u32>() <= 30, "turns of others while a heartbeat waited: {waited:?}");
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -1,10 +1,13 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use parking_lot::MutexGuard;
+
 use super::Sqlite;
-use super::conn::{self, Begin, Tx, is_disk_full};
+use super::conn::{self, Begin, Tx, Writer, is_disk_full};
 use super::error::SqliteError;
 use super::row::Row;
 use crate::lease::{GrantId, LockRecord, Step, Times};
@@ -27,6 +30,22 @@ pub(super) enum Who {
     Holds,
     /// Everything else, as an acquire or a claim.
     Wants,
+}
+
+/// One who presses, until this is dropped.
+struct Pressing<'a>(&'a AtomicU32);
+
+impl<'a> Pressing<'a> {
+    fn new(all: &'a AtomicU32) -> Self {
+        all.fetch_add(1, Ordering::SeqCst);
+        Pressing(all)
+    }
+}
+
+impl Drop for Pressing<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
 }
 
 /// The store for one grant, see [`Sqlite::transition`].
@@ -62,7 +81,7 @@ impl Sqlite {
         let mut begin = if wants_one { Begin::Read } else { Begin::Write };
         let is_copied = Cell::new(false);
         let mut run = |begin, lets_pass| {
-            let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
+            let mut writer = self.writer(who, by)?;
             writer.promise(durability, &self.target.path, by)?;
             let tx = match wants_one {
                 true => Tx::begin(&writer, begin, &self.target.path, &Deadline::at(Instant::now()))?,
@@ -118,6 +137,25 @@ impl Sqlite {
             }
         };
         written.map_err(|error| self.target.explained(error))
+    }
+
+    /// The connection that writes. It goes to those who wait in no order: where a commit takes longer than a slice of their
+    /// waits, those who want a lock stay away until who holds one has had it.
+    fn writer(&self, who: Who, by: &Deadline) -> Result<MutexGuard<'_, Writer>, SqliteError> {
+        let mut pressing = None;
+        loop {
+            if who == Who::Wants && self.pressing.load(Ordering::SeqCst) > 0 && by.wait_for(conn::FIRST_PAUSE) {
+                continue;
+            }
+            match conn::lock(&self.writer, &self.target.path, &by.clone().within(conn::LAST_PAUSE)) {
+                Err(SqliteError::NoTurn { .. }) if !by.is_over() => {
+                    if who == Who::Holds {
+                        pressing.get_or_insert_with(|| Pressing::new(&self.pressing));
+                    }
+                }
+                turn => return turn,
+            }
+        }
     }
 
     /// One transition on one key. A holder with times of another clock that is the grant of `claim` is written anew on
