@@ -1,6 +1,5 @@
 //! What only the inside shows: how safely a call writes.
 
-use std::cell::Cell;
 use std::sync::atomic::Ordering;
 
 use super::error::SqliteError;
@@ -33,11 +32,13 @@ fn attempt() -> Attempt {
     Attempt::new("k", ask)
 }
 
-/// On a disk whose commits take 30 ms.
+/// On a disk whose commits take longer than a slice of a wait.
 #[test]
 fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
+    const BEATS: u32 = 60;
     let (folder, store) = store();
-    let (turns, is_over) = (AtomicU32::new(0), AtomicBool::new(false));
+    let [turns, late_turns] = [AtomicU32::new(0), AtomicU32::new(0)];
+    let is_over = AtomicBool::new(false);
     let turn = |who, work: &dyn Fn()| {
         let work = |_: &conn::Tx<'_>| {
             work();
@@ -45,30 +46,28 @@ fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
         };
         store.write(who, Durability::Process, &Deadline::after(Duration::from_secs(60)), work).unwrap();
     };
-    let waited = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         for _ in 0..16 {
             scope.spawn(|| {
                 while !is_over.load(Ordering::SeqCst) {
                     turn(Who::Wants, &|| {
                         turns.fetch_add(1, Ordering::SeqCst);
-                        std::thread::sleep(Duration::from_millis(30));
+                        late_turns.fetch_add(store.pressing.load(Ordering::SeqCst), Ordering::SeqCst);
+                        std::thread::sleep(conn::LAST_PAUSE * 2);
                     });
                 }
             });
         }
-        let waited = (0..20).map(|_| {
+        for _ in 0..BEATS {
             let before = turns.load(Ordering::SeqCst);
             while turns.load(Ordering::SeqCst) == before {}
-            let before = turns.load(Ordering::SeqCst);
-            let at = Cell::new(0);
-            turn(Who::Holds, &|| at.set(turns.load(Ordering::SeqCst)));
-            at.get() - before
-        });
-        let waited: Vec<_> = waited.collect();
+            turn(Who::Holds, &|| {});
+        }
         is_over.store(true, Ordering::SeqCst);
-        waited
     });
-    assert!(waited.iter().sum::<u32>() <= 30, "turns of others while a heartbeat waited: {waited:?}");
+    // One may have been about to begin.
+    let late_turns = late_turns.into_inner();
+    assert!(late_turns <= 2 * BEATS, "{late_turns} turns of others while one of {BEATS} heartbeats waited");
     std::fs::remove_dir_all(folder).unwrap();
 }
 
