@@ -127,10 +127,10 @@ impl Sqlite {
         Ok(Page { records, next })
     }
 
-    /// One try: a read waits for no writer.
+    /// One try: a read waits for no writer, and goes before none who holds a lock.
     pub(super) fn sight<'a>(&self, seen: impl Iterator<Item = &'a Row>, here: Here<'_>) -> Result<(), SqliteError> {
-        let mut writer =
-            self.writer.try_lock().ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
+        let writer = self.writer.try_lock().filter(|_| !self.is_pressed());
+        let mut writer = writer.ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.target.path, &now)?;
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;

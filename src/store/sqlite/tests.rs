@@ -2,6 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
+use crossbeam_channel::TryRecvError;
+
 use super::error::SqliteError;
 use super::row::Row;
 use super::transact::Who;
@@ -38,7 +40,8 @@ fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
     const BEATS: u32 = 60;
     let (folder, store) = store();
     let [turns, late_turns] = [AtomicU32::new(0), AtomicU32::new(0)];
-    let is_over = AtomicBool::new(false);
+    // Dropped with the scope below, however it ends.
+    let (goes_on, is_over) = crossbeam_channel::bounded::<()>(0);
     let turn = |who, work: &dyn Fn()| {
         let work = |_: &conn::Tx<'_>| {
             work();
@@ -47,9 +50,10 @@ fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
         store.write(who, Durability::Process, &Deadline::after(Duration::from_secs(60)), work).unwrap();
     };
     std::thread::scope(|scope| {
+        let _goes_on = goes_on;
         for _ in 0..16 {
             scope.spawn(|| {
-                while !is_over.load(Ordering::SeqCst) {
+                while is_over.try_recv() == Err(TryRecvError::Empty) {
                     turn(Who::Wants, &|| {
                         turns.fetch_add(1, Ordering::SeqCst);
                         late_turns.fetch_add(store.pressing.load(Ordering::SeqCst), Ordering::SeqCst);
@@ -59,11 +63,12 @@ fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
             });
         }
         for _ in 0..BEATS {
-            let before = turns.load(Ordering::SeqCst);
-            while turns.load(Ordering::SeqCst) == before {}
+            let (before, by) = (turns.load(Ordering::SeqCst), soon());
+            while turns.load(Ordering::SeqCst) == before {
+                assert!(!by.is_over(), "no turn in 20 s");
+            }
             turn(Who::Holds, &|| {});
         }
-        is_over.store(true, Ordering::SeqCst);
     });
     // One may have been about to begin.
     let late_turns = late_turns.into_inner();

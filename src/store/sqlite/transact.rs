@@ -48,6 +48,17 @@ impl Drop for Pressing<'_> {
     }
 }
 
+/// The next of the pauses between two tries, each longer than the one before.
+struct Pauses(Duration);
+
+impl Pauses {
+    /// Whether time is left.
+    fn wait(&mut self, by: &Deadline) -> bool {
+        let next = (self.0 * 3 / 2).min(conn::LAST_PAUSE);
+        by.wait_for(std::mem::replace(&mut self.0, next))
+    }
+}
+
 /// The store for one grant, see [`Sqlite::transition`].
 pub(super) struct Claiming<'a>(pub(super) &'a Sqlite, pub(super) &'a GrantId);
 
@@ -110,9 +121,8 @@ impl Sqlite {
             }))
         };
         let (mut copies, mut passes) = (0..COPIES, 0..if wants_one { PASSES } else { 0 });
-        let mut pauses =
-            std::iter::successors(Some(conn::FIRST_PAUSE), |pause| Some((*pause * 3 / 2).min(conn::LAST_PAUSE)));
-        let mut waits = || by.wait_for(pauses.next().unwrap_or(conn::LAST_PAUSE));
+        let mut pauses = Pauses(conn::FIRST_PAUSE);
+        let mut waits = || pauses.wait(by);
         let busy = || SqliteError::Busy { path: self.target.path.clone() };
         let written = loop {
             let lets_pass = !passes.is_empty() && by.remaining() > LEAST_TO_PASS;
@@ -140,11 +150,12 @@ impl Sqlite {
     }
 
     /// The connection that writes. It goes to those who wait in no order: where a commit takes longer than a slice of their
-    /// waits, those who want a lock stay away until who holds one has had it.
+    /// waits, those who want a lock stay away until who holds one has had it, or until they have no time left to let it pass.
     fn writer(&self, who: Who, by: &Deadline) -> Result<MutexGuard<'_, Writer>, SqliteError> {
-        let mut pressing = None;
+        let (mut pressing, mut pauses) = (None, Pauses(conn::FIRST_PAUSE));
         loop {
-            if who == Who::Wants && self.pressing.load(Ordering::SeqCst) > 0 && by.wait_for(conn::FIRST_PAUSE) {
+            let stays_away = who == Who::Wants && self.is_pressed() && by.remaining() > LEAST_TO_PASS;
+            if stays_away && pauses.wait(by) {
                 continue;
             }
             match conn::lock(&self.writer, &self.target.path, &by.clone().within(conn::LAST_PAUSE)) {
@@ -156,6 +167,11 @@ impl Sqlite {
                 turn => return turn,
             }
         }
+    }
+
+    /// Whether somebody who holds a lock has waited for the connection for long.
+    pub(super) fn is_pressed(&self) -> bool {
+        self.pressing.load(Ordering::SeqCst) > 0
     }
 
     /// One transition on one key. A holder with times of another clock that is the grant of `claim` is written anew on
