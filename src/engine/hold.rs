@@ -73,6 +73,8 @@ pub(super) struct Grant {
     /// The lock as it was granted.
     pub lock: Lock,
     pub at: BootTime,
+    /// When the store made it, by its clock.
+    pub created: StoreTime,
     pub chain: Chain,
 }
 
@@ -170,7 +172,7 @@ impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
         let Granted { attempt, holder, now, held_until, chain } = granted;
-        let lock = Lock::granted(&attempt, &holder, now, setup.backend.info());
+        let (lock, created) = (Lock::granted(&attempt, &holder, now, setup.backend.info()), holder.created);
         let granted_at = setup.clock.now();
         let stands_until = end_of(holder.until, now, granted_at);
         let (now, wishes) = crossbeam_channel::bounded(1);
@@ -193,7 +195,7 @@ impl Hold {
                 ),
                 heartbeat: None,
             }),
-            grant: Grant { lock, at: granted_at, chain },
+            grant: Grant { lock, at: granted_at, created, chain },
             requests: Requests {
                 spare: Mutex::new(attempt.without_native()),
                 attempt: Mutex::new(attempt),

@@ -9,7 +9,7 @@ use super::failures::Failures;
 use super::hold::{Beat, Hold, LostBy, Phase};
 use super::release::SHORT_REST;
 use crate::engine::options::check_at_least;
-use crate::lease::transition::{KeepAnswer, keep_standing};
+use crate::lease::transition::{KeepAnswer, Least, keep_standing};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Consistency, Swapped, Which};
 use crate::sys::deadline::Deadline;
@@ -147,8 +147,8 @@ impl Hold {
         let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
             return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
         };
-        let times = (least, (self.grant.at + least).since(self.setup.clock.now()));
-        let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, times, &seen.times);
+        let least = Least { granted: self.grant.created, time: least, left: self.left_of(least) };
+        let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
         let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
         pause!("keep.looked");
         Ok(match backend.swap(&seen, Some(&next), by)? {

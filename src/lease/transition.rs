@@ -297,28 +297,42 @@ pub enum KeepAnswer {
     Over,
 }
 
-/// Ends a grant before it was held for `least`: until then its place is kept by an entry that nobody can renew, since
-/// no guard has its grant id, `kept_as`, and no group its lock id, which is the same text. `left`: what is left of `least` as
-/// the guard counts it, for where the record does not say when it was granted.
+/// The least time that a grant stands, as its guard knows it.
+#[derive(Clone, Copy, Debug)]
+pub struct Least {
+    /// When it was granted, by the store's clock: the record says something else where a process with another clock has
+    /// renewed it.
+    pub granted: StoreTime,
+    /// For how long from then.
+    pub time: Duration,
+    /// At most so much of it is left, as the guard counts it.
+    pub left: Duration,
+}
+
+impl Least {
+    fn end(&self, now: StoreTime) -> End {
+        // The store's clock may have been put back since it was granted.
+        Lease::For(self.time).end(self.granted).min(Lease::For(self.left).end(now))
+    }
+}
+
+/// Ends a grant before its least time is over: until then its place is kept by an entry that nobody can renew, since
+/// no guard has its grant id, `kept_as`, and no group its lock id, which is the same text.
 pub fn keep_standing(
     record: &LockRecord,
     grant: &GrantId,
     kept_as: &GrantId,
-    (least, left): (Duration, Duration),
+    least: Least,
     times: &Times,
 ) -> Step<KeepAnswer> {
     if record.standing(kept_as).is_some() {
         return Step::keep(KeepAnswer::Kept);
     }
-    let end = |holder: &Holder| match times.ends_are_bounds {
-        true => Lease::For(left).end(times.now),
-        // The store's clock may have been put back since then.
-        false => Lease::For(least).end(holder.created).min(Lease::For(left + least / 10).end(times.now)),
-    };
+    let end = least.end(times.now);
     let mut next = record.clone();
     match next.standing_mut(grant) {
-        Some(holder) if end(holder).is_after(times.expired_before) => {
-            holder.until = end(holder);
+        Some(holder) if end.is_after(times.expired_before) => {
+            holder.until = end;
             holder.grant = kept_as.clone();
             kept_as.as_str().clone_into(&mut holder.lock_id);
             Step::write(KeepAnswer::Kept, next)

@@ -5,7 +5,7 @@ use std::time::Duration;
 use crate::support::asks::*;
 use leasehold::internals::lease::backoff::{poll_delay, renewal_delay, retry_delay, with_jitter, woken_delay};
 use leasehold::internals::lease::group::{GroupAnswer, release_group, renew_group};
-use leasehold::internals::lease::transition::{KeepAnswer, Renewal, keep_standing, renew};
+use leasehold::internals::lease::transition::{KeepAnswer, Least, Renewal, keep_standing, renew};
 use leasehold::internals::lease::{
     Ask, End, GrantId, Holder, Labels, Lease, LockRecord, Mode, RenewAnswer, StoreTime, Times, transition,
 };
@@ -192,9 +192,11 @@ fn holders_without_a_grant_id_are_told_apart_by_their_lock_ids() {
 #[test]
 fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
     let record = held(&[exclusive("a")]);
+    let granted = record.exclusive.as_ref().unwrap().created;
+    let for_least = |time, left| Least { granted, time: ms(time), left: ms(left) };
     // The holder's end was later, and is earlier; and one that was earlier is later.
     for least in [50, 150] {
-        let step = keep_standing(&record, &grant("a"), &grant("b"), (ms(least), ms(1000)), &now(49));
+        let step = keep_standing(&record, &grant("a"), &grant("b"), for_least(least, 1000), &now(49));
         assert_eq!(step.answer, KeepAnswer::Kept);
         let kept = step.record.expect("it is written");
         let (before, after) = (record.exclusive.clone().unwrap(), kept.exclusive.clone().unwrap());
@@ -203,17 +205,17 @@ fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
         assert_eq!((kept.token, kept.version), (record.token, record.version + 1));
         assert_eq!(renew(&kept, &grant("a"), Renewal::heartbeat(Lease::Forever), &now(49)).answer, RenewAnswer::Lost);
         // Once more it is the same.
-        let again = keep_standing(&kept, &grant("a"), &grant("b"), (ms(least), ms(1000)), &now(49));
+        let again = keep_standing(&kept, &grant("a"), &grant("b"), for_least(least, 1000), &now(49));
         assert_eq!((again.answer, again.record), (KeepAnswer::Kept, None));
     }
     // By the guard's own count, where the store's clock was put back since it was granted.
-    let step = keep_standing(&record, &grant("a"), &grant("b"), (ms(50), ms(20)), &now(-3000));
-    assert_eq!(step.record.and_then(|kept| kept.exclusive).map(|kept| kept.until), Some(End::At(at(-3000 + 25))));
+    let step = keep_standing(&record, &grant("a"), &grant("b"), for_least(50, 20), &now(-3000));
+    assert_eq!(step.record.and_then(|kept| kept.exclusive).map(|kept| kept.until), Some(End::At(at(-3000 + 20))));
     // Over is what others may be granted: the cut decides.
     for (least, cut, answer) in [(50, 49, KeepAnswer::Kept), (50, 50, KeepAnswer::Over)] {
         let times = Times { expired_before: at(cut), ..now(60) };
-        assert_eq!(keep_standing(&record, &grant("a"), &grant("b"), (ms(least), ms(1000)), &times).answer, answer);
+        assert_eq!(keep_standing(&record, &grant("a"), &grant("b"), for_least(least, 1000), &times).answer, answer);
     }
-    let step = keep_standing(&record, &grant("c"), &grant("b"), (ms(50), ms(0)), &now(1));
+    let step = keep_standing(&record, &grant("c"), &grant("b"), for_least(50, 0), &now(1));
     assert_eq!((step.answer, step.record), (KeepAnswer::Over, None));
 }

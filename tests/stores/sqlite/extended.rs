@@ -59,10 +59,11 @@ fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others
     assert!(other.is_none() || !guard.is_held(), "two hold it");
 }
 
-/// When it was granted the row does not say any more to a process of either clock.
+/// When it was granted the row does not say any more to a process of either clock, also after the guard has renewed it.
 #[test]
 fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() {
-    for wall in [7_200_000_000, -7_200_000_000] {
+    let walls = [7_200_000_000, -7_200_000_000];
+    for (wall, is_renewed) in walls.into_iter().flat_map(|wall| [(wall, false), (wall, true)]) {
         let folder = Folder::new();
         let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
         two.advance(APART);
@@ -72,13 +73,16 @@ fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() 
         let guard = request.lock().unwrap();
         [&one, &two].iter().for_each(|clock| clock.set_wall_offset(wall));
         second.renew("g", seconds(3_700)).unwrap();
+        if is_renewed {
+            first.heartbeat(&guard.info(), seconds(3_600)).unwrap();
+        }
         advance(seconds(60));
         guard.release().unwrap();
         advance(seconds(540) - SLACK);
-        assert!(first.try_lock("k").unwrap().is_none(), "{wall}: its minimum is not over");
+        assert!(first.try_lock("k").unwrap().is_none(), "{wall}, {is_renewed}: its minimum is not over");
         // A process of another clock counts such an end anew.
         advance(2 * SLACK);
-        assert!(first.try_lock("k").unwrap().is_some(), "{wall}: it stands for longer");
+        assert!(first.try_lock("k").unwrap().is_some(), "{wall}, {is_renewed}: it stands for longer");
     }
 }
 
