@@ -77,13 +77,8 @@ impl Hold {
         state.asked_least.iter().copied().fold(state.at_least, Duration::max)
     }
 
-    /// Whether its least time is still to come, by this host's clock. It is counted from when the grant was answered,
-    /// which is later than when the store began to count.
-    pub(super) fn must_stand(&self) -> bool {
-        self.setup.clock.now() < self.grant.at + self.least()
-    }
-
-    /// What is left of its least time by any clock that runs at a tenth of this one's rate more or less.
+    /// What is left of its least time by any clock that runs at a tenth of this one's rate more or less. It is counted from
+    /// when the grant was answered, which is later than when the store began to count.
     pub(super) fn must_stand_for(&self) -> Duration {
         self.left_of(self.least())
     }
@@ -103,7 +98,7 @@ impl Hold {
         }
         // Nothing is asked first: while it must stand it does so until its lease ends, which is later.
         if matches!(before, Phase::Lost(_)) && self.is_expired() {
-            if !self.must_stand() {
+            if self.must_stand_for().is_zero() {
                 return Kept::No(before);
             }
             if self.stands_for() > self.must_stand_for() + SHORT_REST {
@@ -144,10 +139,12 @@ impl Hold {
     fn keep_once(&self, least: Duration, by: &Deadline) -> Result<Look> {
         let (backend, key) = (&self.setup.backend, self.grant.lock.key());
         let which = Which::Key(key.to_owned());
+        // Before the store's now is known: what passes in between is not to be taken off twice.
+        let left = self.left_of(least);
         let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
             return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
         };
-        let least = Least { granted: self.grant.created, time: least, left: self.left_of(least) };
+        let least = Least { granted: self.grant.created, time: least, left };
         let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
         let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
         pause!("keep.looked");

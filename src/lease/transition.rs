@@ -300,7 +300,7 @@ pub enum KeepAnswer {
 /// The least time that a grant stands, as its guard knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Least {
-    /// When it was granted, by the store's clock: the record says something else where a process with another clock has
+    /// When it was granted, by the store's clock: the record may say something else where a process with another clock has
     /// renewed it.
     pub granted: StoreTime,
     /// For how long from then.
@@ -333,6 +333,11 @@ pub fn keep_standing(
     match next.standing_mut(grant) {
         Some(holder) if end.is_after(times.expired_before) => {
             holder.until = end;
+            holder.created = least.granted;
+            if times.ends_are_bounds {
+                // Whoever does not have this clock counts from when it was written.
+                holder.renewed = Some(times.now);
+            }
             holder.grant = kept_as.clone();
             kept_as.as_str().clone_into(&mut holder.lock_id);
             Step::write(KeepAnswer::Kept, next)

@@ -18,6 +18,7 @@ type Act = Box<dyn FnMut() + Send>;
 /// When something is done.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
+    AfterRead,
     BeforeSwap,
     AfterSwap,
     AfterRenewal,
@@ -122,7 +123,9 @@ impl Backend for Between {
         consistency: Consistency,
         by: &Deadline,
     ) -> leasehold::Result<Page> {
-        self.inner.read(which, from, consistency, by)
+        let answer = self.inner.read(which, from, consistency, by);
+        self.act(When::AfterRead);
+        answer
     }
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> leasehold::Result<Swapped> {

@@ -28,6 +28,8 @@ const LONG_PAUSE: Duration = Duration::from_millis(3);
 const SHORT_PAUSES: usize = 400;
 /// The longest pause between two tries of who holds no lock yet.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
+/// In such slices a connection is waited for, so that a cancelled call does not wait on.
+pub(super) const SLICE: Duration = Duration::from_millis(10);
 /// How many bytes of the log are kept where it begins anew.
 const KEPT_LOG: u64 = 4 << 20;
 /// A log of more bytes is not copied by the last close.
@@ -252,14 +254,19 @@ impl Deref for Writer {
     }
 }
 
-/// Locks a connection, in slices so that a cancelled call does not wait on.
-pub(super) fn lock<'a, C>(conn: &'a Mutex<C>, path: &Path, by: &Deadline) -> Result<MutexGuard<'a, C>, SqliteError> {
+/// Locks a connection, in slices of this length: see [`SLICE`].
+pub(super) fn lock<'a, C>(
+    conn: &'a Mutex<C>,
+    path: &Path,
+    by: &Deadline,
+    slice: Duration,
+) -> Result<MutexGuard<'a, C>, SqliteError> {
     loop {
         let left = by.remaining();
         if left.is_zero() {
             return Err(SqliteError::NoTurn { path: path.to_owned() });
         }
-        if let Some(conn) = conn.try_lock_for(left.min(LAST_PAUSE)) {
+        if let Some(conn) = conn.try_lock_for(left.min(slice)) {
             return Ok(conn);
         }
     }

@@ -14,7 +14,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32};
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use crossbeam_channel::Sender;
@@ -73,8 +73,6 @@ pub struct Sqlite {
     target: Target,
     /// One for all writes: two would each read again what the other one wrote.
     writer: Mutex<Writer>,
-    /// How many who hold a lock have waited for that for long.
-    pressing: AtomicU32,
     /// Never waits for the other one.
     reader: Mutex<Conn>,
     watch: Watch,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
@@ -196,7 +196,6 @@ impl Sqlite {
         let is_utf8 = encoding.is_ok_and(|encoding| encoding == "UTF-8");
         let target = Target { path, file: before, log, clock, clock_identity, is_utf8 };
         let (writer, reader) = (Mutex::new(writer), Mutex::new(reader));
-        let (pressing, made) = (AtomicU32::new(0), AtomicBool::new(made));
-        Ok(Sqlite { info, target, writer, pressing, reader, watch: Watch::default(), made })
+        Ok(Sqlite { info, target, writer, reader, watch: Watch::default(), made: AtomicBool::new(made) })
     }
 }

@@ -37,7 +37,7 @@ impl Sqlite {
     fn one(&self, key: &str, by: &Deadline) -> Result<Page, SqliteError> {
         self.target.check()?;
         let (format, row) = {
-            let conn = conn::lock(&self.reader, &self.target.path, by)?;
+            let conn = conn::lock(&self.reader, &self.target.path, by, conn::SLICE)?;
             conn::busy_retried(&self.target.path, by, "read the row", || Row::read(&conn, &self.target.path, key))?
         };
         self.page(format, vec![row], None)
@@ -83,7 +83,7 @@ impl Sqlite {
         let doing = "read the rows";
         let failed = |source| SqliteError::Engine { path: self.target.path.clone(), doing, source };
         self.target.check()?;
-        let conn = conn::lock(&self.reader, &self.target.path, by)?;
+        let conn = conn::lock(&self.reader, &self.target.path, by, conn::SLICE)?;
         let (sql, bounds) = range(prefix, from);
         conn::busy_retried(&self.target.path, by, doing, || {
             let format = schema::format(&conn, &self.target.path)?;
@@ -127,10 +127,10 @@ impl Sqlite {
         Ok(Page { records, next })
     }
 
-    /// One try: a read waits for no writer, and goes before none who holds a lock.
+    /// One try: a read waits for no writer.
     pub(super) fn sight<'a>(&self, seen: impl Iterator<Item = &'a Row>, here: Here<'_>) -> Result<(), SqliteError> {
-        let writer = self.writer.try_lock().filter(|_| !self.is_pressed());
-        let mut writer = writer.ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
+        let mut writer =
+            self.writer.try_lock().ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
         let now = Deadline::at(Instant::now());
         writer.promise(Durability::Process, &self.target.path, &now)?;
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;

@@ -103,7 +103,7 @@ impl Sqlite {
         let run = || {
             self.target.check()?;
             if what == Schema::Create {
-                let mut writer = conn::lock(&self.writer, &self.target.path, by)?;
+                let mut writer = conn::lock(&self.writer, &self.target.path, by, conn::SLICE)?;
                 writer.promise(Durability::PowerCut, &self.target.path, by)?;
                 // Kept until it is said, which may be by a later call, if this one has no time left for its reads.
                 let made = create(&writer, &self.target.path, by)?;
@@ -112,7 +112,7 @@ impl Sqlite {
                     conn::copy_log(&writer);
                 }
             }
-            let conn = conn::lock(&self.reader, &self.target.path, by)?;
+            let conn = conn::lock(&self.reader, &self.target.path, by, conn::SLICE)?;
             busy_retried(&self.target.path, by, "read the database", || {
                 let format = format(&conn, &self.target.path)?;
                 match check_table(&conn, &self.target.path)? {

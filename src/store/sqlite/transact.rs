@@ -1,7 +1,6 @@
 //! Steps that write: acquire, renew and release, each the pure transition in one transaction.
 
 use std::cell::Cell;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::MutexGuard;
@@ -20,8 +19,10 @@ use crate::sys::deadline::Deadline;
 const COPIES: u32 = 5;
 /// So often a call that wants a lock lets others pass, for about 60 ms in all: who is in a hurry may have been stopped.
 const PASSES: u32 = 12;
-/// A call with less time than this lets nobody pass.
+/// A call with less time than this, or less than half of what it had, lets nobody pass.
 const LEAST_TO_PASS: Duration = Duration::from_millis(100);
+/// In such slices who holds a lock waits for the connection: a commit on a slow disk takes less.
+const LONG_SLICE: Duration = Duration::from_millis(100);
 
 /// Whose write it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,33 +31,6 @@ pub(super) enum Who {
     Holds,
     /// Everything else, as an acquire or a claim.
     Wants,
-}
-
-/// One who presses, until this is dropped.
-struct Pressing<'a>(&'a AtomicU32);
-
-impl<'a> Pressing<'a> {
-    fn new(all: &'a AtomicU32) -> Self {
-        all.fetch_add(1, Ordering::SeqCst);
-        Pressing(all)
-    }
-}
-
-impl Drop for Pressing<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
-/// The next of the pauses between two tries, each longer than the one before.
-struct Pauses(Duration);
-
-impl Pauses {
-    /// Whether time is left.
-    fn wait(&mut self, by: &Deadline) -> bool {
-        let next = (self.0 * 3 / 2).min(conn::LAST_PAUSE);
-        by.wait_for(std::mem::replace(&mut self.0, next))
-    }
 }
 
 /// The store for one grant, see [`Sqlite::transition`].
@@ -121,11 +95,13 @@ impl Sqlite {
             }))
         };
         let (mut copies, mut passes) = (0..COPIES, 0..if wants_one { PASSES } else { 0 });
-        let mut pauses = Pauses(conn::FIRST_PAUSE);
-        let mut waits = || pauses.wait(by);
+        let mut pauses =
+            std::iter::successors(Some(conn::FIRST_PAUSE), |pause| Some((*pause * 3 / 2).min(conn::LAST_PAUSE)));
+        let mut waits = || by.wait_for(pauses.next().unwrap_or(conn::LAST_PAUSE));
         let busy = || SqliteError::Busy { path: self.target.path.clone() };
+        let least_to_pass = LEAST_TO_PASS.min(by.remaining() / 2);
         let written = loop {
-            let lets_pass = !passes.is_empty() && by.remaining() > LEAST_TO_PASS;
+            let lets_pass = !passes.is_empty() && by.remaining() > least_to_pass;
             match run(begin, lets_pass) {
                 Ok(None) => {
                     passes.next();
@@ -149,29 +125,14 @@ impl Sqlite {
         written.map_err(|error| self.target.explained(error))
     }
 
-    /// The connection that writes. It goes to those who wait in no order: where a commit takes longer than a slice of their
-    /// waits, those who want a lock stay away until who holds one has had it, or until they have no time left to let it pass.
+    /// The connection that writes. Where each has it for milliseconds it goes to who has waited for longest, and a new slice of
+    /// a wait is a new place: so who holds a lock has the longer slices.
     fn writer(&self, who: Who, by: &Deadline) -> Result<MutexGuard<'_, Writer>, SqliteError> {
-        let (mut pressing, mut pauses) = (None, Pauses(conn::FIRST_PAUSE));
-        loop {
-            let stays_away = who == Who::Wants && self.is_pressed() && by.remaining() > LEAST_TO_PASS;
-            if stays_away && pauses.wait(by) {
-                continue;
-            }
-            match conn::lock(&self.writer, &self.target.path, &by.clone().within(conn::LAST_PAUSE)) {
-                Err(SqliteError::NoTurn { .. }) if !by.is_over() => {
-                    if who == Who::Holds {
-                        pressing.get_or_insert_with(|| Pressing::new(&self.pressing));
-                    }
-                }
-                turn => return turn,
-            }
-        }
-    }
-
-    /// Whether somebody who holds a lock has waited for the connection for long.
-    pub(super) fn is_pressed(&self) -> bool {
-        self.pressing.load(Ordering::SeqCst) > 0
+        let slice = match who {
+            Who::Holds => LONG_SLICE,
+            Who::Wants => conn::SLICE,
+        };
+        conn::lock(&self.writer, &self.target.path, by, slice)
     }
 
     /// One transition on one key. A holder with times of another clock that is the grant of `claim` is written anew on

@@ -208,6 +208,20 @@ fn an_answer_that_is_lost_makes_it_no_shorter() {
     });
 }
 
+/// The machine is suspended right behind the answer to its first request.
+#[test]
+fn a_release_that_takes_long_makes_it_no_shorter() {
+    on_every_store(|store| {
+        let between = Between::new(store.store.clone());
+        let client = builder_over(Arc::new(between.clone()), store.clock.clone()).connect().unwrap();
+        let guard = client.request("k").lease(HOUR).hold_at_least(10 * MINUTE).lock().unwrap();
+        let clock = store.clock.clone();
+        between.next(When::AfterRead, move || clock.advance(2 * MINUTE));
+        guard.release().unwrap();
+        store.is_kept("k", 10 * MINUTE);
+    });
+}
+
 #[test]
 fn what_happens_between_two_requests_of_a_release_is_taken_as_it_is() {
     on_every_store(|store| {
