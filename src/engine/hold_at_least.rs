@@ -97,10 +97,7 @@ impl Hold {
             return Kept::No(before);
         }
         // Nothing is asked first: while it must stand it does so until its lease ends, which is later.
-        if matches!(before, Phase::Lost(_)) && self.is_expired() {
-            if self.must_stand_for().is_zero() {
-                return Kept::No(before);
-            }
+        if matches!(before, Phase::Lost(_)) && self.is_expired() && self.setup.clock.now() < self.grant.at + least {
             if self.stands_for() > self.must_stand_for() + SHORT_REST {
                 self.give_up_later();
             }

@@ -123,13 +123,14 @@ fn it_explains_lateness_of_its_own_call_alone() {
     hangs(last).passes();
     hangs(last + 1).is_caught("late");
     // And then all of its process, from so late on.
-    let both = |from: u64| {
-        let mut forged = hangs(from + 2_000);
+    let both = |from: u64, after: u64| {
+        let mut forged = hangs(from + 2_000 + after);
         forged.told(Line::Stopped { from: from * MS, to: (from + 1_999) * MS, process: "a".to_owned() });
         forged
     };
-    both(last).passes();
-    both(last + 1).is_caught("late");
+    both(last, 0).passes();
+    both(last + 1, 0).is_caught("late");
+    both(last, SLACK).is_caught("late");
     let release = |whose: u64| {
         let mut forged = Forged::new();
         let held = forged.grant("a", 1_000, 1, alone());

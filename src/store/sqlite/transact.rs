@@ -22,7 +22,7 @@ const PASSES: u32 = 12;
 /// A call with less time than this, or less than half of what it had, lets nobody pass.
 const LEAST_TO_PASS: Duration = Duration::from_millis(100);
 /// In such slices who holds a lock waits for the connection: a commit on a slow disk takes less.
-const LONG_SLICE: Duration = Duration::from_millis(100);
+const LONG_SLICE: Duration = Duration::from_millis(50);
 
 /// Whose write it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
