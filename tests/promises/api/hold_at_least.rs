@@ -208,6 +208,23 @@ fn an_answer_that_is_lost_makes_it_no_shorter() {
     });
 }
 
+/// This host's clock went on faster than the server's: less than the least time and a tenth, so that this is to be asked.
+#[test]
+fn what_expired_when_its_least_time_seems_to_be_over_is_kept_where_it_is_not() {
+    on_every_store(|store| {
+        let (client, faults) = store.faulty();
+        let guard = client.request("k").hold_at_least(HOUR).lock().unwrap();
+        faults.always(Call::Renew, Fault::FailBefore);
+        store.clock.advance(HOUR + HOUR / 20);
+        guard.loss().wait_timeout(LONG).expect("it is lost");
+        faults.heal();
+        drop(guard);
+        // What DynamoDB's is between two answers is counted by this host's.
+        let is_over = ["this host's", "DynamoDB's"].iter().any(|clock| store.store.info().clock.starts_with(clock));
+        assert_eq!(store.record("k").exclusive.is_none(), is_over);
+    });
+}
+
 /// The machine is suspended right behind the answer to its first request.
 #[test]
 fn a_release_that_takes_long_makes_it_no_shorter() {
