@@ -101,6 +101,11 @@ impl World {
                 if let Some(i) = self.pick(attempt) {
                     let attempt = &mut self.attempts[i];
                     attempt.shortened |= *may_end_endless;
+                    // Who asks for an end, counts on no later one, heard of or not.
+                    if let (Lease::For(lease), true) = (lease, *may_end_endless) {
+                        let end = self.clock + i64::try_from(lease.as_millis()).unwrap();
+                        attempt.held_until = attempt.held_until.map(|held| held.min(end));
+                    }
                     let grant = attempt.ask.grant.clone();
                     self.send(i, Request::Renew { grant, lease: *lease, may_end_endless: *may_end_endless });
                 }
