@@ -325,7 +325,11 @@ fn a_call_that_is_never_answered_is_late() {
     // It was late before.
     forged.told(Line::Stopped { from: 30_000 * MS, to: 31_000 * MS, process: "b".to_owned() });
     forged.is_caught("late");
+    // No stop explains that it is still under way long after that.
     forged.told(Line::Stopped { from: 1_200 * MS, to: 1_300 * MS, process: "b".to_owned() });
+    forged.is_caught("late");
+    forged.told(Line::Stopped { from: 1_400 * MS, to: 29_000 * MS, process: "b".to_owned() });
+    forged.told(Line::Stopped { from: 32_000 * MS, to: 39_000 * MS, process: "b".to_owned() });
     forged.passes();
 }
 

@@ -357,12 +357,12 @@ impl Run {
 
     /// Whether it did not get to run, or the machine did not: no fault of the network or the server does that.
     pub fn is_held_up(&self, process: usize, from: u64, to: u64) -> bool {
-        self.held_up_until(process, from, to).is_some()
+        self.processes[process].held_up.meets(from, to) || self.troubles.meets(from, to)
     }
 
-    /// The same, and until when.
-    pub fn held_up_until(&self, process: usize, from: u64, to: u64) -> Option<u64> {
-        self.processes[process].held_up.met(from, to).max(self.troubles.met(from, to))
+    /// For how long it did not, at most.
+    pub fn held_up_for(&self, process: usize, from: u64, to: u64) -> u64 {
+        self.processes[process].held_up.covered(from, to) + self.troubles.covered(from, to)
     }
 
     /// The same, or one of its threads was stopped.

@@ -39,6 +39,7 @@ impl Run {
     pub fn stopped_for(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> u64 {
         let slack = self.terms.slack;
         let met = |point: &&Point| point.from <= to && point.to + slack >= from && such(point);
-        self.processes[process].points.iter().filter(met).map(|point| point.to - point.from + slack).sum()
+        let within = |point: &Point| point.to.min(to).saturating_sub(point.from.max(from)) + slack;
+        self.processes[process].points.iter().filter(met).map(within).sum()
     }
 }

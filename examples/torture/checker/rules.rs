@@ -382,12 +382,13 @@ fn late(run: &Run, verdict: &mut Verdict) {
             // Who died in it has waited until then.
             let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
             let due = call.saturating_add(bound).saturating_add(terms.slack);
+            // Its thread, or all of its process: it may take longer by that, and by no more.
             let stopped = run.stopped_for(process, call, ret, |point| point.calls.contains(&id));
-            let then = due.saturating_add(stopped);
-            // Before its thread could go on, all of its process may have been stopped, too.
-            let until = run.held_up_until(process, due, then).unwrap_or(then).max(then);
-            let is_stopped = stopped > 0 && ret <= until;
-            if verdict.finds("late", ret > due, is_stopped || run.is_held_up(process, call, ret.min(due))) {
+            let is_troubled = match ret > due {
+                true => ret <= due.saturating_add(stopped).saturating_add(run.held_up_for(process, call, ret)),
+                false => stopped > 0 || run.is_held_up(process, call, ret),
+            };
+            if verdict.finds("late", ret > due, is_troubled) {
                 let (name, took) = (&run.processes[process].name, ret - call);
                 let text =
                     format!("{what} by {name} took {:.3} s, but may take {:.3} s", seconds(took), seconds(bound));

@@ -42,6 +42,11 @@ impl Windows {
         meeting.take(least).count() == least
     }
 
+    /// How much of the time from `from` to `to` lies in any of them.
+    pub fn covered(&self, from: u64, to: u64) -> u64 {
+        (to - from) - self.gaps(from, to, 0).iter().map(|(from, to)| to - from).sum::<u64>()
+    }
+
     /// What lies between them, from `from` to `to`, where it is longer than `least`.
     pub fn gaps(&self, from: u64, to: u64, least: u64) -> Vec<(u64, u64)> {
         let (mut gaps, mut covered) = (Vec::new(), from);
