@@ -104,6 +104,7 @@ impl Hold {
             return Kept::Yes(Ok(()));
         }
         let (mut phase, mut failures) = (before, Failures::none());
+        let is_expired = matches!(before, Phase::Lost(_)) && self.is_expired();
         loop {
             // Also while the store answers no reads: the release asks for none.
             if self.must_stand_for().is_zero() {
@@ -127,6 +128,10 @@ impl Hold {
                 Err(error) if error.is_gone() => return Kept::No(phase),
                 Err(error) => error,
             };
+            if is_expired {
+                // It does not stand for long.
+                return Kept::Yes(Err(error));
+            }
             if let Err(error) = failures.wait_if_retryable(error, &Deadline::at(by)) {
                 return Kept::Yes(Err(error));
             }
@@ -143,7 +148,13 @@ impl Hold {
         };
         let least = Least { granted: self.grant.created, time: least, left };
         let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
-        let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
+        let may_be_undone = step.answer == KeepAnswer::Kept && backend.info().reads_what_may_be_undone;
+        // Then it is written once more: what an earlier try left may not be durable yet.
+        let next = match step.record {
+            Some(next) => next,
+            None if may_be_undone => seen.record.clone(),
+            None => return Ok(Look::Is(step.answer)),
+        };
         pause!("keep.looked");
         Ok(match backend.swap(&seen, Some(&next), by)? {
             Swapped::Done => Look::Is(KeepAnswer::Kept),

@@ -334,16 +334,22 @@ pub fn keep_standing(
         Some(holder) if end.is_after(times.expired_before) => {
             holder.until = end;
             holder.created = least.granted;
-            if times.ends_are_bounds {
-                // Whoever does not have this clock counts from when it was written.
-                holder.renewed = Some(times.now);
-            }
+            // Whoever does not have this clock counts from when it was written.
+            holder.renewed = Some(times.now);
             holder.grant = kept_as.clone();
             kept_as.as_str().clone_into(&mut holder.lock_id);
             Step::write(KeepAnswer::Kept, next)
         }
         _ => Step::keep(KeepAnswer::Over),
     }
+}
+
+/// Whether the change is that of [`keep_standing`]: a grant, and so its token, has another grant id.
+pub fn keeps(before: &LockRecord, after: &LockRecord) -> bool {
+    let is_kept = |holder: &Holder| {
+        before.holders().any(|(_, old)| old.token == holder.token && before.standing(&holder.grant).is_none())
+    };
+    after.holders().any(|(_, holder)| is_kept(holder))
 }
 
 /// Releases an acquisition that was never answered and makes sure that no late copy of it is granted.

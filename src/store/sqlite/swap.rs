@@ -3,7 +3,7 @@
 use super::Sqlite;
 use super::row::{self, Row};
 use super::transact::{Who, Written};
-use crate::lease::LockRecord;
+use crate::lease::{LockRecord, transition};
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
 use crate::store::{Seen, Swapped};
@@ -15,7 +15,12 @@ impl Sqlite {
         let key = &seen.record.key;
         // Pins, names and ends that others count on when this process is gone; a row that is deleted says nothing.
         let durability = if new.is_some() { Durability::PowerCut } else { Durability::Process };
-        let written = self.write(Who::Wants, durability, by, |tx| {
+        // A release that leaves the place of its grant holds it until then.
+        let who = match new.is_some_and(|new| transition::keeps(&seen.record, new)) {
+            true => Who::Holds,
+            false => Who::Wants,
+        };
+        let written = self.write(who, durability, by, |tx| {
             let (format, stands) = Row::read(tx, &self.target.path, key)?;
             if stands.version != seen.record.version || stands.token != seen.record.token {
                 return Ok(Swapped::Changed);

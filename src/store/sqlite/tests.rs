@@ -8,6 +8,7 @@ use super::error::SqliteError;
 use super::row::Row;
 use super::transact::Who;
 use super::*;
+use crate::lease::transition::{Least, keep_standing};
 use crate::lease::{Ask, Labels, Lease, Mode};
 use crate::model::error::{Error, ErrorKind};
 use crate::store::transactional::Durability;
@@ -300,6 +301,39 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
         assert_eq!((error.kind(), error.is_retryable()), (kind, retryable), "{text}");
         assert!(std::error::Error::source(&error).is_some(), "the cause of {text:?} is left out");
     }
+}
+
+/// As any release is: whoever wants a lock lets it pass.
+#[test]
+#[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
+fn a_release_that_leaves_the_place_of_its_grant_is_in_a_hurry() {
+    let (folder, store) = store();
+    let path = folder.join("locks.db");
+    let mut held = attempt();
+    assert!(matches!(store.acquire(&mut held, &soon()), Ok(Acquired::Granted { .. })));
+    let which = Which::Key("k".to_owned());
+    let seen = store.read(&which, None, Consistency::Strong, &soon()).unwrap().records.pop().unwrap();
+    let (granted, minute) = (seen.record.exclusive.as_ref().unwrap().created, Duration::from_secs(60));
+    let least = Least { granted, time: minute, left: minute };
+    let kept_as = GrantForm::Uuid.fresh();
+    let kept = keep_standing(&seen.record, &held.ask.grant, &kept_as, least, &seen.times).record.unwrap();
+    let file = file::FileId::of(&std::fs::metadata(&path).unwrap());
+    let mut opened = register::Opened::new(&path, file, &soon()).unwrap();
+    opened.protect(&path, &soon()).unwrap();
+    let writer = rusqlite::Connection::open(&path).unwrap();
+    writer.execute_batch("BEGIN IMMEDIATE").unwrap();
+    std::thread::scope(|scope| {
+        let (store, kept) = (&store, &kept);
+        let swap = scope.spawn(move || store.swap(&seen, Some(kept), &soon()));
+        while !opened.is_in_a_hurry() && !swap.is_finished() {
+            std::thread::yield_now();
+        }
+        writer.execute_batch("COMMIT").unwrap();
+        let swapped = swap.join().unwrap();
+        assert!(matches!(swapped, Ok(Swapped::Done)), "it was in no hurry: {swapped:?}");
+    });
+    drop((opened, writer, store));
+    std::fs::remove_dir_all(folder).unwrap();
 }
 
 #[test]

@@ -21,7 +21,7 @@ const ENDS: Duration = Duration::from_secs(7);
 const HOUR: Duration = Duration::from_secs(3600);
 
 impl Opened {
-    fn faulty(&self) -> (LockClient, FaultPlan) {
+    pub(super) fn faulty(&self) -> (LockClient, FaultPlan) {
         self.faulty_for(LONG)
     }
 
@@ -203,25 +203,12 @@ fn an_answer_that_is_lost_makes_it_no_shorter() {
                 guard.release().unwrap_or_else(|error| panic!("{fault:?}: {error}"));
                 assert_eq!(faults.unmet(), 0);
                 store.is_kept(&key, HOUR);
+                // Also what a read finds done, where a failover may take that back.
+                let is_done = matches!(fault, Fault::ApplyThenFail | Fault::ApplyThenPanic);
+                let is_repeated = call == Call::Swap && (!is_done || store.store.info().reads_what_may_be_undone);
+                assert_eq!(faults.count(Call::Swap), 1 + usize::from(is_repeated), "{fault:?}");
             }
         }
-    });
-}
-
-/// This host's clock went on faster than the server's: less than the least time and a tenth, so that this is to be asked.
-#[test]
-fn what_expired_when_its_least_time_seems_to_be_over_is_kept_where_it_is_not() {
-    on_every_store(|store| {
-        let (client, faults) = store.faulty();
-        let guard = client.request("k").hold_at_least(HOUR).lock().unwrap();
-        faults.always(Call::Renew, Fault::FailBefore);
-        store.clock.advance(HOUR + HOUR / 20);
-        guard.loss().wait_timeout(LONG).expect("it is lost");
-        faults.heal();
-        drop(guard);
-        // What DynamoDB's is between two answers is counted by this host's.
-        let is_over = ["this host's", "DynamoDB's"].iter().any(|clock| store.store.info().clock.starts_with(clock));
-        assert_eq!(store.record("k").exclusive.is_none(), is_over);
     });
 }
 
@@ -472,29 +459,5 @@ fn what_makes_no_sense_is_refused_and_nothing_is_written() {
         let guard = client.lock("k").unwrap();
         store.rival().force_release("k").unwrap();
         assert_eq!(guard.hold_at_least(HOUR).unwrap_err().kind(), ErrorKind::Lost);
-    });
-}
-
-/// With a margin that leaves most of the lease, or in a group that others renewed.
-#[test]
-fn what_expired_early_is_free_after_its_least_time_and_not_only_after_its_lease() {
-    on_every_store(|store| {
-        let faults = FaultPlan::default();
-        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
-        let second = Duration::from_secs(1);
-        let builder = builder_over(faulty, store.clock.clone()).lease(200 * second).margin(190 * second);
-        let client = builder.heartbeat(8 * second).connect().unwrap();
-        let (rival, asked) = (store.rival(), Instant::now());
-        let guard = client.request("k").hold_at_least(18 * second).lock().unwrap();
-        faults.always(Call::Renew, Fault::FailBefore);
-        store.advance(11 * second);
-        let loss = guard.loss().wait_timeout(LONG).expect("it is lost");
-        assert!(matches!(loss.reason, LossReason::Expired { .. }), "{loss:?}");
-        drop(guard);
-        let is_kept = rival.try_lock("k").unwrap().is_none();
-        assert!(is_kept || asked.elapsed() + 11 * second >= 18 * second, "it must stand");
-        store.advance(8 * second);
-        // What waits in the background goes by real time.
-        wait_until("it is given up", || rival.try_lock("k").unwrap().is_some());
     });
 }

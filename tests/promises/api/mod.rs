@@ -6,6 +6,7 @@ mod closing;
 mod comfort;
 mod data;
 mod drops;
+mod expired_at_least;
 mod groups;
 mod guards;
 mod hold_at_least;

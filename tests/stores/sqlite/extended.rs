@@ -98,6 +98,23 @@ fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() 
     }
 }
 
+/// The release gives the entry a new grant id, so who has another clock counts its end anew.
+#[test]
+fn what_a_release_leaves_is_no_longer_for_a_waiter_of_another_clock() {
+    let folder = Folder::new();
+    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
+    two.advance(APART);
+    let advance = |by| [&one, &two].iter().for_each(|clock| clock.advance(by));
+    let (first, second) = (client(first, &one), client(second, &two));
+    let guard = first.request("k").lease(seconds(3_600)).hold_at_least(seconds(600)).lock().unwrap();
+    assert!(second.try_lock("k").unwrap().is_none(), "it is held");
+    advance(seconds(540));
+    guard.release().unwrap();
+    assert!(second.try_lock("k").unwrap().is_none(), "its minimum is not over");
+    advance(seconds(60) + SLACK);
+    assert!(second.try_lock("k").unwrap().is_some(), "it stands for longer");
+}
+
 /// Also where the guard shares the lock with a holder of another clock, beside which no end is certain.
 #[test]
 fn an_end_that_was_given_on_purpose_comes_beside_a_holder_of_another_clock() {
