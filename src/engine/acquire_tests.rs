@@ -408,11 +408,10 @@ fn others_have_their_turn_before_the_first_in_line_looks() {
     bench.family.queues.nudge("k");
     assert!(wait.pause(&Deadline::after(SLACK), Begin::Wait), "it is free");
     assert!(Instant::now() >= until, "it took the others' turn");
-    bench.family.queues.stand_back("k", Instant::now() + SLACK);
+    // Longer than the pause may take.
+    bench.family.queues.stand_back("k", Instant::now() + 2 * SLACK);
     assert!(bench.family.queues.reserve("k", |_| true).expect("it waits").give(bench.granted(BootTime::NEVER)).is_ok());
-    let began = Instant::now();
-    assert!(wait.pause(&Deadline::after(SLACK), Begin::Wait));
-    assert!(began.elapsed() < SLACK / 2, "what was handed over needs no turn");
+    assert!(wait.pause(&Deadline::after(SLACK), Begin::Wait), "what was handed over needs no turn");
 }
 
 #[test]

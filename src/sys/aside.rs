@@ -374,9 +374,13 @@ mod tests {
         let aside = Aside::default();
         let leave = hang(&aside, "k");
         assert!(!aside.tell_first("k", TURN));
-        let began = Instant::now();
-        assert!((0..500).all(|_| !aside.tell_first("k", TURN)));
-        assert!(began.elapsed() < 100 * TURN, "each event waits for it");
+        let waits = || {
+            let began = Instant::now();
+            assert!(!aside.tell_first("k", TURN));
+            began.elapsed() > TURN / 5
+        };
+        // A machine that stands still holds up one of them.
+        assert!((0..500).filter(|_| waits()).count() < 50, "each event waits for it");
         drop(leave);
         aside.wait_until_told(Instant::now() + LONG);
         assert!(aside.tell_first("k", TURN), "nothing is told any more");

@@ -185,9 +185,13 @@ mod tests {
         let _left = asides.places[0].lock();
         let (leave, left) = crossbeam_channel::bounded::<()>(0);
         asides.get().leave(Box::new(move || left.recv().unwrap_or_default()));
-        let began = Instant::now();
-        assert!((0..1_000).all(|_| !asides.get().is_told()), "each line has one of its own");
-        assert!(began.elapsed() < 500 * WRITTEN, "each line waits");
+        let waits = || {
+            let began = Instant::now();
+            assert!(!asides.get().is_told(), "each line has one of its own");
+            began.elapsed() > WRITTEN / 2
+        };
+        // A machine that stands still holds up one of them.
+        assert!((0..1_000).filter(|_| waits()).count() < 100, "each line waits");
         drop(leave);
     }
 }

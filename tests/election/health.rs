@@ -1,6 +1,6 @@
 //! What makes a leader resign: its health, and `max_hold`.
 
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
 use crossbeam_channel::bounded;
 
@@ -19,16 +19,22 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
     on_every_store(|store| {
         let state = Arc::new(AtomicU8::new(ILL));
         let (asked, (cure, cured)) = (state.clone(), crossbeam_channel::unbounded::<()>());
-        let check = move || match asked.load(Ordering::SeqCst) {
-            WELL => true,
-            HANGS => cured.recv().is_ok(),
-            PANICS => panic!("a check that panics says no"),
-            _ => false,
+        let checks = Arc::new(AtomicUsize::new(0));
+        let count = checks.clone();
+        let check = move || {
+            count.fetch_add(1, Ordering::SeqCst);
+            match asked.load(Ordering::SeqCst) {
+                WELL => true,
+                HANGS => cured.recv().is_ok(),
+                PANICS => panic!("a check that panics says no"),
+                _ => false,
+            }
         };
         let (a, tells) = node(&store.eager(), "a");
         let a = a.lease(LEASE).health_check(check).build().unwrap();
         a.run().unwrap();
-        std::thread::sleep(ms(500));
+        // By then the first answer was heard.
+        wait_until("it is asked again", || checks.load(Ordering::SeqCst) > 1);
         assert_eq!((a.terms(), a.iterations()), (0, 0), "it stands while it is ill");
         let mut last = 0;
         for ill in [ILL, HANGS, PANICS] {

@@ -10,15 +10,12 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::{ClientBuilder, ErrorKind, LockClient, LockGuard, Loss, Result};
 
 use super::calls;
-use super::lateness;
+use super::lateness::{self, Slowness};
 use super::stores::{Opened, Store, enrolled, soon};
 use super::wait::wait_until;
 
 /// Long enough for any event on a busy machine; no test waits for it when all is well.
 pub const LONG: Duration = Duration::from_secs(20);
-
-/// What a server may add to a bound on a busy machine.
-const SERVER: Duration = millis(1500);
 
 const fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -34,6 +31,22 @@ pub fn builder_over(store: Arc<dyn Backend>, clock: Arc<Clock>) -> ClientBuilder
     let is_server = is_server(&*store);
     let builder = leasehold::internals::builder_over(store, clock);
     if is_server { builder.request_timeout(LONG).drop_timeout(LONG) } else { builder }
+}
+
+impl Opened {
+    /// Runs `call`, which must be over within `bound`, and what this machine and a server may add, as measured meanwhile.
+    #[track_caller]
+    pub fn within<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
+        lateness::measure();
+        let beside = || builder_over(self.second.clone(), self.clock.clone()).connect().unwrap();
+        let server = is_server(&*self.second).then(|| Slowness::of(beside()));
+        let started = Instant::now();
+        let value = call();
+        let took = started.elapsed();
+        let slack = lateness::slack(started) + server.map_or(Duration::ZERO, |server| server.slack(started));
+        assert!(took <= bound + slack, "it took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
+        value
+    }
 }
 
 /// A store that faults can be put in front of, and whose clock can be moved.
@@ -106,18 +119,6 @@ impl Bench {
         (4 * self.brief()).max(millis(1000))
     }
 
-    /// Runs `call`, which must be over within `bound`, and what this machine and a server may add.
-    pub fn within<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
-        lateness::measure();
-        let started = Instant::now();
-        let value = call();
-        let took = started.elapsed();
-        let server = if is_server(&*self.at.store) { SERVER } else { Duration::ZERO };
-        let slack = lateness::slack(started) + server;
-        assert!(took <= bound + slack, "it took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
-        value
-    }
-
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
         self.at.advance(by);
@@ -152,6 +153,12 @@ impl Bench {
     pub fn wait_for_call(&self, call: Call, before: usize) {
         wait_until("the call is made", || self.faults.count(call) > before);
     }
+
+    /// Waits until nobody stands in the row: a holder whose lease has ended by itself would do so still.
+    #[track_caller]
+    pub fn wait_for_release(&self, key: &str) {
+        wait_until("it is released", || self.at.record(key).holders().next().is_none());
+    }
 }
 
 /// Waits so long in vain. A last look that began a second before the end and was not answered is an error: trouble. So
@@ -176,12 +183,4 @@ pub fn renews(guard: &LockGuard) {
 /// The loss of a guard that must be lost.
 pub fn loss_of(guard: &LockGuard) -> Loss {
     guard.loss().wait_timeout(LONG).expect("the lock is not lost")
-}
-
-/// Waits until a key is free long before the default lease could have ended by itself.
-#[track_caller]
-pub fn is_released(free: impl FnMut() -> bool) {
-    let began = Instant::now();
-    wait_until("it is released", free);
-    assert!(began.elapsed() < LONG * 3 / 4, "a lease that ends by itself would look the same");
 }

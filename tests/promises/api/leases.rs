@@ -342,7 +342,7 @@ fn no_change_of_a_lease_takes_longer_than_a_request_may() {
     for (what, change) in changes {
         bench.faults.next(Call::Read, Fault::Delay(timeout.mul_f64(0.9)));
         bench.faults.next(Call::Swap, Fault::HangBefore);
-        assert!(bench.within(timeout, change), "{what}");
+        assert!(bench.at.within(timeout, change), "{what}");
         bench.faults.heal();
     }
 }

@@ -8,8 +8,16 @@ use crossbeam_channel::{Receiver, Sender, bounded, unbounded};
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, Event, LossReason, Mutex, Observer, Operation, Waiting};
 
-use crate::support::harness::{PATIENCE, Store, millis};
+use crate::support::harness::{PATIENCE, Store, millis, on_each_local};
 use crate::support::wait::wait_until;
+
+on_each_local! {
+    together:
+        one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat,
+        one_that_hangs_in_a_loss_delays_neither_first_heartbeats_nor_other_losses,
+        one_that_hangs_at_the_end_of_a_term_keeps_no_lock,
+    ;
+}
 
 /// Hangs in the first event that is chosen, until the other end of its channel is dropped.
 struct Hangs {
@@ -54,91 +62,82 @@ impl Observer for Hangs {
 /// Enough for many heartbeats on a busy machine.
 const LEASE: Duration = Duration::from_secs(60);
 
-#[test]
-fn one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat() {
-    for store in Store::all() {
-        let is_renewal = |event: &Event<'_>| matches!(event, Event::Request { operation: Operation::Renew, .. });
-        let (observer, enters, leaves) = Hangs::new(is_renewal);
-        let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
-        let first = client.lock("first").unwrap();
-        enters.recv_timeout(PATIENCE).unwrap();
-        let before = store.plan.count(Call::Renew);
-        wait_until("its own heartbeat goes on", || store.plan.count(Call::Renew) > before + 3);
-        // Calls tell what they do themselves.
-        let second = client.lock("second").unwrap();
-        let shown = second.shared_info();
-        wait_until("so does another", || shown.lock().renewed().is_some());
-        assert!(first.is_held() && second.is_held(), "on {}", store.name);
-        second.release().unwrap();
-        drop(leaves);
-        first.release().unwrap();
-        client.close().unwrap();
-        // With nothing left out.
-        for key in ["first", "second"] {
-            let told = observer.of(key);
-            let count = |what: &str| told.iter().filter(|told| *told == what).count();
-            assert_eq!((told[0].as_str(), count("granted"), count("released")), ("granted", 1, 1), "{key}: {told:?}");
-            let least = if key == "first" { 3 } else { 1 };
-            assert!(count("renewed") >= least, "{key}: {told:?}");
-        }
+fn one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat(store: Store) {
+    let is_renewal = |event: &Event<'_>| matches!(event, Event::Request { operation: Operation::Renew, .. });
+    let (observer, enters, leaves) = Hangs::new(is_renewal);
+    let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
+    let first = client.lock("first").unwrap();
+    enters.recv_timeout(PATIENCE).unwrap();
+    let before = store.plan.count(Call::Renew);
+    wait_until("its own heartbeat goes on", || store.plan.count(Call::Renew) > before + 3);
+    // Calls tell what they do themselves.
+    let second = client.lock("second").unwrap();
+    let shown = second.shared_info();
+    wait_until("so does another", || shown.lock().renewed().is_some());
+    assert!(first.is_held() && second.is_held(), "on {}", store.name);
+    second.release().unwrap();
+    drop(leaves);
+    first.release().unwrap();
+    client.close().unwrap();
+    // With nothing left out.
+    for key in ["first", "second"] {
+        let told = observer.of(key);
+        let count = |what: &str| told.iter().filter(|told| *told == what).count();
+        assert_eq!((told[0].as_str(), count("granted"), count("released")), ("granted", 1, 1), "{key}: {told:?}");
+        let least = if key == "first" { 3 } else { 1 };
+        assert!(count("renewed") >= least, "{key}: {told:?}");
     }
 }
 
-#[test]
-fn one_that_hangs_in_a_loss_delays_neither_first_heartbeats_nor_other_losses() {
-    for store in Store::all() {
-        let is_loss = |event: &Event<'_>| matches!(event, Event::Lost { loss } if loss.key == "first");
-        let (observer, enters, leaves) = Hangs::new(is_loss);
-        let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
-        let lost = |key: &str| {
-            let guard = client.request(key).max_hold(millis(1)).lock().unwrap();
-            let loss = guard.loss().wait_timeout(PATIENCE).expect("nobody says that it is lost");
-            assert!(matches!(loss.reason, LossReason::MaxHold), "{loss:?}");
-            guard
-        };
-        let first = lost("first");
-        enters.recv_timeout(PATIENCE).unwrap();
-        let guard = client.lock("second").unwrap();
-        let before = store.plan.count(Call::Renew);
-        wait_until("its heartbeat begins", || store.plan.count(Call::Renew) > before + 2);
-        let third = lost("third");
-        assert!(guard.is_held());
-        drop(leaves);
-        drop((first, guard, third));
-        client.close().unwrap();
-        for key in ["first", "third"] {
-            assert_eq!(observer.of(key), ["granted", "lost"], "{key}");
-        }
+fn one_that_hangs_in_a_loss_delays_neither_first_heartbeats_nor_other_losses(store: Store) {
+    let is_loss = |event: &Event<'_>| matches!(event, Event::Lost { loss } if loss.key == "first");
+    let (observer, enters, leaves) = Hangs::new(is_loss);
+    let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
+    let lost = |key: &str| {
+        let guard = client.request(key).max_hold(millis(1)).lock().unwrap();
+        let loss = guard.loss().wait_timeout(PATIENCE).expect("nobody says that it is lost");
+        assert!(matches!(loss.reason, LossReason::MaxHold), "{loss:?}");
+        guard
+    };
+    let first = lost("first");
+    enters.recv_timeout(PATIENCE).unwrap();
+    let guard = client.lock("second").unwrap();
+    let before = store.plan.count(Call::Renew);
+    wait_until("its heartbeat begins", || store.plan.count(Call::Renew) > before + 2);
+    let third = lost("third");
+    assert!(guard.is_held());
+    drop(leaves);
+    drop((first, guard, third));
+    client.close().unwrap();
+    for key in ["first", "third"] {
+        assert_eq!(observer.of(key), ["granted", "lost"], "{key}");
     }
 }
 
-#[test]
-fn one_that_hangs_at_the_end_of_a_term_keeps_no_lock() {
-    for store in Store::all() {
-        let is_end = |event: &Event<'_>| matches!(event, Event::TermEnded { .. });
-        for closes in [false, true] {
-            let (observer, enters, leaves) = Hangs::new(is_end);
-            let client = store.builder().lease(LEASE).observer(observer).connect().unwrap();
-            let leads = client.election("leader").build().unwrap().campaign().unwrap();
-            let other = client.lock("other").unwrap();
-            std::thread::scope(|scope| {
-                if closes {
-                    scope.spawn(|| client.close());
-                } else {
-                    scope.spawn(|| drop(leads));
+fn one_that_hangs_at_the_end_of_a_term_keeps_no_lock(store: Store) {
+    let is_end = |event: &Event<'_>| matches!(event, Event::TermEnded { .. });
+    for closes in [false, true] {
+        let (observer, enters, leaves) = Hangs::new(is_end);
+        let client = store.builder().lease(LEASE).observer(observer).connect().unwrap();
+        let leads = client.election("leader").build().unwrap().campaign().unwrap();
+        let other = client.lock("other").unwrap();
+        std::thread::scope(|scope| {
+            if closes {
+                scope.spawn(|| client.close());
+            } else {
+                scope.spawn(|| drop(leads));
+            }
+            enters.recv_timeout(PATIENCE).unwrap();
+            wait_until("another may lead", || store.is_vacant("leader"));
+            assert!(
+                !closes || {
+                    wait_until("all is released", || store.is_vacant("other"));
+                    true
                 }
-                enters.recv_timeout(PATIENCE).unwrap();
-                wait_until("another may lead", || store.is_vacant("leader"));
-                assert!(
-                    !closes || {
-                        wait_until("all is released", || store.is_vacant("other"));
-                        true
-                    }
-                );
-                drop(leaves);
-            });
-            drop(other);
-        }
+            );
+            drop(leaves);
+        });
+        drop(other);
     }
 }
 

@@ -7,7 +7,7 @@ use leasehold::internals::store::Acquired;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{ErrorKind, SameOwner};
 
-use crate::behaviours::{Bench, LONG, Store, connected, is_released, renews, wait_until, waits_in_vain};
+use crate::behaviours::{Bench, LONG, Store, connected, renews, wait_until, waits_in_vain};
 
 const MINUTE: Duration = Duration::from_secs(60);
 /// More than a busy machine takes from a wait.
@@ -49,9 +49,8 @@ pub fn b03_an_acquire_that_is_given_up_leaves_nothing(store: &Store) {
     bench.faults.always(Call::Acquire, Fault::ApplyThenHang);
     let error = client.try_lock_for("k", bench.wait()).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Ambiguous);
-    let rival = bench.rival();
-    is_released(|| rival.get("k").unwrap().is_none_or(|status| status.is_free()));
-    assert!(rival.try_lock("k").unwrap().is_some());
+    bench.wait_for_release("k");
+    assert!(bench.rival().try_lock("k").unwrap().is_some());
 }
 
 pub fn b03_an_acquire_that_arrives_after_it_was_given_up_is_granted_to_nobody(store: &Store) {
@@ -410,7 +409,9 @@ pub fn an_adopt_that_is_given_up_unanswered_is_not_called_lost(store: &Store) {
         let again = bench.client().adopt(lock);
         assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
         drop(again);
-        is_released(|| client.get("k").unwrap().unwrap().is_free());
+        wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
+        // So short a lease as the first one's ends by itself where the machine stands still.
+        assert!(happened || bench.at.record("k").exclusive.is_none(), "it was left to its lease");
     }
 }
 
@@ -440,7 +441,7 @@ pub fn an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous(store: &Store) 
         faults.into_iter().for_each(|(call, fault)| bench.faults.next(call, fault));
         let error = client.adopt(lock).map(drop).unwrap_err();
         assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, false), "{error}");
-        is_released(|| client.get("k").unwrap().unwrap().is_free());
+        bench.wait_for_release("k");
     }
     // Who replaces may have ended another's hold as well.
     let _replaced = bench.rival().request("k").owner("us").lock().unwrap();

@@ -7,7 +7,7 @@ mod ending;
 mod holding;
 mod waiting;
 
-use crate::support::bench::{Bench, LONG, is_released, loss_of, renews, waits_in_vain};
+use crate::support::bench::{Bench, LONG, loss_of, renews, waits_in_vain};
 use crate::support::harness::connected;
 use crate::support::stores::{Store, for_each_store};
 use crate::support::wait::wait_until;

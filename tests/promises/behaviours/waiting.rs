@@ -17,7 +17,7 @@ pub fn b17_a_waiter_reads_at_its_poll_rate_and_does_not_write(store: &Store) {
     // An acquire that a busy store does not answer in time is repeated: of some waits the first one without that.
     let mut waits = (0..5).map(|_| {
         let [acquires, reads] = counts();
-        bench.within(wait, || waits_in_vain(&client, "k", wait)).unwrap();
+        bench.at.within(wait, || waits_in_vain(&client, "k", wait)).unwrap();
         [counts()[0] - acquires, counts()[1] - reads]
     });
     let [_, reads] = waits.find(|[acquires, _]| *acquires == 1).expect("it asks for the lock again and again");
@@ -34,5 +34,5 @@ pub fn b17_a_poll_is_aimed_at_the_end_of_the_lease(store: &Store) {
     // At the end of its time it would look once more. A server's answer may take some seconds.
     let soon = lease + bench.at.store.info().grace + bench.at.slack;
     let bound = if bench.is_elsewhere { soon.max(LONG / 2) } else { soon };
-    drop(bench.within(bound, || client.try_lock_for("k", LONG)).unwrap().expect("it looks when the lease ends"));
+    drop(bench.at.within(bound, || client.try_lock_for("k", LONG)).unwrap().expect("it looks when the lease ends"));
 }

@@ -303,16 +303,16 @@ fn a_guard_that_goes_with_one_of_another_client_has_a_bound_of_its_own() {
 }
 
 /// Closes the client when it hears of what is given up.
-struct Closes(Mutex<Option<(LockClient, mpsc::Sender<Duration>)>>);
+struct Closes(Mutex<Option<(LockClient, mpsc::Sender<()>)>>);
 
 impl Observer for Closes {
     fn event(&self, event: &Event<'_>) {
         if let Event::Request { operation: Operation::Release, .. } = event
             && let Some((client, told)) = { self.0.lock().take() }
         {
-            let started = Instant::now();
-            let _ = client.close();
-            let _ = told.send(started.elapsed());
+            // A panic of it is contained, and nobody is told.
+            let _ = within("the close", DROP, || client.close());
+            let _ = told.send(());
         }
     }
 }
@@ -325,8 +325,7 @@ fn a_close_by_an_observer_does_not_wait_for_itself() {
     let (told, tells) = mpsc::channel();
     *observer.0.lock() = Some((client.clone(), told));
     acquire_unanswered(&store.plan, &client, "job");
-    let took = tells.recv_timeout(STALL).expect("the close hangs");
-    assert!(took < STALL / 2, "it took {took:?}");
+    tells.recv_timeout(STALL).expect("the close hangs");
 }
 
 /// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.

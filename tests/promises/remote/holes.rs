@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{CancelToken, Filter};
 
 use crate::remote::Remote;
-use crate::support::harness::{PATIENCE, SLACK, millis, sent, within};
+use crate::support::harness::{PATIENCE, millis, sent, within, within_among_many};
 use crate::support::proxy::Flow;
 
 /// One request.
@@ -98,7 +98,7 @@ fn no_call_outlives_its_bound(remote: &Remote) {
             .map(|(what, bound, call)| {
                 scope.spawn(move || {
                     let started = Instant::now();
-                    within(what, bound + SLACK, call);
+                    within_among_many(what, bound, call);
                     (started.elapsed().saturating_sub(bound), what)
                 })
             })

@@ -311,7 +311,7 @@ fn a_hand_over_that_hangs_leaves_half_of_the_bound_for_a_release() {
     let held = client.lock("k").unwrap();
     let waiting = waiter(&client, 0, |request| request);
     bench.faults.next(Call::Acquire, Fault::HangBefore);
-    bench.within(bound / 2, || held.release()).unwrap();
+    bench.at.within(bound / 2, || held.release()).unwrap();
     assert!(waiting.join().unwrap().unwrap().is_held());
 }
 
