@@ -96,15 +96,15 @@ impl Hold {
         if least.is_zero() {
             return Kept::No(before);
         }
+        let is_expired = matches!(before, Phase::Lost(_)) && self.is_expired();
         // Nothing is asked first: while it must stand it does so until its lease ends, which is later.
-        if matches!(before, Phase::Lost(_)) && self.is_expired() && self.setup.clock.now() < self.grant.at + least {
+        if is_expired && self.setup.clock.now() < self.grant.at + least {
             if self.stands_for() > self.must_stand_for() + SHORT_REST {
                 self.give_up_later();
             }
             return Kept::Yes(Ok(()));
         }
         let (mut phase, mut failures) = (before, Failures::none());
-        let is_expired = matches!(before, Phase::Lost(_)) && self.is_expired();
         loop {
             // Also while the store answers no reads: the release asks for none.
             if self.must_stand_for().is_zero() {
