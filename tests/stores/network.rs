@@ -119,6 +119,13 @@ pub fn by() -> Deadline {
     Deadline::after(SHORT)
 }
 
+/// That the faults so far have each met a request; they are over.
+#[track_caller]
+pub fn all_were_met(proxy: &Proxy) {
+    let unmet = proxy.clear();
+    assert!(unmet.is_empty(), "no request met {unmet:?}");
+}
+
 /// Until when a call may take whose request suffers this. Were the time over before the request has left this host, which
 /// may stand still for seconds, the fault would meet the next one.
 fn by_in(network: Network) -> Deadline {
@@ -143,10 +150,8 @@ impl<Room> Behind<Room> {
         self.faults(1, network);
     }
 
-    /// That the faults so far have each met a request.
     pub fn all_were_met(&self) {
-        let unmet = self.proxy.clear();
-        assert!(unmet.is_empty(), "no request met {unmet:?}");
+        all_were_met(&self.proxy);
     }
 
     pub fn record(&self, key: &str) -> LockRecord {

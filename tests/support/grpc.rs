@@ -116,6 +116,7 @@ impl Grpc {
     }
 
     /// Forgets the faults that were not made yet; tells how many.
+    #[must_use = "a fault that nothing has met proves nothing"]
     pub fn clear(&self) -> usize {
         std::mem::take(&mut self.inner.state.lock().rules).len()
     }

@@ -9,7 +9,7 @@ use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{Error, ErrorKind, LockClient};
 
 use crate::dynamodb::*;
-use crate::network::sent;
+use crate::network::{all_were_met, sent};
 use crate::support::alone::alone;
 use crate::support::harness::within;
 use crate::support::logs;
@@ -109,7 +109,7 @@ impl Behind {
     }
 
     fn all_get(&self, status: u16, json: &'static str) {
-        self.proxy.clear();
+        all_were_met(&self.proxy);
         self.proxy.add(Rule::always(Network::Say(status, json)));
     }
 }
@@ -180,7 +180,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
                 means => check(&error, means, says, &of),
             }
         }
-        at.proxy.clear();
+        all_were_met(&at.proxy);
         assert_eq!(get(&at.store, &held.key).record.exclusive, Some(holder), "{of}: nothing was written");
         assert!(get(&at.store, &free.key).record.exclusive.is_none(), "{of}");
     }
@@ -247,7 +247,7 @@ fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
     // So do credentials that the service does not know yet, or not any more.
     let broken = says!("InternalServerError", "x");
     for (status, json) in [(400, THROTTLED), (500, broken), (400, EXPIRED), (400, SKEWED), (400, UNKNOWN)] {
-        at.proxy.clear();
+        all_were_met(&at.proxy);
         at.proxy.add(Rule::next(3, Network::Say(status, json)));
         let guard = client.lock("k").unwrap();
         assert!(guard.is_held());

@@ -14,6 +14,7 @@ use sdk::config::{Credentials, SharedCredentialsProvider};
 
 use crate::dynamodb::classes::{DENIED, EXPIRED, UNKNOWN};
 use crate::dynamodb::*;
+use crate::network::all_were_met;
 use crate::support::harness::PATIENCE;
 use crate::support::proxy::{Mode, Rule};
 use crate::support::wait::wait_until;
@@ -140,7 +141,7 @@ fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
     client.try_lock("k").unwrap().unwrap().release().unwrap();
     assert_eq!(source.begun(), 3);
     // Of what is not to be loaded for the end of a token.
-    at.proxy.clear();
+    all_were_met(&at.proxy);
     at.proxy.add(Rule::next(1, Mode::Say(400, DENIED)));
     client.try_lock("k").unwrap_err();
     client.try_lock("k").unwrap().unwrap().release().unwrap();

@@ -8,10 +8,10 @@ use leasehold::{ErrorKind, Filter, LockClient};
 
 use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
+use crate::network::all_were_met;
 use crate::support::alone::alone;
 use crate::support::bench::builder_over;
 use crate::support::dynamodb::Table;
-use crate::support::harness::SLACK;
 use crate::support::lateness::{self, Slowness, slack};
 use crate::support::logs;
 use crate::support::proxy::{self, Rule};
@@ -37,7 +37,7 @@ fn a_takeover_waits_for_the_grace_and_not_longer_by_much() {
     let took = started.elapsed();
     assert!(guard.fencing_token() > held.fencing_token());
     // The two estimates are up to half a second off, each.
-    let bound = lease + Duration::from_millis(2_700) + SLACK + slack(started) + server.slack(started);
+    let bound = lease + Duration::from_millis(2_700) + slack(started) + server.slack(started);
     assert!(took >= lease && took < bound, "{took:?}, not {bound:?}");
 }
 
@@ -278,7 +278,7 @@ fn when_no_answer_tells_the_time_any_more_that_is_said() {
         let warned = logs::take("leasehold::dynamodb");
         assert_eq!(warned.iter().filter(|said| said.contains("proxy_pass_header")).count(), 1, "{warned:?}");
         at.proxy.shift_dates((passed + hours) as i64);
-        at.proxy.clear();
+        all_were_met(&at.proxy);
         // A slow answer tells little.
         wait_until("it is taken over", || {
             matches!(store.acquire(&mut exclusive("expired"), &soon()), Ok(Acquired::Granted { .. }))
@@ -304,7 +304,7 @@ fn when_no_answer_tells_the_time_any_more_no_lease_is_said_to_run() {
     assert!(error.to_string().contains("proxy_pass_header"), "{error}");
     assert_eq!(leases.expire("running").unwrap_err().kind(), ErrorKind::InvalidLease);
     at.proxy.shift_dates(day as i64);
-    at.proxy.clear();
+    all_were_met(&at.proxy);
     wait_until("it is expired", || leases.expire("over").is_ok());
 }
 

@@ -2,15 +2,17 @@
 //! limits the rate, before the write or after it. What is repeated until it is answered ends as if nothing had
 //! happened, and who is told that nothing was written finds the row as it was.
 
+use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 use leasehold::internals::lease::{Lease, LockRecord};
-use leasehold::internals::store::{Acquired, Purpose, Released, Renewed, Schema};
+use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewed, Schema, Swapped};
 use leasehold::mongodb::driver::bson::{Document, doc};
 
 use crate::mongodb::failpoints::At;
 use crate::mongodb::*;
-use crate::support::contract::{LEASE, granted, renewal};
+use crate::support::contract::{LEASE, granted, raised, renewal};
+use crate::support::wait::wait_until;
 
 /// Nothing is written, in the order of the codes: HostUnreachable, HostNotFound, LockTimeout, MaxTimeMSExpired,
 /// NetworkTimeout, ShutdownInProgress, WriteConflict, PrimarySteppedDown, ExceededTimeLimit,
@@ -23,6 +25,49 @@ const AFTER: [i32; 6] = [64, 91, 100, 189, 11600, 11602];
 
 /// How often it comes, and whether it has the label by which the driver repeats by itself.
 const VARIANTS: [(i32, bool); 3] = [(1, true), (1, false), (2, true)];
+
+/// What makes the answers before a write.
+fn before() -> Vec<(i32, Document)> {
+    BEFORE.map(|code| (code, doc! { "errorCode": code })).to_vec()
+}
+
+fn before_and_after() -> Vec<(i32, Document)> {
+    let after = |code: i32| (code, doc! { "writeConcernError": { "code": code, "errmsg": "made by the test" } });
+    before().into_iter().chain(AFTER.map(after)).collect()
+}
+
+impl At {
+    /// The server is the primary all the time, so it has no news for a driver that waits for them to look again.
+    fn two_stores(&self) -> [Mongodb; 2] {
+        let stores = ["&serverMonitoringMode=poll"; 2].map(|more| self.open_with(more));
+        stores[0].schema(Schema::Create, &soon()).unwrap();
+        stores
+    }
+
+    /// Runs `case` under each of these answers to `command`, and each variant, which must be met. It is given a name,
+    /// and what makes them come from then on.
+    fn under_each(&self, command: &str, answers: Vec<(i32, Document)>, mut case: impl FnMut(&str, &dyn Fn())) {
+        for (nth, (code, answer)) in answers.iter().enumerate() {
+            for (times, is_labeled) in VARIANTS {
+                let name = format!("{command} {nth} {code} {times} {is_labeled}");
+                let mut data = answer.clone();
+                data.insert("failCommands", vec![command.to_owned()]);
+                if !is_labeled {
+                    data.insert("errorLabels", Vec::<String>::new());
+                }
+                let (met, started) = (Cell::new(0), Instant::now());
+                case(&name, &|| {
+                    let mode = doc! { "times": times };
+                    let on = self.admin(doc! { "configureFailPoint": "failCommand", "mode": mode, "data": &data });
+                    met.set(on.get_i32("count").unwrap());
+                });
+                let off = self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" });
+                assert_eq!(off.get_i32("count").unwrap() - met.get(), times, "{name}: it was not met");
+                println!("{name}: {:?}", started.elapsed());
+            }
+        }
+    }
+}
 
 #[derive(Clone, Copy, Debug)]
 enum Step {
@@ -126,36 +171,71 @@ impl Case<'_> {
 #[test]
 fn every_step_survives_every_answer_of_a_server_in_trouble() {
     let Some(at) = At::start() else { return };
-    // The server is the primary all the time, so it has no news for a driver that waits for them to look again.
-    let [store, beside] = ["&serverMonitoringMode=poll"; 2].map(|more| at.open_with(more));
-    store.schema(Schema::Create, &soon()).unwrap();
-    let before = BEFORE.map(|code| (code, doc! { "errorCode": code }));
-    let after = AFTER.map(|code| (code, doc! { "writeConcernError": { "code": code, "errmsg": "made by the test" } }));
-    let answers: Vec<(i32, Document)> = before.into_iter().chain(after).collect();
-    let set = |mode: Document, data: &Document| {
-        at.admin(doc! { "configureFailPoint": "failCommand", "mode": mode, "data": data }).get_i32("count").unwrap()
-    };
-    let mut cases = 0;
-    let steps = [Step::Acquire, Step::Transfer, Step::Renew, Step::Release, Step::GiveUp];
-    for step in steps {
-        for (nth, (code, answer)) in answers.iter().enumerate() {
-            for (times, is_labeled) in VARIANTS {
-                let mode = if cases % 2 == 0 { Mode::Exclusive } else { Mode::Shared };
-                let key = format!("{step:?} {mode} {nth} {code} {times} {is_labeled}");
-                let mut data = answer.clone();
-                data.insert("failCommands", ["findAndModify"].map(str::to_owned).to_vec());
-                if !is_labeled {
-                    data.insert("errorLabels", Vec::<String>::new());
-                }
-                let (mut met, started) = (0, Instant::now());
-                let case = Case { store: &store, beside: &beside, step, attempt: attempt(&store, &key, mode) };
-                case.run(|| met = set(doc! { "times": times }, &data));
-                let off = at.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" });
-                assert_eq!(off.get_i32("count").unwrap() - met, times, "{key}: it was not met");
-                println!("{key}: {:?}", started.elapsed());
-                cases += 1;
-            }
-        }
+    let [store, beside] = at.two_stores();
+    let mut modes = [Mode::Exclusive, Mode::Shared].into_iter().cycle();
+    for step in [Step::Acquire, Step::Transfer, Step::Renew, Step::Release, Step::GiveUp] {
+        at.under_each("findAndModify", before_and_after(), |name, fault| {
+            let mode = modes.next().unwrap();
+            let attempt = attempt(&store, &format!("{step:?} {mode} {name}"), mode);
+            Case { store: &store, beside: &beside, step, attempt }.run(fault);
+        });
     }
-    println!("{cases} cases");
+}
+
+/// A record is made, changed and deleted as a whole by a command each.
+#[test]
+fn every_swap_survives_every_answer_of_a_server_in_trouble() {
+    let Some(at) = At::start() else { return };
+    let [store, beside] = at.two_stores();
+    for command in ["insert", "update", "delete"] {
+        at.under_each(command, before_and_after(), |key, fault| {
+            if command != "insert" {
+                granted(&beside, &mut exclusive(&beside, key));
+            }
+            let seen = get(&store, key);
+            let mut new = raised(&seen.record);
+            new.pins.insert("pin".to_owned());
+            let written = Some(&new).filter(|_| command != "delete");
+            fault();
+            let mut may_be_done = false;
+            wait_until("it is swapped", || match store.swap(&seen, written, &soon()) {
+                Ok(Swapped::Done) => true,
+                Ok(Swapped::Changed) => {
+                    assert!(may_be_done, "{key}: nobody else has changed it");
+                    true
+                }
+                Ok(Swapped::Unknown(_)) => {
+                    may_be_done = true;
+                    false
+                }
+                Err(error) => {
+                    assert!(error.is_retryable(), "{key}: {error:?}");
+                    let stands = get(&beside, key).record;
+                    assert!(may_be_done || stands == seen.record, "{key}: it says that nothing was written: {error}");
+                    false
+                }
+            });
+            let stands = get(&beside, key).record;
+            match command {
+                "insert" => assert_eq!(stands.pins, new.pins, "{key}"),
+                "update" => assert_eq!((stands.pins, stands.version), (new.pins.clone(), new.version), "{key}: once"),
+                _ => assert!(!stands.exists(), "{key}"),
+            }
+        });
+    }
+}
+
+#[test]
+fn every_look_survives_every_answer_of_a_server_in_trouble() {
+    let Some(at) = At::start() else { return };
+    let [store, beside] = at.two_stores();
+    let held = granted(&beside, &mut exclusive(&beside, "k"));
+    at.under_each("find", before(), |name, fault| {
+        fault();
+        for which in [Which::Key("k".to_owned()), Which::Prefix("k".to_owned())] {
+            let page = sent(|| store.read(&which, None, Consistency::Strong, &soon()));
+            let holders: Vec<_> = page.records.iter().flat_map(|seen| seen.record.holders()).collect();
+            assert_eq!(holders, [(Mode::Exclusive, &held)], "{name}: {which:?}");
+        }
+    });
 }

@@ -95,7 +95,8 @@ fn what_had_no_connection_is_called_undone() {
             assert!(is_sent || answer.is_err(), "nothing was sent: {answer:?}");
             !is_sent
         });
-        proxy.clear();
+        // The driver says one of the two.
+        assert!(proxy.clear().len() < 2, "it made no connection");
     }
 }
 

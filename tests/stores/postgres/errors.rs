@@ -10,6 +10,7 @@ use leasehold::{ErrorKind, LockClient};
 use crate::errors::{are_refused, no_server_is_told, text};
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, release, renewal, renewed};
+use crate::support::nobody;
 use crate::support::postgres::{Rows, config, opened, sql_at, unless_late};
 
 #[test]
@@ -68,23 +69,27 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
     ]);
 }
 
-/// As libpq takes them. Nobody listens at these ports.
+/// As libpq takes them.
 #[test]
 fn ports_and_hosts_may_stand_among_the_options() {
+    // Nobody can listen at these of 127.0.0.1, and hardly anybody does at those of ::1.
+    let closed = [nobody::Closed::new(), nobody::Closed::new()];
+    let [one, two] = closed.each_ref().map(|closed| closed.address().rsplit(':').next().unwrap().to_owned());
+    let at = |text: &str| text.replace("ONE", &one).replace("TWO", &two);
     for (url, hosts) in [
-        ("postgres://me@127.0.0.1/app?port=1", "127.0.0.1:1"),
-        ("postgres://me:a%2Fb@127.0.0.1/app?port=1", "127.0.0.1:1"),
-        ("postgres://[::1]/app?user=me&port=1", "[::1]:1"),
-        ("postgres://me@127.0.0.1,[::1]/app?port=1", "127.0.0.1:1,[::1]:1"),
-        ("postgres://me@127.0.0.1,[::1]/app?port=1,2", "127.0.0.1:1,[::1]:2"),
-        ("postgres://me@127.0.0.1/app?hostaddr=127.0.0.1&port=1", "127.0.0.1:1"),
-        ("postgres://127.0.0.1?dbname=app&port=1&user=me", "127.0.0.1:1"),
-        ("postgres:///app?host=127.0.0.1,::1&port=1,2&user=me", "127.0.0.1:1,[::1]:2"),
+        ("postgres://me@127.0.0.1/app?port=ONE", "127.0.0.1:ONE"),
+        ("postgres://me:a%2Fb@127.0.0.1/app?port=ONE", "127.0.0.1:ONE"),
+        ("postgres://[::1]/app?user=me&port=ONE", "[::1]:ONE"),
+        ("postgres://me@127.0.0.1,[::1]/app?port=ONE", "127.0.0.1:ONE,[::1]:ONE"),
+        ("postgres://me@127.0.0.1,[::1]/app?port=ONE,TWO", "127.0.0.1:ONE,[::1]:TWO"),
+        ("postgres://me@127.0.0.1/app?hostaddr=127.0.0.1&port=ONE", "127.0.0.1:ONE"),
+        ("postgres://127.0.0.1?dbname=app&port=ONE&user=me", "127.0.0.1:ONE"),
+        ("postgres:///app?host=127.0.0.1,::1&port=ONE,TWO&user=me", "127.0.0.1:ONE,[::1]:TWO"),
         #[cfg(unix)]
-        ("postgres://me@%2Fno%2Fwhere/app?port=1", "/no/where:1"),
+        ("postgres://me@%2Fno%2Fwhere/app?port=ONE", "/no/where:ONE"),
     ] {
-        let error = LockClient::builder(url).request_timeout(Duration::from_secs(2)).connect().unwrap_err();
-        let store = format!("postgres://{hosts}/app.leasehold");
+        let error = LockClient::builder(at(url)).request_timeout(Duration::from_secs(2)).connect().unwrap_err();
+        let store = at(&format!("postgres://{hosts}/app.leasehold"));
         assert_eq!(error.store(), Some(store.as_str()), "{url}: {error}");
     }
 }

@@ -6,6 +6,7 @@ mod upstream;
 
 use std::time::{Duration, Instant};
 
+use crate::support::harness::within;
 use crate::support::lateness::{measure, slack};
 use crate::support::nobody;
 use crate::support::proxy::{Answer, Mode, Proxy, Rule};
@@ -144,8 +145,8 @@ fn late() {
         assert_heals(&proxy);
         assert_eq!(server.bodies(), ["healed"], "{mode:?}");
         if got == Got::End {
-            assert_eq!(client.got(PATIENCE), Got::End);
-            assert!(started.elapsed() < LATE, "the end came late");
+            // It has come by now.
+            assert_eq!(within("the end", Duration::ZERO, || client.got(PATIENCE)), Got::End);
         }
         // The client's going does not matter.
         answered(&proxy, 2);
@@ -230,7 +231,7 @@ fn rules_choose_by_text_and_number() {
     proxy.add(Rule::always(Mode::CutBefore));
     let passed: Vec<bool> = (0..4).map(|nth| passes(["DescribeTable", "GetItem"][nth % 2], "")).collect();
     assert_eq!(passed, [true, false, true, false]);
-    proxy.clear();
+    assert!(proxy.clear().is_empty());
     assert!(passes("GetItem", ""));
 
     assert_eq!(proxy.count(), 13);

@@ -2,6 +2,8 @@
 //! and a service that says that it is in trouble, whether it has done it or not. What is repeated finds itself, and what
 //! is given up leaves nothing.
 
+use std::cell::Cell;
+use std::sync::Arc;
 use std::time::Instant;
 
 use leasehold::ErrorKind;
@@ -11,7 +13,10 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::spanner::*;
+use crate::support::bench::builder_over;
 use crate::support::grpc::{Fault, Grpc};
+use crate::support::harness::connected;
+use crate::support::lateness::{Slowness, measure, slack};
 use crate::support::servers::spanner::aborts_at_random;
 use crate::support::spanner::Database;
 use crate::support::wait::wait_until;
@@ -68,48 +73,57 @@ impl Behind {
         self.holders(key).into_iter().map(|holder| holder.grant).collect()
     }
 
-    /// Everything that is on its way has arrived. What was lost never does.
-    fn wait_for_late(&self) {
-        self.grpc.restart();
-        std::thread::sleep(LATE);
-        // A request of now comes behind them.
-        get(&self.store, "nobody's");
-    }
-
     /// Runs `step` with each fault at each of its two requests, for both modes. It is given a key of its own, and
     /// returns what must stand there in the end.
     fn sweep(&self, step: impl Fn(&str, Mode, &dyn Fn()) -> Vec<GrantId>) {
-        let mut stand = Vec::new();
+        let (mut stand, mut late) = (Vec::new(), Vec::new());
         for mode in [Mode::Exclusive, Mode::Shared] {
             for request in 0..2 {
                 for fault in faults() {
                     let key = format!("{mode} {request} {fault:?}");
-                    let grants = step(&key, mode, &|| self.grpc.fault("", request, fault));
+                    // Which of all requests meets it.
+                    let meets = Cell::new(0);
+                    let grants = step(&key, mode, &|| {
+                        meets.set(self.grpc.methods().len() + request);
+                        self.grpc.fault("", request, fault);
+                    });
                     assert_eq!(self.grpc.clear(), 0, "{key}: the fault was not met");
                     assert_eq!(self.grants(&key), grants, "{key}");
+                    if matches!(fault, Fault::CutLate(_) | Fault::Late(_)) {
+                        late.push(meets.get());
+                    }
                     stand.push((key, grants));
                 }
             }
         }
-        self.wait_for_late();
+        self.grpc.wait_until("what was late is answered", |calls| late.iter().all(|nth| calls[*nth].answered));
         for (key, grants) in stand {
             assert_eq!(self.grants(&key), grants, "{key}, after what was late");
         }
     }
 
-    /// Repeats an acquire until it is answered.
+    /// Repeats an acquire until it is answered. An error says that its try wrote nothing. What was not answered may
+    /// come at any time, but once: then it stays as it is, and is found.
     fn settled(&self, attempt: &mut Attempt) -> Holder {
-        let mut may_be_done = false;
+        let (key, own) = (attempt.key.clone(), attempt.ask.grant.clone());
+        let is_done = |stands: &[Holder]| matches!(stands, [holder] if holder.grant == own);
+        let (mut stood, mut may_be_done) = (self.holders(&key), false);
         until_answered(|by| {
             attempt.sends += 1;
             match self.store.acquire(attempt, by) {
-                Ok(Acquired::Granted { holder, .. }) => return Some(holder),
-                Ok(Acquired::Unknown(_)) => may_be_done = true,
-                Err(error) if error.is_retryable() => {
-                    assert!(may_be_done || self.grants(&attempt.key).is_empty(), "{error:?}: nothing was written");
+                Ok(Acquired::Granted { holder, repeated, .. }) => {
+                    let is_found = repeated && stood == [holder.clone()];
+                    assert!(is_found || !is_done(&stood), "{key}: {stood:?}, then {holder:?}, {repeated}");
+                    return Some(holder);
                 }
-                other => panic!("{other:?}"),
+                Ok(Acquired::Unknown(_)) => may_be_done = true,
+                Err(error) if error.is_retryable() => {}
+                other => panic!("{key}: {other:?}"),
             }
+            let stands = self.holders(&key);
+            let has_come = may_be_done && !is_done(&stood) && is_done(&stands);
+            assert!(stands == stood || has_come, "{key}: {stood:?}, then {stands:?}");
+            stood = stands;
             None
         })
     }
@@ -139,10 +153,17 @@ fn released(store: &Spanner, attempt: &mut Attempt, purpose: Purpose) -> Release
 fn an_acquire_that_is_repeated_finds_itself() {
     needs_server!();
     let at = behind();
+    measure();
+    // On a database of its own: on this one its transactions would be in the way.
+    let beside = Arc::new(Database::fresh().open());
+    let server = Slowness::of(connected(|| builder_over(beside.clone(), Clock::system())));
     at.sweep(|key, mode, fault| {
         let mut a = attempt(key, mode);
         fault();
+        let started = Instant::now();
         let holder = at.settled(&mut a);
+        let (took, bound) = (started.elapsed(), Duration::from_secs(10) + slack(started) + server.slack(started));
+        assert!(took < bound, "{key}: {took:?}, not {bound:?}");
         assert_eq!(at.holders(key), [holder], "{key}: what is answered is what stands");
         vec![a.ask.grant]
     });
@@ -157,21 +178,24 @@ fn a_renewal_that_is_repeated_extends() {
         let holder = granted(&at.store, &mut a);
         fault();
         let renewal = Renewal { lease: Lease::For(2 * LEASE), may_end_endless: false };
-        let mut may_be_done = false;
-        let until = until_answered(|by| match at.store.renew(&mut a, renewal, by) {
-            Ok(Renewed::Unknown(_)) => {
-                may_be_done = true;
-                None
+        let (mut stood, mut may_be_done) = (holder.clone(), false);
+        let until = until_answered(|by| {
+            match at.store.renew(&mut a, renewal, by) {
+                Ok(Renewed::Until { until, .. }) => return Some(until),
+                Ok(Renewed::Unknown(_)) => may_be_done = true,
+                Err(error) if error.is_retryable() => {}
+                other => panic!("{key}: {other:?}"),
             }
-            Ok(Renewed::Until { until, .. }) => Some(until),
-            Err(error) if error.is_retryable() => {
-                assert!(may_be_done || at.holders(key) == [holder.clone()], "{key}: nothing was written");
-                None
-            }
-            other => panic!("{key}: {other:?}"),
+            // An error says that its try wrote nothing; what was not answered moves no end back, whenever it comes.
+            let stands = at.holders(key).remove(0);
+            let has_come = may_be_done && stands.token == stood.token && stands.until > stood.until;
+            assert!(stands == stood || has_come, "{key}: {stood:?}, then {stands:?}");
+            stood = stands;
+            None
         });
         let stands = &at.holders(key)[0];
         assert!(until > holder.until && stands.until == until && stands.token == holder.token, "{key}");
+        assert!(until >= stood.until, "{key}");
         vec![a.ask.grant]
     });
 }
@@ -205,19 +229,7 @@ fn a_transfer_that_is_repeated_finds_itself() {
         let mut new = attempt(key, mode);
         new.ask.instead_of = Some((from.grant.clone(), from.token));
         fault();
-        let mut may_be_done = false;
-        let held = until_answered(|by| match at.store.acquire(&mut new, by) {
-            Ok(Acquired::Granted { holder, .. }) => Some(holder),
-            Ok(Acquired::Unknown(_)) => {
-                may_be_done = true;
-                None
-            }
-            Err(error) if error.is_retryable() => {
-                assert!(may_be_done || at.holders(key) == [from.clone()], "{key}: nothing was written");
-                None
-            }
-            other => panic!("{key}: {other:?}"),
-        });
+        let held = at.settled(&mut new);
         assert!(held.token > from.token);
         assert!(matches!(at.store.renew(&mut old, RENEWAL, &soon()).unwrap(), Renewed::Lost(_)), "{key}");
         vec![held.grant]
@@ -257,10 +269,10 @@ enum Meanwhile {
 fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
     // What comes meanwhile is through before, also where ten such tests share the emulator; else it begins again.
     let is_in_time = |times: u32| given_up_before(times * LATE, mode, is_missing, meanwhile);
-    assert!([3, 6, 12].into_iter().any(is_in_time), "{mode} {meanwhile:?}: given up too late each time");
+    assert!([3, 6, 12].into_iter().any(is_in_time), "{mode} {meanwhile:?}: too late each time");
 }
 
-/// Whether it was given up before the commit came, which is so late.
+/// Whether the commit left in time, and it was given up before that came, which is so late.
 fn given_up_before(late: Duration, mode: Mode, is_missing: bool, meanwhile: Meanwhile) -> bool {
     let (at, what) = (behind(), format!("{mode}, missing: {is_missing}, {meanwhile:?}"));
     if !is_missing {
@@ -280,6 +292,10 @@ fn given_up_before(late: Duration, mode: Mode, is_missing: bool, meanwhile: Mean
         }
     });
     assert!(matches!(unanswered, Acquired::Unknown(_)), "{what}: {unanswered:?}");
+    // Its time was over when the commit was about to leave.
+    if at.grpc.clear() > 0 {
+        return false;
+    }
     let mut stands = Vec::new();
     let given_up = match meanwhile {
         Meanwhile::Nothing => {
@@ -343,7 +359,7 @@ fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
     (0..100).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
     // As long as until three more would be made at once.
     let made = (0..24).map(|_| at.unheard()).last().unwrap();
-    at.grpc.clear();
+    assert!(at.grpc.clear() < 100, "nothing was lost");
     // After 2, 4, 8 seconds, and so on.
     let due = (1..).take_while(|n| Duration::from_secs(2 * (2_u64.pow(*n) - 1)) < started.elapsed()).count();
     assert!((1..=due).contains(&made), "{made} of {due} in {:?}", started.elapsed());
@@ -362,7 +378,7 @@ fn is_noticed_after_a_slow_spell() -> bool {
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
     // The spell: the next connection would now be made after eight seconds.
     assert!((0..100).any(|_| at.unheard() == 2), "{:?}", at.grpc.methods());
-    at.grpc.clear();
+    assert!(at.grpc.clear() < 200, "nothing was lost");
     // An answer that takes its time does not end the spell.
     wait_until("it is not slow any more", || {
         let asked = Instant::now();
@@ -373,7 +389,7 @@ fn is_noticed_after_a_slow_spell() -> bool {
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
     // About four seconds, of which two are needed.
     let is_noticed = (0..12).any(|_| at.unheard() == 1);
-    at.grpc.clear();
+    assert!(at.grpc.clear() < 200, "nothing was lost");
     get(&at.store, "k");
     is_noticed
 }

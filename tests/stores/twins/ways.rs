@@ -99,7 +99,8 @@ impl Way for Proxied {
             // No other request of this attempt has its lock id in it.
             self.proxy.add(Rule::next(1, network).on(self.write).on(&attempt.ask.lock_id));
             let is_under_way = is_under_way(store.acquire(attempt, &by));
-            self.proxy.clear();
+            let unmet = self.proxy.clear();
+            assert!(unmet.is_empty() || !is_under_way || !self.is_sure(), "what may be under way met no {unmet:?}");
             is_under_way
         };
         match &self.waits {
@@ -165,7 +166,8 @@ impl Way for (Grpc, Patience) {
         let (grpc, patience) = self;
         grpc.fault("Commit", 0, Transport::Held);
         let is_under_way = patience.tries(|by| is_under_way(store.acquire(attempt, &by)));
-        grpc.clear();
+        // What was not sent in time has met nothing.
+        let _ = grpc.clear();
         is_under_way
     }
 

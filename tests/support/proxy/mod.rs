@@ -224,6 +224,7 @@ impl Proxy {
 
     /// Forgets all rules. What they have done to a connection stays. Returns those that some of their requests never
     /// came for: a fault that nothing has met proves nothing.
+    #[must_use = "a fault that nothing has met proves nothing"]
     pub fn clear(&self) -> Vec<Rule> {
         let rules = std::mem::take(&mut self.inner.lock().rules);
         rules.into_iter().filter(|rule| rule.is_unmet()).collect()
