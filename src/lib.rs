@@ -1,9 +1,8 @@
 //! Distributed locks for programs that are not async: blocking, fenced, renewed by a thread, released on drop.
 //!
 //! ```
-//! # let folder = std::env::temp_dir().join(format!("leasehold-doc-{}", std::process::id()));
-//! # std::fs::create_dir_all(&folder).unwrap();
-//! # let url = format!("sqlite:{}", folder.join("locks.db").display());
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let url = format!("sqlite:{}", folder.path().join("locks.db").display());
 //! # #[cfg(not(feature = "sqlite"))]
 //! # let url = "memory:";
 //! let client = leasehold::LockClient::connect(&url)?; // for example "sqlite:locks.db"
@@ -12,7 +11,6 @@
 //! drop(guard);
 //! // The same around a closure: what it returns comes back, and a loss meanwhile is an error.
 //! let report = client.with_lock("nightly-report", |guard| guard.fencing_token())?;
-//! # std::fs::remove_dir_all(&folder).unwrap();
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!

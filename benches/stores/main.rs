@@ -44,8 +44,6 @@ mod table;
 mod waiting;
 mod waits;
 
-use std::path::PathBuf;
-
 use table::Table;
 
 struct Args {
@@ -92,15 +90,14 @@ fn main() {
 
 fn run(args: &Args) {
     // On the disk that the build is on: `/tmp` may be memory, where a sync costs nothing.
-    let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("stores-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder for the stores");
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder for the stores");
     let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
     let mut table = Table::default();
     #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
     if wanted("hop") {
         hop::measure(args.rounds, &mut table);
     }
-    for mut store in store::stores(&folder, args.store.as_deref()) {
+    for mut store in store::stores(folder.path(), args.store.as_deref()) {
         if wanted("calls") {
             calls::measure(&mut store, args.rounds, &mut table);
         }
@@ -122,5 +119,4 @@ fn run(args: &Args) {
         }
     }
     table.print();
-    let _ = std::fs::remove_dir_all(&folder);
 }

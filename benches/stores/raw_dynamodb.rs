@@ -29,7 +29,7 @@ const END: &str = "9999-11-21T08:00:20.123456789Z";
 
 pub fn store() -> Option<Store> {
     let endpoint = dynamodb_local()?;
-    let table = format!("bench-{}", std::process::id());
+    let table = format!("bench-{:016x}", fastrand::u64(..));
     let url = format!("{SCHEME}{table}?endpoint={endpoint}");
     let client = builder(&url).connect().expect("the server");
     client.create_schema().expect("a table");

@@ -24,7 +24,7 @@ const LEASE: i64 = 20_000;
 
 pub fn store() -> Option<Store> {
     let server = mongod()?;
-    let collection = format!("bench-{}", std::process::id());
+    let collection = format!("bench-{:016x}", fastrand::u64(..));
     let (hosts, query) = server.split_once("/?").unwrap_or((server.trim_end_matches('/'), ""));
     let url = format!("{hosts}/{DATABASE}?{query}&collection={collection}");
     builder(&url).connect().expect("the server").create_schema().expect("a collection");

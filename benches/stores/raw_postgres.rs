@@ -23,7 +23,7 @@ const DURABLE: &str = "set_config('synchronous_commit', 'on', true)";
 
 pub fn store() -> Option<Store> {
     let server = postgres_synced()?;
-    let table = format!("bench_{}", std::process::id());
+    let table = format!("bench_{:016x}", fastrand::u64(..));
     let url = format!("{server}?table={table}");
     builder(&url).connect().expect("the server").create_schema().expect("a table");
     let config: Config = server.parse().expect("the server's URL");

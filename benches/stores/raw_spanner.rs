@@ -27,7 +27,7 @@ const COMMIT: &str = "spanner.commit_timestamp()";
 
 pub fn store() -> Option<Store> {
     let host = spanner_emulator()?;
-    let instance = format!("bench-{}", std::process::id());
+    let instance = format!("bench-{:016x}", fastrand::u64(..));
     let create = "{\"createStatement\": \"CREATE DATABASE bench\"}";
     let path = make_database(&host, "bench", &instance, "bench", create);
     let url = format!("{SCHEME}{path}@{host}");

@@ -1,6 +1,5 @@
 //! Faults that meet all workers alike: those of the server, by commands of the user's, and a full disk.
 
-use std::fs;
 use std::io::Write;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -137,8 +136,9 @@ fn hook(command: &str, key: &str) -> Result<(), String> {
 
 /// Takes all space that is left, and gives it back.
 fn fill(folder: &Path, time: Duration) -> Result<(), String> {
-    let path = folder.join(format!("torture-fill-{}", std::process::id()));
-    let mut file = fs::File::create(&path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let told = |error: std::io::Error| format!("{}: {error}", folder.display());
+    // It has no name, so that a run that is killed leaves nothing.
+    let mut file = tempfile::tempfile_in(folder).map_err(told)?;
     let until = Instant::now() + time;
     let (block, mut was_full) = ([0; 4096], false);
     // What others give back is taken, too; and where the machine stood still for that time, it gets full all the same.
@@ -149,11 +149,8 @@ fn fill(folder: &Path, time: Duration) -> Result<(), String> {
                 was_full = true;
                 std::thread::sleep(Duration::from_millis(1));
             }
-            Err(error) => {
-                let _ = fs::remove_file(&path);
-                return Err(format!("{}: {error}", path.display()));
-            }
+            Err(error) => return Err(told(error)),
         }
     }
-    fs::remove_file(&path).map_err(|error| format!("{}: {error}", path.display()))
+    Ok(())
 }

@@ -24,7 +24,7 @@ fn programs_prove_themselves_on_postgres() {
     let programs = PROGRAMS.iter().filter(|(program, _)| !OF_SQLITE.contains(program));
     let programs = programs.chain(with_libpq.then_some(&OF_POSTGRES));
     with_each(WAITING, programs, |program, proof| {
-        let url = format!("{server}?table=c_{program}_{}", std::process::id());
+        let url = format!("{server}?table=c_{program}_{:016x}", fastrand::u64(..));
         // As the programs: a server that stands still for some seconds ends no call.
         let client = LockClient::builder(&url).create_schema(true).request_timeout(PATIENCE).drop_timeout(PATIENCE);
         client.connect().expect("a table").close().expect("an end");

@@ -23,8 +23,9 @@ pub struct Roamer {
 }
 
 impl Roamer {
-    /// Claims the lock in this folder, see [`Claims`], all the time while it holds it.
-    pub fn start(client: &LockClient, mode: &str, key: &str, folder: &Path) -> Roamer {
+    /// Claims the lock in this folder, see [`Claims`], all the time while it holds it. How long it holds it and stays away is
+    /// drawn by the seed.
+    pub fn start(client: &LockClient, mode: &str, key: &str, seed: u64, folder: &Path) -> Roamer {
         let (client, key, claims) = (client.clone(), key.to_owned(), Claims::new(folder));
         let mode = if mode == "shared" { Mode::Shared } else { Mode::Exclusive };
         let (halted, unpinned) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
@@ -32,6 +33,7 @@ impl Roamer {
         let mut roam =
             Roam { client, mode, key, claims, halted: halted.clone(), pinned, unpinned: unpinned.clone(), say };
         let thread = std::thread::spawn(move || {
+            fastrand::seed(seed);
             let mut grants = 0;
             while !roam.halted.load(Ordering::SeqCst) {
                 grants += usize::from(roam.once());

@@ -95,8 +95,9 @@ impl State {
                 self.resigns.store(token.parse().expect("a token"), Ordering::SeqCst);
                 "resigns".to_owned()
             }
-            ["roam", mode, key, folder] => {
-                self.roamer = Some(Roamer::start(&self.client, mode, key, Path::new(folder)));
+            ["roam", mode, key, seed, folder] => {
+                let seed = seed.parse().expect("a seed");
+                self.roamer = Some(Roamer::start(&self.client, mode, key, seed, Path::new(folder)));
                 "roams".to_owned()
             }
             ["pin"] => self.roamer.as_ref().expect("a roamer").pin(),

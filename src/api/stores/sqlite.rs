@@ -17,12 +17,10 @@ use crate::sys::clock::Clock;
 ///
 /// # Example
 /// ```
-/// # let folder = std::env::temp_dir().join(format!("leasehold-builder-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder).unwrap();
+/// # let room = tempfile::tempdir().unwrap();
+/// # let folder = room.path();
 /// let client = leasehold::sqlite::builder(folder.join("100%?.db")).connect()?;
 /// let _guard = client.lock("nightly-report")?;
-/// # drop((_guard, client));
-/// # std::fs::remove_dir_all(&folder).unwrap();
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
@@ -35,9 +33,8 @@ pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
 /// ```
 /// use leasehold::sqlite::{AssertIn, rusqlite};
 ///
-/// # let folder = std::env::temp_dir().join(format!("leasehold-assert-{}", std::process::id()));
-/// # std::fs::create_dir_all(&folder).unwrap();
-/// # let file = folder.join("app.db");
+/// # let folder = tempfile::tempdir()?;
+/// # let file = folder.path().join("app.db");
 /// let client = leasehold::sqlite::builder(&file).connect()?;
 /// let guard = client.lock("report")?;
 ///
@@ -46,8 +43,6 @@ pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
 /// transaction.execute_batch("CREATE TABLE report (text TEXT); INSERT INTO report VALUES ('done')")?;
 /// guard.assert_in(&transaction)?; // an error when the lock was lost: the transaction is rolled back
 /// transaction.commit()?;
-/// # drop((guard, client, db));
-/// # std::fs::remove_dir_all(&folder).unwrap();
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait AssertIn: Fenced {

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use crate::support::harness::{Folder, millis};
 use crate::support::oracle::{Term, assert_one_writer_or_readers, now, terms};
 use crate::support::process::Worker;
+use crate::support::seed::seed;
 use crate::support::urls::Shared;
 use crate::support::wait::wait_until;
 use leasehold::Mode;
@@ -19,9 +20,10 @@ const LONG: Duration = Duration::from_secs(12);
 /// What the answer that tells what is left may be too high by, where the clients' estimates of the store's time agree.
 const EARLY: Duration = millis(100);
 
-fn roamer(store: &Shared, lease: Duration, mode: Mode, key: &str, folder: &Path) -> Worker {
+/// Each with a seed of its own.
+fn roamer(store: &Shared, lease: Duration, mode: Mode, key: &str, seed: u64, folder: &Path) -> Worker {
     let mut worker = Worker::polling(&store.url, lease, POLL, store.env.as_ref());
-    assert_eq!(worker.ask(&format!("roam {mode} {key} {}", folder.display())), "roams");
+    assert_eq!(worker.ask(&format!("roam {mode} {key} {seed} {}", folder.display())), "roams");
     worker
 }
 
@@ -42,9 +44,10 @@ fn replaced(folder: &Path, mode: Mode, old: u64) -> u128 {
 /// Three of each mode; one of each is killed and one of each is stopped, while it holds. Nobody is let in beside a
 /// writer, nor a writer beside readers, and the lease of a holder that is gone is respected to its end.
 fn readers_and_writers_exclude_each_other(store: &Shared) {
-    let folder = Folder::new();
-    let [mut writers, mut readers] =
-        [Mode::Exclusive, Mode::Shared].map(|mode| [(); 3].map(|()| roamer(store, LEASE, mode, "job", folder.path())));
+    let (folder, seed) = (Folder::new(), seed());
+    let [mut writers, mut readers] = [(Mode::Exclusive, 0), (Mode::Shared, 3)].map(|(mode, first)| {
+        [0, 1, 2].map(|n| roamer(store, LEASE, mode, "job", seed.wrapping_add(first + n), folder.path()))
+    });
     for (mode, roamers) in [(Mode::Exclusive, &mut writers), (Mode::Shared, &mut readers)] {
         let [stays, killed, stopped] = roamers;
         // Readers stand side by side, so that there is one for the writers to respect when another is gone.
@@ -117,13 +120,14 @@ crate::support::stores::for_each_store!(on_one_store);
 /// The negative control: the oracle does see what happens without the lock, here with a key for each.
 #[test]
 fn readers_and_writers_without_the_lock_do_meet() {
-    let (store, folder) = (crate::support::urls::of("sqlite").expect("a file"), Folder::new());
+    let (store, folder, seed) = (crate::support::urls::of("sqlite").expect("a file"), Folder::new(), seed());
     for (first, second) in
         [(Mode::Exclusive, Mode::Exclusive), (Mode::Exclusive, Mode::Shared), (Mode::Shared, Mode::Shared)]
     {
         let folder = folder.path().join(format!("{first} {second}").replace(' ', "-"));
         std::fs::create_dir(&folder).expect("a folder");
-        let mut both = [(first, "a"), (second, "b")].map(|(mode, key)| roamer(&store, LONG, mode, key, &folder));
+        let mut both = [(first, "a", seed), (second, "b", seed.wrapping_add(1))]
+            .map(|(mode, key, seed)| roamer(&store, LONG, mode, key, seed, &folder));
         // Each holds its own to the end of the other's.
         let tokens = both.each_mut().map(|worker| worker.token("pin"));
         wait_until("both claim it after the other", || {

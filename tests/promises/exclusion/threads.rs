@@ -1,16 +1,19 @@
 //! At most one, whatever the store does to the requests; seen from inside the critical section.
 #![cfg(target_os = "linux")]
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::bench::Bench;
+use crate::support::bench::{Bench, builder_over};
 use crate::support::harness::{PATIENCE, millis, sent};
 use crate::support::oracle::assert_rising;
 use crate::support::seed::{seed, sow};
 use crate::support::stores::{Store, for_each_store};
+use crate::support::wait::wait_until;
 use leasehold::LockClient;
-use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::internals::store::Acquired;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use parking_lot::Mutex;
 
 const THREADS: u64 = 8;
@@ -140,10 +143,43 @@ fn disturb(bench: &Bench) {
     }
 }
 
+/// A client whose requests for the lock reach the store only when they were given up.
+struct Late(LockClient, FaultPlan);
+
+impl Late {
+    fn on(bench: &Bench) -> Late {
+        let faults = FaultPlan::default();
+        faults.always(Call::Acquire, Fault::Late);
+        let store = Arc::new(Faulty::new(bench.at.store.clone(), faults.clone()));
+        Late(builder_over(store, bench.clock.clone()).connect().expect("a client"), faults)
+    }
+
+    /// Whoever holds the lock when it comes, and whether anybody does: it is granted to nobody.
+    fn comes(&self) {
+        let Late(client, faults) = self;
+        let (sent, given_up) = (faults.count(Call::Acquire), faults.given_up("job"));
+        assert!(!matches!(client.try_lock_for("job", millis(50)), Ok(Some(_))), "nobody answers");
+        // On a busy machine the time may be over before it is sent.
+        if faults.count(Call::Acquire) > sent {
+            wait_until("it is given up", || faults.given_up("job") > given_up);
+        }
+        let late = faults.deliver();
+        assert!(late.iter().all(|late| matches!(late, Ok(Acquired::Refused(_)))), "{late:?}");
+    }
+}
+
 fn threads_never_overlap_while_requests_are_lost_and_repeated(store: &Store) {
     let (bench, each) = (Bench::on(store), rounds(store, 100, 30));
     let section = Section::default();
-    crowd(&bench, each, |client, _| {
+    // Where whoever gave up is remembered: the fault switch delivers late what others would do anew.
+    let late = store.remembers_who_gave_up.then(|| Mutex::new(Late::on(&bench)));
+    crowd(&bench, each, |client, round| {
+        // One thread at a time, between the others.
+        if round.is_multiple_of(3)
+            && let Some(late) = late.as_ref().and_then(Mutex::try_lock)
+        {
+            late.comes();
+        }
         disturb(&bench);
         // Half of the leases need a renewal at once, which meets faults, too.
         let lease = Duration::from_secs(if fastrand::bool() { 20 } else { 120 });

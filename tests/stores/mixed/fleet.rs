@@ -10,7 +10,7 @@ use crate::support::go::member::{MOST_OF_GO, name};
 use crate::support::harness::Folder;
 use crate::support::oracle::{assert_rising, terms};
 use crate::support::process::Worker;
-use crate::support::seed::setting;
+use crate::support::seed::{seed, setting};
 use crate::support::wait::wait_until;
 
 const SIZE: usize = 8;
@@ -48,6 +48,8 @@ struct Members<'a> {
     place: &'a Place,
     kinds: [&'static str; 2],
     folder: Folder,
+    /// That of the next process.
+    seed: u64,
     all: Vec<Worker>,
     stopped: Option<(usize, Instant)>,
 }
@@ -57,16 +59,17 @@ impl Members<'_> {
         let folder = Folder::new();
         (0..place.keys).for_each(|key| fs::create_dir(folder.path().join(name(key))).unwrap());
         fs::write(folder.path().join("grants"), "").unwrap();
-        let mut members = Members { place, kinds, folder, all: Vec::new(), stopped: None };
+        let mut members = Members { place, kinds, folder, seed: seed(), all: Vec::new(), stopped: None };
         members.all = (0..SIZE).map(|n| members.member(n)).collect();
         members
     }
 
-    fn member(&self, n: usize) -> Worker {
+    fn member(&mut self, n: usize) -> Worker {
         let address = format!("{}|{}|{}", self.kinds[n % 2], self.place.store, self.place.address);
         let mut member = Worker::start_as("mixed::member", &address, LEASE);
-        let roam = format!("roam {} {}", self.folder.path().display(), self.place.keys);
+        let roam = format!("roam {} {} {}", self.folder.path().display(), self.place.keys, self.seed);
         assert_eq!(member.ask(&roam), "roams");
+        self.seed = self.seed.wrapping_add(1);
         member
     }
 

@@ -30,7 +30,7 @@ pub trait Member: Send {
     fn leave(&mut self, key: &str);
 }
 
-/// Follows the commands if this process is a member: `connect KIND|STORE|.. LEASE POLL`, `roam FOLDER KEYS`, `halt`.
+/// Follows the commands if this process is a member: `connect KIND|STORE|.. LEASE POLL`, `roam FOLDER KEYS SEED`, `halt`.
 pub fn run() {
     if std::env::var_os(WORKER).is_none() {
         return;
@@ -45,10 +45,14 @@ pub fn run() {
                 member = Some(connect(&place.split('|').collect::<Vec<_>>(), lease));
                 say("connected");
             }
-            ["roam", folder, keys] => {
+            ["roam", folder, keys, seed] => {
                 let (folder, keys) = (folder.to_owned(), keys.parse().expect("a number"));
+                let seed = seed.parse().expect("a seed");
                 let (member, halted) = (member.take().expect("a member"), halted.clone());
-                roaming = Some(std::thread::spawn(move || roam(member, Path::new(&folder), keys, lease, &halted)));
+                roaming = Some(std::thread::spawn(move || {
+                    fastrand::seed(seed);
+                    roam(member, Path::new(&folder), keys, lease, &halted);
+                }));
                 say("roams");
             }
             ["halt"] => {
