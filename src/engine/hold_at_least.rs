@@ -110,9 +110,12 @@ impl Hold {
             if self.must_stand_for().is_zero() {
                 return Kept::No(phase);
             }
-            let deadline = Deadline::at(by).of_try().within(self.setup.request_timeout);
+            // What has expired does not stand for long: one try, which may take all of the time.
+            let all = Deadline::at(by).within(self.setup.request_timeout);
+            let deadline = if is_expired { all } else { all.of_try() };
             let may_be_done = |look: &Look| matches!(look, Look::Is(KeepAnswer::Kept) | Look::Unanswered(_));
             let (answer, _) = self.sends_end(|| self.keep_once(least, &deadline), Look::Unanswered, may_be_done);
+            let is_last = is_expired && !matches!(answer, Ok(Look::Changed(_)));
             let error = match answer {
                 Ok(Look::Is(KeepAnswer::Kept)) => return Kept::Yes(Ok(())),
                 Ok(Look::Is(KeepAnswer::Over)) => return Kept::No(phase),
@@ -128,8 +131,7 @@ impl Hold {
                 Err(error) if error.is_gone() => return Kept::No(phase),
                 Err(error) => error,
             };
-            if is_expired {
-                // It does not stand for long.
+            if is_last {
                 return Kept::Yes(Err(error));
             }
             if let Err(error) = failures.wait_if_retryable(error, &Deadline::at(by)) {

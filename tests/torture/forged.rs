@@ -331,6 +331,15 @@ fn a_call_that_is_never_answered_is_late() {
     forged.told(Line::Stopped { from: 1_400 * MS, to: 29_000 * MS, process: "b".to_owned() });
     forged.told(Line::Stopped { from: 32_000 * MS, to: 39_000 * MS, process: "b".to_owned() });
     forged.passes();
+    // One that all feel counts once.
+    for (took, is_late) in [(9_900, false), (10_100, true)] {
+        let mut forged = Forged::new();
+        forged.is_crowded();
+        forged.grant("a", 1_000, 1, alone());
+        forged.told(Line::Stopped { from: 1_200 * MS, to: 11_200 * MS - TIMEOUT * MS, process: "b".to_owned() });
+        forged.refuse("b", 1_100, 1_100 + took + 2 * SLACK, alone());
+        if is_late { forged.is_caught("late") } else { forged.passes() }
+    }
 }
 
 #[test]

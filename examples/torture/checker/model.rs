@@ -107,7 +107,7 @@ pub struct Process {
     /// By how much it saw its wall clock jump.
     pub jumps: Vec<(u64, i64)>,
     /// Stops and lateness alone.
-    held_up: Windows,
+    pub held_up: Windows,
     /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
     pub troubles: Windows,
     /// The same, and stops of one of its threads: when what it sends may be under way for longer than it waits.
@@ -358,11 +358,6 @@ impl Run {
     /// Whether it did not get to run, or the machine did not: no fault of the network or the server does that.
     pub fn is_held_up(&self, process: usize, from: u64, to: u64) -> bool {
         self.processes[process].held_up.meets(from, to) || self.troubles.meets(from, to)
-    }
-
-    /// For how long it did not, at most.
-    pub fn held_up_for(&self, process: usize, from: u64, to: u64) -> u64 {
-        self.processes[process].held_up.covered(from, to) + self.troubles.covered(from, to)
     }
 
     /// The same, or one of its threads was stopped.

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use super::model::Run;
+use super::windows::Windows;
 
 /// In these calls, on these keys, or in none: then it is the library's own, or looks at what it holds.
 #[derive(Clone, Debug)]
@@ -41,5 +42,15 @@ impl Run {
         let met = |point: &&Point| point.from <= to && point.to + slack >= from && such(point);
         let within = |point: &Point| point.to.min(to).saturating_sub(point.from.max(from)) + slack;
         self.processes[process].points.iter().filter(met).map(within).sum()
+    }
+
+    /// For how long of that time such a thread, or all of its process, did not get to run.
+    pub fn stood_still_for(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> u64 {
+        let own = &self.processes[process];
+        let points =
+            own.points.iter().filter(|point| such(point)).map(|point| (point.from, point.to + self.terms.slack));
+        let others = own.held_up.spans().chain(self.troubles.spans()).copied();
+        let meets = |span: &(u64, u64)| span.0 <= to && span.1 >= from;
+        Windows::new(points.chain(others).filter(meets).collect()).covered(from, to)
     }
 }

@@ -383,10 +383,10 @@ fn late(run: &Run, verdict: &mut Verdict) {
             let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
             let due = call.saturating_add(bound).saturating_add(terms.slack);
             // Its thread, or all of its process: it may take longer by that, and by no more.
-            let stopped = run.stopped_for(process, call, ret, |point| point.calls.contains(&id));
+            let is_its = |point: &Point| point.calls.contains(&id);
             let is_troubled = match ret > due {
-                true => ret <= due.saturating_add(stopped).saturating_add(run.held_up_for(process, call, ret)),
-                false => stopped > 0 || run.is_held_up(process, call, ret),
+                true => ret <= due.saturating_add(run.stood_still_for(process, call, ret, is_its)),
+                false => run.was_stopped(process, call, ret, is_its) || run.is_held_up(process, call, ret),
             };
             if verdict.finds("late", ret > due, is_troubled) {
                 let (name, took) = (&run.processes[process].name, ret - call);

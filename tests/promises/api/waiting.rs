@@ -1,6 +1,6 @@
 //! Waiting for a lock that others hold.
 
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -412,12 +412,13 @@ fn a_wait_is_counted_from_its_start_and_not_from_the_setter() {
 fn another_process_gets_its_turn_between_the_waiters_of_one() {
     on_every_store(|store| {
         let (client, rival) = (store.client(), store.rival());
-        let (over, begun) = (AtomicBool::new(false), AtomicUsize::new(0));
+        let ((goes_on, is_over), begun) = (crossbeam_channel::bounded::<()>(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
+            let _goes_on = goes_on; // Until this ends, however it does.
             for _ in 0..4 {
                 scope.spawn(|| {
                     let mut first = 1;
-                    while !over.load(Ordering::SeqCst) {
+                    while is_over.try_recv() == Err(crossbeam_channel::TryRecvError::Empty) {
                         let _guard = client.lock("k").unwrap();
                         begun.fetch_add(std::mem::take(&mut first), Ordering::SeqCst);
                         std::thread::sleep(Duration::from_millis(2));
@@ -426,9 +427,8 @@ fn another_process_gets_its_turn_between_the_waiters_of_one() {
             }
             wait_until("all of them have had it once", || begun.load(Ordering::SeqCst) == 4);
             // Also of a slow server, where eight hand-overs take seconds.
-            let got = rival.try_lock_for("k", 6 * LONG).unwrap().is_some();
-            over.store(true, Ordering::SeqCst);
-            assert!(got, "the waiters of one process starve all others");
+            let got = rival.try_lock_for("k", 6 * LONG).unwrap();
+            assert!(got.is_some(), "the waiters of one process starve all others");
         });
     });
 }

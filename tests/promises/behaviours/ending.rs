@@ -220,7 +220,7 @@ pub fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release(
     let bench = Bench::on(store);
     // The waiter looks only after the hand-over: nothing is handed over to one that reports what it saw.
     bench.faults.never_wakes();
-    let poll = Duration::from_secs(1);
+    let poll = LONG / 2;
     let builder = bench.builder().poll(poll..=poll).drop_timeout(bench.wait().max(SECONDS));
     let client = builder.connect().unwrap();
     let guard = client.lock("k").unwrap();
