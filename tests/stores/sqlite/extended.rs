@@ -21,14 +21,19 @@ fn client(store: Sqlite, clock: &Arc<Clock>) -> LockClient {
     builder_over(Arc::new(store), clock.clone()).request_timeout(seconds(60)).connect().unwrap()
 }
 
-/// What is left by the translated end may be more than the others respect.
-#[test]
-fn what_another_clock_extends_is_what_the_others_read() {
+/// A file, and a client of each of two clocks that are [`APART`].
+fn apart() -> (Folder, [LockClient; 2], [Arc<Clock>; 2]) {
     let folder = Folder::new();
     let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
     two.advance(APART);
-    let advance = |by| [&one, &two].iter().for_each(|clock| clock.advance(by));
-    let (first, second) = (client(first, &one), client(second, &two));
+    (folder, [client(first, &one), client(second, &two)], [one, two])
+}
+
+/// What is left by the translated end may be more than the others respect.
+#[test]
+fn what_another_clock_extends_is_what_the_others_read() {
+    let (_folder, [first, second], clocks) = apart();
+    let advance = |by| clocks.iter().for_each(|clock| clock.advance(by));
     first.leases("n").claim("app", "ann", seconds(60)).unwrap();
     first.request("k").lock_id("g").lease(seconds(60)).acquire().unwrap();
     advance(seconds(50));
@@ -42,17 +47,14 @@ fn what_another_clock_extends_is_what_the_others_read() {
 /// Of a lock that had none, given by a process of another clock.
 #[test]
 fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others() {
-    let folder = Folder::new();
-    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
-    two.advance(APART);
-    let (first, second) = (client(first, &one), client(second, &two));
+    let (_folder, [first, second], clocks) = apart();
     let guard = first.request("k").lease_forever().lock().unwrap();
     second.heartbeat(&guard.info(), seconds(60)).unwrap();
-    for clock in [&one, &two] {
+    for clock in &clocks {
         clock.advance(seconds(35));
     }
     wait_until("it has heard of its end", || guard.remaining() < Duration::MAX);
-    for clock in [&one, &two] {
+    for clock in &clocks {
         clock.advance(seconds(27));
     }
     let other = second.try_lock("k").unwrap();
@@ -68,14 +70,11 @@ fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() 
         // Whoever has another clock counts from the last renewal before the release.
         let second_asks = is(3) && !is_renewed;
         let case = format!("wall {wall}, set before: {is_set_before}, renewed: {is_renewed}, second: {second_asks}");
-        let folder = Folder::new();
-        let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
-        two.advance(APART);
-        let advance = |by| [&one, &two].iter().for_each(|clock| clock.advance(by));
-        let (first, second) = (client(first, &one), client(second, &two));
+        let (_folder, [first, second], clocks) = apart();
+        let advance = |by| clocks.iter().for_each(|clock| clock.advance(by));
         let request = first.request("k").lock_id("g").lease(seconds(3_600)).hold_at_least(seconds(600));
         let guard = request.lock().unwrap();
-        let set_wall = || [&one, &two].iter().for_each(|clock| clock.set_wall_offset(wall));
+        let set_wall = || clocks.iter().for_each(|clock| clock.set_wall_offset(wall));
         if is_set_before {
             set_wall();
         }
@@ -101,11 +100,8 @@ fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() 
 /// The release gives the entry a new grant id, so who has another clock counts its end anew.
 #[test]
 fn what_a_release_leaves_is_no_longer_for_a_waiter_of_another_clock() {
-    let folder = Folder::new();
-    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
-    two.advance(APART);
-    let advance = |by| [&one, &two].iter().for_each(|clock| clock.advance(by));
-    let (first, second) = (client(first, &one), client(second, &two));
+    let (_folder, [first, second], clocks) = apart();
+    let advance = |by| clocks.iter().for_each(|clock| clock.advance(by));
     let guard = first.request("k").lease(seconds(3_600)).hold_at_least(seconds(600)).lock().unwrap();
     assert!(second.try_lock("k").unwrap().is_none(), "it is held");
     advance(seconds(540));
@@ -118,17 +114,14 @@ fn what_a_release_leaves_is_no_longer_for_a_waiter_of_another_clock() {
 /// Also where the guard shares the lock with a holder of another clock, beside which no end is certain.
 #[test]
 fn an_end_that_was_given_on_purpose_comes_beside_a_holder_of_another_clock() {
-    let folder = Folder::new();
-    let [(first, one), (second, two)] = ["boot:one", "boot:two"].map(|clock| open_at(&folder.file(), clock));
-    two.advance(APART);
-    let (first, second) = (client(first, &one), client(second, &two));
+    let (_folder, [first, second], clocks) = apart();
     let guard = first.request("k").shared().lease_forever().lock().unwrap();
     second.request("k").shared().lease(seconds(3_600)).acquire().unwrap();
     first.heartbeat(&guard.info(), seconds(90)).unwrap();
     let mut looks = 0;
     for _ in 0..6 {
         let before = guard.info().renewed();
-        one.advance(seconds(30));
+        clocks[0].advance(seconds(30));
         wait_until("it looks, or is over", || guard.info().renewed() != before || !guard.is_held());
         looks += u32::from(guard.is_held());
     }
