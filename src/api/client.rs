@@ -291,8 +291,9 @@ impl LockClient {
     /// store answers it; the end of any other never moves backwards.
     ///
     /// # Errors
-    /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, or when one without end
-    /// was to end within a minute; `Ambiguous` or `Store` when it was not answered, after repeats within the request timeout.
+    /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, when the lease is out of
+    /// bounds, or when one without end was to end within a minute; `Ambiguous` or `Store` when it was not answered, after
+    /// repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
         let by = self.family.request_deadline();

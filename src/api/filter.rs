@@ -100,14 +100,15 @@ impl Filter {
         self
     }
 
-    /// Only locks whose lease is running. Defaults to live and expired ones.
+    /// Only locks whose lease, or the store's [grace](crate::Diagnosis::grace) after it, is running. Defaults to live and
+    /// expired ones.
     pub fn live(mut self) -> Self {
         self.expired = Some(false);
         self
     }
 
-    /// Only locks whose lease has ended and that nobody has taken or purged since. Defaults to live
-    /// and expired ones.
+    /// Only locks whose lease and the store's [grace](crate::Diagnosis::grace) have ended, and that nobody has taken or
+    /// purged since. Defaults to live and expired ones.
     pub fn expired(mut self) -> Self {
         self.expired = Some(true);
         self

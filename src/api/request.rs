@@ -83,7 +83,8 @@ impl LockRequest {
     /// `TimedOut`, with the holders, when [`wait`](LockRequest::wait) is over, or `Store` if the store was in trouble
     /// then; `TimedOut` also when the end that [`lease_until`](LockRequest::lease_until) sets came first; `Cancelled`;
     /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id; `InvalidInput` for an argument out of
-    /// bounds; else what the store says.
+    /// bounds; `Lost` when the lock was taken away again before its lease of more than a minute was set; else what the
+    /// store says.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
@@ -126,8 +127,8 @@ impl LockRequest {
     ///
     /// # Errors
     /// As [`lock`](LockRequest::lock), but `TimedOut` only when the store answered too late for the lock to be held, or
-    /// the end that [`lease_until`](LockRequest::lease_until) sets came first; `Lost` when the lock was taken away again
-    /// before its lease of more than a minute was set; also `InvalidInput` when a [`wait`](LockRequest::wait) is set.
+    /// the end that [`lease_until`](LockRequest::lease_until) sets came first; also `InvalidInput` when a
+    /// [`wait`](LockRequest::wait) is set.
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
         self.spec.refuses.wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())

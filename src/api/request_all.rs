@@ -72,8 +72,8 @@ impl<'a> LockAllRequest<'a> {
         self
     }
 
-    /// The group that all of them belong to, for [`renew`](LockClient::renew) and [`unlock`](LockClient::unlock).
-    /// Defaults to a random id.
+    /// The group that all of them belong to, for [`renew`](LockClient::renew) and [`unlock`](LockClient::unlock). Each
+    /// key has at most one holder of it: see [`LockRequest::lock_id`]. Defaults to a random id.
     pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
         self.lock_id = Some(lock_id.into());
         self

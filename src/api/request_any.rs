@@ -90,8 +90,8 @@ impl LockAnyRequest {
     /// `TimedOut`, with the holders of every key, when [`wait`](LockAnyRequest::wait) is over (without
     /// holders when it was over before the store was asked for all);
     /// `Cancelled`; `Closed`; `AlreadyHeld` when this client holds all the keys with the same lock
-    /// id; `InvalidInput` for an argument out of bounds, no key, or a key that is given twice; else
-    /// what the store says.
+    /// id; `InvalidInput` for an argument out of bounds, no key, or a key that is given twice; `Lost` as of
+    /// [`LockRequest::lock`](crate::LockRequest::lock); else what the store says.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)

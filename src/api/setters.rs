@@ -72,14 +72,16 @@ macro_rules! setters {
             ///
             /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever), by
             /// [`acquire`](Self::acquire), which gives no guard, and in [`LockAllRequest::each`](crate::LockAllRequest::each):
-            /// there call it of the guards once all are held. Defaults to nothing.
+            /// there call it of the guards once all are held. On Cloud Spanner with `fleet=mixed` only the lease itself,
+            /// `spindle_duration`, is taken. Defaults to nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {
                 self.spec.at_least = Some(least);
                 self
             }
 
             /// Puts the lock into a group: several keys can have the same lock id, and anyone who knows it can renew and
-            /// release them all. In a request for several keys, one that this client already holds with this lock id
+            /// release them all. On one key at most one holder has it, shared ones included: others who ask with the same id
+            /// are refused, or wait. In a request for several keys, one that this client already holds with this lock id
             /// counts as held. Defaults to a random id.
             pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
                 self.spec.lock.lock_id = Some(lock_id.into());

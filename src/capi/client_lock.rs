@@ -47,7 +47,7 @@ pub unsafe extern "C" fn leasehold_client_try_lock(
 }
 
 /// leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
-/// lock all the while.
+/// lock all the while, or the store answered too late for it to be held: then leasehold_error_holders gives none.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]

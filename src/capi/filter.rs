@@ -109,13 +109,13 @@ pub extern "C" fn leasehold_filter_set_shared(filter: FilterHandle) -> Code {
     call(|| set(filter, |filter| filter.mode(Mode::Shared)))
 }
 
-/// Only locks whose lease is running.
+/// Only locks whose lease, or the store's grace after it, is running.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_filter_set_live(filter: FilterHandle) -> Code {
     call(|| set(filter, Filter::live))
 }
 
-/// Only locks whose lease has ended and that nobody has taken or purged since.
+/// Only locks whose lease and the store's grace have ended, and that nobody has taken or purged since.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_filter_set_expired(filter: FilterHandle) -> Code {
     call(|| set(filter, Filter::expired))

@@ -76,7 +76,8 @@ pub unsafe extern "C" fn leasehold_election_campaign(
 }
 
 /// leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
-/// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does.
+/// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does, if the store was
+/// asked.
 /// \param leadership Gets the term.
 #[unsafe(no_mangle)]
 #[must_use]

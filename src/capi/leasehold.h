@@ -489,8 +489,8 @@ typedef struct {
 // leasehold_error_holders gives the lease as it was found.
 //
 // In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
-// Its times are those of the claim, of the last extension, and from when on it can be expired. A list of pins has the same
-// two texts, the entity in the holder's place, and no numbers.
+// Its times are those of the claim, of the last extension, and of its end, from when on (on DynamoDB a grace later) it
+// can be expired. A list of pins has the same two texts, the entity in the holder's place, and no numbers.
 typedef struct {
   uint64_t id;
 } leasehold_leases;
@@ -758,7 +758,7 @@ leasehold_code leasehold_client_try_lock(leasehold_client client,
                                          leasehold_guard *guard);
 
 // leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
-// lock all the while.
+// lock all the while, or the store answered too late for it to be held: then leasehold_error_holders gives none.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -862,8 +862,8 @@ leasehold_code leasehold_request_set_comment(leasehold_request request,
                                              const char *comment,
                                              size_t comment_len);
 
-// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. Defaults to a random
-// id.
+// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. A key has at most one
+// holder with it, shared ones included: others who ask with the same id are refused, or wait. Defaults to a random id.
 // \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_lock_id(leasehold_request request,
@@ -917,7 +917,8 @@ leasehold_code leasehold_request_set_max_hold(leasehold_request request,
 // until then a release, the end of the guard or of the client, and the death of the process leave it standing, and nobody
 // renews it. So a job that is over in a second does not run again on a host that starts it a little later. Refused with a
 // lease without end or until a time, by leasehold_request_acquire, and for all of several keys: see
-// leasehold_guards_hold_at_least. Defaults to nothing.
+// leasehold_guards_hold_at_least. On Cloud Spanner with fleet=mixed only the lease itself, spindle_duration, is taken.
+// Defaults to nothing.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_hold_at_least(leasehold_request request,
                                                    uint64_t ms);
@@ -976,8 +977,8 @@ leasehold_code leasehold_request_try_lock_all(leasehold_request request,
                                               leasehold_guards *guards);
 
 // Waits for the lock, and gives a guard as leasehold_client_lock does. LEASEHOLD_CODE_TIMED_OUT when the wait that was
-// set is over, LEASEHOLD_CODE_CANCELLED, or LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same
-// lock id.
+// set is over, LEASEHOLD_CODE_LOST as by leasehold_request_try_lock, LEASEHOLD_CODE_CANCELLED, or
+// LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same lock id.
 // \param guard Gets the guard.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1475,10 +1476,10 @@ LEASEHOLD_API leasehold_code leasehold_filter_set_exclusive(leasehold_filter fil
 // Only shared holders.
 LEASEHOLD_API leasehold_code leasehold_filter_set_shared(leasehold_filter filter);
 
-// Only locks whose lease is running.
+// Only locks whose lease, or the store's grace after it, is running.
 LEASEHOLD_API leasehold_code leasehold_filter_set_live(leasehold_filter filter);
 
-// Only locks whose lease has ended and that nobody has taken or purged since.
+// Only locks whose lease and the store's grace have ended, and that nobody has taken or purged since.
 LEASEHOLD_API leasehold_code leasehold_filter_set_expired(leasehold_filter filter);
 
 // Only locks that were granted before this time, in milliseconds since 1970.
@@ -1862,7 +1863,8 @@ leasehold_code leasehold_election_campaign(leasehold_election election,
                                            leasehold_leadership *leadership);
 
 // leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
-// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does.
+// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does, if the store was
+// asked.
 // \param leadership Gets the term.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

@@ -595,7 +595,8 @@ class client {
     }
     return guard(made);
   }
-  /// Waits for at most this time; nothing when others held the lock all the while.
+  /// Waits for at most this time; nothing when others held the lock all the while, or the store answered too late for it
+  /// to be held.
   [[nodiscard]] std::optional<guard> try_lock_for(std::string_view key, time_span time) const {
     leasehold_guard made{};
     const auto code = leasehold_client_lock_for(get(), key.data(), key.size(), to_ms(time), &made);

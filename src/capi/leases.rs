@@ -22,8 +22,8 @@ handle::object!(LeasesData = 13, LeasesHandle, "namespace of leases");
 /// leasehold_error_holders gives the lease as it was found.
 ///
 /// In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
-/// Its times are those of the claim, of the last extension, and from when on it can be expired. A list of pins has the same
-/// two texts, the entity in the holder's place, and no numbers.
+/// Its times are those of the claim, of the last extension, and of its end, from when on (on DynamoDB a grace later) it
+/// can be expired. A list of pins has the same two texts, the entity in the holder's place, and no numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeasesHandle {

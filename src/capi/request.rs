@@ -155,8 +155,8 @@ pub unsafe extern "C" fn leasehold_request_set_comment(
     })
 }
 
-/// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. Defaults to a random
-/// id.
+/// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. A key has at most one
+/// holder with it, shared ones included: others who ask with the same id are refused, or wait. Defaults to a random id.
 /// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_lock_id(
@@ -238,7 +238,8 @@ pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64
 /// until then a release, the end of the guard or of the client, and the death of the process leave it standing, and nobody
 /// renews it. So a job that is over in a second does not run again on a host that starts it a little later. Refused with a
 /// lease without end or until a time, by leasehold_request_acquire, and for all of several keys: see
-/// leasehold_guards_hold_at_least. Defaults to nothing.
+/// leasehold_guards_hold_at_least. On Cloud Spanner with fleet=mixed only the lease itself, spindle_duration, is taken.
+/// Defaults to nothing.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_hold_at_least(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.hold_at_least(millis(ms))))
@@ -334,8 +335,8 @@ pub unsafe extern "C" fn leasehold_request_try_lock_all(request: RequestHandle, 
 }
 
 /// Waits for the lock, and gives a guard as leasehold_client_lock does. LEASEHOLD_CODE_TIMED_OUT when the wait that was
-/// set is over, LEASEHOLD_CODE_CANCELLED, or LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same
-/// lock id.
+/// set is over, LEASEHOLD_CODE_LOST as by leasehold_request_try_lock, LEASEHOLD_CODE_CANCELLED, or
+/// LEASEHOLD_CODE_ALREADY_HELD when this client holds the key with the same lock id.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -17,6 +17,7 @@ use super::election::{
     leasehold_election_set_on_lost, leasehold_election_set_on_won,
 };
 use super::error::{leasehold_error_held_by_this_client, leasehold_error_is_retryable};
+use super::event::{EventFn, EventInfo, EventKind, Events};
 use super::failure;
 use super::guard::{
     Guard, GuardHandle, leasehold_guard_ensure_held, leasehold_guard_free, leasehold_guard_into_lock,
@@ -351,4 +352,58 @@ fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     drop(leaves);
     assert_eq!(frees.recv(), Ok(Code::Ok));
     assert_eq!((leasehold_request_free(request), leasehold_client_free(client)), (Code::Ok, Code::Ok));
+}
+
+/// Ends what a lock is of on the thread of the heartbeat that finds it lost.
+struct AtLoss {
+    handle: AtomicU64,
+    end: fn(u64) -> Code,
+    ended: Sender<Code>,
+}
+
+unsafe extern "C" fn ends_at_loss(event: *const EventInfo, user: *mut c_void) {
+    // SAFETY: the test leaks it, and the event is there during the call.
+    let (at, event) = unsafe { (&*user.cast::<AtLoss>(), &*event) };
+    if event.kind == EventKind::Lost {
+        let _ = at.ended.send((at.end)(at.handle.load(Ordering::SeqCst)));
+    }
+}
+
+static LEFT_BEHIND: AtomicBool = AtomicBool::new(false);
+
+unsafe extern "C" fn hears_of_heartbeat(record: *const LogRecord, _: *mut c_void) {
+    // SAFETY: the record is there during the call.
+    let text = unsafe { std::ffi::CStr::from_ptr((*record).text) };
+    LEFT_BEHIND.fetch_or(text.to_string_lossy().contains("lock \"ends itself\" that hangs"), Ordering::SeqCst);
+}
+
+#[test]
+fn a_heartbeat_whose_event_ends_its_guard_or_client_does_not_wait_for_itself() {
+    let mut log = LogHandle::default();
+    // SAFETY: a place that can be written to, and a function that any thread may call.
+    let code =
+        unsafe { leasehold_log_new(LogLevel::Warn as i32, Some(hears_of_heartbeat), std::ptr::null_mut(), &mut log) };
+    assert_eq!(code, Code::Ok);
+    let frees: fn(u64) -> Code = |id| leasehold_guard_free(GuardHandle { id });
+    let closes: fn(u64) -> Code = |id| leasehold_client_close(ClientHandle { id });
+    for (end, is_of_client) in [(frees, false), (closes, true)] {
+        let (ended, ends) = bounded(1);
+        let at: &'static AtLoss = Box::leak(Box::new(AtLoss { handle: AtomicU64::new(0), end, ended }));
+        let callback = Callback { function: ends_at_loss as EventFn, user: (&raw const *at).cast_mut().cast() };
+        let (events, clock) = (Events::new(callback), Clock::system());
+        let builder = ClientBuilder::over(Arc::new(Memory::open("", clock.clone())), clock);
+        let builder = builder.own_observer(events.clone()).lease(Duration::from_secs(60));
+        let builder = builder.heartbeat(Duration::from_millis(200)).drop_timeout(Duration::from_secs(3600));
+        let Ok(api) = builder.connect() else { panic!("no client") };
+        let Ok(client) = handle::insert(Client::new(api.clone(), Some(events))) else { panic!("no handle") };
+        let Ok(held) = api.lock("ends itself") else { panic!("no lock") };
+        let Ok(guard) = handle::insert(Guard::new(held, Watch::new(None))) else { panic!("no handle") };
+        at.handle.store(if is_of_client { client.id } else { guard.id }, Ordering::SeqCst);
+        assert!(api.force_release("ends itself").is_ok());
+        assert_eq!(ends.recv_timeout(Duration::from_secs(20)), Ok(Code::Ok), "of the client: {is_of_client}");
+        assert!(!is_of_client || leasehold_guard_free(guard) == Code::Ok);
+        assert_eq!(leasehold_client_free(client), Code::Ok);
+    }
+    assert_eq!(leasehold_log_free(log), Code::Ok);
+    assert!(!LEFT_BEHIND.load(Ordering::SeqCst), "it is taken for one that hangs");
 }

@@ -295,10 +295,10 @@ pub struct States {
     /// Only locks that are held together with others
     #[arg(long)]
     pub shared: bool,
-    /// Only locks whose lease is running
+    /// Only locks whose lease runs, or the grace of DynamoDB after it
     #[arg(long, conflicts_with = "expired")]
     pub live: bool,
-    /// Only locks whose lease has ended
+    /// Only locks whose lease, and the grace of DynamoDB after it, has ended
     #[arg(long)]
     pub expired: bool,
 }

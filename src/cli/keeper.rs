@@ -3,14 +3,15 @@
 
 use std::fmt;
 use std::fs::File;
-use std::io::{self, BufRead, Write};
-use std::os::fd::OwnedFd;
+use std::io::{self, BufRead, BufReader, PipeReader, Write};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, RecvTimeoutError, at, never, unbounded};
+use crossbeam_channel::{Receiver, at, never};
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{SigSet, Signal, killpg};
 use nix::unistd::Pid;
 
@@ -25,8 +26,6 @@ pub const NAME: &str = "__keep";
 
 /// A timer that does not count suspend is looked at again after this.
 const AGAIN: Duration = Duration::from_secs(1);
-/// What was said in time may be read only now, where the keeper itself stood still.
-const LATE: Duration = Duration::from_millis(20);
 /// Between two tries to have another keeper: each wakes us by the end of the process that could not become one.
 const PAUSE: Duration = Duration::from_secs(1);
 /// By less than this the time is not said anew: a stopped keeper reads nothing, and its pipe would fill up.
@@ -191,12 +190,9 @@ pub fn keep() -> Outcome {
     let failed = |error: &dyn std::fmt::Display| Failure::Own(code::INTERNAL, error.to_string());
     // Whoever ends all processes of a service means those that do something.
     SigSet::all().thread_block().map_err(|error| failed(&error))?;
-    let (sender, lines) = unbounded();
-    let reader = std::thread::Builder::new().name("leasehold-keeper".to_owned());
-    let read = move || io::stdin().lock().lines().map_while(Result::ok).all(|line| sender.send(line).is_ok());
-    reader.spawn(read).map_err(|error| failed(&error))?;
-    let mut order = None;
-    while let Some(line) = next_line(&lines, &mut order) {
+    let pipe = io::stdin().as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
+    let (mut lines, mut order) = (BufReader::new(PipeReader::from(pipe)), None);
+    while let Some(line) = next_line(&mut lines, &mut order) {
         order = Order::read(&line);
     }
     order.into_iter().for_each(Order::kill);
@@ -204,18 +200,21 @@ pub fn keep() -> Outcome {
 }
 
 /// `None`: leasehold is gone.
-fn next_line(lines: &Receiver<String>, order: &mut Option<Order>) -> Option<String> {
+fn next_line(lines: &mut BufReader<PipeReader>, order: &mut Option<Order>) -> Option<String> {
     loop {
-        let Some(kill_at) = order.as_ref().and_then(|order| order.kill_at) else {
-            return lines.recv().ok();
+        let kill_at = order.as_ref().and_then(|order| order.kill_at);
+        let left = kill_at.map(|at| at.saturating_sub(since_boot()).min(AGAIN));
+        let millis = left.map(|left| u16::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u16::MAX));
+        // The last look is after `kill_at`: what was said in time is read only now where the keeper itself stood still.
+        let is_said = |pipe: &PipeReader| {
+            poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], millis).is_ok_and(|ready| ready > 0)
         };
-        let left = kill_at.saturating_sub(since_boot());
-        match lines.recv_timeout(left.clamp(LATE, AGAIN)) {
-            Ok(line) => return Some(line),
-            Err(RecvTimeoutError::Disconnected) => return None,
+        if !lines.buffer().is_empty() || is_said(lines.get_ref()) {
+            return lines.lines().next()?.ok();
+        }
+        if left == Some(Duration::ZERO) {
             // From then on its number may be that of a stranger.
-            Err(RecvTimeoutError::Timeout) if left.is_zero() => order.take().into_iter().for_each(Order::kill),
-            Err(RecvTimeoutError::Timeout) => {}
+            order.take().into_iter().for_each(Order::kill);
         }
     }
 }
@@ -242,6 +241,20 @@ mod tests {
             waits.read_to_end(&mut passed).expect("its end");
             assert_eq!((begun.is_ok(), &passed[..]), (may_begin, told));
             keeper.dismiss();
+        }
+    }
+
+    /// Where the keeper itself stood still.
+    #[test]
+    fn what_was_said_in_time_is_read_before_it_kills() {
+        let (reads, mut says) = io::pipe().expect("a pipe");
+        let (mut lines, told) = (BufReader::new(reads), ["process 1", "process -"]);
+        says.write_all(format!("{}\n", told.join("\n")).as_bytes()).expect("somebody reads");
+        drop(says);
+        // Standard output is no handle of a process, so this kills nothing.
+        let mut order = Some(Order { target: Target::Process, kill_at: Some(Duration::ZERO) });
+        for told in told.map(Some).into_iter().chain([None]) {
+            assert_eq!((next_line(&mut lines, &mut order).as_deref(), order.is_some()), (told, true));
         }
     }
 

@@ -102,9 +102,9 @@ pub fn holding(global: &Global, ask: &Ask) -> Outcome<ClientBuilder> {
         let (kill, lease, rest) = (words(ask.kill_after()), words(ask.lease), words(ask.after_kill()));
         Failure::usage(format!(
             "--kill-after is {kill}, too long for a --lease of {lease}: with {rest} on top it must be at most a third \
-             of the lease, so make it {} or shorter, or the lease {} or longer",
-            words((ask.lease / 3).saturating_sub(ask.after_kill())),
-            words(least)
+             of the lease, so make it {:?} or shorter, or the lease {least:?} or longer",
+            // Exactly: a bound that is rounded may be refused again.
+            (ask.lease / 3).saturating_sub(ask.after_kill())
         ))
     })?;
     Ok(builder.margin(margin))

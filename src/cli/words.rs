@@ -44,7 +44,7 @@ fn parse(text: &str) -> Option<Duration> {
 }
 
 /// What the library's messages name, and what can be typed instead.
-const OURS: [(&str, &str); 16] = [
+const OURS: [(&str, &str); 17] = [
     ("create_schema()", "`leasehold init`"),
     ("schema() says", "`leasehold init --print` says"),
     (", or lease_forever()", ""),
@@ -56,6 +56,7 @@ const OURS: [(&str, &str); 16] = [
     ("max_holders is ", "--max-holders is "),
     ("max_hold is ", "--max-hold is "),
     ("lease is ", "--lease is "),
+    ("margin is ", "--kill-after, with what is kept after it, is "),
     ("key_prefix is ", "--prefix is "),
     ("lock_id is ", "the lock id is "),
     ("comment is ", "--comment is "),
@@ -236,6 +237,7 @@ mod tests {
             assert_eq!(ours(right), right);
         }
         assert_eq!(ours("lease is 1ms, but must be from 1s"), "--lease is 1ms, but must be from 1s");
+        assert_eq!(ours("margin is 1ms, but must be"), "--kill-after, with what is kept after it, is 1ms, but must be");
         assert_eq!(ours("duration is 0ns, (owner is \"\")"), "--for is 0ns, (--owner is \"\")");
         // What others chose stays as it is.
         let quoted = r#"lock "owner is \" connect again \\": "#;

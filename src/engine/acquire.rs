@@ -396,9 +396,9 @@ impl<'a> Wait<'a> {
             // What it had to report may have forked.
             family.check_process()?;
             let error = match answer {
-                Ok(Acquired::Granted { holder, repeated, now }) => {
-                    let asked = attempt.asked_at(sent, repeated);
-                    let held_until = terms.first_held_until((asked, lease), sent, holder.until, now);
+                Ok(Acquired::Granted { holder, now, .. }) => {
+                    // What the first request was granted may be over, and granted anew: others act on that end.
+                    let held_until = terms.first_held_until((first_sent, lease), sent, holder.until, now);
                     if clock.now() >= held_until {
                         return self.void(attempt, overall);
                     }

@@ -352,6 +352,7 @@ impl Family {
     /// for longer.
     fn release_all(&self, soon: Instant, by: Instant) -> Result<()> {
         let holds = self.holds();
+        holds.iter().for_each(|hold| hold.leave_own_heartbeat());
         let mut open = holds.len();
         let holds = Arc::new(Mutex::new(holds));
         let (done, answers) = crossbeam_channel::unbounded();

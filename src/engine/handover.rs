@@ -115,3 +115,42 @@ impl Hold {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::engine::family::Family;
+    use crate::engine::hold::Beat;
+    use crate::engine::options::ClientOptions;
+    use crate::engine::orders::{LEASE, spec};
+    use crate::engine::queue::May;
+    use crate::engine::spec::Callbacks;
+    use crate::store::Backend;
+    use crate::store::fault::{Call, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    /// The heartbeat, or a waiter, waits for what is locked meanwhile.
+    #[test]
+    fn where_a_logger_hangs_at_what_the_store_says_no_renewal_and_no_hand_over_does() {
+        let (clock, faults) = (Clock::system(), FaultPlan::default());
+        let store = Arc::new(Memory::open("", clock.clone()));
+        let faulty = Arc::new(Faulty::new(store.clone(), faults.clone()));
+        let family = Family::new(faulty, clock.clone(), ClientOptions::default());
+        let (by, sent, spec) = (Deadline::after(Duration::from_secs(60)), clock.now(), spec());
+        let mut attempt = spec.attempt(store.info().grant_form.fresh(), LEASE);
+        attempt.sends = 1;
+        let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
+        let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
+        let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
+        let hold = family.hold(granted, spec.terms, Callbacks::default(), &by).expect("a hold");
+        assert_eq!(hold.beat(), Beat::Renewed);
+        let ticket = family.queues.enter(spec, &Arc::default(), &Deadline::after(Duration::MAX));
+        hold.release(Duration::from_secs(60)).expect("it is handed over");
+        assert!(matches!(ticket.may(), May::Take(_)));
+        assert_eq!([Call::Renew, Call::Acquire].map(|call| faults.count(call)), [1, 1]);
+        assert!(faults.loose().is_empty(), "{:?}", faults.loose());
+    }
+}

@@ -28,7 +28,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::observing::{Observing, later};
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::Thread;
+use crate::sys::thread::{Thread, keeping_a_lock};
 
 /// What a hold needs besides the grant.
 pub struct Setup {
@@ -73,7 +73,7 @@ pub(super) struct Grant {
     /// The lock as it was granted.
     pub lock: Lock,
     pub at: BootTime,
-    /// When the store made it, by its clock.
+    /// When the store made it, by its clock; where clients estimate that, as late as it may have been.
     pub created: StoreTime,
     pub chain: Chain,
 }
@@ -172,7 +172,8 @@ impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
         let Granted { attempt, holder, now, held_until, chain } = granted;
-        let (lock, created) = (Lock::granted(&attempt, &holder, now, setup.backend.info()), holder.created);
+        let lock = Lock::granted(&attempt, &holder, now, setup.backend.info());
+        let created = if setup.backend.info().grace.is_zero() { holder.created } else { holder.created.max(now) };
         let granted_at = setup.clock.now();
         let stands_until = end_of(holder.until, now, granted_at);
         let (now, wishes) = crossbeam_channel::bounded(1);
@@ -349,6 +350,11 @@ impl Hold {
         let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
             return Err(self.error(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
         };
+        // Any thread may ask, and a logger hang at what the store says: the heartbeat waits for `attempt`.
+        keeping_a_lock(|| self.ask_by(&mut attempt, least, by))
+    }
+
+    fn ask_by(&self, attempt: &mut Attempt, least: Duration, by: &Deadline) -> Result<BeatAnswer> {
         let backend = &self.setup.backend;
         // The lease is counted from before the request.
         let sent = self.setup.clock.now();
@@ -370,7 +376,7 @@ impl Hold {
                     // Given one by a clock that this one can't compare, perhaps: what is left of it is put on this one.
                     Some((_, holder)) if seen.times.ends_are_bounds && holder.until != End::Never => {
                         let left = holder.until.left(seen.times.now).unwrap_or_default();
-                        match backend.renew(&mut attempt, Renewal::heartbeat(Lease::For(left)), by)? {
+                        match backend.renew(attempt, Renewal::heartbeat(Lease::For(left)), by)? {
                             Renewed::Until { until, now } => (until, now),
                             Renewed::Lost(seen) => return Ok(BeatAnswer::Lost(seen)),
                             Renewed::Unknown(error) => return Err(error),
@@ -380,7 +386,7 @@ impl Hold {
                     None => return Ok(BeatAnswer::Lost(seen)),
                 }
             }
-            lease => match backend.renew(&mut attempt, Renewal::heartbeat(lease), by)? {
+            lease => match backend.renew(attempt, Renewal::heartbeat(lease), by)? {
                 Renewed::Until { until, now } => (until, now),
                 Renewed::Lost(seen) => return Ok(BeatAnswer::Lost(seen)),
                 Renewed::Unknown(error) => return Err(error),

@@ -179,13 +179,12 @@ impl World {
     fn ask(&mut self, n: usize, mut attempt: Attempt, ticket: Option<Ticket>) -> At {
         let clock = &self.processes[self.workers[n].process].clock;
         let sent = clock.now();
-        attempt.first_sent.get_or_insert(sent);
+        let first_sent = *attempt.first_sent.get_or_insert(sent);
         attempt.sends += 1;
         let terms = terms();
         match self.network.acquire(&mut attempt, &at_once()).expect("an answer, or none") {
-            Acquired::Granted { holder, repeated, now } => {
-                let asked = attempt.asked_at(sent, repeated);
-                let held_until = terms.first_held_until((asked, LEASE), sent, holder.until, now);
+            Acquired::Granted { holder, now, .. } => {
+                let held_until = terms.first_held_until((first_sent, LEASE), sent, holder.until, now);
                 let handed = ticket.and_then(|ticket| ticket.leave(Leaves::WithLock));
                 assert!(handed.is_none(), "it was granted twice");
                 if clock.now() >= held_until {

@@ -283,8 +283,8 @@ impl Hold {
     fn stop_heartbeat(&self, bound: Duration) {
         self.beats.stop.cancel();
         let heartbeat = self.state.lock().heartbeat.take();
-        // Without a bound it is not asked whether it hangs.
-        if let Some(heartbeat) = heartbeat.filter(|_| !bound.is_zero())
+        // Without a bound it is not asked whether it hangs, nor where it ends its hold itself, as in an event of C's.
+        if let Some(heartbeat) = heartbeat.filter(|beat| !bound.is_zero() && !beat.is_here())
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
             let key = shown(&self.grant.lock.key);
@@ -293,6 +293,11 @@ impl Hold {
                 || log::warn!(target: "leasehold::guard", key:?; "a heartbeat of lock {key:?} that hangs is left behind"),
             );
         }
+    }
+
+    /// No release waits for the heartbeat if this is its thread, which closes the client in an event of C's.
+    pub(super) fn leave_own_heartbeat(&self) {
+        drop(self.state.lock().heartbeat.take_if(|beat| beat.is_here()));
     }
 
     /// The hold is gone: nobody can release it or learn of its loss any more.

@@ -298,10 +298,10 @@ impl State {
     }
 }
 
-/// Makes a call that ends a hold. A panic of the store counts as no answer, since it must not leave a drop.
+/// Makes a call that ends a hold. No logger hangs in it, and no panic of the store leaves it: that counts as no answer.
 pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
-    caught(call).unwrap_or_else(|| Ok(unknown(panicked())))
+    keeping_a_lock(|| caught(call)).unwrap_or_else(|| Ok(unknown(panicked())))
 }
 
 /// Repeats the giving up until it is answered or `deadline` is over.

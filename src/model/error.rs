@@ -33,6 +33,9 @@ struct Inner {
 }
 
 /// The kinds of [`Error`].
+///
+/// A function names those that need an answer of their own. Each that asks the store can also fail with `Permission`,
+/// `Schema`, `Store` or `Ambiguous`, and with `Closed` once its client was closed, or in a forked child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {

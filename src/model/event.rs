@@ -12,9 +12,9 @@ use crate::model::loss::Loss;
 /// what it takes there, the call takes longer, and what it takes before a call returns a lock is part of the lock's
 /// first lease. What heartbeats, the thread that watches deadlines and a close have to report is told by a thread of its
 /// own, so that it delays no renewal, loss or release: by one for all keys, and for each key in order. Of one so slow that
-/// 10,000 events wait, only beginnings and ends of holds are told from then on, up to 100,000. It should not wait for
-/// a lock of a client that it observes: that wait has events, too, which would make more. A panic in it is logged and goes
-/// no further.
+/// 10,000 events wait, only beginnings and ends of holds, waits and terms are told from then on, up to 100,000. It should
+/// not wait for a lock of a client that it observes: that wait has events, too, which would make more. A panic in it is
+/// logged and goes no further.
 ///
 /// # Example
 /// Two gauges that never drift, since every beginning has one end:

@@ -264,7 +264,7 @@ impl KeyStatus {
 pub struct Purged {
     /// The expired holders that were removed.
     pub freed: Vec<LockStatus>,
-    /// How many rows were deleted: those of free keys whose last grant was 30 days ago or earlier.
+    /// How many rows were deleted; [`purge`](crate::LockClient::purge) says which ones it deletes.
     pub deleted: usize,
 }
 

@@ -14,6 +14,7 @@ use super::{
 use crate::lease::LockRecord;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::deadline::Deadline;
+use crate::sys::thread::keeps_a_lock;
 
 /// The calls that a fault can be meant for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -82,6 +83,7 @@ struct Plan {
     late: Vec<(Arc<dyn Backend>, Attempt)>,
     given_up: Vec<String>,
     calls: Vec<Call>,
+    loose: Vec<Call>,
 }
 
 impl FaultPlan {
@@ -133,6 +135,11 @@ impl FaultPlan {
         self.0.lock().calls.iter().filter(|c| **c == call).count()
     }
 
+    /// Every call of a thread that waits for the program's logger at what the store says.
+    pub fn loose(&self) -> Vec<Call> {
+        self.0.lock().loose.clone()
+    }
+
     /// How many acquisitions of this key the store gave up, as it has answered.
     pub fn given_up(&self, key: &str) -> usize {
         self.0.lock().given_up.iter().filter(|given_up| *given_up == key).count()
@@ -146,6 +153,9 @@ impl FaultPlan {
     fn take(&self, call: Call) -> Option<Fault> {
         let mut plan = self.0.lock();
         plan.calls.push(call);
+        if !keeps_a_lock() {
+            plan.loose.push(call);
+        }
         if plan.is_offline {
             return Some(Fault::FailBefore);
         }

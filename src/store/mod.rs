@@ -292,11 +292,6 @@ impl Attempt {
         }
     }
 
-    /// When it was asked for what it was granted by the request of `sent`: where that is a repeat's answer, by the first one.
-    pub fn asked_at(&self, sent: BootTime, repeated: bool) -> BootTime {
-        self.first_sent.filter(|_| repeated).unwrap_or(sent)
-    }
-
     /// The grant id.
     pub fn grant(&self) -> &GrantId {
         &self.ask.grant

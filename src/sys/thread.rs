@@ -74,11 +74,19 @@ pub fn begin_to_keep_a_lock() {
 }
 
 /// Runs this as on a thread that one lock depends on.
-pub fn keeping_a_lock(run: impl FnOnce()) {
-    let before = KEEPS.get();
-    KEEPS.set(if before == Keeps::Nothing { Keeps::ALock } else { before });
-    run();
-    KEEPS.set(before);
+pub fn keeping_a_lock<T>(run: impl FnOnce() -> T) -> T {
+    /// The thread may be the user's, and a store may panic.
+    struct Before(Keeps);
+    impl Drop for Before {
+        fn drop(&mut self) {
+            KEEPS.set(self.0);
+        }
+    }
+    let before = Before(KEEPS.get());
+    if before.0 == Keeps::Nothing {
+        KEEPS.set(Keeps::ALock);
+    }
+    run()
 }
 
 /// Whether all others wait where this thread waits for code of the user's.

@@ -183,7 +183,7 @@ fn wrong_usage_is_64() {
         (&["run", "k", "--kill-after", "-5s", "--", "true"], "'--kill-after <DURATION>': a duration of at most"),
         (&["elect", "k", "--max-hold", "-5s", "--", "true"], "'--max-hold <DURATION>': a duration above zero"),
         (&["status", "--older-than", "-5s"], "'--older-than <DURATION>': a duration above zero"),
-        (&["run", "k", "--kill-after", "10s", "--", "true"], "or the lease 33 s or longer"),
+        (&["run", "k", "--kill-after", "10s", "--", "true"], "or the lease 33s or longer"),
         (&["run", "k", "--on-loss", "signal:NO", "--", "true"], "there is no signal NO"),
         (&["run", "k", "--max-holders", "2", "--exclusive", "--", "true"], "cannot be used with"),
         (&["run", "k", "--try", "--wait", "1s", "--", "true"], "cannot be used with"),
@@ -211,7 +211,7 @@ fn a_short_lease_needs_no_other_option() {
     let ran = run(&mut store.leasehold(&["run", "k", "--lease", "99ms", "--", "true"]));
     assert_eq!(ran.code, Some(64), "{}", ran.stderr);
     let ran = run(&mut store.leasehold(&["run", "k", "--lease", "2s", "--kill-after", "400ms", "--", "true"]));
-    assert!(ran.code == Some(64) && ran.stderr.contains("or the lease 2.4 s or longer"), "{}", ran.stderr);
+    assert!(ran.code == Some(64) && ran.stderr.contains("or the lease 2.4s or longer"), "{}", ran.stderr);
 }
 
 #[test]

@@ -62,6 +62,36 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
     assert!(ran.stderr.contains("was lost: expired"), "{}", ran.stderr);
 }
 
+/// The same where leasehold stands still, so that its keeper does it, and for the shortest lease.
+#[test]
+fn the_keeper_kills_before_a_short_lease_ends() {
+    let is_in_time = || {
+        let store = Store::new();
+        let (client, proof) = (store.client(), store.path("proof"));
+        let mut command = store.script(&["--lease", "100ms"], "trap '' TERM; echo $$ >$PROOF; exec sleep 1000");
+        let mut running = Running::start(command.env("PROOF", &proof));
+        let mut pid = String::new();
+        // On a busy machine the lock may be lost before.
+        wait_until("it begins", || {
+            pid = std::fs::read_to_string(&proof).unwrap_or_default();
+            pid.ends_with('\n') || running.child.try_wait().unwrap().is_some()
+        });
+        if pid.is_empty() {
+            return false;
+        }
+        running.signal(Signal::SIGSTOP);
+        let own = running.child.id().to_string();
+        wait_until("it stands still", || ["T", "Z"].contains(&state(&own).as_str()));
+        let end = client.get("k").unwrap().and_then(|key| key.holders().first()?.leased_until());
+        let is_alive = || !["Z", ""].contains(&state(pid.trim()).as_str());
+        let was_alive = is_alive();
+        wait_until("it is killed", || !is_alive());
+        was_alive && end.is_some_and(|end| SystemTime::now() < end)
+    };
+    // A hundredth of a second is between the two, and a busy machine uses it up.
+    assert!((0..20).any(|_| is_in_time()), "never in time");
+}
+
 /// Whether the command ends by itself or for the loss: a release that is not answered ends with the lease.
 #[test]
 fn nothing_is_waited_for_after_the_end_of_the_lease() {

@@ -7,6 +7,25 @@ use std::time::Duration;
 
 use crate::support::{Store, run};
 
+/// Whichever of the two is followed.
+#[test]
+fn what_is_advised_for_a_kill_after_that_is_too_long_is_taken() {
+    let store = Store::new();
+    let run = |lease: &str, time: &str| {
+        run(&mut store.leasehold(&["run", "k", "--lease", lease, "--kill-after", time, "--", "true"]))
+    };
+    for (lease, time) in [("20s", "6s"), ("30m", "20m"), ("30s", "9.5s")] {
+        let told = run(lease, time).stderr;
+        let (_, told) = told.split_once("so make it ").expect(&told);
+        let (shorter, told) = told.split_once(" or shorter, or the lease ").expect(told);
+        let (longer, _) = told.split_once(" or longer").expect(told);
+        for (lease, time) in [(lease, shorter), (longer, time)] {
+            let ran = run(lease, time);
+            assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{lease} {time}");
+        }
+    }
+}
+
 /// One of each kind of error, and of each argument that the library refuses.
 #[test]
 fn every_message_names_what_can_be_typed() {

@@ -1,4 +1,4 @@
-//! What the closure of `lead` calls on its own election.
+//! What is called on an election inside of it: by the closure of `lead`, and by what is told during `campaign`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -149,6 +149,94 @@ fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
         .unwrap();
         assert!(tells.recv_timeout(LONG).expect("it waits for itself"), "nothing is over yet");
         a.wait();
+    });
+}
+
+/// It may own a guard, or a client.
+#[test]
+fn a_closure_has_not_ended_before_what_it_owns_is_gone() {
+    struct Owned(crossbeam_channel::Sender<()>, crossbeam_channel::Receiver<()>);
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            let _ = (self.0.send(()), self.1.recv());
+        }
+    }
+    let client = LockClient::builder("memory:").drop_timeout(SHORT).connect().unwrap();
+    let a = client.election("job").build().unwrap();
+    let ((begun, begins), (ends, go_on)) = (bounded(1), bounded::<()>(0));
+    let ((drops, dropped), (lets, hangs)) = (bounded(1), bounded::<()>(0));
+    let owned = Owned(drops, hangs);
+    a.lead(move |_| {
+        let _owned = &owned;
+        begun.send(()).unwrap();
+        let _ = go_on.recv();
+    })
+    .unwrap();
+    begins.recv_timeout(LONG).unwrap();
+    assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+    a.wait();
+    drop(ends);
+    dropped.recv_timeout(LONG).unwrap();
+    let stopped = a.stop();
+    drop(lets);
+    assert_eq!(stopped.unwrap_err().kind(), ErrorKind::TimedOut);
+}
+
+/// Does this once a call begins to wait, on the thread of that call.
+#[derive(Default)]
+struct AtWait(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl leasehold::Observer for AtWait {
+    fn event(&self, event: &leasehold::Event<'_>) {
+        if let leasehold::Event::WaitBegan { .. } = event
+            && let Some(does) = { self.0.lock().unwrap().take() }
+        {
+            does();
+        }
+    }
+}
+
+#[test]
+fn what_is_told_during_a_campaign_may_wait_for_its_election_and_close_its_client() {
+    on_every_store(|store| {
+        let at_wait = Arc::new(AtWait::default());
+        let client = store.builder().drop_timeout(MINUTE).observer(at_wait.clone()).connect().unwrap();
+        let a = Arc::new(client.election("job").build().unwrap());
+        let rival = store.client();
+        let _held = rival.lock("job").unwrap();
+        let (own, (told, tells)) = (a.clone(), bounded(2));
+        *at_wait.0.lock().unwrap() = Some(Box::new(move || {
+            own.wait();
+            told.send(()).unwrap();
+            let _ = client.close();
+            told.send(()).unwrap();
+        }));
+        let campaigns = std::thread::spawn(move || a.campaign().map(drop));
+        tells.recv_timeout(LONG).expect("the wait waits for itself");
+        tells.recv_timeout(LONG).expect("the close waits for itself");
+        assert_eq!(campaigns.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
+    });
+}
+
+#[test]
+fn only_the_end_of_run_and_lead_is_waited_for() {
+    on_every_store(|store| {
+        let (client, rival) = (store.client(), store.client());
+        let a = client.election("job").build().unwrap();
+        let _held = rival.lock("job").unwrap();
+        let (told, tells) = bounded(1);
+        std::thread::scope(|scope| {
+            let campaigns = scope.spawn(|| a.campaign().unwrap_err());
+            wait_until("it campaigns", || a.iterations() > 0);
+            scope.spawn(|| {
+                a.wait();
+                told.send(()).unwrap();
+            });
+            let waited = tells.recv_timeout(LONG);
+            a.stop().unwrap();
+            assert_eq!(campaigns.join().unwrap().kind(), ErrorKind::Cancelled);
+            waited.expect("it waits for the campaign of another thread");
+        });
     });
 }
 

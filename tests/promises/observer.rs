@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::support::bench::Bench;
 use crate::support::harness::connected;
 use crate::support::seed::{seed, setting};
-use crate::support::stores::{Opened, Store, stores};
+use crate::support::stores::{Opened, Store};
 use crate::support::wait::wait_until;
 use fastrand::Rng;
 use leasehold::internals::builder_over;
@@ -316,100 +316,112 @@ impl Run {
     }
 }
 
-#[test]
-fn every_beginning_has_one_end_under_random_use_and_faults() {
+macro_rules! suite {
+    ($store:ident) => {
+        suite! { $store:
+            every_beginning_has_one_end_under_random_use_and_faults
+            each_way_to_end_is_told_once
+            whoever_stands_behind_another_is_counted_too
+        }
+    };
+    ($store:ident: $($test:ident)+) => {
+        mod $store {
+            $(#[test]
+            fn $test() {
+                crate::support::stores::on(stringify!($store), super::$test);
+            })+
+        }
+    };
+}
+// The stores whose answers come within `HASTY`.
+suite!(memory);
+#[cfg(feature = "sqlite")]
+suite!(sqlite);
+
+fn every_beginning_has_one_end_under_random_use_and_faults(store: &Store) {
     let ops: u64 = setting("LEASEHOLD_TEST_OPS").unwrap_or(600);
     let seed = seed();
-    for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
-        println!("{}: LEASEHOLD_TEST_OPS={ops}", store.module);
-        let mut run = Run::new(store, seed, HASTY);
-        (0..ops).for_each(|_| run.step());
-        run.expire();
-        let seen = run.end();
-        println!("{}: {seen:?}", store.module);
-        // A run that never saw an end proves nothing about it.
-        for name in SEEN {
-            assert!(ops < 600 || seen.keys().any(|seen| seen.starts_with(name)), "{}: never {name}", store.module);
-        }
+    println!("{}: LEASEHOLD_TEST_OPS={ops}", store.module);
+    let mut run = Run::new(store, seed, HASTY);
+    (0..ops).for_each(|_| run.step());
+    run.expire();
+    let seen = run.end();
+    println!("{}: {seen:?}", store.module);
+    // A run that never saw an end proves nothing about it.
+    for name in SEEN {
+        assert!(ops < 600 || seen.keys().any(|seen| seen.starts_with(name)), "{}: never {name}", store.module);
     }
 }
 
 const SEEN: [&str; 6] = ["granted", "released", "wait timed_out", "wait cancelled", "wait closed", "wait failed"];
 
-#[test]
-fn each_way_to_end_is_told_once() {
-    for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
-        println!("on {}", store.module);
-        let mut run = Run::new(store, 1, PATIENT);
-        let (client, rival) = (run.client.clone(), run.rival.clone());
-        let seen = |run: &Run, names: &[&str]| {
-            // What a heartbeat had to tell, or found, is told by another thread, and so is what comes while that is told.
-            let all = || names.iter().all(|name| run.ledger.0.lock().seen.contains_key(*name));
-            wait_until(&format!("{names:?}, counted up and down"), || all() && run.ledger.is_balanced());
-            let all = std::mem::take(&mut run.ledger.0.lock().seen);
-            let names: BTreeMap<String, u64> = names.iter().map(|name| ((*name).to_owned(), 1)).collect();
-            assert_eq!(all, names);
-        };
-        client.lock("k").unwrap().release().unwrap();
-        seen(&run, &["granted", "released"]);
-        let lock = client.lock("k").unwrap().into_lock();
-        seen(&run, &["granted", "handed over"]);
-        client.release(&lock).unwrap();
-        seen(&run, &["released data"]);
-        client.request("k").acquire().unwrap();
-        seen(&run, &["granted", "handed over"]);
-        assert!(client.try_lock_for("k", PATIENT[1]).unwrap().is_none());
-        seen(&run, &["wait timed_out"]);
-        run.cancelled("k", MINUTE);
-        seen(&run, &["wait cancelled"]);
-        let waiter = client.clone();
-        let waiter = std::thread::spawn(move || waiter.lock("k").unwrap_err().kind());
-        wait_until("it waits", || run.ledger.0.lock().waits.values().sum::<i64>() == 1);
-        // It hears of the release, and what it asks then is refused.
-        run.faults.always(Call::Acquire, Fault::Refuse);
-        rival.force_release("k").unwrap();
-        assert_eq!(waiter.join().unwrap(), ErrorKind::Permission);
-        run.faults.heal();
-        seen(&run, &["wait failed permission"]);
-        let guard = client.lock("other").unwrap();
-        run.faults.always(Call::Release, Fault::LostBefore);
-        let failed = guard.release().unwrap_err();
-        assert_eq!(run.ledger.held(), 1, "it may be released yet");
-        drop(failed);
-        run.faults.heal();
-        seen(&run, &["granted", "left"]);
-        let guard = client.lock("third").unwrap();
-        run.faults.always(Call::Renew, Fault::FailBefore);
-        rival.release(&guard.info()).unwrap();
-        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
-        seen(&run, &["granted", "lost released_by_other"]);
-        let guard = client.lock("fourth").unwrap();
-        run.opened.advance(Duration::from_secs(21));
-        wait_until("what was counted up is counted down", || run.ledger.is_balanced());
-        assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
-        seen(&run, &["granted", "lost expired"]);
-        client.leases("n").claim("name", "h", MINUTE).unwrap();
-        drop(client.leases("n").keep("name", "h", MINUTE).unwrap());
-        seen(&run, &["granted", "handed over"]);
-    }
+fn each_way_to_end_is_told_once(store: &Store) {
+    let mut run = Run::new(store, 1, PATIENT);
+    let (client, rival) = (run.client.clone(), run.rival.clone());
+    let seen = |run: &Run, names: &[&str]| {
+        // What a heartbeat had to tell, or found, is told by another thread, and so is what comes while that is told.
+        let all = || names.iter().all(|name| run.ledger.0.lock().seen.contains_key(*name));
+        wait_until(&format!("{names:?}, counted up and down"), || all() && run.ledger.is_balanced());
+        let all = std::mem::take(&mut run.ledger.0.lock().seen);
+        let names: BTreeMap<String, u64> = names.iter().map(|name| ((*name).to_owned(), 1)).collect();
+        assert_eq!(all, names);
+    };
+    client.lock("k").unwrap().release().unwrap();
+    seen(&run, &["granted", "released"]);
+    let lock = client.lock("k").unwrap().into_lock();
+    seen(&run, &["granted", "handed over"]);
+    client.release(&lock).unwrap();
+    seen(&run, &["released data"]);
+    client.request("k").acquire().unwrap();
+    seen(&run, &["granted", "handed over"]);
+    assert!(client.try_lock_for("k", PATIENT[1]).unwrap().is_none());
+    seen(&run, &["wait timed_out"]);
+    run.cancelled("k", MINUTE);
+    seen(&run, &["wait cancelled"]);
+    let waiter = client.clone();
+    let waiter = std::thread::spawn(move || waiter.lock("k").unwrap_err().kind());
+    wait_until("it waits", || run.ledger.0.lock().waits.values().sum::<i64>() == 1);
+    // It hears of the release, and what it asks then is refused.
+    run.faults.always(Call::Acquire, Fault::Refuse);
+    rival.force_release("k").unwrap();
+    assert_eq!(waiter.join().unwrap(), ErrorKind::Permission);
+    run.faults.heal();
+    seen(&run, &["wait failed permission"]);
+    let guard = client.lock("other").unwrap();
+    run.faults.always(Call::Release, Fault::LostBefore);
+    let failed = guard.release().unwrap_err();
+    assert_eq!(run.ledger.held(), 1, "it may be released yet");
+    drop(failed);
+    run.faults.heal();
+    seen(&run, &["granted", "left"]);
+    let guard = client.lock("third").unwrap();
+    run.faults.always(Call::Renew, Fault::FailBefore);
+    rival.release(&guard.info()).unwrap();
+    assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    seen(&run, &["granted", "lost released_by_other"]);
+    let guard = client.lock("fourth").unwrap();
+    run.opened.advance(Duration::from_secs(21));
+    wait_until("what was counted up is counted down", || run.ledger.is_balanced());
+    assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
+    seen(&run, &["granted", "lost expired"]);
+    client.leases("n").claim("name", "h", MINUTE).unwrap();
+    drop(client.leases("n").keep("name", "h", MINUTE).unwrap());
+    seen(&run, &["granted", "handed over"]);
 }
 
-#[test]
-fn whoever_stands_behind_another_is_counted_too() {
-    for store in stores().iter().filter(|store| ["memory", "sqlite"].contains(&store.module)) {
-        let run = Run::new(store, 1, PATIENT);
-        let held = run.rival.lock("k").unwrap();
-        let waiters: Vec<_> = (0..3)
-            .map(|_| {
-                let client = run.client.clone();
-                std::thread::spawn(move || client.lock("k").unwrap().release().unwrap())
-            })
-            .collect();
-        wait_until("three wait", || run.ledger.0.lock().waits.values().sum::<i64>() == 3);
-        held.release().unwrap();
-        waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
-        wait_until("nobody waits, and nothing is held", || run.ledger.is_balanced());
-    }
+fn whoever_stands_behind_another_is_counted_too(store: &Store) {
+    let run = Run::new(store, 1, PATIENT);
+    let held = run.rival.lock("k").unwrap();
+    let waiters: Vec<_> = (0..3)
+        .map(|_| {
+            let client = run.client.clone();
+            std::thread::spawn(move || client.lock("k").unwrap().release().unwrap())
+        })
+        .collect();
+    wait_until("three wait", || run.ledger.0.lock().waits.values().sum::<i64>() == 3);
+    held.release().unwrap();
+    waiters.into_iter().for_each(|waiter| waiter.join().unwrap());
+    wait_until("nobody waits, and nothing is held", || run.ledger.is_balanced());
 }
 
 #[test]

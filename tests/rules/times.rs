@@ -64,11 +64,14 @@ fn a_poll_is_drawn_from_its_range() {
 
 #[test]
 fn a_poll_slows_down_after_a_minute_and_after_ten() {
-    let after = |waited: f64| poll_delay(&(ms(150)..=ms(350)), Duration::from_secs_f64(waited), None, 0.5);
+    let drawn = |waited, random| poll_delay(&(ms(150)..=ms(350)), Duration::from_secs_f64(waited), None, random);
+    let after = |waited| drawn(waited, 0.5);
     assert_eq!(
         [after(59.9), after(60.0), after(599.9), after(600.0), after(9e9)].map(|d| d.as_millis()),
         [250, 500, 500, 1000, 1000]
     );
+    // As the guide's tour has it.
+    assert_eq!([0.0, 60.0, 600.0].map(|waited| drawn(waited, 1.0)), [ms(350), ms(700), ms(1400)]);
 }
 
 #[test]

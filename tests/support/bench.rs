@@ -22,7 +22,7 @@ const fn millis(ms: u64) -> Duration {
 }
 
 /// A server has a part in what takes long, beside this machine.
-fn is_server(store: &dyn Backend) -> bool {
+pub fn is_server(store: &dyn Backend) -> bool {
     !store.info().clock.starts_with("this host's")
 }
 
@@ -37,13 +37,35 @@ impl Opened {
     /// Runs `call`, which must be over within `bound`, and what this machine and a server may add, as measured meanwhile.
     #[track_caller]
     pub fn within<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
+        self.measured().with_slack(1, bound, call)
+    }
+
+    /// From now on it is measured what this machine and a server may add to a bound.
+    pub fn measured(&self) -> Measured {
         lateness::measure();
         let beside = || builder_over(self.second.clone(), self.clock.clone()).connect().unwrap();
-        let server = is_server(&*self.second).then(|| Slowness::of(beside()));
+        Measured(is_server(&*self.second).then(|| Slowness::of(beside())))
+    }
+}
+
+/// What this machine and a server may add to a bound: measured for as long as this value lives.
+pub struct Measured(Option<Slowness>);
+
+impl Measured {
+    /// Runs `call`, which must be over within `bound` and that: one of many that end at the same time, see
+    /// [`harness::within_among_many`](super::harness::within_among_many).
+    #[track_caller]
+    pub fn within_among_many<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
+        self.with_slack(2, bound, call)
+    }
+
+    #[track_caller]
+    fn with_slack<T>(&self, times: u32, bound: Duration, call: impl FnOnce() -> T) -> T {
         let started = Instant::now();
         let value = call();
         let took = started.elapsed();
-        let slack = lateness::slack(started) + server.map_or(Duration::ZERO, |server| server.slack(started));
+        let server = self.0.as_ref().map_or(Duration::ZERO, |server| server.slack(started));
+        let slack = times * lateness::slack(started) + server;
         assert!(took <= bound + slack, "it took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
         value
     }

@@ -22,6 +22,7 @@ pub enum When {
     BeforeSwap,
     AfterSwap,
     AfterRenewal,
+    BeforeAcquire,
     AfterAcquire,
 }
 
@@ -101,6 +102,7 @@ impl Backend for Between {
     }
 
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> leasehold::Result<Acquired> {
+        self.act(When::BeforeAcquire);
         let answer = self.inner.acquire(attempt, by);
         self.act(When::AfterAcquire);
         answer

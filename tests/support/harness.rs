@@ -14,12 +14,12 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ClientBuilder, LockClient};
 
+use super::bench::builder_over;
+use super::stores::Opened;
 use super::wait::wait_until;
 
 /// How long anything may take that only a broken test or library would not do at once.
 pub const PATIENCE: Duration = Duration::from_secs(30);
-/// What a loaded machine may add to a bound, where a server has a part in it; else see [`super::lateness::slack`].
-pub const SLACK: Duration = Duration::from_millis(1500);
 
 pub const fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
@@ -104,6 +104,8 @@ pub struct Store {
     // Another connection, where the store has such.
     plain: Arc<dyn Backend>,
     pub folder: Folder,
+    /// Where it is one of the table of stores, which goes with it.
+    at: Option<Opened>,
 }
 
 /// Makes a test of each function for each store that runs without a server; `alone`: in a process of its own.
@@ -136,13 +138,34 @@ macro_rules! on_each_local {
 #[allow(unused_imports)]
 pub(crate) use on_each_local;
 
-impl Store {
-    /// Each store that runs without a server.
-    #[cfg(feature = "sqlite")]
-    pub fn all() -> Vec<Store> {
-        vec![Store::memory(), Store::sqlite()]
-    }
+/// The same in a process of its own for each store that has a server.
+#[allow(unused_macros)] // Not every test binary has such tests.
+macro_rules! on_each_server {
+    ($($test:ident,)+) => {
+        crate::support::harness::on_each_server! { @ "dynamodb" dynamodb $($test)+ }
+        crate::support::harness::on_each_server! { @ "mongodb" mongodb $($test)+ }
+        crate::support::harness::on_each_server! { @ "postgres" postgres $($test)+ }
+        crate::support::harness::on_each_server! { @ "spanner" spanner $($test)+ }
+    };
+    (@ $feature:literal $store:ident $($test:ident)+) => {
+        #[cfg(feature = $feature)]
+        mod $store {
+            $(#[test]
+            fn $test() {
+                let (_, module) = module_path!().split_once("::").expect("a module of this program");
+                crate::support::alone::alone(&format!("{module}::{}", stringify!($test)), || {
+                    crate::support::stores::on(stringify!($store), |store| {
+                        super::$test(crate::support::harness::Store::of(store));
+                    });
+                });
+            })+
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use on_each_server;
 
+impl Store {
     /// Another of this kind.
     pub fn again(&self) -> Store {
         match self.name {
@@ -170,6 +193,13 @@ impl Store {
         Store::over("sqlite", below, plain, clock, folder)
     }
 
+    /// One of the table, whose server is there.
+    pub fn of(store: &super::stores::Store) -> Store {
+        let at = (store.open)();
+        let (below, plain, clock) = (at.store.clone(), at.second.clone(), at.clock.clone());
+        Store { at: Some(at), ..Store::over(store.module, below, plain, clock, Folder::new()) }
+    }
+
     fn over(
         name: &'static str,
         below: Arc<dyn Backend>,
@@ -181,23 +211,26 @@ impl Store {
         super::lateness::measure();
         let plan = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(below, plan.clone()));
-        Store { name, plan, clock, faulty, plain, folder }
+        Store { name, plan, clock, faulty, plain, folder, at: None }
     }
 
     /// A client that meets the faults.
     pub fn builder(&self) -> ClientBuilder {
-        leasehold::internals::builder_over(self.faulty.clone(), self.clock.clone()).poll(millis(5)..=millis(20))
+        builder_over(self.faulty.clone(), self.clock.clone()).poll(millis(5)..=millis(20))
     }
 
     /// A client that meets none, with another connection: what everybody else sees.
     pub fn bystander(&self) -> LockClient {
-        let builder = leasehold::internals::builder_over(self.plain.clone(), self.clock.clone());
+        let builder = builder_over(self.plain.clone(), self.clock.clone());
         builder.poll(millis(5)..=millis(20)).connect().expect("a bystander")
     }
 
     /// Lets time pass at once.
     pub fn advance(&self, by: Duration) {
-        self.clock.advance(by);
+        match &self.at {
+            Some(at) => at.advance(by),
+            None => self.clock.advance(by),
+        }
     }
 
     /// The store of a memory client lets go of the channel on which it tells waiters.

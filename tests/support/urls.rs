@@ -6,8 +6,11 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-use super::harness::{SLACK, connected, patient};
+use super::harness::{connected, patient};
 use super::lateness::{self, Slowness};
+
+/// Makes a client in this process.
+type Connect = Box<dyn Fn() -> LockClient + Send + Sync>;
 
 /// A new store.
 pub struct Shared {
@@ -18,9 +21,9 @@ pub struct Shared {
     /// What an answer may say too much of a lease's rest: it was on its way for a while.
     pub early: Duration,
     /// A client in this process.
-    pub client: Box<dyn Fn() -> LockClient + Send + Sync>,
-    /// Another file on the same disk, where what is measured would keep the test from writing.
-    beside: Option<String>,
+    pub client: Connect,
+    /// One of another file or database beside it, where what is measured would keep the test from writing.
+    beside: Option<Connect>,
     /// What the environment has to say for it.
     pub env: Option<(&'static str, String)>,
     slowness: OnceLock<Slowness>,
@@ -32,16 +35,13 @@ impl Shared {
     /// From now on it is measured how slow this machine and the server on it are.
     pub fn measure(&self) {
         lateness::measure();
-        let beside = || self.beside.as_ref().map(|url| connected(|| patient(LockClient::builder(url))));
-        self.slowness.get_or_init(|| Slowness::of(beside().unwrap_or_else(|| (self.client)())));
+        let client = self.beside.as_ref().unwrap_or(&self.client);
+        self.slowness.get_or_init(|| Slowness::of(client()));
     }
 
     /// What this machine, or a server on it, may have added to a bound since then.
     pub fn slack(&self, since: Instant) -> Duration {
-        let store = self.slowness.get().map_or(Duration::ZERO, |slowness| slowness.slack(since));
-        // Of SQLite only the disk, which other tests' servers use as well.
-        let server = if self.module == "sqlite" { Duration::ZERO } else { SLACK };
-        lateness::slack(since) + server + store
+        lateness::slack(since) + self.slowness.get().expect("`measure` comes first").slack(since)
     }
 }
 
@@ -79,7 +79,7 @@ fn sqlite() -> Shared {
     let folder = tempfile::tempdir().unwrap();
     let [url, beside] = ["locks.db", "beside.db"].map(|file| format!("sqlite:{}", folder.path().join(file).display()));
     // SQLite has one writer at a time.
-    Shared { beside: Some(beside), ..by_url("sqlite", url, Duration::from_millis(20), folder) }
+    Shared { beside: Some(client_by(beside)), ..by_url("sqlite", url, Duration::from_millis(20), folder) }
 }
 
 /// The clients' estimates of the service's time differ by up to a second, beside the grace.
@@ -109,23 +109,28 @@ fn postgres() -> Shared {
 
 #[cfg(feature = "spanner")]
 fn spanner() -> Shared {
-    let database = super::spanner::Database::fresh();
-    let url = format!("spanner:{}?table={}", database.path, super::spanner::TABLE);
-    let (host, path) = (database.host.clone(), database.path.clone());
-    let settings = super::spanner::settings;
+    use super::spanner::{Database, TABLE, settings};
+    fn client_of(Database { host, path }: Database) -> Connect {
+        Box::new(move || connected(|| patient(leasehold::spanner::builder(settings(&host), &path, TABLE))))
+    }
+    let database = Database::fresh();
+    let url = format!("spanner:{}?table={TABLE}", database.path);
     Shared {
         env: Some(("SPANNER_EMULATOR_HOST", database.host.clone())),
-        client: Box::new(move || {
-            connected(|| patient(leasehold::spanner::builder(settings(&host), &path, super::spanner::TABLE)))
-        }),
+        client: client_of(database.clone()),
+        // The emulator does one transaction at a time in each database.
+        beside: Some(Box::new(|| client_of(Database::fresh())())),
         ..by_url("spanner", url, Duration::from_millis(100), database)
     }
 }
 
+fn client_by(url: String) -> Connect {
+    Box::new(move || connected(|| patient(LockClient::builder(&url))))
+}
+
 /// One whose URL says all.
 fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
-    let (grace, known) = (Duration::ZERO, url.clone());
-    let client = Box::new(move || connected(|| patient(LockClient::builder(&known))));
+    let (grace, client) = (Duration::ZERO, client_by(url.clone()));
     Shared {
         module,
         url,

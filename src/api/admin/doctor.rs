@@ -76,8 +76,9 @@ impl LockClient {
     /// round trip takes, and what this client may do there.
     ///
     /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again, unless the store
-    /// denies that: then the row stays until a `purge` at least 30 days later. All of it takes at most twice the
-    /// request timeout; what was not tried by then is reported as not answered.
+    /// denies that or does not answer in time: then the row stays until a `purge` at least 30 days later, which
+    /// with `fleet=mixed` on Cloud Spanner leaves it. All of it takes at most twice the request timeout; what was not tried
+    /// by then is reported as not answered.
     ///
     /// # Errors
     /// `Closed`. What is wrong with the store is in the answer.

@@ -16,9 +16,10 @@ const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 impl LockClient {
     /// Frees holders whose lease ended more than `older_than` ago, and deletes the rows of free keys that were last granted
     /// 30 days ago or earlier, also of leases that nobody holds or pins; at once those without a token, as of a lock that
-    /// another library set free. Only housekeeping: an expired lock is granted without it, and tokens go on rising after it.
-    /// But who holds a lock as data can renew or adopt it after its end only until it is freed: leave time for that by
-    /// `older_than`. Rows that are damaged or of a newer format stay, and the log names them; those that are no locks stay as well.
+    /// another library set free. With `fleet=mixed` on Cloud Spanner no lock's row is deleted. Only housekeeping: an expired
+    /// lock is granted without it, and tokens go on rising after it. But who holds a lock as data can renew or adopt it after
+    /// its end only until it is freed: leave time for that by `older_than`. Rows that are damaged or of a newer format stay,
+    /// and the log names them; those that are no locks stay as well.
     ///
     /// # Errors
     /// What the store says. What was freed before stays so; [`purge_pages`](LockClient::purge_pages) says what that was.

@@ -181,7 +181,8 @@ impl Election {
     /// [token](ElectionBuilder::cancel) can end it earlier.
     ///
     /// # Errors
-    /// `TimedOut`, with the current leader, when this node was not elected in time; else as [`campaign`](Election::campaign).
+    /// `TimedOut` when this node was not elected in time, with the current leader if the store was asked by then; else as
+    /// [`campaign`](Election::campaign).
     pub fn campaign_for(&self, limit: Duration) -> Result<Leadership> {
         self.shared.campaign(Some(far_from(Instant::now(), limit)))
     }

@@ -134,7 +134,7 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
         let end = caught(|| work.lock()(&leadership));
         // It may have forked: here the term is nobody's.
         if !process.is_current() {
-            std::mem::forget((leadership, tell, standing));
+            std::mem::forget((leadership, work, tell, standing));
             return;
         }
         // The term ends whatever becomes of the lines.
@@ -151,7 +151,8 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
             }
         };
         standing.crew.lock().retain(|thread| *thread != here());
-        drop(leadership);
+        // What they own may be the user's, and is not to outlive a stop.
+        drop((leadership, work));
         let _ = tell.send(end);
     })?;
     Ok(done)

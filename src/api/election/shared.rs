@@ -243,6 +243,7 @@ impl Shared {
 
     pub fn campaign(self: &Arc<Self>, until: Option<Instant>) -> Result<Leadership> {
         let stands = self.begin(Kind::Campaign)?;
+        stands.standing.crew.lock().push(here());
         let stop = &stands.standing.stop;
         let leadership = self.win(&stands.standing, until)?;
         // A stop either finds the term, or has cancelled the token by now.
@@ -422,7 +423,7 @@ impl Shared {
     /// Waits for the end of what runs.
     pub fn wait(&self) {
         if self.node.client.family.is_own_process() {
-            let standing = self.now.standing.lock().clone();
+            let standing = self.now.standing.lock().clone().filter(|standing| standing.kind == Kind::Run);
             let _ = standing.map(|standing| standing.is_late(far_from(Instant::now(), Duration::MAX)));
         }
     }

@@ -30,7 +30,8 @@ pub use keeper::LeaseKeeper;
 /// # What is promised
 /// - A claim that succeeds, and an extension that does, promise the holder the lease until at least `duration` after
 ///   the *start of the call*, whatever the network did meanwhile. Not that it ends soon after: it ends when somebody
-///   expires it.
+///   expires it. On DynamoDB it may be up to 50 ms less, and on MongoDB 1 ms: clients may differ by that much on the
+///   store's time.
 /// - The store decides by its own clock. Times that are shown are this host's, and good for comparing with each other
 ///   on this host only.
 /// - A call that is impossible fails with [`InvalidLease`](ErrorKind::InvalidLease). That is normal; the error

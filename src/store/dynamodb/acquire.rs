@@ -16,11 +16,10 @@ use crate::model::key;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
-/// Missing, released or expired, and its token is behind ours. Ends of dynamodb-lock-go that are not UTC, or written in
-/// another way, can't be compared as text, nor can most years of five digits or with a sign.
-const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore \
-                    AND (attribute_exists(#fence) OR (#leasedUntil >= :first \
-                    AND contains(#leasedUntil, :at) AND contains(#leasedUntil, :z)))))";
+/// Missing, released or expired. Ends that dynamodb-lock-go or an operator wrote, and that are not UTC or written in another
+/// way, can't be compared as text, nor can most years of five digits or with a sign.
+const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore AND #leasedUntil >= :first \
+                    AND contains(#leasedUntil, :at) AND contains(#leasedUntil, :z)))";
 const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
 /// Not given up, and no lease.
 const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#floor) OR #floor < :t) \

@@ -169,6 +169,9 @@ fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
     if !is_lock(item) {
         return Err("it has no leasedUntil, so it is no lock".to_owned());
     }
+    if item.contains_key("grantId") || item.contains_key("shared") {
+        check_held(item)?;
+    }
     let token = get_number(item, "fence")?;
     let mut shared = Vec::new();
     for (grant, entry) in map(item, "shared")?.into_iter().flatten() {
@@ -206,6 +209,21 @@ fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
         version: version.unwrap_or(1).max(1),
         format: parse_format(get_text(item, "format")?)?,
     })
+}
+
+/// What conditions compare as text, or raise, in a row that is held: with anything else no write fits what the rules say.
+fn check_held(item: &Item) -> Result<(), String> {
+    if let Some(name) = ["fence", "version"].into_iter().find(|name| !item.contains_key(*name)) {
+        return Err(format!("it is held, but has no {name}"));
+    }
+    let entries = map(item, "shared")?.into_iter().flatten().filter_map(|(_, entry)| entry.as_m().ok());
+    for of in entries.chain([item]) {
+        let until = get_text(of, "leasedUntil")?.unwrap_or_default();
+        if end(parse_end(until)?) != until {
+            return Err(format!("its leasedUntil {until:?} is not written as {PAST:?} is"));
+        }
+    }
+    Ok(())
 }
 
 /// A table may hold other rows, too. The row of a lock always has `leasedUntil`.

@@ -16,7 +16,7 @@ use aws_sdk_dynamodb::error::BoxError;
 use aws_sdk_dynamodb::types::{ReturnValue, ReturnValuesOnConditionCheckFailure};
 use jiff::fmt::rfc2822::DateTimeParser;
 
-use super::error::DynamodbError;
+use super::error::{DynamodbError, Own};
 use super::estimate::Estimate;
 use super::expr::{Expr, Item};
 use super::target::Target;
@@ -192,8 +192,8 @@ impl Dynamodb {
     }
 
     fn update_item(&self, expr: Expr, answer: ReturnValue, by: &Deadline) -> Result<Wrote, DynamodbError> {
-        let expr = mixed::with_ttl(self.fleet, expr);
-        unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
+        let (key, expr) = (expr.key.clone(), mixed::with_ttl(self.fleet, expr));
+        let wrote = unknown_is_an_answer(self.send(by, move |client, stamp, target| async move {
             let request = client
                 .update_item()
                 .table_name(&target.table)
@@ -215,7 +215,15 @@ impl Dynamodb {
                     _ => target.classify(Err(error), &stamp),
                 },
             }
-        }))
+        }));
+        wrote.map_err(|error| match error {
+            // What it raises or adds to may be damaged, which shows in the row.
+            DynamodbError::Own(Own::Invalid { .. }, _) => match self.look(&key, by) {
+                Err(damage @ DynamodbError::Damaged(_)) => damage,
+                _ => error,
+            },
+            error => error,
+        })
     }
 
     /// Does one `DeleteItem`; the update of `expr` is not used.

@@ -148,6 +148,11 @@ impl MongodbError {
     }
 }
 
+/// Whether a server was there to say this, also while the driver logged in.
+pub(super) fn is_answer(error: &DriverError) -> bool {
+    matches!(*error.kind, DriverKind::Command(_) | DriverKind::Authentication { .. })
+}
+
 /// What the caller gave can't be stored here.
 pub(super) fn invalid(what: String) -> MongodbError {
     MongodbError::Own(Own::Invalid(what), None)

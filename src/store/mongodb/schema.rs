@@ -10,7 +10,7 @@ use mongodb::IndexModel;
 use mongodb::bson::{Bson, Document, doc};
 use mongodb::options::IndexOptions;
 
-use super::error::{MongodbError, Own};
+use super::error::{MongodbError, Own, is_answer};
 use super::open::hello;
 use super::send::{Answer, Wrote, limit, majority, uncounted, unknown_is_an_answer};
 use super::{Mongodb, Topology};
@@ -216,7 +216,8 @@ impl Mongodb {
                     return built.map(drop);
                 }
                 match tokio::time::timeout(each, uncounted(hello(&owned))).await {
-                    Ok(said) => drop(said?),
+                    Ok(Err(error)) if !is_answer(&error) => return Err(error),
+                    Ok(_) => {}
                     Err(_) => return Err(std::io::Error::from(std::io::ErrorKind::TimedOut).into()),
                 }
                 log::info!(

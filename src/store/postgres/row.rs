@@ -81,9 +81,9 @@ impl Micros {
     }
 }
 
-/// As the server counts; more than 250,000 years are beyond what it can say.
+/// As the server counts, and never shorter than it is; more than 250,000 years are beyond what it can say.
 pub(super) fn micros(of: Duration) -> i64 {
-    i64::try_from(of.as_micros()).unwrap_or(i64::MAX).min(8_000_000_000_000_000_000)
+    i64::try_from(of.as_nanos().div_ceil(1_000)).unwrap_or(i64::MAX).min(8_000_000_000_000_000_000)
 }
 
 impl<'a> FromSql<'a> for Micros {
@@ -284,4 +284,15 @@ fn decode_given_up(text: &str) -> Result<BTreeMap<String, i64>, String> {
 fn decode_shared(text: &str) -> Result<(Vec<Holder>, Json), String> {
     let all = serde_json::from_str(text).ok().and_then(|all| Some((shared_holders::decode(&all)?, all)));
     all.ok_or_else(|| "its shared is no array of holders".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_lease_is_asked_for_shorter_than_it_is() {
+        let told = [0, 1, 1_000, 1_001].map(|nanos| micros(Duration::from_nanos(nanos)));
+        assert_eq!((told, micros(Duration::MAX)), ([0, 1, 1, 2], 8_000_000_000_000_000_000));
+    }
 }

@@ -95,8 +95,8 @@ impl Target {
     /// The row that nodes insert before they take over what was read, if that is what `write` does.
     pub fn contended(&self, key: &str, read: &Read, write: &Write) -> Option<String> {
         let (Fleet::Mixed, Some(old), Write::Put(new)) = (self.fleet, &read.row, write) else { return None };
-        // A give-up writes no holder.
-        let is_new = new.grant_id != old.grant_id || (old.is_late() && new.heartbeat != old.heartbeat);
+        // A give-up writes no holder. A repeat of an acquire that was granted before, and is over, is a new grant.
+        let is_new = new.grant_id != old.grant_id || new.token != old.token;
         let takes = new.grant_id.is_some() && is_new && read.record.live(read.now).next().is_none();
         takes.then(|| contention(key, old))
     }

@@ -173,7 +173,7 @@ impl Row {
     }
 
     /// Whether what of ours extended it came when a node could have found it over.
-    pub fn is_late(&self) -> bool {
+    fn is_late(&self) -> bool {
         let late = |(by, at): (At, At)| at.time() >= by.time();
         self.names_us() && self.not_after.zip(self.heartbeat).is_some_and(late)
     }
@@ -277,6 +277,10 @@ impl Row {
         }
         if let Some(grant) = new.given_up.difference(&old.given_up).last() {
             row.given_up = Some(grant.as_str().to_owned());
+            // Also a lock's that was never granted: nodes may know the row by now, and a purge beside them keeps those.
+            if !old.exists() {
+                row.token = Some(At::Commit);
+            }
         }
         if new.exclusive == old.exclusive && new.shared == old.shared {
             return row;

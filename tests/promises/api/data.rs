@@ -302,6 +302,8 @@ fn the_same_lock_id_may_stand_on_several_keys_but_once_on_each() {
         let shared = client.request("s").shared().lock_id("g").lock().unwrap();
         let again = client.request("s").shared().lock_id("g").try_lock().unwrap_err();
         assert_eq!(again.kind(), ErrorKind::AlreadyHeld);
+        let joins = |id: &str| store.rival().request("s").shared().lock_id(id).try_lock().unwrap().is_some();
+        assert_eq!([joins("g"), joins("another")], [false, true]);
         drop(shared);
     });
 }

@@ -116,6 +116,8 @@ only! {
         acquiring:
             b11_tokens_rise_over_release_expiry_takeover_purge_and_deleted_rows,
             b11_a_wall_clock_that_is_set_back_does_not_lower_a_token;
+        holding:
+            b24_what_a_repeat_is_granted_anew_once_the_first_grant_is_over_is_given_up;
     }
 }
 

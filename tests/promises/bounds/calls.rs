@@ -4,17 +4,16 @@
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant, SystemTime};
 
+use crate::bounds::faults::faults;
+use crate::bounds::{DROP, LONG, REQUEST, STALL};
 use crate::support::alone::alone;
-use crate::support::harness::{
-    Folder, PATIENCE, Store, acquire_unanswered, connected, millis, on_each_local, within, within_among_many,
-};
+use crate::support::harness::{Folder, PATIENCE, Store, acquire_unanswered, connected, millis, on_each_local, within};
 use crate::support::lateness::slack;
 use crate::support::process::Worker;
-use crate::support::stores::unique;
 use crate::support::threads::{no_new_threads, ours, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
-use leasehold::{CancelToken, ErrorKind, Event, Filter, LockClient, LossReason, Mutex, Observer, Operation};
+use leasehold::{CancelToken, ErrorKind, Event, LockClient, LossReason, Mutex, Observer, Operation};
 
 on_each_local! {
     together:
@@ -24,133 +23,8 @@ on_each_local! {
     ;
 }
 
-/// One request: twice that is more than it and what a busy machine may add.
-const REQUEST: Duration = millis(2000);
-/// One drop.
-const DROP: Duration = millis(2000);
-/// Long enough that no heartbeat comes by itself and no bound is met by an expiry.
-const LONG: Duration = Duration::from_secs(600);
-/// Far longer than every bound.
-const STALL: Duration = Duration::from_secs(30);
-
 fn client(store: &Store) -> LockClient {
     connected(|| store.builder().lease(LONG).request_timeout(REQUEST).drop_timeout(DROP))
-}
-
-/// Whatever keeps the contract of a store.
-fn faults() -> Vec<Fault> {
-    vec![Fault::FailBefore, Fault::ApplyThenFail, Fault::ApplyThenHang, Fault::HangBefore, Fault::Delay(STALL)]
-}
-
-/// Runs `call` while each request of this kind has each of the faults; side by side, since it is all waiting.
-fn under_each_fault(kind: Call, bound: Duration, call: impl Fn((), &LockClient) + Sync) {
-    prepared_under_each_fault(kind, bound, |_, _| (), call);
-}
-
-/// The same with what has no part in the bound: what `call` is given, and what it returns.
-fn prepared_under_each_fault<T, R>(
-    kind: Call,
-    bound: Duration,
-    prepare: impl Fn(&Store, &LockClient) -> T + Sync,
-    call: impl Fn(T, &LockClient) -> R + Sync,
-) {
-    std::thread::scope(|scope| {
-        for (store, fault) in faults().into_iter().flat_map(|fault| Store::all().into_iter().zip(vec![fault; 2])) {
-            let (prepare, call) = (&prepare, &call);
-            scope.spawn(move || {
-                let client = client(&store);
-                let what = format!("{kind:?} on {} with {fault:?}", store.name);
-                let before = store.plan.count(kind);
-                store.plan.always(kind, fault);
-                // On a busy machine the time may be over before any such request could be sent.
-                let is_met = (0..10).any(|_| {
-                    let prepared = prepare(&store, &client);
-                    within_among_many(&what, bound, || call(prepared, &client));
-                    store.plan.count(kind) > before
-                });
-                store.plan.heal();
-                assert!(is_met, "{what}: no such call was made");
-                // It may cut off a request that hangs since before.
-                let left = client.close().err().filter(|error| !error.to_string().contains("nobody holds"));
-                assert!(left.is_none(), "{what}: {left:?}");
-            });
-        }
-    });
-}
-
-#[test]
-fn no_acquire_outlives_its_deadline() {
-    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock("job")));
-    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.request("data").acquire()));
-    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| drop(client.try_lock_for("wait", 2 * REQUEST)));
-    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| drop(client.request("ask").wait(2 * REQUEST).lock()));
-}
-
-/// A lease of more than a minute is set by a renewal that belongs to the acquisition.
-#[test]
-fn no_first_renewal_outlives_its_deadline() {
-    under_each_fault(Call::Renew, REQUEST, |_, client| drop(client.try_lock("job")));
-}
-
-#[test]
-fn no_call_with_a_lock_as_data_outlives_its_deadline() {
-    let lock = |store: &Store, _: &LockClient| store.bystander().request(&unique()).acquire().expect("a lock");
-    prepared_under_each_fault(Call::Renew, REQUEST, lock, |lock, client| drop(client.heartbeat(&lock, LONG)));
-    prepared_under_each_fault(Call::Release, REQUEST, lock, |lock, client| drop(client.release(&lock)));
-    prepared_under_each_fault(Call::Acquire, REQUEST, lock, |lock, client| drop(client.adopt(lock)));
-}
-
-#[test]
-fn no_look_and_no_purge_outlives_its_deadline() {
-    let expired = |store: &Store, _: &LockClient| {
-        let lock = store.bystander().request(&unique()).lease(millis(100)).acquire().expect("a lock");
-        wait_until("its lease ends", || lock.leased_until() < Some(SystemTime::now() - millis(50)));
-    };
-    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.get("job")));
-    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.purge(Duration::ZERO)));
-    prepared_under_each_fault(Call::Swap, REQUEST, expired, |(), client| drop(client.purge(Duration::ZERO)));
-}
-
-#[test]
-fn no_call_on_several_locks_outlives_its_deadline() {
-    // A group of one each time: what an earlier try left has no part in the bound.
-    let held = |store: &Store, _: &LockClient| {
-        let group = unique();
-        store.bystander().request(&unique()).lock_id(&group).acquire().expect("a lock");
-        group
-    };
-    under_each_fault(Call::Read, REQUEST, |_, client| drop(client.list(&Filter::new())));
-    for kind in [Call::Read, Call::Swap] {
-        // The group, then its only lock by itself: each has the time of a request.
-        prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.renew(&group, LONG)));
-        prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.unlock(&group)));
-    }
-    under_each_fault(Call::Acquire, REQUEST, |_, client| drop(client.try_lock_any(["a", "b", "c"])));
-    under_each_fault(Call::Acquire, 2 * REQUEST, |_, client| {
-        drop(client.request_any(["d", "e"]).wait(2 * REQUEST).lock());
-    });
-    let both = |store: &Store, _: &LockClient| ["f", "g"].map(|key| store.bystander().lock(key).expect("a lock"));
-    prepared_under_each_fault(Call::Read, 2 * REQUEST, both, |held, client| {
-        drop(client.request_any(["f", "g"]).wait(2 * REQUEST).lock());
-        held
-    });
-}
-
-#[test]
-fn no_release_and_no_drop_outlives_its_bound() {
-    let granted = |_: &Store, client: &LockClient| client.request("job").lease(millis(20_000)).lock().expect("a lock");
-    prepared_under_each_fault(Call::Release, DROP, granted, |guard, _| drop(guard));
-    prepared_under_each_fault(Call::Release, DROP, granted, |guard, _| {
-        // What is given back is released again by whoever drops it: that is another bound.
-        if let Err(failed) = guard.release() {
-            drop(failed.into_guard().into_lock());
-        }
-    });
-    // The drop of the guard that was held has a bound of its own.
-    prepared_under_each_fault(Call::Release, 2 * DROP, granted, |guard, client| {
-        let _ = within_among_many("the close", DROP, || client.close());
-        within_among_many("the drop of a guard after the close", DROP, || drop(guard));
-    });
 }
 
 fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
@@ -249,41 +123,6 @@ fn a_cancelled_wait_ends_at_once_in_every_phase(store: Store) {
     cancelled_at_once("in a poll", &quick, begun(Call::Read));
     store.plan.heal();
     drop(held);
-}
-
-/// The last handle takes the client with it, which has something to give up.
-#[test]
-fn the_last_drop_has_one_bound() {
-    type Last = fn(&LockClient) -> Box<dyn std::any::Any>;
-    let handles: [(&str, Last); 3] = [
-        ("guard", |client| Box::new(client.lock("job").expect("a lock"))),
-        ("leadership", |client| {
-            let election = client.election("job").build().expect("an election");
-            Box::new(election.campaign().expect("a term"))
-        }),
-        ("election", |client| {
-            // Its callback hangs: that takes all of the time.
-            let (release, stuck) = mpsc::channel::<()>();
-            let election =
-                client.election("job").on_won(move |_| stuck.recv().unwrap_or_default()).build().expect("an election");
-            election.campaign().and_then(leasehold::Leadership::resign).expect("a term");
-            Box::new((election, release))
-        }),
-    ];
-    let bound = millis(2500);
-    std::thread::scope(|scope| {
-        for (what, handle) in handles {
-            scope.spawn(move || {
-                let store = Store::memory();
-                let client = store.builder().lease(LONG).drop_timeout(bound).connect().expect("a client");
-                let last = handle(&client);
-                store.plan.always(Call::Release, Fault::HangBefore);
-                acquire_unanswered(&store.plan, &client, "other");
-                drop(client);
-                within(&format!("the last drop, of a {what}"), bound, || drop(last));
-            });
-        }
-    });
 }
 
 /// What a guard of another client needs for its release is not used up by a store that hangs.

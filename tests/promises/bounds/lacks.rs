@@ -12,7 +12,7 @@ use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::log_is_written;
 use leasehold::internals::sys::pause::Stop;
-use leasehold::{Error, Event, LockGuard, Observer};
+use leasehold::{Error, Event, LockClient, LockGuard, Observer};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -50,7 +50,7 @@ impl log::Log for Null {
 }
 
 /// A store, one of whose clients loses two locks and finds no thread to tell of that.
-fn losing(until: crossbeam_channel::Receiver<()>) -> (Store, Arc<Losses>, leasehold::LockClient, [LockGuard; 2]) {
+fn losing(until: crossbeam_channel::Receiver<()>) -> (Store, Arc<Losses>, LockClient, [LockGuard; 2]) {
     log::set_logger(&Null).expect("the only logger of this process");
     log::set_max_level(log::LevelFilter::Warn);
     let (store, observer) = (Store::memory(), Arc::new(Losses { told: AtomicUsize::new(0), until }));
@@ -72,6 +72,19 @@ fn losing(until: crossbeam_channel::Receiver<()>) -> (Store, Arc<Losses>, leaseh
     assert!(observer.told() == 0 && !log_is_written());
     std::mem::forget(held);
     (store, observer, client, guards)
+}
+
+#[test]
+fn what_finds_no_thread_says_for_which_lock_of_which_store() {
+    alone("bounds::lacks::what_finds_no_thread_says_for_which_lock_of_which_store", || {
+        let client = LockClient::builder("memory:").connect().expect("a client");
+        let election = client.election("k").build().expect("an election");
+        no_new_threads();
+        for error in [client.try_lock("k").expect_err("no thread"), election.run().expect_err("no thread")] {
+            assert!(error.to_string().contains("can't be started"), "{error}");
+            assert_eq!((error.key(), error.store()), (Some("k"), Some("memory")), "{error}");
+        }
+    });
 }
 
 #[test]

@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
-use crate::support::harness::{PATIENCE, Store, acquire_unanswered, millis, on_each_local, within};
+use crate::support::harness::{PATIENCE, Store, acquire_unanswered, millis, on_each_local, on_each_server, within};
 use crate::support::lateness::slack;
 use crate::support::seed::{seed, sow};
-use crate::support::threads::{assert_ours, no_new_threads, none_soon, ours, threads_again};
+use crate::support::threads::{assert_ours, no_new_threads, none_soon, of_clients, ours, threads_again};
 use crate::support::wait::wait_until;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::pause::Stop;
@@ -34,17 +34,11 @@ on_each_local! {
     ;
 }
 
-#[test]
-fn what_finds_no_thread_says_for_which_lock_of_which_store() {
-    alone("bounds::threads::what_finds_no_thread_says_for_which_lock_of_which_store", || {
-        let client = LockClient::builder("memory:").connect().expect("a client");
-        let election = client.election("k").build().expect("an election");
-        no_new_threads();
-        for error in [client.try_lock("k").expect_err("no thread"), election.run().expect_err("no thread")] {
-            assert!(error.to_string().contains("can't be started"), "{error}");
-            assert_eq!((error.key(), error.store()), (Some("k"), Some("memory")), "{error}");
-        }
-    });
+on_each_server! {
+    a_guard_has_one_thread_and_leaves_none,
+    a_loss_ends_the_heartbeat,
+    an_unanswered_acquire_is_given_up_by_close,
+    heartbeats_releases_drops_and_a_close_race_to_a_clean_end,
 }
 
 /// With the heartbeats of that lease, and no bound that a busy machine reaches.
@@ -70,7 +64,7 @@ fn a_guard_has_one_thread_and_leaves_none(store: Store) {
     let other = client.lock("other").expect("a lock");
     // A heartbeat's thread starts when its first beat is due.
     let all = ["leasehold-beat", "leasehold-beat", "leasehold-watch"];
-    wait_until("both heartbeats have started", || ours() == all);
+    wait_until("both heartbeats have started", || of_clients() == all);
     drop(guard);
     assert_ours(&["leasehold-beat", "leasehold-watch"]);
     other.release().expect("a release");
@@ -128,7 +122,7 @@ fn a_loss_ends_the_heartbeat(store: Store) {
     store.bystander().release(&guard.info()).expect("the operator's release");
     guard.loss().wait_timeout(PATIENCE).expect("a loss");
     wait_until("the callback ran", || told.load(Ordering::SeqCst) == 1);
-    wait_until("only the watcher is left", || ours() == ["leasehold-watch"]);
+    wait_until("only the watcher is left", || of_clients() == ["leasehold-watch"]);
     assert_silent(&store);
     let before = store.plan.count(Call::Release);
     drop(guard);

@@ -3,10 +3,11 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::support::alone::alone;
 use crate::support::harness::Store;
+use crate::support::lateness::{at_rest, measure, slack};
 use crate::support::wait::wait_until;
 use leasehold::internals::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
@@ -410,23 +411,32 @@ fn a_logger_that_hangs_where_a_file_is_gone_leaves_no_waiter_asleep() {
 /// By the real time, for a wait has no other.
 #[test]
 fn a_wait_is_warned_of_after_half_a_minute() {
+    const HALF: Duration = Duration::from_secs(30);
     alone("errors::logs::a_wait_is_warned_of_after_half_a_minute", || {
         listen();
-        let client = MemoryStore::new().client();
+        measure();
+        let (client, cancel) = (MemoryStore::new().client(), CancelToken::new());
         let _held = client.lock("k").unwrap();
         // Whoever stands by for a leader who is well waits for weeks.
         let _leads = client.election("web").build().unwrap().campaign().unwrap();
         let stands_by = client.election("web").build().unwrap();
+        let began = Instant::now();
         thread::scope(|scope| {
-            let campaign = scope.spawn(|| stands_by.campaign().unwrap_err());
-            assert!(client.try_lock_for("k", Duration::from_secs(40)).unwrap().is_none());
+            let campaign = scope.spawn(|| stands_by.campaign().unwrap_err().kind());
+            wait_until("it stands by", || stands_by.is_standing());
+            let waits = scope.spawn(|| client.request("k").cancel(&cancel).lock().unwrap_err().kind());
+            wait_until("it is warned of", || !KEPT.lock().unwrap().is_empty());
+            // The other has waited for longer.
+            at_rest("no more is warned of", || KEPT.lock().unwrap().len());
+            cancel.cancel();
             stands_by.stop().unwrap();
-            assert_eq!(campaign.join().unwrap().kind(), ErrorKind::Cancelled);
+            assert_eq!([waits, campaign].map(|ends| ends.join().unwrap()), [ErrorKind::Cancelled; 2]);
         });
         let waits = "WARN leasehold::client: still waiting for lock \"k\" after ";
         let said = assert_warned(waits);
         let (seconds, _) = said[waits.len()..].split_once(" s, held by \"").expect(&said);
-        assert!((30..40).contains(&seconds.parse().unwrap()), "{said}");
+        let waited = Duration::from_secs(seconds.parse().unwrap());
+        assert!((HALF..=HALF + slack(began)).contains(&waited), "{said}");
         assert!(said.contains(" s left) since 20") && said.contains(" UTC"), "{said}");
     });
 }

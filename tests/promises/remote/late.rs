@@ -1,11 +1,14 @@
 //! A request for the lock that arrives after its caller has left: it is given up, so nothing comes of it, neither on a
 //! free key nor while another holds it.
+#![allow(dead_code)] // Each build has its own stores.
 
 use std::time::Duration;
 
-use leasehold::{ClientBuilder, ErrorKind, Mode};
+use leasehold::{ClientBuilder, Error, ErrorKind, LockRequest, Mode};
 
 use crate::remote::Remote;
+#[cfg(feature = "spanner")]
+use crate::support::grpc::{Fault, Grpc};
 use crate::support::harness::{PATIENCE, millis};
 use crate::support::proxy::{self, Proxy, Rule};
 use crate::support::wait::wait_until;
@@ -16,33 +19,93 @@ const LATE: Duration = millis(4000);
 /// What would be granted late would stand for a minute.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// A store whose next acquisition comes late.
-struct Net {
-    /// By way of the network that is late.
-    behind: ClientBuilder,
-    beside: ClientBuilder,
-    late: Late,
+/// The network that a client is behind, on which its first acquisition comes late.
+trait Late {
+    /// How a call ends whose acquisition is late.
+    const ENDS: ErrorKind;
+
+    /// What the client connects to.
+    fn host(&self) -> String;
+
+    /// Makes this request until it was sent, and gives up; the error of that.
+    fn given_up(&self, request: impl Fn() -> LockRequest) -> Error;
+
+    /// Returns once the late one has arrived and the server has answered it.
+    fn arrived(&self);
 }
 
-/// What is late.
-struct Late {
+/// What is late has this text in it.
+struct Proxied {
     proxy: Proxy,
-    /// Such a request has it in it.
     write: &'static str,
 }
 
-impl Late {
+impl Proxied {
+    fn new(proxy: Proxy, write: &'static str) -> Proxied {
+        proxy.add(Rule::next(1, proxy::Mode::Late(LATE)).on(write));
+        Proxied { proxy, write }
+    }
+
     fn is_sent(&self) -> bool {
         self.proxy.requests().iter().any(|one| one.has(self.write))
     }
+}
 
-    /// Waits until the server has answered everything.
+impl Late for Proxied {
+    const ENDS: ErrorKind = ErrorKind::Ambiguous;
+
+    fn host(&self) -> String {
+        self.proxy.addr().to_string()
+    }
+
+    fn given_up(&self, request: impl Fn() -> LockRequest) -> Error {
+        // On a busy machine nothing may have left yet when the time is over.
+        let mut asks = (0..10).map(|_| request().wait(SHORT).lock().expect_err("it is late"));
+        let sent = asks.find(|error| {
+            assert!(error.kind() != ErrorKind::Store || !self.is_sent(), "it was sent, and nobody knows: {error}");
+            error.kind() != ErrorKind::Store
+        });
+        sent.expect("it is sent")
+    }
+
+    /// Everything else is answered by then, too.
     fn arrived(&self) {
         self.proxy.wait_until("the late one is answered", |all| {
             let mut writes = all.iter().filter(|one| one.has(self.write)).peekable();
             writes.peek().is_some() && writes.all(|one| one.answered > 0)
         });
         assert!(self.proxy.clear().is_empty());
+    }
+}
+
+/// A commit is late.
+#[cfg(feature = "spanner")]
+impl Late for Grpc {
+    const ENDS: ErrorKind = ErrorKind::Cancelled;
+
+    fn host(&self) -> String {
+        self.host.clone()
+    }
+
+    /// Cancelled once the commit has left: near the end of its wait the call would ask once more, and for that the
+    /// emulator ends the transaction of the commit.
+    fn given_up(&self, request: impl Fn() -> LockRequest) -> Error {
+        let cancel = leasehold::CancelToken::new();
+        self.fault("Commit", 0, Fault::Held);
+        let error = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                self.wait_until("the commit is sent", |calls| calls.iter().any(|call| call.method == "Commit"));
+                cancel.cancel();
+            });
+            request().wait(PATIENCE).cancel(&cancel).lock().expect_err("its commit is held")
+        });
+        // What a rival writes would stop the commit, too, so it is given up first.
+        self.wait_until("it is given up", |calls| calls.iter().any(|call| call.method == "Commit" && call.answered));
+        error
+    }
+
+    fn arrived(&self) {
+        assert_eq!(self.deliver(), 1, "the commit of the acquisition");
     }
 }
 
@@ -55,27 +118,18 @@ enum Meanwhile {
     Left,
 }
 
-fn what_was_given_up_is_never_granted(net: Net, mode: Mode, meanwhile: Meanwhile) {
+fn what_was_given_up_is_never_granted<L: Late>(remote: &Remote, late: &L, mode: Mode, meanwhile: Meanwhile) {
     let what = format!("{mode}, {meanwhile:?}");
     let connect = |builder: ClientBuilder| builder.lease(LEASE).request_timeout(PATIENCE).connect().expect("a client");
-    let (rival, client) = (connect(net.beside), connect(net.behind));
-    let ask = || {
-        let request = client.request("k").wait(SHORT);
-        if mode == Mode::Shared { request.shared() } else { request }.lock().expect_err("it is late")
-    };
-    // On a busy machine nothing may have left yet when the time is over.
-    let sent = (0..10).map(|_| ask()).find(|error| {
-        assert!(
-            error.kind() != ErrorKind::Store || !net.late.is_sent(),
-            "{what}: it was sent, and nobody knows: {error}"
-        );
-        error.kind() != ErrorKind::Store
+    let (rival, client) = (connect(remote.direct()), connect((remote.at)(&late.host())));
+    let error = late.given_up(|| {
+        let request = client.request("k");
+        if mode == Mode::Shared { request.shared() } else { request }
     });
-    let error = sent.expect("it is sent");
-    assert_eq!(error.kind(), ErrorKind::Ambiguous, "{what}: {error}");
+    assert_eq!(error.kind(), L::ENDS, "{what}: {error}");
     let held = (meanwhile != Meanwhile::Nothing).then(|| rival.lock("k").expect("nobody holds it"));
     let held = held.filter(|_| meanwhile == Meanwhile::Held);
-    net.late.arrived();
+    late.arrived();
     let stands = || {
         // Where giving up writes nothing, a missing row stays so.
         let status = rival.get("k").expect("a look");
@@ -90,18 +144,15 @@ fn what_was_given_up_is_never_granted(net: Net, mode: Mode, meanwhile: Meanwhile
     assert_eq!(rival.try_lock("k").expect("an answer").is_some(), held.is_none(), "{what}");
 }
 
-/// On stores of their own. Of the writes behind such a proxy that have this text, the next one is late.
-fn on(remote: fn() -> Option<Remote>, proxy: fn(&str) -> Proxy, write: &'static str) {
+/// On stores of their own: another transaction beside it would stop one that is late on Spanner's emulator.
+fn on<L: Late + 'static>(remote: fn() -> Option<Remote>, late: fn(&str) -> L) {
     std::thread::scope(|scope| {
         for mode in [Mode::Exclusive, Mode::Shared] {
             for meanwhile in [Meanwhile::Nothing, Meanwhile::Held, Meanwhile::Left] {
                 scope.spawn(move || {
                     let Some(remote) = remote() else { return };
-                    let proxy = proxy(&remote.upstream);
-                    proxy.add(Rule::next(1, proxy::Mode::Late(LATE)).on(write));
-                    let behind = (remote.at)(&proxy.addr().to_string());
-                    let net = Net { behind, beside: remote.direct(), late: Late { proxy, write } };
-                    what_was_given_up_is_never_granted(net, mode, meanwhile);
+                    let late = late(&remote.upstream);
+                    what_was_given_up_is_never_granted(&remote, &late, mode, meanwhile);
                 });
             }
         }
@@ -111,7 +162,7 @@ fn on(remote: fn() -> Option<Remote>, proxy: fn(&str) -> Proxy, write: &'static 
 #[cfg(feature = "dynamodb")]
 #[test]
 fn what_was_given_up_is_never_granted_on_dynamodb() {
-    on(crate::remote::dynamodb, Proxy::http, "UpdateItem");
+    on(crate::remote::dynamodb, |upstream| Proxied::new(Proxy::http(upstream), "UpdateItem"));
 }
 
 #[cfg(feature = "mongodb")]
@@ -119,11 +170,17 @@ fn what_was_given_up_is_never_granted_on_dynamodb() {
 fn what_was_given_up_is_never_granted_on_mongodb() {
     // The proxy knows no server that speaks unasked.
     let remote = || crate::remote::mongodb_with("directConnection=true&serverMonitoringMode=poll");
-    on(remote, Proxy::mongodb, "findAndModify");
+    on(remote, |upstream| Proxied::new(Proxy::mongodb(upstream), "findAndModify"));
 }
 
 #[cfg(feature = "postgres")]
 #[test]
 fn what_was_given_up_is_never_granted_on_postgres() {
-    on(crate::remote::postgres, Proxy::postgres, "INSERT INTO");
+    on(crate::remote::postgres, |upstream| Proxied::new(Proxy::postgres(upstream), "INSERT INTO"));
+}
+
+#[cfg(feature = "spanner")]
+#[test]
+fn what_was_given_up_is_never_granted_on_spanner() {
+    on(crate::remote::spanner, Grpc::new);
 }

@@ -35,7 +35,6 @@ use on_each_remote;
 
 mod forks;
 mod holes;
-#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 mod late;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 mod panics;

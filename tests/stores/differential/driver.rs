@@ -350,6 +350,8 @@ impl Driver {
         }
         if let Some(record) = self.model.get_mut(key).filter(|_| !self.remembers_who_gave_up) {
             record.given_up.clear();
+            // A row that is made for it has a token, as any lock's.
+            record.token = if before.record.exists() { record.token } else { after.record.token };
         }
         if let Released::HeldByOther(seen) = &answer {
             self.check_seen(seen);

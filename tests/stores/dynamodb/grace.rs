@@ -277,6 +277,25 @@ fn a_diagnosis_shows_the_grace_that_counts() {
     assert_eq!(client.diagnose().unwrap().grace, Duration::from_secs(3));
 }
 
+/// Nor can a name's lease be expired in it, though its time is over.
+#[test]
+fn what_is_in_its_grace_is_listed_as_live() {
+    let table = needs_server!(Table::fresh());
+    let (store, clock) = waiting(&table, Duration::from_secs(60));
+    let client = builder_over(Arc::new(store), clock.clone()).connect().unwrap();
+    client.request("k").lease(LEASE).acquire().unwrap();
+    let names = client.leases("names");
+    names.claim("name", "holder", LEASE).unwrap();
+    let listed = || [Filter::new().live(), Filter::new().expired()].map(|which| client.list(&which).unwrap().len());
+    clock.advance(LEASE + Duration::from_secs(10));
+    assert_eq!(client.get("k").unwrap().unwrap().holders()[0].remaining(), Some(Duration::ZERO));
+    assert_eq!(listed(), [1, 0]);
+    assert_eq!(names.expire("name").unwrap_err().kind(), ErrorKind::InvalidLease);
+    clock.advance(Duration::from_secs(60));
+    assert_eq!(listed(), [0, 1]);
+    names.expire("name").unwrap();
+}
+
 /// `DescribeTable` says nothing of the replicas of a global table of the old kind, but each of its items does.
 #[test]
 fn a_global_table_of_the_old_kind_is_refused() {
@@ -289,4 +308,21 @@ fn a_global_table_of_the_old_kind_is_refused() {
     let error = with_grace(&table, 1_000).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
     assert!(error.to_string().contains("2017.11.29"), "{error}");
+}
+
+/// A rival may know the time better, and be ahead.
+#[test]
+fn a_minimum_hold_counts_from_when_its_grant_may_have_been_made_at_the_latest() {
+    let table = needs_server!(Table::fresh());
+    let clock = Clock::system();
+    // As over a link whose answers take three seconds: the time is known to four, of which the grace covers one.
+    let slow = knowing(&table, &clock, Duration::from_millis(1_500));
+    let slow = builder_over(Arc::new(open(slow, &clock)), clock).connect().unwrap();
+    let least = Duration::from_secs(30);
+    let guard = slow.request("k").hold_at_least(least).lock().unwrap();
+    let holder = || get(&client(&table).0, "k").record.exclusive.expect("a holder");
+    let granted = holder().created;
+    guard.release().unwrap();
+    let kept = holder();
+    assert!(kept.until.left(granted) >= Some(least + Duration::from_millis(1_400)), "{granted:?}, {kept:?}");
 }

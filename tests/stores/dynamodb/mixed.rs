@@ -76,7 +76,7 @@ impl mixed::World for World {
 
 mixed::cells!(World:
     a_live_lock_is_refused, the_same_owner_gets_no_live_lock, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
-    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both,
+    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, who_replaces_the_same_owner_takes_theirs,
 );
 
 pub(super) fn of(table: &Table, clock: &Arc<Clock>, fleet: Fleet) -> LockClient {

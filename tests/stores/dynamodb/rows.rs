@@ -164,6 +164,68 @@ fn a_damaged_row_is_an_error_that_names_it() {
     assert_eq!(raw.get("k"), item);
 }
 
+fn set(row: &mut HashMap<String, AttributeValue>, name: &str, value: Option<&AttributeValue>) {
+    row.remove(name);
+    row.extend(value.map(|value| (name.to_owned(), value.clone())));
+}
+
+/// What somebody left out, or wrote in another way, in a row of ours: no write of ours would ever fit it.
+#[test]
+fn a_damaged_row_of_ours_is_named_and_left_as_it_is() {
+    let table = needs_server!(Table::fresh());
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    let text = |text: &str| Some(AttributeValue::S(text.to_owned()));
+    let is_named = |row: &HashMap<String, AttributeValue>, error: leasehold::Error| {
+        let key = row["key"].as_s().unwrap();
+        assert_eq!(error.kind(), ErrorKind::Schema, "{key}: {error}");
+        assert!(error.to_string().contains("damaged"), "{key}: {error}");
+        assert_eq!(raw.get(key), *row);
+    };
+    let both = [Mode::Exclusive, Mode::Shared];
+    // Beside each acquire: whose renewal meets it, and whose release.
+    let damages: [(&str, Option<AttributeValue>, &[Mode], &[Mode]); 5] = [
+        ("version", None, &both, &both),
+        ("version", text("seven"), &both, &both),
+        ("fence", None, &[], &[Mode::Shared]),
+        ("leasedUntil", text(&time(40, 2)), &both, &[Mode::Shared]),
+        ("leasedUntil", text(&time(40, -8)), &[], &[Mode::Shared]),
+    ];
+    for (i, (name, damage, renewals, releases)) in damages.iter().enumerate() {
+        for mode in both {
+            let mut held = attempt(&format!("{i} {name} {mode}"), mode);
+            granted(&store, &mut held);
+            let mut row = raw.get(&held.key);
+            set(&mut row, name, damage.as_ref());
+            // The end stands in the entry of a shared holder, too.
+            if let ("leasedUntil", Some(AttributeValue::M(shared))) = (*name, row.get_mut("shared")) {
+                for entry in shared.values_mut() {
+                    let mut inner = entry.as_m().unwrap().clone();
+                    set(&mut inner, name, damage.as_ref());
+                    *entry = AttributeValue::M(inner);
+                }
+            }
+            raw.put(row.clone());
+            for other in both {
+                is_named(&row, store.acquire(&mut attempt(&held.key, other), &soon()).unwrap_err());
+            }
+            if renewals.contains(&mode) {
+                is_named(&row, store.renew(&mut held, renewal(LEASE), &soon()).unwrap_err());
+            }
+            if releases.contains(&mode) {
+                is_named(&row, store.release(&mut held, Purpose::Release, &soon()).unwrap_err());
+            }
+        }
+    }
+    // A free one, where the write meets it.
+    let mut over = exclusive("free");
+    granted(&store, &mut over);
+    store.release(&mut over, Purpose::Release, &soon()).unwrap();
+    let mut row = raw.get("free");
+    set(&mut row, "version", text("seven").as_ref());
+    raw.put(row.clone());
+    is_named(&row, store.acquire(&mut exclusive("free"), &soon()).unwrap_err());
+}
+
 #[test]
 fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
     let table = needs_server!(Table::fresh());

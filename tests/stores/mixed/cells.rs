@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use leasehold::{ErrorKind, LockClient};
+use leasehold::{ErrorKind, LockClient, SameOwner};
 
 pub const S: Duration = Duration::from_secs(1);
 
@@ -76,6 +76,16 @@ pub fn the_same_owner_gets_no_live_lock<W: World>() {
     assert!(ask("theirs").is_none());
     let guard = ask("ours").unwrap();
     assert!(!world.theirs("ours", Step::Acquire));
+    guard.ensure_held_for(W::LEASE / 2).unwrap();
+}
+
+/// Unless ours ask for that: the owner is the text that stands there, whoever wrote it.
+pub fn who_replaces_the_same_owner_takes_theirs<W: World>() {
+    let world = W::fresh();
+    assert!(world.theirs("theirs", Step::Acquire));
+    let request = || world.ours().request("theirs").same_owner(SameOwner::Replace);
+    assert!(request().owner("another").try_lock().unwrap().is_none());
+    let guard = request().owner(W::HOLDER).try_lock().unwrap().unwrap();
     guard.ensure_held_for(W::LEASE / 2).unwrap();
 }
 

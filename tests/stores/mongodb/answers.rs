@@ -2,6 +2,8 @@
 //! limits the rate, before the write or after it. What is repeated until it is answered ends as if nothing had
 //! happened, and who is told that nothing was written finds the row as it was.
 
+mod other_commands;
+
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -9,7 +11,7 @@ use leasehold::internals::lease::{Lease, LockRecord};
 use leasehold::internals::store::{Acquired, Consistency, Purpose, Released, Renewed, Schema, Swapped};
 use leasehold::mongodb::driver::bson::{Document, doc};
 
-use crate::mongodb::failpoints::At;
+use crate::mongodb::failpoints::{At, POLL};
 use crate::mongodb::*;
 use crate::support::contract::{LEASE, granted, raised, renewal};
 use crate::support::wait::wait_until;
@@ -31,41 +33,56 @@ fn before() -> Vec<(i32, Document)> {
     BEFORE.map(|code| (code, doc! { "errorCode": code })).to_vec()
 }
 
+/// The same after it.
+fn after() -> Vec<(i32, Document)> {
+    AFTER.map(|code| (code, doc! { "writeConcernError": { "code": code, "errmsg": "made by the test" } })).to_vec()
+}
+
 fn before_and_after() -> Vec<(i32, Document)> {
-    let after = |code: i32| (code, doc! { "writeConcernError": { "code": code, "errmsg": "made by the test" } });
-    before().into_iter().chain(AFTER.map(after)).collect()
+    [before(), after()].concat()
 }
 
 impl At {
-    /// The server is the primary all the time, so it has no news for a driver that waits for them to look again.
     fn two_stores(&self) -> [Mongodb; 2] {
-        let stores = ["&serverMonitoringMode=poll"; 2].map(|more| self.open_with(more));
+        let stores = [POLL; 2].map(|more| self.open_with(more));
         stores[0].schema(Schema::Create, &soon()).unwrap();
         stores
     }
 
-    /// Runs `case` under each of these answers to `command`, and each variant, which must be met. It is given a name,
-    /// and what makes them come from then on.
+    /// Runs `case` under each of these answers to `command`, and each variant. It is given a name, too.
     fn under_each(&self, command: &str, answers: Vec<(i32, Document)>, mut case: impl FnMut(&str, &dyn Fn())) {
         for (nth, (code, answer)) in answers.iter().enumerate() {
             for (times, is_labeled) in VARIANTS {
                 let name = format!("{command} {nth} {code} {times} {is_labeled}");
                 let mut data = answer.clone();
-                data.insert("failCommands", vec![command.to_owned()]);
                 if !is_labeled {
                     data.insert("errorLabels", Vec::<String>::new());
                 }
-                let (met, started) = (Cell::new(0), Instant::now());
-                case(&name, &|| {
-                    let mode = doc! { "times": times };
-                    let on = self.admin(doc! { "configureFailPoint": "failCommand", "mode": mode, "data": &data });
-                    met.set(on.get_i32("count").unwrap());
-                });
-                let off = self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" });
-                assert_eq!(off.get_i32("count").unwrap() - met.get(), times, "{name}: it was not met");
-                println!("{name}: {:?}", started.elapsed());
+                self.under(&name, (command, times), data, |fault| case(&name, fault));
             }
         }
+    }
+
+    /// Runs `case` under this answer to the command, which must be met so many times. It is given what makes them come
+    /// from then on.
+    fn under<T>(
+        &self,
+        name: &str,
+        (command, times): (&str, i32),
+        mut data: Document,
+        case: impl FnOnce(&dyn Fn()) -> T,
+    ) -> T {
+        data.insert("failCommands", vec![command.to_owned()]);
+        let (met, started) = (Cell::new(0), Instant::now());
+        let value = case(&|| {
+            let mode = doc! { "times": times };
+            let on = self.admin(doc! { "configureFailPoint": "failCommand", "mode": mode, "data": &data });
+            met.set(on.get_i32("count").unwrap());
+        });
+        let off = self.admin(doc! { "configureFailPoint": "failCommand", "mode": "off" });
+        assert_eq!(off.get_i32("count").unwrap() - met.get(), times, "{name}: it was not met");
+        println!("{name}: {:?}", started.elapsed());
+        value
     }
 }
 

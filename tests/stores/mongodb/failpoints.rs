@@ -19,10 +19,13 @@ use crate::support::cluster::Cluster;
 use crate::support::contract::{acquired, granted, refused, release};
 use crate::support::harness::within;
 use crate::support::mongodb::{DATABASE, Rows, settings};
+use crate::support::proxy::{Mode as Network, Proxy, Request, Rule};
 use crate::support::wait::wait_until;
 
 const NAME: &str = "locks";
 const HANG: &str = "hangAfterStartingIndexBuild";
+/// The server is the primary all the time, so it has no news for a driver that waits for them to look again.
+pub const POLL: &str = "&serverMonitoringMode=poll";
 
 pub struct At {
     cluster: Cluster,
@@ -46,15 +49,15 @@ impl At {
     }
 
     /// With the commands that it sends.
-    fn open_listening(&self) -> (Mongodb, Commands) {
-        let mut settings = settings(&self.cluster.uri());
+    pub fn open_listening(&self) -> (Mongodb, Commands) {
+        let mut settings = settings(&format!("{}{POLL}", self.cluster.uri()));
         let commands = listen(&mut settings);
         let settings = Settings::Given(Box::new(settings));
         let options = MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(NAME.to_owned())).unwrap();
         (open(options), commands)
     }
 
-    fn raw(&self) -> Collection<Document> {
+    pub fn raw(&self) -> Collection<Document> {
         self.client.database(DATABASE).collection(NAME)
     }
 
@@ -132,6 +135,31 @@ fn indexes_may_take_longer_than_a_request() {
     // The request that waits, and one that asks whether the server is there.
     within("what hangs", 2 * each, || making.join().unwrap()).unwrap_err();
     at.cluster.go_on(0);
+}
+
+/// It asks meanwhile whether the server is still there, which any answer shows.
+#[test]
+fn a_build_of_indexes_goes_on_whatever_is_answered_meanwhile() {
+    let Some(at) = At::start() else { return };
+    let proxy = Proxy::mongodb(&at.cluster.hosts());
+    let url = format!("mongodb://{}/?directConnection=true{POLL}", proxy.addr());
+    let (store, beside) = (open(Rows::options_named(NAME, &url)), at.open());
+    let by = Deadline::after(Duration::from_secs(7)).with_long(Duration::from_secs(120));
+    let making = at.hang_while(move || store.schema(Schema::Create, &by));
+    // Interrupted, refused, and not the primary any more.
+    let codes = [50, 9999, 10107];
+    for code in codes {
+        // What the driver asks for itself has no session.
+        proxy.add(Rule::next(1, Network::Say(code, "made by the test")).on("hello").on("lsid"));
+    }
+    let is_said = |request: &Request| request.sent == 0 && request.has("hello") && request.has("lsid");
+    wait_until("it asks as often", || {
+        making.is_finished() || proxy.requests().into_iter().filter(is_said).count() >= codes.len()
+    });
+    at.build();
+    making.join().unwrap().unwrap();
+    assert!(proxy.clear().is_empty());
+    granted(&beside, &mut exclusive(&beside, "k"));
 }
 
 #[test]

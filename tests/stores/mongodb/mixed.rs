@@ -86,7 +86,7 @@ impl mixed::World for World {
 
 mixed::cells!(World:
     a_live_lock_is_refused, the_same_owner_gets_no_live_lock, who_crashed_is_taken_over_and_changes_nothing_later, a_released_lock_is_free_at_once,
-    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, clients_of_both_kinds_of_ours_exclude_each_other,
+    heartbeats_keep_a_lock, a_purge_frees_what_is_over_for_both, who_replaces_the_same_owner_takes_theirs, clients_of_both_kinds_of_ours_exclude_each_other,
 );
 
 pub(super) fn client(rows: &Rows, fleet: Fleet) -> LockClient {

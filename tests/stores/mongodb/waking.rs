@@ -56,9 +56,11 @@ pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
 
 pub fn wake(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-    let (to, told) = crossbeam_channel::unbounded();
-    assert!(store.wake(&keys, to, &soon()).unwrap());
-    told
+    sent(|| {
+        let (to, told) = crossbeam_channel::unbounded();
+        assert!(store.wake(&keys, to, &soon())?);
+        Ok(told)
+    })
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use leasehold::internals::lease::End;
-use leasehold::internals::store::Swapped;
 use leasehold::internals::store::fleet::Fleet;
+use leasehold::internals::store::{Purpose, Swapped};
 use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, LossReason};
 use sdk::mutation::Mutation;
@@ -243,6 +243,41 @@ fn a_purge_leaves_the_row_for_the_nodes() {
     assert_eq!(world.names(), before);
 }
 
+/// What a give-up leaves where no row was is a lock's: nodes have met it, and one may be between its two transactions.
+#[test]
+fn the_row_of_a_lock_that_was_only_given_up_stays_for_the_nodes() {
+    needs_server!();
+    let world = World::new();
+    let store = open(&world.database, Fleet::Mixed);
+    store.release(&mut exclusive("k"), Purpose::GiveUp, &soon()).unwrap();
+    let mut node = world.node("k", "node-a");
+    let half = node.begin().expect("a takeover");
+    assert_eq!(world.ours.purge(Duration::ZERO).unwrap().deleted, 0);
+    assert!(world.ours.try_lock("k").unwrap().is_none());
+    node.finish(half);
+    assert!(node.has_lock());
+}
+
+/// It has the grant id of the row that is over, and takes it like anybody else.
+#[test]
+fn a_repeat_of_what_is_over_overtakes_no_node_between_its_two_transactions() {
+    needs_server!();
+    let world = World::new();
+    let store = open(&world.database, Fleet::Mixed);
+    for mode in [Mode::Exclusive, Mode::Shared] {
+        let mut over = attempt(&mode.to_string(), mode);
+        over.ask.lease = DURATION;
+        granted(&store, &mut over);
+        world.raw.age(DURATION + 2 * S);
+        world.pass(DURATION + 2 * S);
+        let mut node = world.node(&over.key, "node-a");
+        let half = node.begin().expect("a takeover");
+        refused(&store, &mut over);
+        node.finish(half);
+        assert!(node.has_lock(), "{mode}");
+    }
+}
+
 /// A lock that must be held for a least time, and is released before, stands under another grant until then.
 #[test]
 fn a_swap_moves_no_end_by_the_age_of_the_heartbeat() {
@@ -308,4 +343,21 @@ fn a_purge_deletes_the_rows_of_takeovers_after_a_month() {
     world.pass(Duration::from_secs(31 * 24 * 3600));
     assert_eq!(purge(), (1, 6), "{:?}", world.names());
     assert_eq!(world.names().iter().filter(|name| name.starts_with("k")).collect::<Vec<_>>(), ["k"]);
+}
+
+/// `run --every` asks for a nanosecond, to find out whether a minimum hold is taken.
+#[test]
+fn no_minimum_hold_is_taken_but_one_as_long_as_the_lease() {
+    needs_server!();
+    let world = World::new();
+    let guard = world.ours.request("k").hold_at_least(DURATION).lock().unwrap();
+    for least in [Duration::from_nanos(1), DURATION - S, DURATION + S] {
+        let asked = world.ours.request("other").hold_at_least(least).try_lock().map(drop);
+        for refused in [asked, guard.hold_at_least(least)] {
+            let error = refused.unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
+            let text = error.to_string();
+            assert!(text.contains("hold_at_least") && text.contains("spindle_duration"), "{text}");
+        }
+    }
 }

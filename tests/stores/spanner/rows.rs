@@ -70,7 +70,7 @@ fn what_is_written_is_what_is_documented() {
     assert_eq!((holders.as_array().unwrap().len(), first), (2, entry));
 
     store.release(&mut exclusive("g"), Purpose::GiveUp, &soon()).unwrap();
-    assert_eq!(names(&raw, "g"), "format given_up kind name");
+    assert_eq!(names(&raw, "g"), "format given_up kind name token");
 }
 
 #[test]

@@ -81,7 +81,7 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
                 }
                 answer = Some(server.ask(&request, number)?);
             }
-            Mode::Say(status, json) => answer = Some(Message::json(status, json)),
+            Mode::Say(status, text) => answer = Some(Message::said(wire, &request, status, text)),
             Mode::HoleToServer => return client.swallow(),
             Mode::HoleToClient => {
                 server.ask(&request, number)?;

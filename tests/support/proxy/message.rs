@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
+use super::super::servers::mongod;
+
 /// Whose messages.
 #[derive(Debug, Clone, Copy)]
 pub enum Wire {
@@ -43,8 +45,16 @@ pub struct Message {
 }
 
 impl Message {
-    /// An answer.
-    pub fn json(status: u16, body: &str) -> Message {
+    /// The answer to this request, which no server has seen.
+    pub fn said(wire: Wire, request: &Message, status: u16, text: &str) -> Message {
+        if !matches!(wire, Wire::Mongodb) {
+            return Message::json(status, text);
+        }
+        let number = i32::from_le_bytes(request.body[4..8].try_into().expect("four bytes"));
+        Message { body: mongod::refusal(number, status, text), ..Message::default() }
+    }
+
+    fn json(status: u16, body: &str) -> Message {
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
         let head = format!(
             "HTTP/1.1 {status} Said\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\n\

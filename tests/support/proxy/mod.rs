@@ -57,7 +57,8 @@ pub enum Mode {
     Relay(i64, &'static str),
     /// The server is told this first, as by a pooler. Only of [`Proxy::postgres`].
     After(&'static str),
-    /// It does not reach the server; the client gets this status and JSON, as from a service in trouble.
+    /// It does not reach the server; the client gets this status and JSON, as from a service in trouble. Of
+    /// [`Proxy::mongodb`]: the code of an error and its message.
     Say(u16, &'static str),
 }
 

@@ -144,19 +144,26 @@ pub fn ask(host: &str, command: &[u8]) -> Option<Vec<u8>> {
     let address = host.to_socket_addrs().ok()?.next()?;
     let mut stream = TcpStream::connect_timeout(&address, limit).ok()?;
     stream.set_read_timeout(Some(limit)).ok()?;
-    // An OP_MSG: length, request, response to, code, flags, a section of kind 0.
-    let mut message = Vec::new();
-    for number in [21 + command.len() as i32, 1, 0, 2013, 0] {
-        message.extend(number.to_le_bytes());
-    }
-    message.push(0);
-    message.extend(command);
-    stream.write_all(&message).ok()?;
+    stream.write_all(&message(0, command)).ok()?;
     let mut length = [0; 4];
     stream.read_exact(&mut length).ok()?;
     let mut answer = vec![0; usize::try_from(i32::from_le_bytes(length)).ok()?.checked_sub(4)?];
     stream.read_exact(&mut answer).ok()?;
     Some(answer)
+}
+
+/// That a command with this number was refused, as the server says it.
+pub fn refusal(of: i32, code: u16, why: &str) -> Vec<u8> {
+    message(of, &document(&[int("ok", 0), int("code", code.into()), text("errmsg", why)]))
+}
+
+/// An OP_MSG: length, request, response to, code, flags, a section of kind 0.
+fn message(answers: i32, document: &[u8]) -> Vec<u8> {
+    let numbers = [21 + document.len() as i32, 1, answers, 2013, 0];
+    let mut message: Vec<u8> = numbers.map(i32::to_le_bytes).concat();
+    message.push(0);
+    message.extend(document);
+    message
 }
 
 fn document(elements: &[Vec<u8>]) -> Vec<u8> {

@@ -1,0 +1,228 @@
+//! No call outlives its deadline and no drop its bound while requests fail, are not answered or come too late: on every
+//! store, with the fault switch in front of it.
+
+use std::any::Any;
+use std::sync::{Arc, mpsc};
+use std::time::Duration;
+
+use crate::bounds::{DROP, LONG, REQUEST, STALL};
+use crate::support::bench::{Bench, Measured, builder_over, is_server};
+use crate::support::harness::{PATIENCE, acquire_unanswered, connected, millis};
+use crate::support::stores::{Store, unique};
+use crate::support::wait::wait_until;
+use leasehold::internals::in_users_code;
+use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::{Filter, LockClient, LockGuard};
+
+/// Whatever keeps the contract of a store.
+pub fn faults() -> [Fault; 5] {
+    [Fault::FailBefore, Fault::ApplyThenHang, Fault::Delay(STALL), Fault::ApplyThenFail, Fault::HangBefore]
+}
+
+/// What the calls of a test have in common.
+struct Setup {
+    slack: Measured,
+    /// Its requests meet no fault.
+    rival: LockClient,
+    bench: Bench,
+    faults: Vec<Fault>,
+}
+
+impl Setup {
+    fn on(store: &Store) -> Setup {
+        let bench = Bench::on(store);
+        // On a server the first three: it fails, it is not answered, it comes too late.
+        let faults = faults().into_iter().take(if is_server(&*bench.at.store) { 3 } else { 5 }).collect();
+        Setup { slack: bench.at.measured(), rival: bench.rival(), bench, faults }
+    }
+
+    /// A client whose requests meet the faults of this plan.
+    fn client(&self, plan: &FaultPlan) -> LockClient {
+        let faulty = Arc::new(Faulty::new(self.bench.at.store.clone(), plan.clone()));
+        connected(|| {
+            let builder = builder_over(faulty.clone(), self.bench.clock.clone());
+            builder.lease(LONG).request_timeout(REQUEST).drop_timeout(DROP)
+        })
+    }
+
+    /// Runs `call` while each request of this kind has each of the faults; side by side, since it is all waiting.
+    fn under_each_fault(&self, kind: Call, bound: Duration, call: impl Fn(&LockClient) + Sync) {
+        self.prepared_under_each_fault(kind, bound, |_| (), |(), client| call(client));
+    }
+
+    /// The same with what `call` is given, which has no part in the bound.
+    fn prepared_under_each_fault<T>(
+        &self,
+        kind: Call,
+        bound: Duration,
+        prepare: impl Fn(&LockClient) -> T + Sync,
+        call: impl Fn(T, &LockClient) + Sync,
+    ) {
+        std::thread::scope(|scope| {
+            for fault in &self.faults {
+                let (prepare, call) = (&prepare, &call);
+                let body = move || {
+                    let plan = FaultPlan::default();
+                    let client = self.client(&plan);
+                    // On a busy machine the time may be over before any such request could be sent.
+                    let is_met = (0..10).any(|_| {
+                        let (prepared, before) = (prepare(&client), plan.count(kind));
+                        plan.always(kind, fault.clone());
+                        self.slack.within_among_many(bound, || call(prepared, &client));
+                        plan.heal();
+                        plan.count(kind) > before
+                    });
+                    assert!(is_met, "no such call was made");
+                    // It may cut off a request that hangs since before: that is left to the next one.
+                    self.slack.within_among_many(DROP, || drop(client.close()));
+                    wait_until("nothing is left to give up", || client.close().is_ok());
+                };
+                // Its name is in the message of a failure.
+                let thread = std::thread::Builder::new().name(format!("{kind:?} with {fault:?}"));
+                thread.spawn_scoped(scope, body).expect("a thread");
+            }
+        });
+    }
+}
+
+pub fn no_acquire_outlives_its_deadline(store: &Store) {
+    let setup = Setup::on(store);
+    setup.under_each_fault(Call::Acquire, REQUEST, |client| drop(client.try_lock(&unique())));
+    setup.under_each_fault(Call::Acquire, REQUEST, |client| drop(client.request(&unique()).acquire()));
+    let wait = 2 * REQUEST;
+    setup.under_each_fault(Call::Acquire, wait, |client| drop(client.try_lock_for(&unique(), wait)));
+    setup.under_each_fault(Call::Acquire, wait, |client| drop(client.request(&unique()).wait(wait).lock()));
+}
+
+/// A lease of more than a minute is set by a renewal that belongs to the acquisition.
+pub fn no_first_renewal_outlives_its_deadline(store: &Store) {
+    Setup::on(store).under_each_fault(Call::Renew, REQUEST, |client| drop(client.try_lock(&unique())));
+}
+
+pub fn no_call_with_a_lock_as_data_outlives_its_deadline(store: &Store) {
+    let setup = Setup::on(store);
+    let lock = |_: &LockClient| setup.rival.request(&unique()).acquire().expect("a lock");
+    setup.prepared_under_each_fault(Call::Renew, REQUEST, lock, |lock, client| drop(client.heartbeat(&lock, LONG)));
+    setup.prepared_under_each_fault(Call::Release, REQUEST, lock, |lock, client| drop(client.release(&lock)));
+    setup.prepared_under_each_fault(Call::Acquire, REQUEST, lock, |lock, client| drop(client.adopt(lock)));
+}
+
+fn granted(client: &LockClient) -> LockGuard {
+    client.request(&unique()).lease(millis(20_000)).lock().expect("a lock")
+}
+
+pub fn no_release_and_no_drop_outlives_its_bound(store: &Store) {
+    let setup = Setup::on(store);
+    setup.prepared_under_each_fault(Call::Release, DROP, granted, |guard, _| drop(guard));
+    setup.prepared_under_each_fault(Call::Release, DROP, granted, |guard, _| {
+        // What is given back is released again by whoever drops it: that is another bound.
+        if let Err(failed) = guard.release() {
+            drop(failed.into_guard().into_lock());
+        }
+    });
+    // The drop of the guard that was held has a bound of its own.
+    setup.prepared_under_each_fault(Call::Release, 2 * DROP, granted, |guard, client| {
+        setup.slack.within_among_many(DROP, || drop(client.close()));
+        setup.slack.within_among_many(DROP, || drop(guard));
+    });
+}
+
+/// A guard for whose lock another thread waits.
+fn waited_for(client: &LockClient) -> LockGuard {
+    let guard = granted(client);
+    let (told, tells) = mpsc::channel();
+    let request = client.request(guard.key()).on_wait(move |_| told.send(()).unwrap_or_default());
+    let request = request.on_wait_every(PATIENCE);
+    std::thread::spawn(move || request.lock().map(drop));
+    tells.recv_timeout(PATIENCE).expect("it waits");
+    // Before that nothing is handed over to it.
+    wait_until("its callback has returned", || in_users_code(client, guard.key()) == 0);
+    guard
+}
+
+/// The drop of a guard whose lock the next waiter of this process is to have.
+pub fn no_hand_over_outlives_its_bound(store: &Store) {
+    Setup::on(store).prepared_under_each_fault(Call::Acquire, DROP, waited_for, |guard, _| drop(guard));
+}
+
+/// The last handle takes the client with it, which has something to give up.
+pub fn the_last_drop_has_one_bound(store: &Store) {
+    type Last = fn(&LockClient) -> Box<dyn Any>;
+    let handles: [(&str, Last); 3] = [
+        ("guard", |client| Box::new(client.lock(&unique()).expect("a lock"))),
+        ("leadership", |client| {
+            let election = client.election(&unique()).build().expect("an election");
+            Box::new(election.campaign().expect("a term"))
+        }),
+        ("election", |client| {
+            // Its callback hangs: that takes all of the time.
+            let (release, stuck) = mpsc::channel::<()>();
+            let election = client.election(&unique()).on_won(move |_| stuck.recv().unwrap_or_default());
+            let election = election.build().expect("an election");
+            election.campaign().and_then(leasehold::Leadership::resign).expect("a term");
+            Box::new((election, release))
+        }),
+    ];
+    let setup = Setup::on(store);
+    std::thread::scope(|scope| {
+        for (what, handle) in handles {
+            let setup = &setup;
+            let body = move || {
+                let plan = FaultPlan::default();
+                let client = setup.client(&plan);
+                let last = handle(&client);
+                plan.always(Call::Release, Fault::HangBefore);
+                acquire_unanswered(&plan, &client, &unique());
+                drop(client);
+                setup.slack.within_among_many(DROP, || drop(last));
+            };
+            std::thread::Builder::new().name(what.to_owned()).spawn_scoped(scope, body).expect("a thread");
+        }
+    });
+}
+
+/// Each purge that writes is on a store of its own: it takes whatever it finds.
+pub fn no_look_and_no_purge_outlives_its_deadline(store: &Store) {
+    let setup = Setup::on(store);
+    setup.under_each_fault(Call::Read, REQUEST, |client| drop(client.get(&unique())));
+    setup.under_each_fault(Call::Read, REQUEST, |client| drop(client.list(&Filter::new())));
+    setup.under_each_fault(Call::Read, REQUEST, |client| drop(client.purge(Duration::ZERO)));
+    std::thread::scope(|scope| {
+        for fault in faults() {
+            scope.spawn(move || {
+                let setup = Setup { faults: vec![fault], ..Setup::on(store) };
+                let expired = |_: &LockClient| {
+                    let minute = Duration::from_secs(60);
+                    setup.rival.request(&unique()).lease(minute).acquire().expect("a lock");
+                    setup.bench.outlast(minute);
+                };
+                let purge = |(), client: &LockClient| drop(client.purge(Duration::ZERO));
+                setup.prepared_under_each_fault(Call::Swap, REQUEST, expired, purge);
+            });
+        }
+    });
+}
+
+pub fn no_call_on_several_locks_outlives_its_deadline(store: &Store) {
+    let setup = Setup::on(store);
+    // A group of one each time: what an earlier try left has no part in the bound.
+    let held = |_: &LockClient| {
+        let group = unique();
+        setup.rival.request(&unique()).lock_id(&group).acquire().expect("a lock");
+        group
+    };
+    for kind in [Call::Read, Call::Swap] {
+        // The group, then its only lock by itself: each has the time of a request.
+        setup.prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.renew(&group, LONG)));
+        setup.prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.unlock(&group)));
+    }
+    let several = || [unique(), unique(), unique()];
+    let wait = 2 * REQUEST;
+    setup.under_each_fault(Call::Acquire, REQUEST, |client| drop(client.try_lock_any(several())));
+    setup.under_each_fault(Call::Acquire, wait, |client| drop(client.request_any(several()).wait(wait).lock()));
+    let taken =
+        |_: &LockClient| several().map(|key| setup.rival.request(&key).acquire().expect("a lock").key().to_owned());
+    setup.prepared_under_each_fault(Call::Read, wait, taken, |keys, client| {
+        drop(client.request_any(keys).wait(wait).lock());
+    });
+}
