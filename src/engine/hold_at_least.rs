@@ -1,7 +1,8 @@
 //! A minimum hold: the grant stands for so long, whatever ends its hold.
 //!
 //! From the start its lease lasts at least that long, so a release only has to make it shorter, and one that is not
-//! answered, or a process that dies, leaves the lock standing for longer, never for less.
+//! answered, or a process that dies, leaves the lock standing for longer, never for less: but on DynamoDB such a process for
+//! up to half of what was not known of the time, since the row's end counts from the middle.
 
 use std::time::{Duration, Instant};
 

@@ -295,7 +295,8 @@ impl Hold {
         }
     }
 
-    /// No release waits for the heartbeat if this is its thread, which closes the client in an event of C's.
+    /// No release waits for the heartbeat if this is its thread, which closes the client in an event of C's. That of an
+    /// election's lock may have begun by then.
     pub(super) fn leave_own_heartbeat(&self) {
         drop(self.state.lock().heartbeat.take_if(|beat| beat.is_here()));
     }

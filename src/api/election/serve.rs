@@ -150,9 +150,9 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
                 WorkEnd::Panicked
             }
         };
+        // What they own may be the user's: it is not to outlive a stop, and may stop the election itself.
+        let _ = caught(|| drop((leadership, work)));
         standing.crew.lock().retain(|thread| *thread != here());
-        // What they own may be the user's, and is not to outlive a stop.
-        drop((leadership, work));
         let _ = tell.send(end);
     })?;
     Ok(done)

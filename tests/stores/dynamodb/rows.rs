@@ -183,7 +183,8 @@ fn a_damaged_row_of_ours_is_named_and_left_as_it_is() {
     };
     let both = [Mode::Exclusive, Mode::Shared];
     // Beside each acquire: whose renewal meets it, and whose release.
-    let damages: [(&str, Option<AttributeValue>, &[Mode], &[Mode]); 5] = [
+    type Damage<'a> = (&'a str, Option<AttributeValue>, &'a [Mode], &'a [Mode]);
+    let damages: [Damage; 5] = [
         ("version", None, &both, &both),
         ("version", text("seven"), &both, &both),
         ("fence", None, &[], &[Mode::Shared]),
