@@ -104,7 +104,7 @@ pub fn b07_a_lease_is_counted_from_before_the_request_was_sent(store: &Store) {
 /// never over.
 pub fn b24_what_a_repeat_is_granted_anew_once_the_first_grant_is_over_is_given_up(store: &Store) {
     let lease = Duration::from_secs(60);
-    for (fault, until_it_comes, given_up) in [(Fault::ApplyThenFail, 0.75, 1), (Fault::FailBefore, 0.45, 0)] {
+    for (fault, until_it_comes, given_up) in [(Fault::ApplyThenFail, 0.75, 1), (Fault::FailBefore, 0.65, 0)] {
         let bench = Bench::on(store);
         let acts = Between::new(Arc::new(Faulty::new(bench.at.store.clone(), bench.faults.clone())));
         let client = builder_over(Arc::new(acts.clone()), bench.clock.clone()).lease(lease).connect().unwrap();
