@@ -55,7 +55,8 @@ macro_rules! setters {
             /// For how long the lock stands at the least, counted from its grant by the store's clock: at most 30 days. A
             /// release, a drop or a close before that, and the death of the process, leave it standing until then, with
             /// nobody to renew it; others are refused and see the owner. So a job that is over in a second does not run
-            /// again on a host that starts it a little later. A lease that is shorter lasts as long at first, and a release
+            /// again on a host that starts it a little later. (On DynamoDB a process that dies leaves it shorter by up to half
+            /// of what an answer takes beyond a second.) A lease that is shorter lasts as long at first, and a release
             /// is a read and a write. Whoever must have the lock sooner calls
             /// [`force_release`](crate::LockClient::force_release), or asks for it with
             /// [`SameOwner::Replace`](crate::SameOwner::Replace). What is left standing has a lock id of its own, so that no

@@ -396,9 +396,9 @@ impl<'a> Wait<'a> {
             // What it had to report may have forked.
             family.check_process()?;
             let error = match answer {
-                Ok(Acquired::Granted { holder, now, .. }) => {
+                Ok(Acquired::Granted { holder, repeated, now }) => {
                     // What an unanswered one was granted may be over, and granted anew: others act on that end.
-                    let from = if unanswered.is_some() { first_sent } else { sent };
+                    let from = if repeated || unanswered.is_some() { first_sent } else { sent };
                     let held_until = terms.first_held_until((from, lease), sent, holder.until, now);
                     if clock.now() >= held_until {
                         return self.void(attempt, overall);

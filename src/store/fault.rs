@@ -82,8 +82,8 @@ struct Plan {
     is_offline: bool,
     late: Vec<(Arc<dyn Backend>, Attempt)>,
     given_up: Vec<String>,
-    calls: Vec<Call>,
-    loose: Vec<Call>,
+    /// Each, and whether its thread keeps a lock.
+    calls: Vec<(Call, bool)>,
 }
 
 impl FaultPlan {
@@ -127,17 +127,17 @@ impl FaultPlan {
 
     /// Every call so far but those for the schema, which each client makes when it connects.
     pub fn calls(&self) -> Vec<Call> {
-        self.0.lock().calls.iter().filter(|call| **call != Call::Schema).copied().collect()
+        self.0.lock().calls.iter().map(|(call, _)| *call).filter(|call| *call != Call::Schema).collect()
     }
 
     /// How many calls of this kind were made.
     pub fn count(&self, call: Call) -> usize {
-        self.0.lock().calls.iter().filter(|c| **c == call).count()
+        self.0.lock().calls.iter().filter(|(c, _)| *c == call).count()
     }
 
     /// Every call of a thread that waits for the program's logger at what the store says.
     pub fn loose(&self) -> Vec<Call> {
-        self.0.lock().loose.clone()
+        self.0.lock().calls.iter().filter(|(_, keeps)| !keeps).map(|(call, _)| *call).collect()
     }
 
     /// How many acquisitions of this key the store gave up, as it has answered.
@@ -152,10 +152,7 @@ impl FaultPlan {
 
     fn take(&self, call: Call) -> Option<Fault> {
         let mut plan = self.0.lock();
-        plan.calls.push(call);
-        if !keeps_a_lock() {
-            plan.loose.push(call);
-        }
+        plan.calls.push((call, keeps_a_lock()));
         if plan.is_offline {
             return Some(Fault::FailBefore);
         }

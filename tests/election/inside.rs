@@ -182,6 +182,33 @@ fn a_closure_has_not_ended_before_what_it_owns_is_gone() {
     assert_eq!(stopped.unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
+/// It was left behind by a stop, and so holds the last of what it owns.
+#[test]
+fn what_a_closure_owns_may_stop_the_election_itself() {
+    struct Owned(std::sync::Weak<leasehold::Election>, crossbeam_channel::Sender<leasehold::Result<()>>);
+    impl Drop for Owned {
+        fn drop(&mut self) {
+            let _ = self.1.send(self.0.upgrade().expect("the test has it").stop());
+        }
+    }
+    let client = LockClient::builder("memory:").drop_timeout(SHORT).connect().unwrap();
+    let a = Arc::new(client.election("job").build().unwrap());
+    let ((begun, begins), (ends, go_on)) = (bounded(1), bounded::<()>(0));
+    let (told, tells) = bounded(1);
+    let owned = Owned(Arc::downgrade(&a), told);
+    a.lead(move |_| {
+        let _owned = &owned;
+        begun.send(()).unwrap();
+        let _ = go_on.recv();
+    })
+    .unwrap();
+    begins.recv_timeout(LONG).unwrap();
+    assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+    a.wait();
+    drop(ends);
+    tells.recv_timeout(LONG).unwrap().unwrap();
+}
+
 /// Does this once a call begins to wait, on the thread of that call.
 #[derive(Default)]
 struct AtWait(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);

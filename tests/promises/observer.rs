@@ -318,18 +318,10 @@ impl Run {
 
 macro_rules! suite {
     ($store:ident) => {
-        suite! { $store:
+        crate::support::stores::tests_of! { crate::support::stores::on, $store:
             every_beginning_has_one_end_under_random_use_and_faults
             each_way_to_end_is_told_once
             whoever_stands_behind_another_is_counted_too
-        }
-    };
-    ($store:ident: $($test:ident)+) => {
-        mod $store {
-            $(#[test]
-            fn $test() {
-                crate::support::stores::on(stringify!($store), super::$test);
-            })+
         }
     };
 }

@@ -1,7 +1,7 @@
 //! A store with faults in front, and a client that meets none.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::internals::lease::Mode;
 use leasehold::internals::store::fault::{Call, FaultPlan, Faulty};
@@ -52,22 +52,16 @@ impl Opened {
 pub struct Measured(Option<Slowness>);
 
 impl Measured {
-    /// Runs `call`, which must be over within `bound` and that: one of many that end at the same time, see
-    /// [`harness::within_among_many`](super::harness::within_among_many).
+    /// Runs `call`, which must be over within `bound` and that: one of [many](lateness::AMONG_MANY).
     #[track_caller]
     pub fn within_among_many<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
-        self.with_slack(2, bound, call)
+        self.with_slack(lateness::AMONG_MANY, bound, call)
     }
 
     #[track_caller]
     fn with_slack<T>(&self, times: u32, bound: Duration, call: impl FnOnce() -> T) -> T {
-        let started = Instant::now();
-        let value = call();
-        let took = started.elapsed();
-        let server = self.0.as_ref().map_or(Duration::ZERO, |server| server.slack(started));
-        let slack = times * lateness::slack(started) + server;
-        assert!(took <= bound + slack, "it took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
-        value
+        let server = |since| self.0.as_ref().map_or(Duration::ZERO, |server| server.slack(since));
+        lateness::within("it", bound, |since| times * lateness::slack(since) + server(since), call)
     }
 }
 

@@ -3,7 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
@@ -263,20 +263,14 @@ pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
     with_slack(1, what, bound, call)
 }
 
-/// The same for one of many calls that end at the same time: all their threads want a processor then, in one call after
-/// the other, and the thread that measures stands in that line only once. So twice the slack.
+/// The same for one of [many](super::lateness::AMONG_MANY).
 #[track_caller]
 pub fn within_among_many<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
-    with_slack(2, what, bound, call)
+    with_slack(super::lateness::AMONG_MANY, what, bound, call)
 }
 
 #[track_caller]
 fn with_slack<T>(times: u32, what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
     super::lateness::measure();
-    let started = Instant::now();
-    let value = call();
-    let took = started.elapsed();
-    let slack = times * super::lateness::slack(started);
-    assert!(took <= bound + slack, "{what} took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
-    value
+    super::lateness::within(what, bound, |started| times * super::lateness::slack(started), call)
 }

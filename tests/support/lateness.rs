@@ -66,6 +66,20 @@ pub fn slack(since: Instant) -> Duration {
     WORK + HOPS * during.chain([due]).max().unwrap_or_default()
 }
 
+/// Many calls that end at the same time: all their threads want a processor then, in one call after the other, and the thread
+/// that measures stands in that line only once.
+pub const AMONG_MANY: u32 = 2;
+
+/// Runs `call`, which must be over within `bound`, and the slack since it began.
+#[track_caller]
+pub fn within<T>(what: &str, bound: Duration, slack: impl FnOnce(Instant) -> Duration, call: impl FnOnce() -> T) -> T {
+    let started = Instant::now();
+    let value = call();
+    let (took, slack) = (started.elapsed(), slack(started));
+    assert!(took <= bound + slack, "{what} took {took:?}, but its bound is {bound:?} (and {slack:?} for this machine)");
+    value
+}
+
 /// So many requests may have a part in a call of a server's client, each as slow as the slowest that was measured.
 const REQUESTS: u32 = 4;
 /// The pause between two rounds of requests: of a stop of the server that begins in it, so much is not measured.

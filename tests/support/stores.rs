@@ -67,6 +67,21 @@ macro_rules! tests {
 #[allow(unused_imports)]
 pub(crate) use tests;
 
+/// The tests of one store, of functions beside which this stands; `on` runs one.
+#[allow(unused_macros)] // Not every test binary has such a suite.
+macro_rules! tests_of {
+    ($on:path, $store:ident: $($test:ident)+) => {
+        mod $store {
+            $(#[test]
+            fn $test() {
+                $on(stringify!($store), super::$test);
+            })+
+        }
+    };
+}
+#[allow(unused_imports)]
+pub(crate) use tests_of;
+
 /// The modules of the stores of this build.
 pub fn modules() -> Vec<&'static str> {
     let mut modules = Vec::new();

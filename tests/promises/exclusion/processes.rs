@@ -22,7 +22,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 macro_rules! suite {
     (memory) => {};
     ($store:ident) => {
-        suite! { $store:
+        crate::support::stores::tests_of! { crate::support::urls::on, $store:
             a_killed_holder_is_taken_over_by_a_waiter_at_the_end_of_its_lease
             a_killed_holder_is_taken_over_by_a_process_that_asks_only_once
             a_killed_holder_is_not_taken_over_before_the_end_of_its_lease
@@ -30,14 +30,6 @@ macro_rules! suite {
             a_released_lock_goes_to_the_waiter_at_once
             a_stopped_holder_knows_at_once_that_it_lost_the_lock
             eight_processes_never_overlap
-        }
-    };
-    ($store:ident: $($test:ident)+) => {
-        mod $store {
-            $(#[test]
-            fn $test() {
-                crate::support::urls::on(stringify!($store), super::$test);
-            })+
         }
     };
 }

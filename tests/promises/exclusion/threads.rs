@@ -22,18 +22,10 @@ const SERVER_ROUNDS: u64 = 4;
 
 macro_rules! suite {
     ($store:ident) => {
-        suite! { $store:
+        crate::support::stores::tests_of! { crate::support::stores::on, $store:
             threads_never_overlap
             threads_never_overlap_while_requests_are_lost_and_repeated
             shared_holders_are_never_inside_with_an_exclusive_one
-        }
-    };
-    ($store:ident: $($test:ident)+) => {
-        mod $store {
-            $(#[test]
-            fn $test() {
-                crate::support::stores::on(stringify!($store), super::$test);
-            })+
         }
     };
 }
