@@ -232,6 +232,10 @@ fn every_swap_survives_every_answer_of_a_server_in_trouble() {
                     false
                 }
             });
+            if command == "insert" {
+                // That it is a duplicate is answered before the majority has what was there, and a strong look sees it.
+                wait_until("the majority has it", || get(&beside, key).record.exists());
+            }
             let stands = get(&beside, key).record;
             match command {
                 "insert" => assert_eq!(stands.pins, new.pins, "{key}"),
