@@ -331,7 +331,7 @@ fn dynamodb_of(
     let mut options = options(&table.0, &clock);
     options.sort_key = sort_key;
     options.grace = Duration::from_secs(2);
-    options.estimate = Some(Arc::default());
+    options.estimate = Some(Arc::new(leasehold::internals::store::dynamodb::Estimate::of_several()));
     let opened = Opened::by(&clock, || Dynamodb::open(options.clone(), clock.clone(), &soon()).unwrap());
     Opened { slack: Duration::from_secs(1), ..opened }
 }

@@ -38,6 +38,17 @@ fn each_answer_narrows_it() {
     assert_eq!(moment(&estimate, 9_000), (109_000, 47));
 }
 
+/// Who was told the time may ask nothing more.
+#[test]
+fn of_several_clients_one_confirms_what_another_was_told() {
+    for (estimate, confirms) in [(Estimate::of_several(), true), (Estimate::default(), false)] {
+        for over in [9, 5] {
+            estimate.learn_corrected(100, boot(490), boot(510), 0, over);
+        }
+        assert_eq!(estimate.moment(boot(510), GRACE).unwrap().is_unconfirmed(), !confirms);
+    }
+}
+
 #[test]
 fn it_widens_with_its_age() {
     let estimate = told(100, 490, 510);
