@@ -83,9 +83,10 @@ impl ClientBuilder {
 
     /// How long before the end of the lease the holder already treats the lock as lost. This covers clocks that run at
     /// different rates, and the time between a check of `is_held` and acting on it.
-    /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better, and 1 s on MongoDB
-    /// with `fleet=mixed`; below the lease less the heartbeat. If another program gives an end to a lock that had none, its
-    /// guard may learn of that 35 s late. Within the last minute such a lock therefore counts with a margin of at most 25 s.
+    /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better, 1 ms on MongoDB for the
+    /// same reason, and 1 s there with `fleet=mixed`; below the lease less the heartbeat. If another program gives an end to
+    /// a lock that had none, its guard may learn of that 35 s late. Within the last minute such a lock therefore counts with a
+    /// margin of at most 25 s.
     /// The lease of a name has a tenth of its own, or this where it is more, up to half.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);

@@ -124,7 +124,7 @@ impl LockClient {
     fn group(&self, lock_id: &str) -> Result<Vec<Snapshot>> {
         let mut group = Vec::new();
         self.read_all(&Which::LockId(lock_id.to_owned()), |seen, asked| {
-            if members(&seen.record, lock_id).next().is_some() {
+            if seen.record.is_unread() || members(&seen.record, lock_id).next().is_some() {
                 let newer = |found| self.family.in_context(newer_format(found).with_key(&seen.record.key));
                 seen.record.check_format().map_err(newer)?;
                 group.push(Snapshot { seen, asked });

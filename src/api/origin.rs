@@ -131,7 +131,7 @@ mod tests {
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
-            // Who names no schema has the one that is searched first.
+            // Who names no schema has the one that is searched first, and names it once it is connected.
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.locks"),
             ("postgres://a:5432/app.locks", "mongodb://a:5432/app.locks"),
             (

@@ -10,6 +10,7 @@ use crate::api::guard::{LockGuard, WithLockError};
 use crate::api::origin::{check_origin, told_origin};
 use crate::api::setters::setters;
 use crate::engine::acquire::obtain;
+use crate::engine::failures::handed_over_in_vain;
 use crate::engine::family::Family;
 use crate::engine::options::{AskedLease, Terms, check_at_least};
 use crate::engine::spec::{Callbacks, LockSpec, Obtained, OnWait, Patience, WaitSpec};
@@ -43,7 +44,8 @@ pub enum SameOwner {
     Respect,
     /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
     /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that is already
-    /// waiting does not replace a guard of its own client; a new call does.
+    /// waiting does not replace a guard that its own client was granted meanwhile; a new call does. (Where both ask at the same
+    /// moment the later one has it.)
     Replace,
 }
 
@@ -247,7 +249,13 @@ impl LockRequest {
         let spec = WaitSpec { on_wait: progress.or(spec.on_wait), ..spec };
         let terms = spec.lock.terms;
         let by = patience.deadline(family.options.request_timeout);
-        obtain(&family, spec, patience)?.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks, &by))
+        let (key, is_transfer) = (spec.lock.key.clone(), spec.lock.instead_of.is_some());
+        let guarded = obtain(&family, spec, patience)?;
+        let guarded = guarded.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks, &by));
+        guarded.map_err(|error| match is_transfer && error.is_retryable() {
+            true => family.in_context(handed_over_in_vain(error).with_key(&key)),
+            false => error,
+        })
     }
 
     /// Whether every argument is within its bounds.

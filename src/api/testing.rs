@@ -26,7 +26,7 @@
 //! | the store can't be reached for a while, or for good | [`go_offline`](MemoryStore::go_offline), [`go_online`](MemoryStore::go_online); heartbeats fail, and after the lease the lock is lost with `Expired` |
 //! | one request is lost, or its answer | [`fail_next`](MemoryStore::fail_next), taken back by [`clear_failures`](MemoryStore::clear_failures) |
 //! | others hold the lock | a guard of [`client`](MemoryStore::client), or `take_over` |
-//! | time passes | [`advance`](MemoryStore::advance) |
+//! | time passes | [`advance`](MemoryStore::advance); not the wall clock, so that a purge finds no row older than before |
 
 use std::sync::Arc;
 use std::time::Duration;

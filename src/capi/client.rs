@@ -179,8 +179,8 @@ pub extern "C" fn leasehold_builder_set_heartbeat(builder: BuilderHandle, ms: u6
 }
 
 /// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: below the lease less
-/// the heartbeat; at least 100 on DynamoDB, and 1,000 on MongoDB with fleet=mixed. Defaults to a tenth of the lease, or to
-/// that least.
+/// the heartbeat; at least 100 on DynamoDB, 1 on MongoDB, and 1,000 there with fleet=mixed. Defaults to a tenth of the
+/// lease, or to that least.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_margin(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.margin = Some(millis(ms))))

@@ -634,8 +634,8 @@ LEASEHOLD_API leasehold_code leasehold_builder_set_lease(leasehold_builder build
 LEASEHOLD_API leasehold_code leasehold_builder_set_heartbeat(leasehold_builder builder, uint64_t ms);
 
 // How long before the end of its lease a holder already counts the lock as lost, in milliseconds: below the lease less
-// the heartbeat; at least 100 on DynamoDB, and 1,000 on MongoDB with fleet=mixed. Defaults to a tenth of the lease, or to
-// that least.
+// the heartbeat; at least 100 on DynamoDB, 1 on MongoDB, and 1,000 there with fleet=mixed. Defaults to a tenth of the
+// lease, or to that least.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_margin(leasehold_builder builder,
                                             uint64_t ms);

@@ -138,8 +138,11 @@ fn taken(from: &Path) -> Outcome<Lock> {
     // What is in it may be used to release a lock: only where it is wrong is said, and what is missing.
     let value: Value = serde_json::from_slice(&bytes)
         .map_err(|error| wrong(&format!("line {}, column {}", error.line(), error.column())))?;
+    // One of a newer version may have other fields, before its version, too.
+    let version = json!({ "version": value["version"] });
     serde_json::from_value(value).map_err(|error| {
-        let why = error.to_string();
+        let newer = serde_json::from_value::<Lock>(version).map_err(|error| error.to_string());
+        let why = newer.err().filter(|why| why.starts_with("version is")).unwrap_or_else(|| error.to_string());
         let is_plain = ["missing field", "version is"].iter().any(|start| why.starts_with(start));
         wrong(if is_plain { &why } else { "a field has another type" })
     })

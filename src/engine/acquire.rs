@@ -7,12 +7,13 @@ use super::failures::{refused_at_last, tells_most};
 use super::family::Family;
 use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
 use super::undo::give_up;
-use crate::engine::poll::{Begin, FIRST_WARNING};
+use crate::engine::poll::Begin;
 use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Acquired, Attempt, Seen};
+use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, later};
@@ -43,9 +44,10 @@ pub(super) struct Wait<'a> {
     pub(super) span: Option<WaitSpan>,
 }
 
-/// How long the wait has lasted, and how many tries it took.
+/// How long the wait has lasted (since `called` by the clock that counts suspends), and how many tries it took.
 pub(super) struct Effort {
     pub(super) started: Instant,
+    pub(super) called: BootTime,
     pub(super) attempts: u32,
     /// Grants that came too late to be used.
     pub(super) voids: u32,
@@ -116,7 +118,7 @@ pub(super) enum Round {
 
 impl<'a> Wait<'a> {
     pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec<'a>, patience: Patience) -> Self {
-        let effort = Effort { started: Instant::now(), attempts: 0, voids: 0, warn_after: FIRST_WARNING, told: None };
+        let effort = Effort::begins(family.clock.now());
         let (line, known) = (InLine::default(), Known::default());
         let users_code = Arc::default();
         Wait { family, spec, patience, is_one_of_several: false, users_code, effort, line, known, span: None }
@@ -384,8 +386,7 @@ impl<'a> Wait<'a> {
             // The lease is counted from before the request.
             let (sent, asked) = (clock.now(), Instant::now());
             let first_sent = *attempt.first_sent.get_or_insert(sent);
-            attempt.sends += 1;
-            self.effort.attempts += 1;
+            self.begins_try(&mut attempt);
             let by = overall.of_try().within(family.options.request_timeout);
             let answer = self.asking(asked, || {
                 pause!("acquire.sent");
@@ -481,7 +482,7 @@ impl<'a> Wait<'a> {
         let event = Event::Refused { key: &self.spec.lock.key, holders: &holders };
         self.running(|| self.family.options.observing.tell(&event));
         let mine = |holder: &LockStatus| {
-            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.holds_here(holder)
+            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.is_held_here(holder)
         };
         pause!("acquire.refused");
         let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);

@@ -65,6 +65,12 @@ pub fn refused_at_last(earlier: Option<Error>, refusal: Error) -> Error {
     }
 }
 
+/// What is told of a lock that was taken over from who handed it over, and lost by that.
+pub fn handed_over_in_vain(error: Error) -> Error {
+    let message = "it was handed over, but could not be held for its whole lease, and is given up";
+    Error::new(ErrorKind::Ambiguous, message).caused_by(error)
+}
+
 fn may_be_done(error: &Error) -> bool {
     error.kind() == ErrorKind::Ambiguous
 }

@@ -222,8 +222,17 @@ impl Family {
 
     /// Whether this holder is a guard of this client that has yet to be released.
     pub fn holds_here(&self, holder: &LockStatus) -> bool {
+        self.guard_of(holder).is_some()
+    }
+
+    /// The same of one whose lock is not lost.
+    pub fn is_held_here(&self, holder: &LockStatus) -> bool {
+        self.guard_of(holder).is_some_and(|hold| hold.is_held())
+    }
+
+    fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {
         let is_it = |lock: &Lock| (lock.key(), lock.fencing_token()) == (holder.key(), holder.fencing_token());
-        self.holds().iter().any(|hold| !hold.is_over() && is_it(hold.granted()))
+        self.holds().into_iter().find(|hold| !hold.is_over() && is_it(hold.granted()))
     }
 
     /// What is given up in the background.

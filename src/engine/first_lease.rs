@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::acquire::{Before, Round, Wait};
-use super::failures::Failures;
+use super::failures::{Failures, handed_over_in_vain};
 use super::queue::SILENT;
 use crate::engine::spec::Granted;
 use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
@@ -103,8 +103,7 @@ impl Wait<'_> {
             if matches!(error.kind(), ErrorKind::Lost | ErrorKind::TimedOut) {
                 return Err(error.final_now());
             }
-            let message = "it was handed over, but could not be held for its whole lease, and is given up";
-            return Err(Error::new(ErrorKind::Ambiguous, message).caused_by(error));
+            return Err(handed_over_in_vain(error));
         }
         if !error.is_retryable() {
             return Err(error);

@@ -1,9 +1,11 @@
 //! What a waiter does between two requests for the lock: it reads the lock, and reports that it waits.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::hold::Hold;
 use super::queue::{HANGS, Leaves, Ticket};
-use crate::engine::acquire::Wait;
+use crate::engine::acquire::{Effort, Wait};
 use crate::engine::options::utc;
 use crate::engine::spec::{Granted, Obtained, Patience};
 use crate::lease::{backoff, transition};
@@ -11,7 +13,8 @@ use crate::model::error::{Error, Result};
 use crate::model::event::{Event, WaitEnd};
 use crate::model::lock::LockStatus;
 use crate::model::waiting::Waiting;
-use crate::store::{Consistency, Seen, Which};
+use crate::store::{Attempt, Consistency, Seen, Which};
+use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained, hurrying};
@@ -31,6 +34,12 @@ pub(super) enum Begin {
     Wait,
     /// After a refusal: reports of the store since then were missed.
     Refused,
+}
+
+impl Effort {
+    pub(super) fn begins(called: BootTime) -> Self {
+        Effort { started: Instant::now(), called, attempts: 0, voids: 0, warn_after: FIRST_WARNING, told: None }
+    }
 }
 
 impl Wait<'_> {
@@ -261,6 +270,16 @@ impl Wait<'_> {
         let is_here = || LockStatus::live(seen).iter().any(|holder| self.family.holds_here(holder));
         wanted.replaces = wanted.replaces.filter(|_| !is_here());
         transition::free_in(&seen.record, &wanted, seen.times.expired_before)
+    }
+
+    /// A try of this acquisition begins, which replaces no guard that its own client was granted since the call began.
+    pub(super) fn begins_try(&mut self, attempt: &mut Attempt) {
+        let (key, called) = (&self.spec.lock.key, self.effort.called);
+        let is_newer = |hold: &Arc<Hold>| hold.granted().key() == key && hold.is_held() && hold.grant.at > called;
+        let replaces = self.spec.lock.replace_same_owner;
+        attempt.ask.replace_same_owner = replaces && !self.family.holds().iter().any(is_newer);
+        attempt.sends += 1;
+        self.effort.attempts += 1;
     }
 
     /// Reports to the observer, once, that the call waits; a call that asks once never does.

@@ -365,7 +365,12 @@ impl Hold {
                 }
                 Ok(Released::Free | Released::HeldByOther(_)) if by_another => return Ok(()),
                 Ok(Released::HeldByOther(seen)) if matches!(self.reason(&seen), LossReason::TakenOver { .. }) => {
-                    return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(LockStatus::live(&seen)));
+                    let mut holders = LockStatus::live(&seen);
+                    // Who took it comes before those who share it.
+                    if let LossReason::TakenOver { by: Some(by) } = self.reason(&seen) {
+                        holders.sort_by_key(|holder| holder.fencing_token() != by.fencing_token());
+                    }
+                    return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(holders));
                 }
                 Ok(Released::Free | Released::HeldByOther(_)) => {
                     let message = "it was released by another, or its row, table or file was deleted or replaced";
@@ -451,7 +456,10 @@ impl Hold {
         if seen.record.holders().any(|(_, h)| own(h)) {
             return LossReason::Expired { last_error: None };
         }
-        let rival = seen.live().find(|(mode, _)| *mode == Mode::Exclusive || self.grant.lock.mode == Mode::Exclusive);
+        // Who adopts a shared lock has its lock id, which a key has once.
+        let Lock { mode: ours, lock_id, .. } = &self.grant.lock;
+        let takes = |mode: Mode, h: &Holder| [mode, *ours].contains(&Mode::Exclusive) || h.lock_id == *lock_id;
+        let rival = seen.live().find(|(mode, h)| takes(*mode, h));
         let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
         // Others may share with a shared holder that an operator has released.
         let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;

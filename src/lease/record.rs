@@ -271,6 +271,17 @@ impl LockRecord {
         }
     }
 
+    /// In place of a row that can't be read: where it says that it is of a newer major format, no more than that.
+    pub fn of_newer(key: &str, format: Option<&str>) -> Option<Self> {
+        let newer = LockRecord { format: parse_format(format).ok()?, ..LockRecord::missing(key) };
+        newer.check_format().is_err().then_some(newer)
+    }
+
+    /// Whether it stands in place of a row that can't be read.
+    pub fn is_unread(&self) -> bool {
+        !self.exists() && self.check_format().is_err()
+    }
+
     /// Whether the store has a row for this key.
     pub fn exists(&self) -> bool {
         self.version > 0

@@ -77,7 +77,7 @@ getters!(LockStatus);
 /// characters of its grant id.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(into = "wire::LockV1", try_from = "wire::LockV1"))]
+#[cfg_attr(feature = "serde", serde(into = "wire::LockV1", from = "wire::LockV1"))]
 // One field for each thing that is stored of a holder.
 pub struct Lock {
     pub(crate) key: String,
@@ -181,9 +181,10 @@ impl LockStatus {
         }
     }
 
-    /// The least that was left of the lease when this was read; `None` if it never ends. Zero means that the lease had
-    /// ended, though a store whose clients' clocks differ protects the holder for [a grace](crate::Diagnosis::grace)
-    /// longer.
+    /// The least that was left of the lease when this was read, in SQLite the most where a process with another clock
+    /// wrote it (before a reboot, in a container with its own, outside Linux); `None` if it never ends. Zero means that the
+    /// lease had ended, though a store whose clients' clocks differ protects the holder for
+    /// [a grace](crate::Diagnosis::grace) longer.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
     }
@@ -288,7 +289,7 @@ mod wire {
     /// One field for each of the JSON object. Unknown fields are ignored within a major version.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub(super) struct LockV1 {
-        version: String,
+        version: Version,
         key: String,
         grant_id: String,
         mode: Mode,
@@ -311,6 +312,28 @@ mod wire {
         sent_once: bool,
     }
 
+    /// One of a newer major is refused as it is met: where it comes first, whatever the other fields have become.
+    #[derive(Clone, serde::Serialize, serde::Deserialize)]
+    #[serde(try_from = "String", into = "String")]
+    struct Version(String);
+
+    impl From<Version> for String {
+        fn from(version: Version) -> String {
+            version.0
+        }
+    }
+
+    impl TryFrom<String> for Version {
+        type Error = String;
+
+        fn try_from(version: String) -> Result<Self, String> {
+            match version.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
+                Some(FORMAT_MAJOR) => Ok(Version(version)),
+                _ => Err(format!("version is {version:?}, but must be {FORMAT_MAJOR}.x")),
+            }
+        }
+    }
+
     fn micros(at: SystemTime) -> u64 {
         let since = at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
@@ -324,7 +347,7 @@ mod wire {
     impl From<Lock> for LockV1 {
         fn from(lock: Lock) -> Self {
             LockV1 {
-                version: format!("{FORMAT_MAJOR}.{FORMAT_MINOR}"),
+                version: Version(format!("{FORMAT_MAJOR}.{FORMAT_MINOR}")),
                 key: lock.key,
                 grant_id: lock.grant.as_str().to_owned(),
                 mode: lock.mode,
@@ -342,15 +365,9 @@ mod wire {
         }
     }
 
-    impl TryFrom<LockV1> for Lock {
-        type Error = String;
-
-        fn try_from(wire: LockV1) -> Result<Self, String> {
-            let major = wire.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-            if major != Some(FORMAT_MAJOR) {
-                return Err(format!("version is {:?}, but must be {FORMAT_MAJOR}.x", wire.version));
-            }
-            Ok(Lock {
+    impl From<LockV1> for Lock {
+        fn from(wire: LockV1) -> Self {
+            Lock {
                 key: wire.key,
                 grant: GrantId::from_text(wire.grant_id),
                 mode: wire.mode,
@@ -362,7 +379,7 @@ mod wire {
                 leased_until: wire.leased_until.map(time),
                 store: wire.store,
                 sent_once: wire.sent_once,
-            })
+            }
         }
     }
 }

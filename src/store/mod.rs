@@ -429,6 +429,18 @@ impl Which {
             Which::LockId(id) => record.holders().any(|(_, holder)| holder.lock_id == *id),
         }
     }
+
+    /// The same of a record that may stand in place of a row that can't be read: of a group if that has its lock id, in one of
+    /// these places.
+    pub fn may_match(&self, record: &LockRecord, row: &dyn fmt::Debug, places: &[&str]) -> bool {
+        match self {
+            Which::LockId(id) if record.is_unread() => {
+                let row = format!("{row:?}");
+                places.iter().any(|place| row.contains(&format!("{place}({id:?})")))
+            }
+            _ => self.matches(record),
+        }
+    }
 }
 
 /// The answer to [`Backend::read`].

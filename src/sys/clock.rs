@@ -99,7 +99,9 @@ impl Clock {
     /// Lets `by` pass at once, as a suspend would, and wakes the watchers.
     pub fn advance(&self, by: Duration) {
         let nanos = by.as_nanos().try_into().unwrap_or(u64::MAX);
-        self.boot_offset.fetch_add(nanos, Ordering::SeqCst);
+        let _ = self
+            .boot_offset
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |passed| Some(passed.saturating_add(nanos)));
         for jump in self.on_jump.lock().iter().filter_map(Weak::upgrade) {
             // A full channel holds one already.
             let _ = jump.try_send(());

@@ -13,6 +13,8 @@ mod mixed;
 mod mongodb;
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 mod network;
+#[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
+mod newer;
 #[cfg(feature = "postgres")]
 mod postgres;
 mod proxy;

@@ -135,7 +135,8 @@ impl ElectionBuilder {
     }
 
     /// Called when this node sees a new leader, itself included, while it campaigns or leads. (Of several nodes of one
-    /// client only the first in line checks who leads.) Defaults to nothing.
+    /// client only the first in line checks who leads.) One with a token that is not above all told before, as a restored table
+    /// or a standby with another clock may give, is not told: [`Election::leader`] asks. Defaults to nothing.
     pub fn on_leader(mut self, on_leader: impl FnMut(&Leader) + Send + 'static) -> Self {
         let mut on_leader = Contained::new(on_leader);
         let on_leader = move |leader: &Leader| on_leader.0.iter_mut().for_each(|on_leader| on_leader(leader));

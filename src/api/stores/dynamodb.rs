@@ -34,6 +34,9 @@
 //!       PointInTimeRecoverySpecification: { PointInTimeRecoveryEnabled: true }
 //! ```
 //!
+//! Keys from the profile files (`~/.aws/credentials`) are read once, by the SDK: after they were replaced there, clients must
+//! connect anew. What an instance, a container, a process or single sign-on gives is asked for again.
+//!
 //! No time to live: rows are small, and a purge deletes those that are free and were last granted a month ago. After a
 //! restore from a backup fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
 //!

@@ -42,7 +42,8 @@
 //! # Sharded clusters
 //! Shard the collection by `{resource: 1}`, unique, before `create_schema`, whose own index is sparse, which no shard key
 //! may have. The clock is then the router's, so the clocks of all routers must
-//! agree within the margin of a lease, as those of a replica set's members must. The tests have no `mongos` to run: not
+//! agree within the margin of a lease, as those of a replica set's members must. All clients go through routers: one
+//! whose URL names a shard sees the locks of that shard only, and is granted what is held on another. The tests have no `mongos` to run: not
 //! tried are the steps through a router, its errors while a shard elects or a chunk moves, and change streams over
 //! several shards.
 //!
@@ -61,7 +62,8 @@
 //! on its way (a router that repeats it) may be granted to nobody, and blocks the key for up to a minute.
 //!
 //! A server alone, in no replica set, works with a warning: an acquire that was given up and still arrives is not
-//! stopped there and blocks the key for up to a minute, and waiters poll.
+//! stopped there and blocks the key for up to a minute, and waiters poll. Once it belongs to a replica set clients must
+//! connect anew.
 //!
 //! # Connections
 //! A client opens connections as it needs them, up to `maxPoolSize` (32 if it is not said; 3 where it says fewer, with a

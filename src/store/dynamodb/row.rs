@@ -166,6 +166,11 @@ pub(super) struct SeenRow {
 
 /// The record of a row. An error says what is wrong with it.
 fn decode(key: &str, item: &Item) -> Result<LockRecord, String> {
+    let format = || get_text(item, "format").ok().flatten();
+    decode_known(key, item).or_else(|wrong| LockRecord::of_newer(key, format()).ok_or(wrong))
+}
+
+fn decode_known(key: &str, item: &Item) -> Result<LockRecord, String> {
     if !is_lock(item) {
         return Err("it has no leasedUntil, so it is no lock".to_owned());
     }

@@ -72,7 +72,10 @@ impl Mongodb {
     /// What is wrong with the document of a key, if it is damaged.
     fn damage(&self, key: &str, by: &Deadline) -> Option<MongodbError> {
         let read = self.read_page(&Which::Key(key.to_owned()), None, Consistency::Strong, by);
-        read.err().filter(|error| matches!(error, MongodbError::Damaged(_)))
+        match read {
+            Ok(page) => page.records.iter().find_map(|seen| seen.record.check_format().err()).map(MongodbError::from),
+            Err(error) => Some(error).filter(|error| matches!(error, MongodbError::Damaged(_))),
+        }
     }
 }
 

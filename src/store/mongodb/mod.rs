@@ -92,6 +92,8 @@ impl fmt::Debug for Mongodb {
 impl Mongodb {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_secs(1);
+    /// The smallest margin: the server's time has no smaller part, so it may be up to so much later than it says.
+    pub const MIN_MARGIN: Duration = Duration::from_millis(1);
     /// The lease of a client that sets none: renewed after a third, with a tenth of that as play, and counted as lost a
     /// tenth before its end, it bridges 16 s. An election takes up to 12.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);

@@ -169,7 +169,7 @@ impl MongodbOptions {
     }
 
     pub(super) fn min_margin(&self) -> Duration {
-        if self.fleet.is_mixed() { mixed::MIN_MARGIN } else { Duration::ZERO }
+        if self.fleet.is_mixed() { mixed::MIN_MARGIN } else { Mongodb::MIN_MARGIN }
     }
 
     pub(super) fn label(&self) -> String {

@@ -59,7 +59,7 @@ impl Mongodb {
                 continue;
             }
             match DatedDocument::new(&key, row) {
-                Ok(found) if which.matches(&found.record) => {
+                Ok(found) if found.record.is_unread() || which.matches(&found.record) => {
                     self.watch_fleet(&found);
                     records.push(found.seen());
                 }

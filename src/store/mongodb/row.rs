@@ -62,6 +62,11 @@ pub(super) fn is_lock(row: &Document) -> bool {
 
 /// The record of a document. An error says what is wrong with it.
 pub(super) fn decode(key: &str, row: &Document) -> Result<LockRecord, String> {
+    let format = || text(row, "format").ok().flatten();
+    decode_known(key, row).or_else(|wrong| LockRecord::of_newer(key, format()).ok_or(wrong))
+}
+
+fn decode_known(key: &str, row: &Document) -> Result<LockRecord, String> {
     if !is_lock(row) {
         return Err("it has neither exclusive nor shared, so it is no lock".to_owned());
     }

@@ -84,11 +84,6 @@ impl Postgres {
     }
 
     fn connect(options: PostgresOptions, by: &Deadline) -> Result<Postgres> {
-        let info = StoreInfo {
-            // Where the wait for the standby was cut off.
-            reads_what_may_be_undone: true,
-            ..StoreInfo::new(options.label(), "the PostgreSQL server's, clock_timestamp()", Postgres::MIN_LEASE)
-        };
         let (table, hosts, tls) = (options.table(), options.hosts(), options.tls()?);
         let pooled = options.is_pooled();
         let (said, hears) = crossbeam_channel::bounded(1);
@@ -102,6 +97,15 @@ impl Postgres {
         let server = hears.try_recv().map_err(|_| PostgresError::NotSent)?;
         let clocked = Clocked::just(server.now.time());
         let table = table.within(&server.schema);
+        let info = StoreInfo {
+            // Where the wait for the standby was cut off.
+            reads_what_may_be_undone: true,
+            ..StoreInfo::new(
+                options.label_of(&table.full),
+                "the PostgreSQL server's, clock_timestamp()",
+                Postgres::MIN_LEASE,
+            )
+        };
         let statements = Statements::of(&table.quoted, pooled);
         Ok(Postgres { info, table, pooled, statements, clocked, driver })
     }

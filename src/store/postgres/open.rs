@@ -239,13 +239,18 @@ impl PostgresOptions {
         let first = parts.next().unwrap_or_default();
         let last = self.table.rsplit('.').next().unwrap_or_default().to_owned();
         let quoted = parts.fold(first, |all, part| format!("{all}.{part}"));
-        Table { quoted, last, name: self.table.clone() }
+        Table { quoted, last, full: self.table.clone(), name: self.table.clone() }
     }
 
-    /// Scheme, hosts, database and table.
+    /// Scheme, hosts, database and table, as far as it was named.
     pub fn label(&self) -> String {
+        self.label_of(&self.table)
+    }
+
+    /// The same of a table by this name.
+    pub(super) fn label_of(&self, table: &str) -> String {
         let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        format!("postgres://{}/{database}.{}", addresses(&self.config), self.table)
+        format!("postgres://{}/{database}.{table}", addresses(&self.config))
     }
 
     /// How its connections are made.
@@ -361,7 +366,7 @@ impl Table {
             return self;
         }
         let quoted = format!("\"{}\".{}", schema.replace('"', "\"\""), self.quoted);
-        Table { quoted, ..self }
+        Table { quoted, full: format!("{schema}.{}", self.name), ..self }
     }
 }
 
@@ -372,6 +377,8 @@ pub(super) struct Table {
     pub quoted: String,
     /// Without its schema.
     pub last: String,
+    /// With the schema that it is in, as far as that is known.
+    pub full: String,
     /// As it was given.
     pub name: String,
 }

@@ -73,7 +73,7 @@ impl Postgres {
                 return Ok(Page { records, next: None });
             }
             match row {
-                Ok(found) if which.matches(&found.record) => records.push(found.seen()),
+                Ok(found) if found.record.is_unread() || which.matches(&found.record) => records.push(found.seen()),
                 Ok(_) => {}
                 Err((_, wrong)) => {
                     let error = PostgresError::Damaged(wrong);

@@ -151,6 +151,14 @@ impl Found {
         if key.is_none() {
             return Ok(Found { written, now, record: LockRecord::missing(name), native: Native::default() });
         }
+        let (record, native) = Found::decode_known(answer, name).or_else(|wrong| {
+            let format: Option<String> = get(answer, 18).ok();
+            LockRecord::of_newer(name, format.as_deref()).map(|newer| (newer, Native::default())).ok_or(wrong)
+        })?;
+        Ok(Found { written, now, record, native })
+    }
+
+    fn decode_known(answer: &impl Columns, name: &str) -> Result<(LockRecord, Native), String> {
         let kind: String = get(answer, 3)?;
         let fence: i64 = get(answer, 4)?;
         let grant: Option<String> = get(answer, 5)?;
@@ -189,7 +197,7 @@ impl Found {
             version: u64::try_from(version).ok().filter(|version| *version > 0).ok_or("its version is below 1")?,
             format: parse_format(Some(&format))?,
         };
-        Ok(Found { written, now, record, native: Native { version: Some(version), given_up, shared: stored } })
+        Ok((record, Native { version: Some(version), given_up, shared: stored }))
     }
 }
 

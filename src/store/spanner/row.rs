@@ -190,6 +190,11 @@ impl Row {
 
     /// The record in it. `foreign_lease`: how long after its heartbeat a row of spindle is respected.
     pub fn decode(&self, key: &str, foreign_lease: Duration) -> Result<LockRecord, String> {
+        let newer = || LockRecord::of_newer(key, self.format.as_deref());
+        self.decode_known(key, foreign_lease).or_else(|wrong| newer().ok_or(wrong))
+    }
+
+    fn decode_known(&self, key: &str, foreign_lease: Duration) -> Result<LockRecord, String> {
         let (mut exclusive, mut shared) = (None, Vec::new());
         match &self.holders {
             _ if !self.is_ours() => exclusive = self.foreign(foreign_lease),

@@ -24,6 +24,17 @@ fn a_lock_of_the_test_store_is_lost_on_order() {
 }
 
 #[test]
+fn time_that_passed_never_comes_back() {
+    let store = MemoryStore::new();
+    let client = store.client();
+    client.request("k").lease(60 * MINUTE).acquire().unwrap();
+    for by in [Duration::MAX, Duration::from_secs(1), Duration::MAX] {
+        store.advance(by);
+        assert!(client.get("k").unwrap().unwrap().is_free(), "after {by:?}");
+    }
+}
+
+#[test]
 fn a_lease_that_was_ended_on_order_can_be_taken_and_is_renewed_otherwise() {
     let store = MemoryStore::new();
     let (client, other) = (store.client(), store.builder().connect().unwrap());

@@ -346,11 +346,18 @@ fn an_adopted_lock_has_a_new_token_and_no_gap() {
 fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
     on_every_store(|store| {
         let client = store.client();
-        let guard = client.lock("k").unwrap();
-        let adopted = store.rival().adopt(guard.info()).unwrap();
-        store.advance(Duration::from_secs(1));
-        let LossReason::TakenOver { by: Some(by) } = guard.loss().wait_timeout(LONG).unwrap().reason else { panic!() };
-        assert_eq!(by.fencing_token(), adopted.fencing_token());
+        for guard in [client.lock("k").unwrap(), client.lock_shared("shared").unwrap()] {
+            let adopted = store.rival().adopt(guard.info()).unwrap();
+            store.advance(Duration::from_secs(1));
+            let loss = guard.loss().wait_timeout(LONG).unwrap();
+            let LossReason::TakenOver { by: Some(by) } = loss.reason else { panic!("{loss}") };
+            assert_eq!(by.fencing_token(), adopted.fencing_token());
+        }
+        // Also where others share it, and the release is the first to hear of it.
+        let (_other, shared) = (client.lock_shared("told").unwrap(), client.lock_shared("told").unwrap());
+        let adopted = store.rival().adopt(shared.info()).unwrap();
+        let failed = shared.release().unwrap_err();
+        assert_eq!(failed.error().holders()[0].fencing_token(), adopted.fencing_token(), "{failed}");
     });
 }
 

@@ -15,6 +15,8 @@ mod lease_model;
 mod leases;
 mod listing;
 mod operators;
+#[cfg(target_os = "linux")]
+mod own;
 mod readers;
 mod slow;
 mod told;

@@ -388,6 +388,11 @@ fn a_thread_that_can_not_be_started_leaves_no_lock() {
         assert!(error.to_string().contains("leasehold-watch"), "{error}");
         assert!(error.is_retryable());
         assert!(store.is_vacant("job"));
+        // A transfer is not to be repeated.
+        let lock = client.request("job").acquire().expect("a lock");
+        let error = without_threads(|| client.adopt(lock).map(drop)).unwrap_err();
+        assert!(error.kind() == ErrorKind::Ambiguous && !error.is_retryable(), "{error}");
+        assert!(store.is_vacant("job"));
         assert_ours(&[]);
         // A drop and a close need none.
         let other = client.lock("other").expect("a lock");

@@ -168,3 +168,16 @@ fn a_row_of_a_newer_format_is_left_out_of_a_purge_and_nothing_else_is() {
     assert_eq!(keys(&client.purge(Duration::ZERO).unwrap()), ["a", "z"]);
     assert_eq!(raw.get("newer"), newer);
 }
+
+#[test]
+fn a_row_of_a_newer_form_is_told_as_that() {
+    let table = needs_server!(Table::fresh());
+    let (raw, (store, _)) = (Raw::new(&table), client(&table));
+    crate::newer::its_version_is_told(store, |key| {
+        let mut newer = raw.get(key);
+        for (name, value) in [("format", "2.0"), ("kind", "loan")] {
+            newer.insert(name.to_owned(), AttributeValue::S(value.to_owned()));
+        }
+        raw.put(newer);
+    });
+}

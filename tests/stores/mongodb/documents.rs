@@ -415,6 +415,23 @@ fn nothing_of_a_newer_format_is_written() {
     }
 }
 
+#[test]
+fn a_document_of_a_newer_form_is_told_as_that() {
+    let rows = needs_server!(Rows::fresh());
+    crate::newer::its_version_is_told(rows.open(), |key| {
+        // The server's own rules fail on this one.
+        let newer = doc! { "$set": { "format": "2.0", "kind": { "of": "loan" } } };
+        rows.raw().update_one(doc! { "resource": key }, newer).run().unwrap();
+    });
+}
+
+#[test]
+fn a_margin_is_as_long_as_the_time_is_not_known() {
+    let rows = needs_server!(Rows::fresh());
+    let error = LockClient::builder(rows.url()).margin(Duration::ZERO).connect().unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("at least 1ms"), "{error}");
+}
+
 /// Longer than elsewhere, so that a guard outlives an election.
 #[test]
 fn a_lease_that_nobody_set_is_as_long_as_an_election_needs() {

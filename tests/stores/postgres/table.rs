@@ -8,7 +8,7 @@ use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::internals::store::{Missing, Purpose, Schema};
 
 use crate::postgres::*;
-use crate::support::contract::{granted, refused, release, renewal, renewed};
+use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
 use crate::support::postgres::{Rows, config, connected, opened, sql_at};
 use crate::support::wait::wait_until;
 
@@ -390,6 +390,33 @@ fn a_lock_id_finds_each_of_its_rows_once_and_in_order() {
         }
     }
     assert_eq!(keys, (1..=500).map(|n| format!("{n:03}")).collect::<Vec<_>>());
+}
+
+#[test]
+fn a_row_of_a_newer_form_is_told_as_that() {
+    needs_server!();
+    let rows = Rows::fresh();
+    crate::newer::its_version_is_told(rows.open(), |key| {
+        rows.sql(&format!("UPDATE {{T}} SET format = '2.0', kind = 'x' WHERE key = '{key}'"));
+    });
+}
+
+/// Whose name the table was given is no matter: a lock of it that is lost is no lock of another store.
+#[test]
+fn a_lock_that_was_lost_is_lost_by_every_name_of_its_table() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let urls = [rows.url(), rows.url().replace("table=", "table=public.")];
+    let clients = urls.map(|url| connected(|| leasehold::LockClient::builder(&url)));
+    for [granted, asked] in [[0, 1], [1, 0]] {
+        let lock = clients[granted].request("k").acquire().unwrap();
+        assert_eq!(clients[granted].unlock(lock.lock_id()).unwrap().len(), 1);
+        let other = &clients[asked];
+        for error in [other.heartbeat(&lock, LEASE).unwrap_err(), other.adopt(lock.clone()).unwrap_err()] {
+            assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("k")), "{error}");
+        }
+        other.release(&lock).unwrap();
+    }
 }
 
 /// What could not be read afterwards would be granted to nobody.

@@ -196,6 +196,17 @@ fn a_damaged_row_is_an_error_that_names_it() {
     assert_eq!(store.read(&group, None, Consistency::Strong, &soon()).unwrap().records.len(), 1);
 }
 
+#[test]
+fn a_row_of_a_newer_form_is_told_as_that() {
+    needs_server!();
+    let database = Database::fresh();
+    let raw = database.raw();
+    crate::newer::its_version_is_told(database.open(), |key| {
+        let newer = Mutation::new_update_builder(TABLE).set("name").to(key);
+        raw.write(newer.set("format").to("2.0").set("kind").to("loan").build());
+    });
+}
+
 /// Spindle has rows of the name alone while its nodes contend.
 #[test]
 fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {

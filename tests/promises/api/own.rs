@@ -1,0 +1,58 @@
+//! A call for a lock that another guard of the same client has.
+
+use std::time::Duration;
+
+use leasehold::internals::sys::pause::Stop;
+use leasehold::testing::MemoryStore;
+use leasehold::{ErrorKind, SameOwner};
+
+use crate::api::{LONG, MINUTE};
+use crate::support::alone::alone;
+use crate::support::wait::wait_until;
+
+/// It has looked, and found the lock free, before the new call was granted it.
+#[test]
+fn a_call_that_waited_replaces_no_guard_of_its_own_client() {
+    alone("api::own::a_call_that_waited_replaces_no_guard_of_its_own_client", || {
+        let store = MemoryStore::new();
+        let (client, rival) = (store.client(), store.builder().owner("else").connect().unwrap());
+        let held = rival.lock("k").unwrap();
+        let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
+        let (told, tells) = std::sync::mpsc::channel();
+        let asks = request().wait(3 * MINUTE).on_wait(move |_| told.send(()).unwrap_or_default());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(move || asks.lock());
+            tells.recv_timeout(LONG).unwrap();
+            let mut stop = Stop::at("acquire.turn");
+            held.release().unwrap();
+            wait_until("it has looked", || stop.is_reached());
+            let new = request().try_lock().unwrap().expect("a new call");
+            let token = new.fencing_token();
+            // As a suspend does, which leaves both.
+            store.advance(Duration::from_secs(5));
+            while tells.try_recv().is_ok() {}
+            stop.let_go();
+            // Refused now, it waits on.
+            wait_until("it has asked", || waits.is_finished() || tells.try_recv().is_ok());
+            let holders = client.get("k").unwrap().unwrap();
+            assert_eq!(holders.holders().iter().map(|holder| holder.fencing_token()).collect::<Vec<_>>(), [token]);
+            new.release().unwrap();
+            assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+        });
+    });
+}
+
+/// Nobody renews it: a call with its lock id does not wait for itself.
+#[test]
+fn a_lock_that_is_lost_is_waited_for_also_by_its_own_lock_id() {
+    let store = MemoryStore::new();
+    let client = store.client();
+    let request = || client.request("k").lock_id("g");
+    let lost = request().lease(MINUTE).max_hold(MINUTE / 2).lock().unwrap();
+    assert_eq!(request().try_lock().unwrap_err().kind(), ErrorKind::AlreadyHeld);
+    store.advance(MINUTE / 2);
+    lost.loss().wait_timeout(LONG).unwrap();
+    assert!(request().try_lock().unwrap().is_none());
+    store.advance(MINUTE + Duration::from_secs(1));
+    assert!(request().try_lock().unwrap().is_some(), "its lease is over");
+}
