@@ -43,9 +43,9 @@
 //! Shard the collection by `{resource: 1}`, unique, before `create_schema`, whose own index is sparse, which no shard key
 //! may have. The clock is then the router's, so the clocks of all routers must
 //! agree within the margin of a lease, as those of a replica set's members must. All clients go through routers: one
-//! whose URL names a shard sees the locks of that shard only, and is granted what is held on another. The tests have no `mongos` to run: not
-//! tried are the steps through a router, its errors while a shard elects or a chunk moves, and change streams over
-//! several shards.
+//! whose URL names a shard sees the locks of that shard only, and is granted what is held on another. The tests have no
+//! `mongos` to run: not tried are the steps through a router, its errors while a shard elects or a chunk moves, and change
+//! streams over several shards.
 //!
 //! # What the majority promises
 //! A grant that was answered outlives elections, crashes and power cuts of a minority. It does not outlive a majority
