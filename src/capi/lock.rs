@@ -114,9 +114,10 @@ pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: 
         let bytes = unsafe { text::read_bytes("bytes", bytes, bytes_len) }?;
         let lock = out_arg!(lock);
         // The cause could show a part of them, and they are a secret.
-        let not_read = |_| {
-            let error = Error::invalid("bytes", "no lock", "what leasehold_lock_to_bytes wrote");
-            Failure::from(error)
+        let not_read = |error: serde_json::Error| {
+            let is_newer = error.to_string().starts_with("version is");
+            let given = if is_newer { "a lock of another version of leasehold" } else { "no lock" };
+            Failure::from(Error::invalid("bytes", given, "what leasehold_lock_to_bytes wrote"))
         };
         let data: Lock = serde_json::from_slice(bytes).map_err(not_read)?;
         lock.write(handle::insert(LockData::new(data))?)

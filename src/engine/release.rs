@@ -25,6 +25,8 @@ use crate::sys::thread::keeping_a_lock;
 
 /// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
+/// How it ended under its holder where nobody else was granted it.
+const ENDED: &str = "it was released by another, or its row, table or file was deleted or replaced";
 /// What is left of a lease for no longer is left to end by itself.
 pub(super) const SHORT_REST: Duration = Duration::from_secs(60);
 
@@ -364,17 +366,15 @@ impl Hold {
                     return Ok(());
                 }
                 Ok(Released::Free | Released::HeldByOther(_)) if by_another => return Ok(()),
-                Ok(Released::HeldByOther(seen)) if matches!(self.reason(&seen), LossReason::TakenOver { .. }) => {
-                    let mut holders = LockStatus::live(&seen);
+                Ok(Released::Free) => return Err(self.error(ErrorKind::Lost, ENDED)),
+                Ok(Released::HeldByOther(seen)) => {
+                    let LossReason::TakenOver { by } = self.reason(&seen) else {
+                        return Err(self.error(ErrorKind::Lost, ENDED));
+                    };
+                    let (by, mut holders) = (by.map(|by| by.fencing_token()), LockStatus::live(&seen));
                     // Who took it comes before those who share it.
-                    if let LossReason::TakenOver { by: Some(by) } = self.reason(&seen) {
-                        holders.sort_by_key(|holder| holder.fencing_token() != by.fencing_token());
-                    }
+                    holders.sort_by_key(|holder| Some(holder.fencing_token()) != by);
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(holders));
-                }
-                Ok(Released::Free | Released::HeldByOther(_)) => {
-                    let message = "it was released by another, or its row, table or file was deleted or replaced";
-                    return Err(self.error(ErrorKind::Lost, message));
                 }
                 Ok(Released::Unknown(error)) => error,
                 Err(error) if !error.is_retryable() && !by_another => return Err(error),

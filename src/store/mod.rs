@@ -430,14 +430,10 @@ impl Which {
         }
     }
 
-    /// The same of a record that may stand in place of a row that can't be read: of a group if that has its lock id, in one of
-    /// these places.
-    pub fn may_match(&self, record: &LockRecord, row: &dyn fmt::Debug, places: &[&str]) -> bool {
+    /// The same of a record that may stand in place of a row that can't be read: that is of a group if it `names` its lock id.
+    pub fn may_match(&self, record: &LockRecord, names: impl FnOnce(&str) -> bool) -> bool {
         match self {
-            Which::LockId(id) if record.is_unread() => {
-                let row = format!("{row:?}");
-                places.iter().any(|place| row.contains(&format!("{place}({id:?})")))
-            }
+            Which::LockId(id) if record.is_unread() => names(id),
             _ => self.matches(record),
         }
     }

@@ -501,6 +501,10 @@ static void values(void) {
   OK(leasehold_error_message(advice, sizeof advice, NULL));
   CHECK(strstr(advice, "FEATURES=mongodb") != NULL); /* what a C programmer can do about it */
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_from_bytes((const uint8_t *)"no lock", 7, &out.lock));
+  const char newer[] = "{\"version\":\"9.0\",\"key\":7}";
+  EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_from_bytes((const uint8_t *)newer, sizeof newer - 1, &out.lock));
+  OK(leasehold_error_message(advice, sizeof advice, NULL));
+  CHECK(strstr(advice, "another version") != NULL);
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_lock_text(live.lock, 99, NULL, 0, NULL));
   EXPECT(LEASEHOLD_CODE_INVALID_INPUT, leasehold_list_text(live.list, 0, -1, NULL, 0, NULL));
   EXPECT(LEASEHOLD_CODE_NOT_FOUND, leasehold_lock_text(live.lock, LEASEHOLD_TEXT_COMMENT, NULL, 0, NULL));

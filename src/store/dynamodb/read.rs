@@ -56,7 +56,7 @@ impl Dynamodb {
             let key = self.target.key_of(&row).filter(|_| row::is_lock(&row));
             let Some(key) = key else { continue };
             match DecodedRow::new(&key, Some(row)) {
-                Ok(found) if key != NOBODYS && which.may_match(&found.record, &found.row, &["\"lockId\": S"]) => {
+                Ok(found) if key != NOBODYS && which.may_match(&found.record, |id| found.names(id)) => {
                     self.watch_fleet(&found, moment.now);
                     records.push(found.seen(&moment));
                 }

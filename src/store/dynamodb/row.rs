@@ -103,6 +103,15 @@ impl DecodedRow {
         Seen::new(self.record, times, Some(Box::new(native)))
     }
 
+    /// Whether a holder in it has this lock id, whatever else it has.
+    pub fn names(&self, lock_id: &str) -> bool {
+        let has = |of: &Item| get_text(of, "lockId") == Ok(Some(lock_id));
+        let shares = |row: &Item| {
+            map(row, "shared").ok().flatten().is_some_and(|all| all.values().any(|of| of.as_m().is_ok_and(has)))
+        };
+        self.row.as_ref().is_some_and(|row| has(row) || shares(row))
+    }
+
     /// Every later grant of this key has a token above it.
     pub fn floor(&self) -> u64 {
         let floor = self.row.as_ref().and_then(|row| get_number(row, "floor").ok()?);

@@ -59,7 +59,8 @@ impl Mongodb {
                 continue;
             }
             match DatedDocument::new(&key, row) {
-                Ok(found) if found.record.is_unread() || which.matches(&found.record) => {
+                // What it asks for has the lock id.
+                Ok(found) if which.may_match(&found.record, |_| true) => {
                     self.watch_fleet(&found);
                     records.push(found.seen());
                 }

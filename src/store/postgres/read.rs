@@ -73,7 +73,8 @@ impl Postgres {
                 return Ok(Page { records, next: None });
             }
             match row {
-                Ok(found) if found.record.is_unread() || which.matches(&found.record) => records.push(found.seen()),
+                // What it asks for has the lock id.
+                Ok(found) if which.may_match(&found.record, |_| true) => records.push(found.seen()),
                 Ok(_) => {}
                 Err((_, wrong)) => {
                     let error = PostgresError::Damaged(wrong);

@@ -152,7 +152,7 @@ impl Spanner {
                             let record = LockRecord { exclusive: None, ..record };
                             page.push(Read { now, row: Some(row), record }.seen());
                         }
-                        Ok(record) if row.is_lock() && which.may_match(&record, &row, &["lock_id: Some", "\"lock_id\": String"]) => {
+                        Ok(record) if row.is_lock() && which.may_match(&record, |id| row.names(id)) => {
                             let read = Read { now, row: Some(row), record };
                             target.watch_fleet(&read);
                             page.push(read.seen());

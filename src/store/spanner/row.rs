@@ -162,6 +162,13 @@ impl Row {
         self.format.is_some() || self.writer.is_some()
     }
 
+    /// Whether a holder in it has this lock id, whatever else it has.
+    pub fn names(&self, lock_id: &str) -> bool {
+        let shared = self.holders.as_ref().and_then(Json::as_array).into_iter().flatten();
+        let mut shared = shared.filter_map(|holder| holder.get("lock_id")?.as_str());
+        self.lock_id.as_deref() == Some(lock_id) || shared.any(|id| id == lock_id)
+    }
+
     /// Whether our columns count.
     fn is_ours(&self) -> bool {
         self.heartbeat.is_some() && self.names_us() && !self.is_late()

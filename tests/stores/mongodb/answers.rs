@@ -214,11 +214,12 @@ fn every_swap_survives_every_answer_of_a_server_in_trouble() {
             new.pins.insert("pin".to_owned());
             let written = Some(&new).filter(|_| command != "delete");
             fault();
-            let mut may_be_done = false;
+            let (mut may_be_done, mut is_duplicate) = (false, false);
             wait_until("it is swapped", || match store.swap(&seen, written, &soon()) {
                 Ok(Swapped::Done) => true,
                 Ok(Swapped::Changed) => {
                     assert!(may_be_done, "{key}: nobody else has changed it");
+                    is_duplicate = command == "insert";
                     true
                 }
                 Ok(Swapped::Unknown(_)) => {
@@ -232,7 +233,7 @@ fn every_swap_survives_every_answer_of_a_server_in_trouble() {
                     false
                 }
             });
-            if command == "insert" {
+            if is_duplicate {
                 // That it is a duplicate is answered before the majority has what was there, and a strong look sees it.
                 wait_until("the majority has it", || get(&beside, key).record.exists());
             }
