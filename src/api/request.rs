@@ -44,8 +44,8 @@ pub enum SameOwner {
     Respect,
     /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
     /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that is already
-    /// waiting does not replace a guard that its own client was granted meanwhile; a new call does. (One that it
-    /// sent before, and that arrives late, still does.)
+    /// waiting does not replace a guard that its own client has got meanwhile (a request of it that is under way by then
+    /// still does); a new call does.
     Replace,
 }
 

@@ -11,7 +11,7 @@ use crate::engine::spec::{Granted, Obtained, Patience};
 use crate::lease::{backoff, transition};
 use crate::model::error::{Error, Result};
 use crate::model::event::{Event, WaitEnd};
-use crate::model::lock::LockStatus;
+use crate::model::lock::{Lock, LockStatus};
 use crate::model::waiting::Waiting;
 use crate::store::{Attempt, Consistency, Seen, Which};
 use crate::sys::clock::BootTime;
@@ -267,15 +267,18 @@ impl Wait<'_> {
         let seen = self.known.refusal.as_ref()?;
         let mut wanted = self.spec.lock.wanted();
         // Else the calls of one client that wait would take the lock from each other, one after the other.
-        let is_here = || LockStatus::live(seen).iter().any(|holder| self.family.holds_here(holder));
+        let is_here = || LockStatus::live(seen).iter().any(|holder| self.family.is_held_here(holder));
         wanted.replaces = wanted.replaces.filter(|_| !is_here());
         transition::free_in(&seen.record, &wanted, seen.times.expired_before)
     }
 
-    /// A try of this acquisition begins, which replaces no guard that its own client was granted since the call began.
+    /// A try of this acquisition begins, which replaces no guard that its own client has got since the call began.
     pub(super) fn begins_try(&mut self, attempt: &mut Attempt) {
         let (key, called) = (&self.spec.lock.key, self.effort.called);
-        let is_newer = |hold: &Arc<Hold>| hold.granted().key() == key && hold.is_held() && hold.grant.at > called;
+        // A guard learns late that another process took its lock.
+        let known = self.known.refusal.iter().flat_map(|seen| seen.live()).map(|(_, holder)| holder.token).max();
+        let has = |lock: &Lock| lock.key() == key && known.is_none_or(|known| known <= lock.fencing_token());
+        let is_newer = |hold: &Arc<Hold>| has(hold.granted()) && hold.is_held() && hold.grant.at > called;
         let replaces = self.spec.lock.replace_same_owner;
         attempt.ask.replace_same_owner = replaces && !self.family.holds().iter().any(is_newer);
         attempt.sends += 1;

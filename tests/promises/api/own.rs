@@ -4,40 +4,59 @@ use std::time::Duration;
 
 use leasehold::internals::sys::pause::Stop;
 use leasehold::testing::MemoryStore;
-use leasehold::{ErrorKind, SameOwner};
+use leasehold::{ErrorKind, LockGuard, SameOwner};
 
 use crate::api::{LONG, MINUTE};
 use crate::support::alone::alone;
 use crate::support::wait::wait_until;
 
-/// It has looked, and found the lock free, before the new call was granted it.
+/// Has a call wait that has looked, and found the lock free, before a new call of the same client was granted it; then this
+/// happens, after which it has the lock.
+fn waits_behind(happens: impl FnOnce(&MemoryStore, LockGuard)) {
+    let store = MemoryStore::new();
+    let (client, rival) = (store.client(), store.builder().owner("else").connect().unwrap());
+    let held = rival.lock("k").unwrap();
+    let request = || client.request("k").owner("job").same_owner(SameOwner::Replace).lease(60 * MINUTE);
+    let (told, tells) = std::sync::mpsc::channel();
+    let asks = request().wait(LONG).on_wait(move |_| told.send(()).unwrap_or_default());
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(move || asks.lock());
+        tells.recv_timeout(LONG).unwrap();
+        let mut stop = Stop::at("acquire.turn");
+        held.release().unwrap();
+        wait_until("it has looked", || stop.is_reached());
+        let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
+        let token = new.fencing_token();
+        // As a suspend does, which leaves both.
+        store.advance(Duration::from_secs(5));
+        while tells.try_recv().is_ok() {}
+        stop.let_go();
+        // Refused now, it waits on.
+        wait_until("it has asked", || waits.is_finished() || tells.try_recv().is_ok());
+        let holders = client.get("k").unwrap().unwrap();
+        assert_eq!(holders.holders().iter().map(|holder| holder.fencing_token()).collect::<Vec<_>>(), [token]);
+        happens(&store, new);
+        assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+    });
+}
+
 #[test]
 fn a_call_that_waited_replaces_no_guard_of_its_own_client() {
     alone("api::own::a_call_that_waited_replaces_no_guard_of_its_own_client", || {
-        let store = MemoryStore::new();
-        let (client, rival) = (store.client(), store.builder().owner("else").connect().unwrap());
-        let held = rival.lock("k").unwrap();
-        let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
-        let (told, tells) = std::sync::mpsc::channel();
-        let asks = request().wait(3 * MINUTE).on_wait(move |_| told.send(()).unwrap_or_default());
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(move || asks.lock());
-            tells.recv_timeout(LONG).unwrap();
-            let mut stop = Stop::at("acquire.turn");
-            held.release().unwrap();
-            wait_until("it has looked", || stop.is_reached());
-            let new = request().try_lock().unwrap().expect("a new call");
-            let token = new.fencing_token();
-            // As a suspend does, which leaves both.
-            store.advance(Duration::from_secs(5));
-            while tells.try_recv().is_ok() {}
-            stop.let_go();
-            // Refused now, it waits on.
-            wait_until("it has asked", || waits.is_finished() || tells.try_recv().is_ok());
-            let holders = client.get("k").unwrap().unwrap();
-            assert_eq!(holders.holders().iter().map(|holder| holder.fencing_token()).collect::<Vec<_>>(), [token]);
-            new.release().unwrap();
-            assert!(waits.join().unwrap().unwrap().fencing_token() > token);
+        waits_behind(|_, new| new.release().unwrap());
+        // Its lease goes on for an hour.
+        waits_behind(|store, lost| {
+            store.advance(MINUTE);
+            lost.loss().wait_timeout(LONG).unwrap();
+            std::mem::forget(lost);
+        });
+        // Which that guard learns at its next heartbeat.
+        waits_behind(|store, new| {
+            let other = store.builder().owner("job").connect().unwrap();
+            let taken =
+                other.request("k").same_owner(SameOwner::Replace).try_lock().unwrap().expect("by another process");
+            assert!(new.is_held());
+            std::mem::forget((new, taken));
         });
     });
 }
