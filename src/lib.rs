@@ -17,21 +17,15 @@
 //! **Name the guard.** `let _ = client.lock(k)?;` drops it, and so releases the lock, at once.
 //!
 //! # What is promised
-//! 1. At most one live exclusive holder per key by the store's clock; never exclusive and shared together.
-//! 2. [Fencing tokens](LockGuard::fencing_token) of a key strictly increase over its grants, whatever is released,
-//!    expired, purged or restarted. Where a row or file was deleted or restored: up to the clock's error.
-//! 3. A granted lock is held for at least its lease, counted from the start of the call, and
-//!    [`is_held`](LockGuard::is_held) is false before the lease can end, so before a rival can be granted the lock. The
-//!    exceptions are orders that take it from its holder: [`SameOwner::Replace`], [`adopt`](LockClient::adopt),
-//!    [`unlock`](LockClient::unlock), [`unlock_key`](LockClient::unlock_key),
-//!    [`force_release`](LockClient::force_release), and [`release`](LockClient::release) of the lock as data. The old
-//!    holder learns of them at its [next heartbeat](guide::guarantees#the-next-heartbeat), and until then only the token
-//!    protects.
-//! 4. Every call returns by its deadline, every drop within `drop_timeout`, and nothing panics across the API.
-//! 5. An error says what was going on, with which key, on which store, and never shows a secret.
+//! 1. By the store's clock, at most one process holds a key exclusively, and nobody holds it shared at the same time.
+//! 2. The [fencing tokens](LockGuard::fencing_token) of a key rise with every grant: after a release, an expiry, a purge, a
+//!    restart.
+//! 3. A lock that you were given is yours for at least the lease, and [`is_held`](LockGuard::is_held) turns false before
+//!    anybody else can be given it, unless somebody takes the lock away by order.
+//! 4. Every call ends by its deadline, if it has one, and every drop returns within `drop_timeout`. No call panics.
+//! 5. An error says what failed, with which key, on which store, and never shows a secret.
 //!
-//! In a table that a Go library also uses (`fleet=mixed`), 1 to 3 hold only as far as that library keeps them: see the pages on
-//! moving in the [guide].
+//! What each rests on, which orders take a lock away, and the exceptions: [`guide::guarantees`].
 //!
 //! What no lease can prevent: a holder that is stopped between its last look at [`is_held`](LockGuard::is_held) and its
 //! next write may write late. Let the resource refuse a token below the highest it has seen; the README shows how.
@@ -74,12 +68,12 @@
 //!
 //! # Compilers, SQLite and TLS
 //! The oldest Rust is 1.89, with `spanner` 1.91, with `dynamodb` 1.94.1: so say their SDKs, and cargo names the package that is
-//! in the way. These are those of the versions in `Cargo.lock`; `cargo update` can take older ones (`--precise`). The gate tries 1.89
+//! in the way. These are those of the versions in `Cargo.lock`; `cargo update` can take older ones (`--precise`). CI tries 1.89
 //! with all that has no server's SDK.
 //!
 //! SQLite is built along, from C. With `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` in the environment of the build the system's is linked instead
 //! (its headers and `pkg-config` must be there). rusqlite 0.41 needs 3.44 for that; on an older system, like Debian 12, take
-//! `cargo update --package rusqlite --precise 0.39.0`, with which 3.37 is enough, as the gate tries. It is no feature of
+//! `cargo update --package rusqlite --precise 0.39.0`, with which 3.37 is enough, as CI tries. It is no feature of
 //! this crate, since features add up: any other crate that asks rusqlite for the bundled one would turn it back on.
 //! The system's should have the fix of a [race](https://sqlite.org/wal.html#walresetbug) by which, rarely, a commit is
 //! lost and a lock has two holders: 3.51.3 and later have it, and 3.50.7 and 3.44.6 with the later ones of those two

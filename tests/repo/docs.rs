@@ -55,6 +55,26 @@ fn every_path_in_the_docs_exists() {
     }
 }
 
+/// The last column of its tables names them behind their file.
+#[test]
+fn the_functions_of_the_step_by_step_guide_stand_in_their_files() {
+    let guide = text("src/api/guide/step_by_step.md");
+    let (mut code, mut found) = (String::new(), 0);
+    for line in guide.lines().filter(|line| line.starts_with('|')) {
+        let places = line.trim_end_matches('|').rsplit('|').next().unwrap();
+        for name in places.split('`').skip(1).step_by(2) {
+            if name.contains('/') {
+                code = if name.contains('*') { String::new() } else { text(format!("src/{name}")) };
+            } else {
+                found += 1;
+                let is_there = code.contains(&format!("fn {name}(")) || code.contains(&format!("fn {name}<"));
+                assert!(is_there, "{name}: {line}");
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
+}
+
 /// A name that is none would run nothing, and pass.
 #[test]
 fn tests_that_are_run_again_by_their_names_exist() {
