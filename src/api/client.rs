@@ -402,8 +402,7 @@ impl LockClient {
     /// # Errors
     /// `Permission` when that is not allowed: [`schema`](LockClient::schema) says what to ask for.
     pub fn create_schema(&self) -> Result<String> {
-        self.family.check_open()?;
-        self.family.backend.schema(Schema::Create, &self.family.request_deadline().with_long(MAKING))
+        self.ask_schema(Schema::Create, &self.family.request_deadline().with_long(MAKING))
     }
 
     /// What [`create_schema`](LockClient::create_schema) would do, for those who may not.
@@ -411,8 +410,12 @@ impl LockClient {
     /// # Errors
     /// What the store says.
     pub fn schema(&self) -> Result<String> {
+        self.ask_schema(Schema::Describe, &self.family.request_deadline())
+    }
+
+    fn ask_schema(&self, what: Schema, by: &Deadline) -> Result<String> {
         self.family.check_open()?;
-        self.family.backend.schema(Schema::Describe, &self.family.request_deadline())
+        self.family.backend.schema(what, by).map_err(|error| self.family.or_closed(error))
     }
 
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this

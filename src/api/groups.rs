@@ -111,7 +111,10 @@ impl LockClient {
         group.sort_by_key(|found| Reverse(newest(found)));
         let mut freed = Vec::new();
         for found in group {
-            let release = |found: &Snapshot| Ok(release_group(&found.seen.record, lock_id));
+            let release = |found: &Snapshot| {
+                let record = &found.seen.record;
+                Ok(self.freed_for_good(release_group(record, lock_id), record))
+            };
             let by = self.family.request_deadline();
             let (holders, found) = self.update(found, &by, release, group_arrived(lock_id))?;
             freed.extend(statuses(&found.seen, &holders, found.seen.times.now));
@@ -141,7 +144,9 @@ impl LockClient {
         let key = &seen.record.key;
         let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &seen.times);
         match answer {
-            GroupAnswer::Renewed(holders) => Ok(Step { answer: holders, record }),
+            GroupAnswer::Renewed(answer) => {
+                Ok(Step { answer, record }.settled(&seen.record, self.reads_what_may_be_undone()))
+            }
             GroupAnswer::TooLate(mode, holder) => {
                 let late = LockStatus::new(seen, mode, &holder);
                 let message = format!("the group has less than a second left on this key: {late}");

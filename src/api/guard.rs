@@ -92,7 +92,7 @@ impl LockGuard {
 
     /// Whether the lock is held. Does no I/O and never waits: it compares one number with a clock that also runs
     /// during suspend. It turns false before the lease can end, and then stays false. So no rival is granted the lock
-    /// while it is true, unless somebody takes the lock away by order: see [*What is promised*](crate#what-is-promised).
+    /// while it is true, unless somebody takes the lock away by order: see the [guarantees](crate::guide::guarantees).
     pub fn is_held(&self) -> bool {
         self.hold.is_held()
     }
@@ -119,7 +119,8 @@ impl LockGuard {
     ///
     /// # Errors
     /// `Lost` when the lock is not held any more; `InvalidInput` when `needed` is more than a
-    /// renewal can give (the lease less the margin), or than `max_hold` leaves; `Store` when the renewal was not answered.
+    /// renewal can give (the lease less the margin), or than `max_hold` leaves; what the store said, such as
+    /// `Store`, when it did not renew it.
     pub fn ensure_held_for(&self, needed: Duration) -> Result<()> {
         self.ensure_held()?;
         if self.remaining() >= needed {
@@ -137,16 +138,15 @@ impl LockGuard {
             return Ok(());
         }
         let most = self.hold.most_left();
+        let too_short = || format!("it could not be renewed to last {needed:?}; {:?} are left", self.remaining());
         match beat {
             Beat::Over => Err(self.not_held()),
-            // A renewal that took long gives less than the others.
-            Beat::Renewed | Beat::Failed if needed < most => {
-                let message = format!("it could not be renewed to last {needed:?}; {:?} are left", self.remaining());
-                Err(self.error(ErrorKind::Store, &message).retryable())
-            }
-            Beat::Renewed | Beat::Failed => {
+            _ if needed >= most => {
                 invalid(format!("below {most:?}, for which a renewal holds (the lease less the margin)"))
             }
+            // A renewal that took long gives less than the others.
+            Beat::Renewed => Err(self.error(ErrorKind::Store, &too_short()).retryable()),
+            Beat::Failed(error) => Err(self.not_renewed(&too_short(), error)),
         }
     }
 
@@ -158,9 +158,9 @@ impl LockGuard {
     /// that leaves the lock as ever.
     ///
     /// # Errors
-    /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; `Store` when the renewal was not
-    /// answered: the lock is still held, and it can be called again. After such an error the store may have noted the time
-    /// all the same: if the lock is then lost and no release gets through, nobody gets it before that time.
+    /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; what the store said, such as `Store`, when it
+    /// did not renew it: the lock is still held, and it can be called again. After such an error the store may have noted the
+    /// time all the same: if the lock is then lost and no release gets through, nobody gets it before that time.
     ///
     /// # Example
     /// ```
@@ -180,9 +180,9 @@ impl LockGuard {
         match self.hold.hold_at_least(least).map_err(in_context)? {
             Beat::Renewed => Ok(()),
             Beat::Over => Err(self.not_held()),
-            Beat::Failed => {
-                let message = format!("that it is held for at least {least:?} was not answered; it is still held");
-                Err(self.error(ErrorKind::Store, &message).retryable())
+            Beat::Failed(error) => {
+                let message = format!("that it is held for at least {least:?} could not be noted; it is still held");
+                Err(self.not_renewed(&message, error))
             }
         }
     }
@@ -272,14 +272,14 @@ impl LockGuard {
             return self.hold.info();
         }
         let by = self.drop_by();
-        let lock = self.hand_over(self.hold.drop_timeout());
+        let lock = self.keep_as_data(self.hold.drop_timeout());
         self.drop_bound.begin(by);
         lock
     }
 
     /// The same within `bound`, also for a guard that is shared.
-    pub(crate) fn hand_over(&self, bound: Duration) -> Lock {
-        if self.is_own_process() { self.hold.hand_over(bound) } else { self.hold.info() }
+    pub(crate) fn keep_as_data(&self, bound: Duration) -> Lock {
+        if self.is_own_process() { self.hold.keep_as_data(bound) } else { self.hold.info() }
     }
 
     /// By when a drop must have returned.
@@ -311,6 +311,14 @@ impl LockGuard {
     /// A release for which no time is left.
     pub(crate) fn too_late(&self) -> Error {
         self.error(ErrorKind::Store, "no time is left to release it: it is given up in the background").retryable()
+    }
+
+    /// What is said where a renewal failed by `error`. Nothing is ambiguous: the lock is held.
+    fn not_renewed(&self, message: &str, error: Error) -> Error {
+        let error = error.of_read();
+        let (kind, is_retryable) = (error.kind(), error.is_retryable());
+        let failed = self.error(kind, message).caused_by(error);
+        if is_retryable { failed.retryable() } else { failed }
     }
 
     fn error(&self, kind: ErrorKind, message: &str) -> Error {

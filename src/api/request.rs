@@ -319,7 +319,7 @@ impl AskedWait {
 impl RequestSpec {
     pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
         // The terms are set by the check.
-        let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::of_lease(family.options.lease));
+        let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::by_default(family.options.lease));
         let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
         let (lease, at_least, wait, cancel, on_wait_every) = (None, None, None, None, None);
         let refuses = Refuses::default();
@@ -422,21 +422,19 @@ impl RequestSpec {
             check_at_least(least, &terms, info.limits)?;
             terms.at_least = least;
         }
-        if let Some(d) = callbacks.warn_before.filter(|d| terms.held_for().is_some_and(|held| *d >= held)) {
+        if let Some(d) = callbacks.warn_before.filter(|d| terms.renewal_gives().is_some_and(|held| *d >= held)) {
             let right = format!(
                 "below {:?}, for which a renewal holds (the lease less the margin)",
-                terms.held_for().unwrap_or_default()
+                terms.renewal_gives().unwrap_or_default()
             );
             return Err(Error::invalid("warn_before", d, &right));
         }
         let interval = if terms.lease == Lease::Forever { Duration::MAX } else { terms.heartbeat };
-        let most = info.most_shared.map_or(u32::MAX, |most| most(interval));
-        if let Some(n) = lock.max_holders.filter(|n| *n > most) {
-            let right = format!(
-                "at most {most} on this store with a heartbeat in {interval:?}: each renewal writes the holders of the \
-                 key all over, 256 bytes each, and the store writes 1,000 KB of a key in a second ({most} x {most} x \
-                 256 bytes in a heartbeat) and keeps 400 KB; a longer lease allows more"
-            );
+        if let Some((n, most)) = lock.max_holders.zip(info.most_shared.map(|most| most(interval)))
+            && n > most.holders
+        {
+            let right =
+                format!("at most {} on this store with a heartbeat in {interval:?}: {}", most.holders, most.why);
             return Err(Error::invalid("max_holders", n, &right));
         }
         Ok(terms)

@@ -327,8 +327,8 @@ impl LockAllGuard {
     /// them, it succeeds, too.
     ///
     /// # Errors
-    /// That of the first release that failed; `Lost` when that lock was no longer held. All others are released all the
-    /// same; what could not be is given up in the background.
+    /// `Lost` when one of them was no longer held; else that of the first release that failed. All others are released all
+    /// the same; what could not be is given up in the background.
     pub fn release(mut self) -> Result<()> {
         self.release_all()
     }
@@ -346,8 +346,9 @@ impl LockAllGuard {
 
     /// Within one bound; what is not released by then is given up in the background.
     fn release_each(&self) -> Result<()> {
-        let mut outcome = Ok(());
-        for (guard, to_come) in self.guards.iter().zip((1..=self.guards.len() as u32).rev()) {
+        let (mut lost, mut outcome) = (Ok(()), Ok(()));
+        let begun: Vec<_> = self.guards.iter().map(|guard| (guard, guard.is_held())).collect();
+        for ((guard, was_held), to_come) in begun.into_iter().zip((1..=self.guards.len() as u32).rev()) {
             // Each has its part of the time, so that one whose release hangs does not keep the others locked; a quarter of
             // what is left at least, which a slow store needs.
             let left = guard.drop_by().remaining() / to_come.min(4);
@@ -358,9 +359,16 @@ impl LockAllGuard {
             if released.is_err() {
                 guard.abandon();
             }
-            outcome = outcome.and(released);
+            // Whose time was over since this began was held to the end of the work.
+            let is_over = |loss: Loss| matches!(loss.reason, LossReason::Expired { .. } | LossReason::MaxHold);
+            let was_safe = was_held && guard.loss().get().is_some_and(is_over);
+            match released {
+                Err(error) if error.kind() == ErrorKind::Lost && !was_safe => lost = lost.and(Err(error)),
+                released => outcome = outcome.and(released),
+            }
         }
-        outcome
+        // That the work was not safe says more than that a lock may still stand.
+        lost.and(outcome)
     }
 
     /// Ends at once; what is held is given up in the background. No call outlives its end by what it gives up.

@@ -6,7 +6,7 @@ use crate::api::client::LockClient;
 use crate::engine::failures::Failures;
 use crate::lease::{LockRecord, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Consistency, Seen, Swapped, Which};
+use crate::store::{Seen, Swapped, read_key};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
@@ -98,15 +98,24 @@ impl LockClient {
 
     /// What was read stays, also where a write without an answer has left it; an error where that is not known.
     fn stays(&self, seen: &Seen, by: &Deadline) -> Result<()> {
-        let backend = &self.family.backend;
-        if !backend.info().reads_what_may_be_undone || !seen.record.exists() {
+        if !self.reads_what_may_be_undone() || !seen.record.exists() {
             return Ok(());
         }
-        match backend.swap(seen, Some(&seen.record), &by.of_try())? {
+        match self.family.backend.swap(seen, Some(&seen.record), &by.of_try())? {
             Swapped::Done => Ok(()),
             Swapped::Changed => Err(self.changed(&seen.record.key)),
             Swapped::Unknown(error) => Err(error),
         }
+    }
+
+    /// A step that frees a key. Where nobody holds it already, only a write tells that this stays.
+    pub(crate) fn freed_for_good<A>(&self, step: Step<A>, record: &LockRecord) -> Step<A> {
+        let is_free = record.holders().next().is_none();
+        step.settled(record, is_free && self.reads_what_may_be_undone())
+    }
+
+    pub(crate) fn reads_what_may_be_undone(&self) -> bool {
+        self.family.backend.info().reads_what_may_be_undone
     }
 
     fn changed(&self, key: &str) -> Error {
@@ -115,12 +124,9 @@ impl LockClient {
 
     /// The record of one key as it stands now.
     pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
-        let which = Which::Key(key.to_owned());
         self.family.repeated_until(by, |by| {
             let asked = self.family.clock.now();
-            let seen = self.family.backend.read(&which, None, Consistency::Strong, by)?.records.pop();
-            let nothing = || self.error(ErrorKind::Store, key, "the store found neither a row nor none");
-            seen.map(|seen| Snapshot { seen, asked }).ok_or_else(nothing)
+            Ok(Snapshot { seen: read_key(&*self.family.backend, key, by)?, asked })
         })
     }
 }

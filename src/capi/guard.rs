@@ -380,7 +380,7 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         // Made before: a lock that was handed over without it could be released by nobody.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
         drop(guard.guard.write().take());
-        handle::get::<LockData>(data)?.set(held.hand_over(by.remaining()));
+        handle::get::<LockData>(data)?.set(held.keep_as_data(by.remaining()));
         guard.watch.released();
         lock.write(data)
     })

@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Receiver, Sender, unbounded};
 use leasehold::{
-    CancelToken, Error, Lock, LockAllGuard, LockAllRequest, LockClient, LockGuard, LockRequest, Loss, Result, Waiting,
+    CancelToken, Error, ErrorKind, Lock, LockAllGuard, LockAllRequest, LockClient, LockGuard, LockRequest, Loss,
+    Result, Waiting,
 };
 
 use crate::asked::{Labels, Sharing};
@@ -217,7 +218,8 @@ impl Held {
         self.guards().iter().try_for_each(|guard| {
             loop {
                 match guard.hold_at_least(least) {
-                    Err(error) if error.is_retryable() && self.is_held() && may_repeat() => {
+                    // Also where the store refuses it: an operator may mend that meanwhile.
+                    Err(error) if error.kind() != ErrorKind::InvalidInput && self.is_held() && may_repeat() => {
                         let _ = guard.sleep(STAND_AGAIN, cancel);
                     }
                     answer => return answer,

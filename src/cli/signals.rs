@@ -88,7 +88,7 @@ impl Interrupts {
 pub type Gone = String;
 
 /// From now on the signals come by this channel. Those that whoever started us wanted to be ignored, as `nohup`
-/// does, stay so, for the command too.
+/// does, stay so, for the command too; but for SIGCHLD, which is needed here.
 pub fn watch() -> io::Result<Receiver<Signal>> {
     let passed_on = PASSED_ON.into_iter().filter(|signal| !is_ignored(*signal));
     let wanted: Vec<Signal> = passed_on.chain([Signal::SIGCHLD, Signal::SIGCONT]).collect();

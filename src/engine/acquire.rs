@@ -1,22 +1,19 @@
-//! How a lock is obtained: attempts, repeats, and the wait between them.
+//! How a lock is obtained: asking for it, and standing in the line.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::failures::{refused_at_last, tells_most};
 use super::family::Family;
-use super::queue::{HANGS, Leaves, May, SILENT, Ticket, UsersCode};
-use super::undo::give_up;
+use super::queue::{HANGS, Leaves, May, Ticket, UsersCode};
 use crate::engine::poll::Begin;
-use crate::engine::spec::{Chain, Granted, LockSpec, Obtained, Patience, WaitSpec};
+use crate::engine::spec::{Granted, LockSpec, Obtained, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::event::Event;
-use crate::model::lock::{Lock, LockStatus};
-use crate::store::{Acquired, Attempt, Seen};
+use crate::model::lock::Lock;
+use crate::store::Seen;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::log;
-use crate::sys::observing::{WaitSpan, later};
+use crate::sys::observing::WaitSpan;
 use crate::sys::pause::pause;
 
 /// Obtains the lock, or says who holds it.
@@ -74,10 +71,10 @@ pub(super) struct InLine {
 /// What the store has said.
 #[derive(Default)]
 pub(super) struct Known {
-    pub(super) refusal: Option<Seen>,
+    pub(super) last_seen: Option<Seen>,
     pub(super) last_error: Option<Error>,
     /// The store has failed since then, so what was known about the lock is out of date.
-    is_out: bool,
+    pub(super) is_out: bool,
 }
 
 /// Whether what was known about the lock before the store failed may still be used.
@@ -92,7 +89,7 @@ impl Drop for Wait<'_> {
     fn drop(&mut self) {
         if let Some(granted) = self.leave(Leaves::Without) {
             // Before the log, which may hang.
-            self.family.abandon(granted.attempt);
+            self.family.give_up_later(granted.attempt);
             let key = &self.spec.lock.key;
             log::warn!(target: "leasehold::client", key:?;
                 "a waiter for lock {key:?} panicked while it was handed over to it; it is released");
@@ -127,7 +124,7 @@ impl<'a> Wait<'a> {
     fn run(&mut self) -> Result<Obtained> {
         let overall = self.overall();
         let asks_once = self.asks_once();
-        if self.stands_back() {
+        if self.yields_to_line() {
             if asks_once {
                 self.line.stood_back = true;
                 return self.ended();
@@ -155,7 +152,7 @@ impl<'a> Wait<'a> {
 
     /// Whether others of this process, who wait for the lock, come first. Behind them it would wait for itself if this
     /// client holds the lock with the same lock id: the store's answer says so.
-    pub(super) fn stands_back(&self) -> bool {
+    pub(super) fn yields_to_line(&self) -> bool {
         let LockSpec { key, lock_id, .. } = &self.spec.lock;
         let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
         let holds = || self.family.holds().iter().any(|hold| hold.is_held() && is_mine(hold.granted()));
@@ -168,7 +165,7 @@ impl<'a> Wait<'a> {
 
     /// Releases a lock that was handed over too late, and wakes the next in line.
     pub(super) fn give_back(&self, granted: Box<Granted>, overall: &Deadline) {
-        self.undo(granted.attempt, overall);
+        self.give_up(granted.attempt, overall);
         self.family.queues.nudge(&self.spec.lock.key);
     }
 
@@ -202,7 +199,7 @@ impl<'a> Wait<'a> {
                     }
                 }
                 Round::Trouble if overall.is_over() => break,
-                Round::Trouble => self.tell_of_trouble(),
+                Round::Trouble => self.report_trouble(),
             }
             if overall.is_over() {
                 break;
@@ -213,9 +210,9 @@ impl<'a> Wait<'a> {
 
     /// Waits in the line of this process from now on.
     pub(super) fn enter(&mut self, overall: &Deadline) {
-        self.tells(Some(Instant::now()));
+        self.mark_users_code(Some(Instant::now()));
         self.begins();
-        self.tells(None);
+        self.mark_users_code(None);
         self.stand(overall);
     }
 
@@ -227,7 +224,7 @@ impl<'a> Wait<'a> {
         let enter = || self.family.queues.enter(self.spec.lock.clone(), &self.users_code, overall);
         self.line.ticket.get_or_insert_with(enter);
         // What it asked before it stood there.
-        self.known.refusal.take().into_iter().for_each(|seen| self.saw(seen));
+        self.known.last_seen.take().into_iter().for_each(|seen| self.saw(seen));
         pause!("acquire.entered");
     }
 
@@ -241,7 +238,7 @@ impl<'a> Wait<'a> {
             let Some(ticket) = &self.line.ticket else { return Turn::Ask };
             if self.has_turn() {
                 if std::mem::take(&mut self.line.look_first) {
-                    let begin = if ticket.is_held() { Begin::Wait } else { Begin::Look };
+                    let begin = if ticket.take_left_with_lock() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {
                         return Turn::Over;
                     }
@@ -259,13 +256,13 @@ impl<'a> Wait<'a> {
             } else {
                 self.line.look_first = true;
             }
-            self.tell();
-            let due = far_from(Instant::now(), self.tell_after());
+            self.report_if_due();
+            let due = far_from(Instant::now(), self.report_after());
             while let Some(ticket) = self.ticket() {
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,
-                    // Nobody reports that all before it hang, so it looks; that they do not is nothing to tell.
+                    // Nobody nudges it when all before it hang, so it looks; if they do not, there is nothing to report.
                     Waited::Limit if left > HANGS && !ticket.is_first() && !self.is_past_end() => {}
                     Waited::Limit | Waited::Event => break,
                 }
@@ -278,44 +275,6 @@ impl<'a> Wait<'a> {
         self.family.check_open()?;
         self.check_cancelled()?;
         self.act(Turn::Ask, overall)
-    }
-
-    /// Sends a request, which those behind it see. What that has to report comes once it is answered, for whoever hangs
-    /// there is to be passed over.
-    pub(super) fn asking<T>(&self, since: Instant, request: impl FnOnce() -> T) -> T {
-        let later = later();
-        self.asks(Some(since));
-        let answer = request();
-        self.asks(None);
-        self.running(|| drop(later));
-        answer
-    }
-
-    /// Shows the waiters behind it when its request began; `None`: no request is under way.
-    pub(super) fn asks(&self, at: Option<Instant>) {
-        self.ticket().into_iter().for_each(|ticket| ticket.asks(at));
-    }
-
-    /// The store answered, so it works.
-    pub(super) fn answered(&mut self) {
-        (self.known.last_error, self.known.is_out) = (None, false);
-        self.ticket().into_iter().for_each(|ticket| ticket.is_in_trouble(None));
-    }
-
-    /// A request that began at `asked` failed. If the end of the call cut it off right after it began, that says nothing
-    /// about the store.
-    pub(super) fn failed(&mut self, error: Error, asked: Instant, overall: &Deadline) {
-        let is_cut_off = overall.cut_off(asked, SILENT);
-        let told = tells_most(self.known.last_error.take(), error, is_cut_off);
-        self.is_in_trouble(told, if is_cut_off { Before::Counts } else { Before::IsOut });
-    }
-
-    pub(super) fn is_in_trouble(&mut self, error: Error, before: Before) {
-        self.known.is_out |= before == Before::IsOut;
-        if self.known.is_out {
-            self.ticket().into_iter().for_each(|ticket| ticket.is_in_trouble(Some(error.clone())));
-        }
-        self.known.last_error = Some(error);
     }
 
     pub(super) fn check_cancelled(&self) -> Result<()> {
@@ -349,7 +308,7 @@ impl<'a> Wait<'a> {
             self.known.last_error.get_or_insert(trouble);
         }
         // Taken: a grant that fails after this is a reason of its own.
-        let (holders, _) = (self.holders(), self.known.refusal.take());
+        let (holders, _) = (self.holders(), self.known.last_seen.take());
         match (holders, self.known.last_error.take()) {
             // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
@@ -367,131 +326,6 @@ impl<'a> Wait<'a> {
                 }
             }
         }
-    }
-
-    /// One acquisition with a grant id of its own: repeated until it is answered, given up when it gets too old.
-    fn attempt(&mut self, overall: &Deadline) -> Result<Round> {
-        let family = self.family;
-        let (info, clock, terms) = (family.backend.info(), &family.clock, self.spec.lock.terms);
-        let asked_at = clock.now();
-        let lease = terms.first_lease_at(asked_at);
-        if !terms.leave_time_at(asked_at) {
-            return Err(Error::new(ErrorKind::TimedOut, "the end of the lease came before the lock could be granted"));
-        }
-        let mut attempt = self.spec.lock.attempt(info.grant_form.fresh(), lease);
-        // The error of an unanswered try. It is preferred to the last error, since that try may still be granted.
-        let mut unanswered = None;
-        let mut failures = 0;
-        loop {
-            // The lease is counted from before the request.
-            let (sent, asked) = (clock.now(), Instant::now());
-            let first_sent = *attempt.first_sent.get_or_insert(sent);
-            self.begins_try(&mut attempt);
-            let by = overall.of_try().within(family.options.request_timeout);
-            let answer = self.asking(asked, || {
-                pause!("acquire.sent");
-                let answer = family.unowned(&mut attempt, |attempt| family.backend.acquire(attempt, &by));
-                pause!("acquire.answered");
-                answer
-            });
-            // What it had to report may have forked.
-            family.check_process()?;
-            let error = match answer {
-                Ok(Acquired::Granted { holder, repeated, now }) => {
-                    // What an unanswered one was granted may be over, and granted anew: others act on that end.
-                    let from = if repeated || unanswered.is_some() { first_sent } else { sent };
-                    let held_until = terms.first_held_until((from, lease), sent, holder.until, now);
-                    if clock.now() >= held_until {
-                        return self.void(attempt, overall);
-                    }
-                    pause!("acquire.timed");
-                    let chain = Chain { times: 0, since: sent };
-                    return self.granted(Granted { attempt, holder, now, held_until, chain }, overall);
-                }
-                Ok(Acquired::Refused(seen)) => {
-                    if unanswered.is_some() {
-                        // An earlier copy may still arrive, after the present holder has gone.
-                        self.undo(attempt, overall);
-                    }
-                    return self.refused(seen);
-                }
-                Ok(Acquired::Unknown(error)) => {
-                    unanswered = Some(tells_most(unanswered, error.clone(), overall.cut_off(asked, SILENT)));
-                    error
-                }
-                Err(error) if !error.is_retryable() => {
-                    if unanswered.is_some() {
-                        family.abandon(attempt);
-                    }
-                    // It is given up; but it may have ended another's hold.
-                    let LockSpec { instead_of, replace_same_owner, .. } = &self.spec.lock;
-                    let matters = instead_of.is_some() || *replace_same_owner;
-                    return Err(refused_at_last(unanswered.filter(|_| matters), error));
-                }
-                Err(error) => error,
-            };
-            self.running(|| log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}"));
-            family.check_process()?;
-            pause!("acquire.failed");
-            failures += 1;
-            self.begins();
-            self.failed(error.clone(), asked, overall);
-            // One repeat first: before asking for another key, it finds a grant whose answer was lost.
-            let others_turn =
-                self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
-            let too_old = others_turn || clock.now() >= first_sent + lease / 2;
-            if too_old || !overall.wait_to_repeat(failures) {
-                if unanswered.is_some() && others_turn {
-                    family.abandon(attempt);
-                } else if unanswered.is_some() {
-                    self.undo(attempt, overall);
-                    if self.spec.lock.instead_of.is_some() {
-                        // It can no longer be known whether the transfer happened. Asking again could report as lost a
-                        // lock that this very call has transferred.
-                        return Err(unanswered.unwrap_or(error).retryable());
-                    }
-                }
-                // Else what `failed` made of it.
-                if let Some(unanswered) = unanswered {
-                    self.known.last_error = Some(unanswered.retryable());
-                }
-                return Ok(Round::Trouble);
-            }
-            // What may still be granted is given up before `on_wait` can hang or close the client.
-            unanswered.is_none().then(|| self.tell_of_trouble());
-            family.check_process()?;
-        }
-    }
-
-    /// Gives up an attempt, now if there is time, else in the background.
-    pub(super) fn undo(&self, mut attempt: Attempt, overall: &Deadline) {
-        pause!("acquire.undoes");
-        let timeout = self.family.options.request_timeout;
-        let now = overall.clone().within(timeout);
-        let later = later();
-        if now.is_over() || give_up(&*self.family.backend, &mut attempt, &now, timeout).is_err() {
-            self.family.abandon(attempt);
-        }
-        self.running(|| drop(later));
-    }
-
-    /// Reports a refusal; an error if this client would wait for itself.
-    fn refused(&mut self, seen: Seen) -> Result<Round> {
-        self.answered();
-        let holders = LockStatus::live(&seen);
-        let event = Event::Refused { key: &self.spec.lock.key, holders: &holders };
-        self.running(|| self.family.options.observing.tell(&event));
-        let mine = |holder: &LockStatus| {
-            Some(holder.lock_id()) == self.spec.lock.lock_id.as_deref() && self.family.is_held_here(holder)
-        };
-        pause!("acquire.refused");
-        let is_mine = self.spec.lock.instead_of.is_none() && holders.iter().any(mine);
-        self.saw(seen);
-        if is_mine {
-            let message = "this client holds it already with the same lock id";
-            return Err(Error::new(ErrorKind::AlreadyHeld, message).with_holders(holders).held_here());
-        }
-        Ok(Round::Refused)
     }
 }
 

@@ -6,7 +6,8 @@ use std::time::{Duration, Instant};
 use super::family::Family;
 use super::queue::{HANGS, Leaves, May, Ticket};
 use crate::engine::acquire::{Round, Turn, Wait};
-use crate::engine::poll::{Begin, FIRST_WARNING};
+use crate::engine::poll::Begin;
+use crate::engine::report::FIRST_WARNING;
 use crate::engine::spec::{Granted, LockSpec, Obtained, OnWait, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::WaitEnd;
@@ -124,13 +125,13 @@ impl AnyWait<'_> {
         for wait in &mut self.waits {
             if !is_late {
                 // It stands in lines already.
-                wait.tells_since(begun);
+                wait.mark_users_code_of_many(begun);
                 wait.begins();
                 is_late = overall.is_over();
             }
             wait.stand(overall);
         }
-        self.waits.iter().take(1).for_each(|wait| wait.tells(None));
+        self.waits.iter().take(1).for_each(|wait| wait.mark_users_code(None));
     }
 
     /// Leaves all lines. A lock that was handed over at the last moment is taken if there is no other, else released.
@@ -144,7 +145,7 @@ impl AnyWait<'_> {
             let Some(handed) = wait.leave(leaves) else { continue };
             if !matches!(outcome, Ok(Obtained::Refused(_))) {
                 // Not waited for: nothing renews the lock that was granted before it has a guard.
-                self.family.abandon(handed.attempt);
+                self.family.give_up_later(handed.attempt);
                 continue;
             }
             match wait.act(Turn::Given(*handed), overall) {
@@ -170,7 +171,7 @@ impl AnyWait<'_> {
                 break;
             }
             let wait = &mut self.waits[at];
-            if wait.stands_back() {
+            if wait.yields_to_line() {
                 wait.line.stood_back = true;
                 continue;
             }
@@ -204,12 +205,14 @@ impl AnyWait<'_> {
         for (wait, is_nudged) in self.waits.iter_mut().zip(nudged) {
             // Keys that the store does not watch are looked at in one round, so that their order counts.
             let looks = is_nudged || is_due(wait) || (is_round && !wait.line.is_woken);
+            let others_turn = wait.ticket().and_then(Ticket::others_turn);
             if looks {
-                wait.line.look_at = None;
+                // Once others had their turn: no report comes again.
+                wait.line.look_at = others_turn;
             }
             let Some(ticket) = wait.ticket().filter(|_| !overall.is_over()) else { continue };
-            let is_idle = !ticket.is_first() || !looks || ticket.stands_back().is_some() || ticket.is_held();
-            if !ticket.is_handed() && (is_idle || !wait.look(overall) || !wait.has_turn()) {
+            let may_look = looks && ticket.is_first() && others_turn.is_none() && !ticket.take_left_with_lock();
+            if !(ticket.is_handed() || may_look && wait.look(overall) && wait.has_turn()) {
                 continue;
             }
             pause!("any.turn");
@@ -231,13 +234,13 @@ impl AnyWait<'_> {
     /// Waits until it is time to look at a key again, or one is reported; false when the call's time is over.
     fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         pause!("any.sleeps");
-        self.tell(overall);
+        self.report_each(overall);
         let now = Instant::now();
         let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
         let until = far_from(now, next.map_or(Duration::MAX, |at| at.saturating_duration_since(now)));
         loop {
-            let tell_after = self.waits.iter().map(Wait::tell_after).min().unwrap_or(FIRST_WARNING);
-            let tell_at = far_from(Instant::now(), tell_after);
+            let report_after = self.waits.iter().map(Wait::report_after).min().unwrap_or(FIRST_WARNING);
+            let tell_at = far_from(Instant::now(), report_after);
             // At least once, however long the reports take.
             loop {
                 let left = until.min(tell_at).saturating_duration_since(Instant::now());
@@ -248,8 +251,8 @@ impl AnyWait<'_> {
                 if self.waits.iter().any(Wait::is_past_end) {
                     return false;
                 }
-                // Nobody reports that all before it hang, so it looks.
-                if !overall.wait_for_any(left.min(HANGS), self.tickets().map(Ticket::nudged)) {
+                // Nobody reports that all before it hang, or came back for so long at least, so it looks.
+                if !overall.wait_for_any(left.min(HANGS / 2), self.tickets().map(Ticket::nudged)) {
                     return false;
                 }
                 if self.is_nudged() || until <= Instant::now() || self.finds_turn() {
@@ -259,7 +262,7 @@ impl AnyWait<'_> {
                     break;
                 }
             }
-            self.tell(overall);
+            self.report_each(overall);
         }
     }
 
@@ -271,31 +274,37 @@ impl AnyWait<'_> {
         self.waits.iter().filter_map(Wait::ticket)
     }
 
-    /// Whether its turn has come for a key and nobody told it, since all before it hang: that one is looked at now.
+    /// Whether its turn has come for a key and nobody told it, since all before it hang: that one is looked at now. One that
+    /// came back has its turn, and all that is reported meanwhile.
     fn finds_turn(&mut self) -> bool {
-        let is_first = |wait: &Wait<'_>| wait.ticket().is_some_and(Ticket::is_first);
-        let unseen = self.waits.iter_mut().filter(|wait| wait.line.look_at.is_none() && is_first(wait));
-        unseen.map(|wait| wait.line.look_at = Some(Instant::now())).count() > 0
+        let mut finds = false;
+        for wait in &mut self.waits {
+            let is_first = wait.ticket().is_some_and(Ticket::is_first);
+            let is_new = is_first && wait.line.look_at.is_none();
+            finds |= is_new;
+            wait.line.look_at = if is_new { Some(Instant::now()) } else { wait.line.look_at.filter(|_| is_first) };
+        }
+        finds
     }
 
     /// Reports of each key that the wait goes on, until there is something else to do: the next round goes on from there.
-    fn tell(&mut self, overall: &Deadline) {
+    fn report_each(&mut self, overall: &Deadline) {
         let begun = Instant::now();
         for _ in 0..self.waits.len() {
             let at = self.told % self.waits.len();
-            if self.waits[at].has_to_say() {
-                self.waits[at].tells_since(begun);
+            if self.waits[at].has_to_report() {
+                self.waits[at].mark_users_code_of_many(begun);
                 if self.waits[at].users_code.is_handed() {
                     break;
                 }
-                self.waits[at].say();
+                self.waits[at].report();
             }
             self.told = self.told.wrapping_add(1);
             if !self.family.is_own_process() || self.is_nudged() || overall.is_over() {
                 break;
             }
         }
-        self.waits.iter().take(1).for_each(|wait| wait.tells(None));
+        self.waits.iter().take(1).for_each(|wait| wait.mark_users_code(None));
     }
 
     /// Why the call ended without a lock. It reports that others hold the locks only if that is known for all.

@@ -1,18 +1,18 @@
 //! What a wait makes of a lock that is handed over at the last moment or too late, and how it says why it ended.
 
 use super::super::hold::Hold;
-use super::super::queue::Queues;
+use super::super::queue::{Queues, SILENT};
 use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::{LEASE, spec};
-use crate::engine::spec::Callbacks;
+use crate::engine::spec::{Callbacks, Chain};
 use crate::lease::{End, Lease, MAX_ACQUIRE_LEASE};
-use crate::model::event::Observer;
+use crate::model::event::{Event, Observer};
 use crate::model::waiting::Waiting;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Backend, Consistency, Purpose, Renewal, Which};
+use crate::store::{Acquired, Backend, Consistency, Purpose, Renewal, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::observing::Observing;
@@ -388,7 +388,7 @@ fn those_behind_know_what_the_first_saw_until_it_has_the_lock() {
         assert!(matches!(asks.attempt(&Deadline::after(SLACK)), Ok(Round::Refused)));
     }
     for wait in [&mut first, &mut next, &mut third, &mut last] {
-        assert_eq!(wait.holders().is_some(), wait.known.refusal.is_some(), "it stands nowhere");
+        assert_eq!(wait.holders().is_some(), wait.known.last_seen.is_some(), "it stands nowhere");
         wait.enter(&Deadline::after(SLACK));
         assert_eq!(wait.holders().expect("the first has asked").len(), 1);
     }
@@ -432,10 +432,10 @@ fn a_long_wait_is_logged_after_its_time_and_then_each_minute() {
     let bench = Bench::new();
     let mut wait = bench.wait(Patience::Endless);
     wait.effort.warn_after = SLACK;
-    wait.tell();
+    wait.report_if_due();
     assert_eq!(wait.effort.warn_after, SLACK, "it was logged too early");
     wait.effort.warn_after = Duration::ZERO;
-    wait.tell();
+    wait.report_if_due();
     let next = wait.effort.warn_after;
     assert!(next >= Duration::from_secs(60) && next < Duration::from_secs(90), "{next:?}");
 }

@@ -230,6 +230,11 @@ impl Family {
         self.guard_of(holder).is_some_and(|hold| hold.is_held())
     }
 
+    /// The same, also while its guard gives it back: it stands until the store has answered.
+    pub fn stands_here(&self, holder: &LockStatus) -> bool {
+        self.guard_of(holder).is_some_and(|hold| hold.stands())
+    }
+
     fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {
         let is_it = |lock: &Lock| (lock.key(), lock.fencing_token()) == (holder.key(), holder.fencing_token());
         self.holds().into_iter().find(|hold| !hold.is_over() && is_it(hold.granted()))
@@ -243,7 +248,7 @@ impl Family {
 
     /// A lock that was just granted to a call with this deadline, with heartbeat and watcher at work.
     pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks, by: &Deadline) -> Result<Arc<Hold>> {
-        self.hold_until(granted, terms, callbacks, AtEnd::Release, by)
+        self.hold_with(granted, terms, callbacks, AtEnd::Release, by)
     }
 
     /// The same for a grant that outlives its hold: the lease of a name.
@@ -251,7 +256,7 @@ impl Family {
         let (key, fencing_token) = (shown(&granted.attempt.key).into_owned(), granted.holder.token);
         let granted_now = Event::Granted { key: &key, fencing_token, waited: Duration::ZERO };
         hurrying(|| self.options.observing.tell(&granted_now));
-        self.hold_until(granted, terms, callbacks, AtEnd::Keep, &Deadline::after(self.options.drop_timeout))
+        self.hold_with(granted, terms, callbacks, AtEnd::Keep, &Deadline::after(self.options.drop_timeout))
     }
 
     /// A grant as data, which no guard ends.
@@ -262,7 +267,7 @@ impl Family {
         Lock::granted(attempt, holder, *now, self.backend.info())
     }
 
-    fn hold_until(
+    fn hold_with(
         &self,
         granted: Granted,
         terms: Terms,
@@ -304,7 +309,7 @@ impl Family {
     }
 
     /// Gives up an acquisition that was not answered, in the background.
-    pub fn abandon(&self, attempt: Attempt) {
+    pub fn give_up_later(&self, attempt: Attempt) {
         if self.is_own_process() {
             self.undo.push(attempt);
         }
@@ -313,7 +318,7 @@ impl Family {
     /// A call for a grant that no guard owns yet: when the store panics, it is given up, and the panic goes on.
     pub fn unowned<T>(&self, attempt: &mut Attempt, call: impl FnOnce(&mut Attempt) -> T) -> T {
         catch_unwind(AssertUnwindSafe(|| call(attempt))).unwrap_or_else(|panic| {
-            self.abandon(attempt.without_native());
+            self.give_up_later(attempt.without_native());
             resume_unwind(panic)
         })
     }

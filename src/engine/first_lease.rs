@@ -40,7 +40,7 @@ impl Wait<'_> {
             let backend = &self.family.backend;
             let later = later();
             let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
-            self.running(|| drop(later));
+            self.in_users_code(|| drop(later));
             let error = match renewed {
                 Ok(Renewed::Until { until, now }) => {
                     pause!("lengthen.answered");
@@ -48,7 +48,7 @@ impl Wait<'_> {
                     granted.now = now;
                     granted.held_until = self.spec.lock.terms.held_until(lease, sent, until, now);
                     if clock.now() >= granted.held_until {
-                        self.undo(granted.attempt, overall);
+                        self.give_up(granted.attempt, overall);
                         let error = Error::new(ErrorKind::TimedOut, "it was granted too late to be held").retryable();
                         return self.not_had(error);
                     }
@@ -68,14 +68,14 @@ impl Wait<'_> {
                 if is_late && error.is_retryable() {
                     return self.void(granted.attempt, overall);
                 }
-                self.undo(granted.attempt, overall);
+                self.give_up(granted.attempt, overall);
                 return self.not_had(error);
             }
         }
         pause!("acquire.granted");
         let waited = self.effort.started.elapsed();
         let (key, fencing_token) = (&self.spec.lock.key, granted.holder.token);
-        self.running(|| {
+        self.in_users_code(|| {
             log::debug!(target: "leasehold::client", key:?, token = fencing_token; "granted");
             self.family.options.observing.tell(&Event::Granted { key, fencing_token, waited });
         });
@@ -84,7 +84,7 @@ impl Wait<'_> {
 
     /// Gives up a grant that came too late to be held.
     pub(super) fn void(&mut self, attempt: Attempt, overall: &Deadline) -> Result<Round> {
-        self.undo(attempt, overall);
+        self.give_up(attempt, overall);
         if self.spec.lock.instead_of.is_some() {
             let message = "it was handed over too late to be held, and is released";
             return Err(Error::new(ErrorKind::TimedOut, message));

@@ -62,7 +62,7 @@ impl Hold {
         pause!("hand.sent");
         let hand_over = || setup.backend.acquire(&mut attempt, &deadline);
         let may_be_done = |answer: &Acquired| matches!(answer, Acquired::Granted { .. } | Acquired::Unknown(_));
-        let (answer, by_another) = self.sends_end(hand_over, Acquired::Unknown, may_be_done);
+        let (answer, by_another) = self.counted_end(hand_over, Acquired::Unknown, may_be_done);
         match answer {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until((sent, lease), sent, holder.until, now);
@@ -146,7 +146,7 @@ mod tests {
         let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
         let hold = family.hold(granted, spec.terms, Callbacks::default(), &by).expect("a hold");
-        assert_eq!(hold.beat(), Beat::Renewed);
+        assert!(matches!(hold.beat(), Beat::Renewed));
         let ticket = family.queues.enter(spec, &Arc::default(), &Deadline::after(Duration::MAX));
         hold.release(Duration::from_secs(60)).expect("it is handed over");
         assert!(matches!(ticket.may(), May::Take(_)));

@@ -100,7 +100,7 @@ fn run(hold: &Hold) {
                 failures = 0;
                 next_after(&hold.setup.terms, hold.remaining(), hold.setup.clock.now())
             }
-            Beat::Failed => {
+            Beat::Failed(_) => {
                 failures += 1;
                 backoff::renewal_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
             }

@@ -15,13 +15,13 @@ use super::undo::Undo;
 use super::watcher::Watcher;
 use crate::engine::options::Terms;
 use crate::engine::spec::{Callbacks, Chain, Granted};
-use crate::lease::{End, GrantId, Lease, StoreTime};
+use crate::lease::{End, GrantId, Lease, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::Lock;
 use crate::model::loss::LossReason;
-use crate::store::{Attempt, Backend, Consistency, Renewal, Renewed, Seen, Which};
+use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, read_key};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
@@ -129,6 +129,8 @@ pub(super) struct Ends {
     pub under_way: u32,
     /// One was done, or may be done, since it was not answered.
     pub may_be_done: bool,
+    /// Nobody has the hold any more, and the background was not told yet to give it up.
+    pub is_owed: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -152,12 +154,12 @@ pub(super) enum LostBy {
 }
 
 /// How a heartbeat went.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Beat {
     /// The lock is still held.
     Renewed,
-    /// The store did not answer; try again.
-    Failed,
+    /// The lock is still held, but the store did not renew it.
+    Failed(Error),
     /// The lock is lost or being released.
     Over,
 }
@@ -356,6 +358,7 @@ impl Hold {
 
     fn ask_by(&self, attempt: &mut Attempt, least: Duration, by: &Deadline) -> Result<BeatAnswer> {
         let backend = &self.setup.backend;
+        let is_doubtful = |times: &Times| times.ends_are_bounds || backend.info().reads_what_may_be_undone;
         // The lease is counted from before the request.
         let sent = self.setup.clock.now();
         pause!("renew.sent");
@@ -368,13 +371,10 @@ impl Hold {
         }
         let (until, now) = match lease {
             Lease::Forever => {
-                let which = Which::Key(attempt.key.clone());
-                let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
-                    return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
-                };
+                let seen = read_key(&**backend, &attempt.key, by)?;
                 match seen.record.standing(attempt.grant()) {
-                    // Given one by a clock that this one can't compare, perhaps: what is left of it is put on this one.
-                    Some((_, holder)) if seen.times.ends_are_bounds && holder.until != End::Never => {
+                    // By a clock that this one can't compare, perhaps, or taken back by a failover: it is put on this one.
+                    Some((_, holder)) if holder.until != End::Never && is_doubtful(&seen.times) => {
                         let left = holder.until.left(seen.times.now).unwrap_or_default();
                         match backend.renew(attempt, Renewal::heartbeat(Lease::For(left)), by)? {
                             Renewed::Until { until, now } => (until, now),
@@ -468,7 +468,7 @@ impl Hold {
         }
         // The logger is the user's: it may be slow, and may call the guard.
         self.warn_of_heartbeat(self.remaining(), &error);
-        Beat::Failed
+        Beat::Failed(error)
     }
 
     /// Drops the callbacks that were not called. What they own is the user's, and may take long: whoever ends the guard

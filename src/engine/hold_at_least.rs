@@ -12,7 +12,7 @@ use super::release::SHORT_REST;
 use crate::engine::options::check_at_least;
 use crate::lease::transition::{KeepAnswer, Least, keep_standing};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Consistency, Swapped, Which};
+use crate::store::{Swapped, read_key};
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
 
@@ -56,7 +56,7 @@ impl Hold {
         if let Some(at) = state.asked_least.iter().position(|asked| *asked == least) {
             state.asked_least.swap_remove(at);
         }
-        if beat == Beat::Renewed {
+        if matches!(beat, Beat::Renewed) {
             state.at_least = state.at_least.max(least);
         }
         Ok(beat)
@@ -78,7 +78,7 @@ impl Hold {
         state.asked_least.iter().copied().fold(state.at_least, Duration::max)
     }
 
-    /// What is left of its least time by any clock that runs at a tenth of this one's rate more or less. It is counted from
+    /// What is left of its least time by any clock whose rate differs from this one's by up to a tenth. It is counted from
     /// when the grant was answered, which is later than when the store began to count.
     pub(super) fn must_stand_for(&self) -> Duration {
         self.left_of(self.least())
@@ -115,7 +115,7 @@ impl Hold {
             let all = Deadline::at(by).within(self.setup.request_timeout);
             let deadline = if is_expired { all } else { all.of_try() };
             let may_be_done = |look: &Look| matches!(look, Look::Is(KeepAnswer::Kept) | Look::Unanswered(_));
-            let (answer, _) = self.sends_end(|| self.keep_once(least, &deadline), Look::Unanswered, may_be_done);
+            let (answer, _) = self.counted_end(|| self.keep_once(least, &deadline), Look::Unanswered, may_be_done);
             let is_last = is_expired && !matches!(answer, Ok(Look::Changed(_)));
             let error = match answer {
                 Ok(Look::Is(KeepAnswer::Kept)) => return Kept::Yes(Ok(())),
@@ -143,21 +143,14 @@ impl Hold {
 
     fn keep_once(&self, least: Duration, by: &Deadline) -> Result<Look> {
         let (backend, key) = (&self.setup.backend, self.grant.lock.key());
-        let which = Which::Key(key.to_owned());
         // Before the store's now is known: what passes in between is not to be taken off twice.
         let left = self.left_of(least);
-        let Some(seen) = backend.read(&which, None, Consistency::Strong, by)?.records.pop() else {
-            return Err(self.error(ErrorKind::Store, "the store answered a read with nothing").retryable());
-        };
+        let seen = read_key(&**backend, key, by)?;
         let least = Least { granted: self.grant.created, time: least, left };
         let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
         let may_be_undone = step.answer == KeepAnswer::Kept && backend.info().reads_what_may_be_undone;
-        // Then it is written once more: what an earlier try left may not be durable yet.
-        let next = match step.record {
-            Some(next) => next,
-            None if may_be_undone => seen.record.clone(),
-            None => return Ok(Look::Is(step.answer)),
-        };
+        let step = step.settled(&seen.record, may_be_undone);
+        let Some(next) = step.record else { return Ok(Look::Is(step.answer)) };
         pause!("keep.looked");
         Ok(match backend.swap(&seen, Some(&next), by)? {
             Swapped::Done => Look::Is(KeepAnswer::Kept),

@@ -7,7 +7,7 @@ use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Purpose, Released};
+use crate::store::{Acquired, Consistency, Purpose, Released, Which};
 use crate::sys::deadline::Deadline;
 use std::time::Instant;
 
@@ -185,7 +185,7 @@ impl orders::World for World {
             }
             Actor::Answered(left) => match self.hold.answered(self.answers[at].take().expect("an answer")) {
                 Beat::Over => Actor::Done,
-                Beat::Renewed | Beat::Failed => Actor::Beats(left),
+                Beat::Renewed | Beat::Failed(_) => Actor::Beats(left),
             },
             Actor::Looks => {
                 self.hold.look(self.clock.now());
@@ -256,7 +256,8 @@ impl orders::World for World {
                 Actor::Done
             }
             Actor::Asks => {
-                self.is_owed |= self.hold.hold_at_least(LEAST).expect("it may ask") == Beat::Renewed;
+                let beat = self.hold.hold_at_least(LEAST).expect("it may ask");
+                self.is_owed |= matches!(beat, Beat::Renewed);
                 Actor::Done
             }
             Actor::Done => Actor::Done,
@@ -362,7 +363,7 @@ fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_an
     let World { hold, clock, .. } = World::new(&[]);
     let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK)).expect("an answer");
     let _unanswered = hold.ask(10 * LEASE, &Deadline::after(SLACK));
-    assert_eq!(hold.answered(answer), Beat::Renewed);
+    assert!(matches!(hold.answered(answer), Beat::Renewed));
     let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
     assert!(stands_until.since(clock.now()) > 9 * LEASE);
 }
@@ -374,7 +375,7 @@ fn a_lock_without_end_that_was_given_one_stands_until_then() {
     Arc::get_mut(&mut hold).expect("nobody else has it").setup.terms.lease = Lease::Forever;
     hold.requests.stands_until.store(BootTime::NEVER.as_nanos(), Ordering::SeqCst);
     let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK)).expect("an answer");
-    assert_eq!(hold.answered(answer), Beat::Renewed);
+    assert!(matches!(hold.answered(answer), Beat::Renewed));
     let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
     assert!(stands_until.since(clock.now()) <= LEASE);
 }
@@ -442,7 +443,7 @@ fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
 fn what_is_over_when_it_is_handed_over_is_lost() {
     let World { hold, clock, told, .. } = World::new(&[]);
     clock.advance(MOST + REST);
-    hold.hand_over(SLACK);
+    hold.keep_as_data(SLACK);
     assert!(hold.loss.get().is_some());
     told.waits_for_a_loss();
     assert_eq!(*told.lost.lock(), 1);
@@ -481,7 +482,7 @@ fn is_known_in_the_end() -> bool {
     let hangs = hold.requests.attempt.lock();
     let fails = || {
         hold.held_until.store((clock.now() + Duration::from_secs(1)).as_nanos(), Ordering::SeqCst);
-        hold.beat() == Beat::Failed
+        matches!(hold.beat(), Beat::Failed(_))
     };
     let has_own = fails() && last_error().contains("under way");
     hold.state.lock().last_error = Some(Error::new(ErrorKind::Permission, "access is denied"));

@@ -2,6 +2,7 @@
 
 pub(crate) mod acquire;
 pub(crate) mod acquire_any;
+mod attempt;
 pub(crate) mod failures;
 pub(crate) mod family;
 mod first_lease;
@@ -10,6 +11,7 @@ pub(crate) mod heartbeat;
 pub(crate) mod hold;
 mod hold_at_least;
 mod hold_look;
+mod loss;
 pub(crate) mod loss_watch;
 #[cfg(test)]
 mod network_orders;
@@ -21,6 +23,7 @@ pub(crate) mod queue;
 #[cfg(test)]
 mod random_orders;
 pub(crate) mod release;
+mod report;
 pub(crate) mod spec;
 pub(crate) mod undo;
 pub(crate) mod wakeups;

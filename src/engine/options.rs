@@ -71,8 +71,8 @@ impl ClientOptions {
     }
 
     /// For keeping the lease of a name: the defaults. A larger margin is for servers whose clocks differ, and so for these, too.
-    pub fn terms_of_lease(&self, duration: Duration) -> Terms {
-        let own = Terms::of_lease(duration);
+    pub fn terms_of_named_lease(&self, duration: Duration) -> Terms {
+        let own = Terms::by_default(duration);
         Terms { margin: self.margin.map_or(own.margin, |margin| margin.min(duration / 2).max(own.margin)), ..own }
     }
 
@@ -137,13 +137,13 @@ pub(crate) struct Terms {
 
 impl Terms {
     /// The defaults for this lease, not the terms of the client's locks.
-    pub fn of_lease(duration: Duration) -> Terms {
+    pub fn by_default(duration: Duration) -> Terms {
         let (lease, at_least) = (Lease::For(duration), Duration::ZERO);
         Terms { lease, heartbeat: duration / 3, margin: duration / 10, ends_at: None, at_least }
     }
 
     /// How long the lock counts as held after a renewal; `None`: without end.
-    pub fn held_for(&self) -> Option<Duration> {
+    pub fn renewal_gives(&self) -> Option<Duration> {
         let (sent, now) = (BootTime::PAST, StoreTime::from_nanos(0));
         match self.lease.end(now) {
             End::Never => None,
@@ -154,7 +154,7 @@ impl Terms {
     /// How much time a renewal at `now` can give, at most.
     pub fn most_left(&self, now: BootTime) -> Duration {
         let until_end = self.ends_at.map_or(Duration::MAX, |end| (end - self.margin).since(now));
-        self.held_for().map_or(until_end, |held| held.min(until_end))
+        self.renewal_gives().map_or(until_end, |held| held.min(until_end))
     }
 
     /// What a request at `now` may ask for.
@@ -373,12 +373,12 @@ mod tests {
 
     #[test]
     fn a_lease_of_a_name_is_renewed_after_a_third_with_a_tenth_kept_back() {
-        let terms = Terms::of_lease(30 * SECOND);
+        let terms = Terms::by_default(30 * SECOND);
         assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, 3 * SECOND));
         // A margin of the client's counts where it is larger, up to half.
         for (margin, right) in [(None, 3), (Some(1), 3), (Some(5), 5), (Some(40), 15)] {
             let options = ClientOptions { margin: margin.map(|margin| margin * SECOND), ..ClientOptions::default() };
-            let terms = options.terms_of_lease(30 * SECOND);
+            let terms = options.terms_of_named_lease(30 * SECOND);
             assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, right * SECOND), "{margin:?}");
         }
     }

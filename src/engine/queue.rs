@@ -38,7 +38,7 @@ impl Default for Queues {
 /// One waiter's place in a line.
 struct Place {
     spec: LockSpec,
-    turn: Mutex<Turn>,
+    turn: Mutex<PlaceState>,
     nudge: (Sender<()>, Receiver<()>),
     /// The waiter before it left with the lock: there is no need to look at once.
     is_held: AtomicBool,
@@ -89,8 +89,8 @@ impl UsersCode {
     }
 }
 
-/// The state of the waiter at the head.
-enum Turn {
+/// The state of a waiter.
+enum PlaceState {
     /// It waits: a release may reserve it.
     Waiting,
     /// It asks the store itself.
@@ -129,7 +129,7 @@ impl Queues {
         users_code.nudges.lock().push(nudge.0.clone());
         let place = Arc::new(Place {
             spec,
-            turn: Mutex::new(Turn::Waiting),
+            turn: Mutex::new(PlaceState::Waiting),
             nudge,
             is_held: AtomicBool::new(false),
             stands_back: Mutex::default(),
@@ -151,10 +151,10 @@ impl Queues {
         // Until it is counted none may begin.
         let since = head.users_code.since.lock();
         // Whose wait is over would give it back, but its process may end before.
-        if !matches!(*turn, Turn::Waiting) || since.is_some() || head.by.is_over() || !fits(&head.spec) {
+        if !matches!(*turn, PlaceState::Waiting) || since.is_some() || head.by.is_over() || !fits(&head.spec) {
             return None;
         }
-        head.set(&mut turn, Turn::Reserved);
+        head.set(&mut turn, PlaceState::Reserved);
         drop((since, turn));
         Some(Reservation(head))
     }
@@ -226,15 +226,15 @@ fn hangs(since: Option<Instant>) -> bool {
     since.is_some_and(|since| since.elapsed() >= HANGS)
 }
 
-impl Turn {
+impl PlaceState {
     fn is_handed(&self) -> bool {
-        matches!(self, Turn::Reserved | Turn::Given(_))
+        matches!(self, PlaceState::Reserved | PlaceState::Given(_))
     }
 }
 
 impl Place {
     /// The only way to change its turn; returns what it was.
-    fn set(&self, turn: &mut Turn, next: Turn) -> Turn {
+    fn set(&self, turn: &mut PlaceState, next: PlaceState) -> PlaceState {
         let before = std::mem::replace(turn, next);
         match (before.is_handed(), turn.is_handed()) {
             (false, true) => drop(self.users_code.handed.fetch_add(1, Ordering::SeqCst)),
@@ -266,10 +266,10 @@ impl Reservation {
     /// Hands the lock over; gives it back when the waiter went away meanwhile.
     pub fn give(self, granted: Granted) -> Result<(), Box<Granted>> {
         let mut turn = self.0.turn.lock();
-        if matches!(*turn, Turn::Gone) {
+        if matches!(*turn, PlaceState::Gone) {
             return Err(Box::new(granted));
         }
-        self.0.set(&mut turn, Turn::Given(Box::new(granted)));
+        self.0.set(&mut turn, PlaceState::Given(Box::new(granted)));
         Ok(())
     }
 }
@@ -278,8 +278,8 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         {
             let mut turn = self.0.turn.lock();
-            if matches!(*turn, Turn::Reserved) {
-                self.0.set(&mut turn, Turn::Waiting);
+            if matches!(*turn, PlaceState::Reserved) {
+                self.0.set(&mut turn, PlaceState::Waiting);
             }
         }
         self.0.nudge();
@@ -343,11 +343,11 @@ impl Ticket {
     /// Whether the waiter may ask now; while it does, nobody hands over to it.
     pub fn may(&self) -> May {
         let mut turn = self.place.turn.lock();
-        if matches!(*turn, Turn::Reserved) {
+        if matches!(*turn, PlaceState::Reserved) {
             return May::Wait;
         }
-        match self.place.set(&mut turn, Turn::Asking) {
-            Turn::Given(granted) => May::Take(granted),
+        match self.place.set(&mut turn, PlaceState::Asking) {
+            PlaceState::Given(granted) => May::Take(granted),
             _ => May::Ask,
         }
     }
@@ -360,18 +360,18 @@ impl Ticket {
     /// The waiter asked and goes on waiting.
     pub fn asked(&self) {
         let mut turn = self.place.turn.lock();
-        if matches!(*turn, Turn::Asking) {
-            self.place.set(&mut turn, Turn::Waiting);
+        if matches!(*turn, PlaceState::Asking) {
+            self.place.set(&mut turn, PlaceState::Waiting);
         }
     }
 
     /// Whether the waiter before this one left the line with the lock. True only once.
-    pub fn is_held(&self) -> bool {
+    pub fn take_left_with_lock(&self) -> bool {
         self.place.is_held.swap(false, Ordering::SeqCst)
     }
 
     /// Until when it is other processes' turn.
-    pub fn stands_back(&self) -> Option<Instant> {
+    pub fn others_turn(&self) -> Option<Instant> {
         self.place.stands_back.lock().filter(|until| *until > Instant::now())
     }
 
@@ -382,8 +382,8 @@ impl Ticket {
 
     fn go(&self, leaves: Leaves) -> Option<Box<Granted>> {
         let key = &self.place.spec.key;
-        let before = self.place.set(&mut self.place.turn.lock(), Turn::Gone);
-        if matches!(before, Turn::Gone) {
+        let before = self.place.set(&mut self.place.turn.lock(), PlaceState::Gone);
+        if matches!(before, PlaceState::Gone) {
             return None;
         }
         let mut was_first = false;
@@ -402,7 +402,7 @@ impl Ticket {
         pause!("line.left");
         if let Some(head) = self.queues.head(key) {
             let share = [&head.spec, &self.place.spec].iter().all(|spec| spec.mode == Mode::Shared);
-            let has_lock = leaves == Leaves::WithLock || matches!(before, Turn::Given(_));
+            let has_lock = leaves == Leaves::WithLock || matches!(before, PlaceState::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             if has_lock {
                 // Whoever it saw hold the lock, when it asked before it stood here, does so no more.
@@ -417,7 +417,7 @@ impl Ticket {
             head.nudge();
         }
         match before {
-            Turn::Given(granted) => Some(granted),
+            PlaceState::Given(granted) => Some(granted),
             _ => None,
         }
     }

@@ -236,12 +236,12 @@ fn who_hangs_in_code_of_its_users_is_passed_over() {
 fn the_head_stands_back_until_it_is_time() {
     let queues = Arc::<Queues>::default();
     let ticket = queues.enter(spec(), &Arc::default(), &never_over());
-    assert_eq!(ticket.stands_back(), None);
+    assert_eq!(ticket.others_turn(), None);
     let later = Instant::now() + Duration::from_secs(3600);
     queues.stand_back("k", later);
-    assert_eq!(ticket.stands_back(), Some(later));
+    assert_eq!(ticket.others_turn(), Some(later));
     queues.stand_back("k", Instant::now());
-    assert_eq!(ticket.stands_back(), None);
+    assert_eq!(ticket.others_turn(), None);
 }
 
 #[test]

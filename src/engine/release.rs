@@ -1,4 +1,4 @@
-//! The end of a hold: release, hand-over and loss.
+//! The end of a hold by its holder: release and hand-over.
 
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -9,13 +9,13 @@ use super::heartbeat::NEAREST_END;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
 use super::hold_at_least::Kept;
 use super::undo::ends_hold;
-use crate::lease::{Holder, Lease, Mode};
+use crate::lease::Lease;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::shown;
 use crate::model::lock::{Lock, LockStatus};
-use crate::model::loss::{Loss, LossReason};
-use crate::store::{Attempt, Purpose, Released, Renewal, Seen};
+use crate::model::loss::LossReason;
+use crate::store::{Attempt, Purpose, Released, Renewal};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
@@ -46,7 +46,7 @@ impl Hold {
             return Err(self.forked());
         }
         if self.setup.at_end == AtEnd::Keep {
-            self.hand_over(bound);
+            self.keep_as_data(bound);
             return Ok(());
         }
         let by = far_from(Instant::now(), bound);
@@ -54,8 +54,11 @@ impl Hold {
         keeping_a_lock(|| self.expire_when_due());
         let before = self.begin_release();
         // A close that was first has told nobody of the loss that it found.
-        if let Phase::Over { lost } = before {
-            return if lost { Err(self.lost()) } else { Ok(()) };
+        match before {
+            Phase::Over { lost: true } => return Err(self.lost()),
+            Phase::Over { .. } if self.state.lock().ends.is_owed => return Err(self.other_release()),
+            Phase::Over { .. } => return Ok(()),
+            _ => {}
         }
         pause!("release.begun");
         self.stop_heartbeat(bound / 2);
@@ -146,27 +149,18 @@ impl Hold {
         })
     }
 
-    pub(super) fn loss_by(&self, reason: LossReason) -> Loss {
-        Loss {
-            reason,
-            key: shown(&self.grant.lock.key).into_owned(),
-            fencing_token: self.grant.lock.token,
-            held_for: self.held_for(),
-        }
+    /// Whether it is held, or just being released: then it stands until the store has answered.
+    pub fn stands(&self) -> bool {
+        self.is_held() || self.state.lock().phase == Phase::Releasing
     }
 
     /// The end may be noticed long after the lease's, as by a process that was stopped: others may have had the lock since.
-    fn held_for(&self) -> Duration {
+    pub(super) fn held_for(&self) -> Duration {
         self.setup.clock.now().min(self.stands_until()).since(self.grant.at)
     }
 
-    /// Whether it was lost because its lease ended.
-    pub(super) fn is_expired(&self) -> bool {
-        matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
-    }
-
     /// Sends what ends the hold. Gives its answer, and whether another request of this very hold may have ended it.
-    pub(super) fn sends_end<T>(
+    pub(super) fn counted_end<T>(
         &self,
         request: impl FnOnce() -> Result<T>,
         unknown: impl FnOnce(Error) -> T,
@@ -182,7 +176,7 @@ impl Hold {
     }
 
     /// Stops the heartbeat and leaves the lock as it is in the store.
-    pub fn hand_over(&self, bound: Duration) -> Lock {
+    pub fn keep_as_data(&self, bound: Duration) -> Lock {
         self.stop_holding(bound, |key, held_for| Event::HandedOver { key, held_for });
         self.info()
     }
@@ -212,14 +206,24 @@ impl Hold {
 
     /// Gives the grant up in the background.
     pub(super) fn give_up_later(&self) {
-        // What the background ends is no loss for a release at the same time.
-        self.state.lock().ends.may_be_done = true;
-        let attempt = self.for_background();
-        attempt.into_iter().for_each(|attempt| self.setup.undo.push_after(attempt, self.must_stand_for()));
+        {
+            let ends = &mut self.state.lock().ends;
+            // What the background ends is no loss for a release at the same time.
+            (ends.may_be_done, ends.is_owed) = (true, true);
+        }
+        self.give_up_owed();
+    }
+
+    /// Gives up what is owed, unless another release is under way: that one does, should it fail.
+    fn give_up_owed(&self) {
+        let Some(attempt) = self.for_background() else { return };
+        if std::mem::take(&mut self.state.lock().ends.is_owed) {
+            self.setup.undo.push_after(attempt, self.must_stand_for());
+        }
     }
 
     /// Gives a lock without end an end in the background, until which its holder has time to stop.
-    fn end_later(&self) {
+    pub(super) fn end_later(&self) {
         let end = Renewal { lease: Lease::For(NEAREST_END), may_end_endless: true };
         self.for_background().into_iter().for_each(|attempt| self.setup.undo.push_end(attempt, end));
     }
@@ -255,9 +259,9 @@ impl Hold {
         // As in a release, what is over is lost.
         keeping_a_lock(|| self.expire_when_due());
         self.begin_release();
-        pause!("transfer.begun");
+        pause!("data.begun");
         self.stop_heartbeat(bound);
-        pause!("transfer.stopped");
+        pause!("data.stopped");
         if self.finish(false) {
             self.tell_end(end);
         }
@@ -337,14 +341,23 @@ impl Hold {
         let released = match self.requests.attempt.try_lock_until(half()) {
             Some(mut attempt) => self.repeat_release(&mut attempt, by, tries),
             None => match self.requests.spare.try_lock_until(by) {
-                Some(mut spare) => self.repeat_release(&mut spare, by, tries),
-                None => Err(self.error(ErrorKind::Store, "another release of it is under way").retryable()),
+                Some(mut spare) => {
+                    let released = self.repeat_release(&mut spare, by, tries);
+                    drop(spare);
+                    // Whoever let go of the guard meanwhile left that to this.
+                    released.inspect_err(|_| self.give_up_owed())
+                }
+                None => Err(self.other_release()),
             },
         };
         if released.is_ok() && given_up.is_err() {
             given_up = settled(by);
         }
         released.and(given_up)
+    }
+
+    fn other_release(&self) -> Error {
+        self.error(ErrorKind::Store, "another release of it is under way").retryable()
     }
 
     /// Repeats the release until it is answered.
@@ -359,7 +372,7 @@ impl Hold {
             pause!("release.sent");
             let release = || backend.release(attempt, purpose, &deadline);
             let may_be_done = |released: &Released| matches!(released, Released::Done | Released::Unknown(_));
-            let (answer, by_another) = self.sends_end(release, Released::Unknown, may_be_done);
+            let (answer, by_another) = self.counted_end(release, Released::Unknown, may_be_done);
             let error = match answer {
                 Ok(Released::Done) => {
                     pause!("release.answered");
@@ -384,99 +397,6 @@ impl Hold {
                 return Err(error);
             }
             failures.wait(error, &Deadline::at(by))?;
-        }
-    }
-
-    /// Declares the loss if the deadline has passed.
-    pub fn expire_when_due(&self) {
-        if !self.is_own_process() {
-            return;
-        }
-        let is_held = self.state.lock().phase == Phase::Held;
-        if is_held && !self.is_running() {
-            self.expire();
-        }
-    }
-
-    pub(super) fn expire(&self) {
-        if !self.is_own_process() {
-            return;
-        }
-        let last_error = self.state.lock().last_error.clone();
-        self.lose(LossReason::Expired { last_error });
-    }
-
-    /// Declares the loss, once, and reports it. No mutex is held while code of the user's is called.
-    pub fn lose(&self, reason: LossReason) {
-        // A child of a fork does not hold it, but has not lost it: who looks at what it shares with the parent may not be told.
-        if !self.is_own_process() {
-            return;
-        }
-        let by = match reason {
-            LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied => LostBy::Clock,
-            LossReason::TakenOver { .. } | LossReason::ReleasedByOther | LossReason::Gone => LostBy::Store,
-        };
-        let loss = self.loss_by(reason);
-        pause!("loss.found");
-        let (at_loss, on_loss) = {
-            let mut state = self.state.lock();
-            if state.phase != Phase::Held {
-                return;
-            }
-            state.phase = Phase::Lost(by);
-            self.hold_no_longer();
-            // Before any later release, which must not end the watch without a loss.
-            self.loss.end(Some(loss.clone()));
-            (state.callbacks.at_loss.take(), state.callbacks.on_loss.take())
-        };
-        pause!("loss.declared");
-        self.beats.stop.cancel();
-        at_loss.into_iter().for_each(|at_loss| at_loss(&loss));
-        if let Some(on_loss) = on_loss {
-            let loss = loss.clone();
-            self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
-        }
-        // Where its user hangs the guard is never dropped.
-        if by == LostBy::Clock && self.setup.terms.lease == Lease::Forever && !self.is_expired() {
-            self.end_later();
-        }
-        // Before the log, which may hang.
-        self.setup.observing.tell(&Event::Lost { loss: &loss });
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
-            "lock {:?} lost: {loss}", loss.key);
-    }
-
-    /// How the lock was lost, by the record that was found.
-    pub(super) fn reason(&self, seen: &Seen) -> LossReason {
-        if !seen.record.exists() {
-            return LossReason::Gone;
-        }
-        // Where others may be about to take what is over, it is renewed by nobody.
-        let own = |h: &Holder| h.token == self.grant.lock.token && h.lock_id == self.grant.lock.lock_id;
-        if seen.record.holders().any(|(_, h)| own(h)) {
-            return LossReason::Expired { last_error: None };
-        }
-        // Who adopts a shared lock has its lock id, which a key has once.
-        let Lock { mode: ours, lock_id, .. } = &self.grant.lock;
-        let takes = |mode: Mode, h: &Holder| [mode, *ours].contains(&Mode::Exclusive) || h.lock_id == *lock_id;
-        let rival = seen.live().find(|(mode, h)| takes(*mode, h));
-        let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
-        // Others may share with a shared holder that an operator has released.
-        let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;
-        if by.is_some() || granted_since {
-            return LossReason::TakenOver { by };
-        }
-        // Whoever comes after its end clears it away, and may have gone since.
-        if self.is_running() { LossReason::ReleasedByOther } else { LossReason::Expired { last_error: None } }
-    }
-
-    /// The error that says how the lock was lost.
-    pub fn lost(&self) -> Error {
-        // The watcher may not have looked yet.
-        self.expire_when_due();
-        match self.loss.get() {
-            Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
-            None => self.error(ErrorKind::Lost, "it is not held any more"),
         }
     }
 

@@ -237,13 +237,10 @@ impl Undo {
     fn give_up(&self, mut left: Left, until: &Deadline) {
         pause!("undo.sent");
         let by = until.clone().within(self.request_timeout);
-        let (backend, attempt) = (&self.backend, &mut left.attempt);
+        let attempt = &mut left.attempt;
         let failed = match left.end {
-            None => match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
-                Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => None,
-                Ok(Released::Unknown(error)) | Err(error) => Some(error),
-            },
-            Some(end) => match ends_hold(|| backend.renew(attempt, end, &by), Renewed::Unknown) {
+            None => try_give_up(&*self.backend, attempt, &by).err(),
+            Some(end) => match ends_hold(|| self.backend.renew(attempt, end, &by), Renewed::Unknown) {
                 Ok(Renewed::Until { .. } | Renewed::Lost(_)) => None,
                 Ok(Renewed::Unknown(error)) | Err(error) => Some(error),
             },
@@ -281,9 +278,7 @@ impl Undo {
 
 fn warn_of_left(count: usize) {
     // Some of them may still be.
-    keeping_a_lock(|| {
-        log::warn!(target: "leasehold::client", count; "{LEFT}");
-    });
+    keeping_a_lock(|| log::warn!(target: "leasehold::client", count; "{LEFT}"));
 }
 
 impl State {
@@ -314,12 +309,16 @@ pub fn give_up(
     let mut failures = Failures::none();
     loop {
         let by = deadline.of_try().within(request_timeout);
-        let error = match ends_hold(|| backend.release(attempt, Purpose::GiveUp, &by), Released::Unknown) {
-            Ok(Released::Done | Released::Free | Released::HeldByOther(_)) => return Ok(()),
-            Ok(Released::Unknown(error)) => error,
-            Err(error) => error,
-        };
+        let Err(error) = try_give_up(backend, attempt, &by) else { return Ok(()) };
         failures.wait(error, deadline)?;
+    }
+}
+
+/// Releases what may have been granted, and has late copies refused: one request.
+fn try_give_up(backend: &dyn Backend, attempt: &mut Attempt, by: &Deadline) -> Result<()> {
+    match ends_hold(|| backend.release(attempt, Purpose::GiveUp, by), Released::Unknown)? {
+        Released::Done | Released::Free | Released::HeldByOther(_) => Ok(()),
+        Released::Unknown(error) => Err(error),
     }
 }
 

@@ -127,6 +127,15 @@ impl<A> Step<A> {
         record.version = record.version.saturating_add(1);
         Step { answer, record: Some(record) }
     }
+
+    /// The same where the answer says that all is as it should be: if what is read `may_be_undone`, the record is written
+    /// once more as it is, for only a write tells that it stays.
+    pub fn settled(self, record: &LockRecord, may_be_undone: bool) -> Self {
+        match self.record {
+            None if may_be_undone && record.exists() => Step::write(self.answer, record.clone()),
+            _ => self,
+        }
+    }
 }
 
 /// The answer to [`acquire`].

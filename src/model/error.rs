@@ -172,6 +172,12 @@ impl Error {
         self
     }
 
+    /// The error of a write that may be done, whatever the store says of it.
+    pub(crate) fn of_unknown(mut self) -> Self {
+        self.inner().kind = ErrorKind::Ambiguous;
+        self
+    }
+
     /// The same call can't succeed any more.
     pub(crate) fn final_now(mut self) -> Self {
         self.inner().retryable = false;

@@ -1,4 +1,4 @@
-//! Plain data that users see: errors, locks, losses, events. No clock, no thread, no store.
+//! Plain data that users see: errors, locks, losses, events. No clock that decides, no thread, no store.
 
 pub(crate) mod error;
 pub(crate) mod event;

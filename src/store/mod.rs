@@ -33,7 +33,7 @@ use crossbeam_channel::Sender;
 
 pub use crate::lease::Renewal;
 use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times};
-use crate::model::error::{Error, Result};
+use crate::model::error::{Error, ErrorKind, Result};
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
@@ -121,6 +121,13 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
 }
 
+/// The record of one key as it stands now.
+pub(crate) fn read_key(backend: &dyn Backend, key: &str, by: &Deadline) -> Result<Seen> {
+    let seen = backend.read(&Which::Key(key.to_owned()), None, Consistency::Strong, by)?.records.pop();
+    let nothing = || Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable();
+    seen.ok_or_else(|| nothing().with_key(key).with_store(&backend.info().label))
+}
+
 /// A store that is not opened yet.
 pub(crate) struct Opener {
     /// The shortest lease that makes sense there.
@@ -153,6 +160,15 @@ pub fn check_url(url: &str) -> Result<()> {
     connect::opener(url).map(drop)
 }
 
+/// How many may share a key, and why not more, for people.
+#[derive(Debug)]
+pub struct MostShared {
+    /// So many.
+    pub holders: u32,
+    /// What sets the bound.
+    pub why: String,
+}
+
 /// What is fixed about a store.
 #[derive(Clone, Debug)]
 pub struct StoreInfo {
@@ -169,7 +185,7 @@ pub struct StoreInfo {
     /// The form of grant ids.
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
-    pub most_shared: Option<fn(Duration) -> u32>,
+    pub most_shared: Option<fn(Duration) -> MostShared>,
     /// What a write without an answer left may be read, and undone by a failover: only a later write tells that it stays.
     pub reads_what_may_be_undone: bool,
     /// The other library whose rows are read there.

@@ -1,5 +1,5 @@
-//! The one way from the client to its store: every request is reported to the observer, and every
-//! error learns which key and which store it is about.
+//! The one way from the client to its store: every request but a wait for reports (`wake`) is reported to the observer,
+//! and every error learns which key and which store it is about. A user's own fenced transaction goes beside it.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ impl Observed {
         let mut answer = self.process.check().and_then(|()| call(&*self.inner)).map_err(&name);
         let took = started.elapsed();
         let unanswered = answer.as_mut().ok().and_then(T::unknown).map(|error| {
-            *error = name(error.clone());
+            *error = name(error.clone().of_unknown());
             error.clone()
         });
         let unknown = unanswered.as_ref().map(|error| (error, Asked::Unknown));

@@ -75,6 +75,11 @@ impl Observing {
         self.aside.push(event.key(), weight, Box::new(tell));
     }
 
+    /// Whether what this thread tells is told by another one, and calls no code of the user's here.
+    pub(crate) fn is_told_by_another(&self) -> bool {
+        keeps_a_lock() && !self.is_own_aside
+    }
+
     /// Waits until everything was reported that other threads report, at most until `by`.
     pub(crate) fn wait_until_told(&self, by: Instant) {
         if !self.is_forked() {

@@ -145,25 +145,33 @@ def at_once(client):
 
 
 def between(client):
-    """The handler of a signal makes a call that fails, before the text of another one is read."""
-    said, calls = leasehold._said, []
+    """The handler of a signal makes a call that fails, or one that does not, before the text of another one is read."""
 
-    def handler(name):
-        if not calls:
-            calls.append(name)
-            assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
-        return said(name)
+    def fails():
+        assert code_of(lambda: client.lock("")) == Code.INVALID_INPUT
 
-    with client.lock("k"):
-        leasehold._said = handler
-        try:
-            client.lock("k", wait=0)
-            raise AssertionError("two hold it")
-        except Error as error:
-            told = (error.code, error.key, error.holder)
-            assert told == (Code.TIMED_OUT, "", "") and "a signal handler" in str(error), (told, error)
-        finally:
-            leasehold._said = said
+    def succeeds():
+        client.try_lock("other").free()
+
+    said = leasehold._said
+    for call, key, words in ((fails, "", "a signal handler"), (succeeds, "k", '"k"')):
+        calls = []
+
+        def handler(name):
+            if not calls:
+                calls.append(name)
+                call()
+            return said(name)
+
+        with client.lock("k"):
+            leasehold._said = handler
+            try:
+                client.lock("k", wait=0)
+                raise AssertionError("two hold it")
+            except Error as error:
+                assert (error.code, error.key) == (Code.TIMED_OUT, key) and words in str(error), (error.key, error)
+            finally:
+                leasehold._said = said
 
 
 @contextlib.contextmanager

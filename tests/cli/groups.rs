@@ -40,7 +40,7 @@ fn the_longest_hold_is_counted_from_when_all_are_held() {
 #[test]
 #[cfg(feature = "sqlite")]
 fn where_one_cannot_be_made_to_stand_none_does() {
-    for (options, signal, code) in [(&["--wait", "10s"][..], None, 69), (&[], Some(Signal::SIGTERM), 143)] {
+    for (options, signal, code) in [(&["--wait", "10s"][..], None, 78), (&[], Some(Signal::SIGTERM), 143)] {
         let store = Store::new();
         drop(store.client());
         let an_hour = "NEW.key = CAST('b' AS BLOB) AND NEW.leased_until - NEW.created > 1800000000000";
@@ -78,12 +78,26 @@ fn what_stands_though_nothing_is_run_is_freed_one_by_one_and_said() {
             running.signal(Signal::SIGTERM);
         }
         let ran = running.end();
-        assert_eq!((ran.code, ran.stdout.as_str()), (Some(if signals == 0 { 69 } else { 143 }), ""), "{}", ran.stderr);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(if signals == 0 { 78 } else { 143 }), ""), "{}", ran.stderr);
         if signals == 0 {
             assert!(ran.stderr.contains("the lock \"a\" may stand for 1 h though nothing was run"), "{}", ran.stderr);
             assert_eq!([stands("a"), stands("b")], [true, false], "{}", ran.stderr);
         }
     }
+}
+
+/// That one could not be released does not hide that the work was not safe.
+#[test]
+#[cfg(feature = "sqlite")]
+fn that_one_was_lost_is_told_where_another_can_not_be_released() {
+    let store = Store::new();
+    drop(store.client());
+    let mut command = store.reading(&["z", "--lease", "1h"], "echo ready; read go; true");
+    let running = Running::ready(&mut command);
+    store.refuses("NEW.key = CAST('k' AS BLOB) AND NEW.grant_id IS NOT OLD.grant_id");
+    store.client().force_release("z").unwrap();
+    let ran = running.end();
+    assert_eq!(ran.code, Some(76), "{}", ran.stderr);
 }
 
 /// The system would refuse to start the command when all of them are held.

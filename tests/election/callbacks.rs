@@ -2,8 +2,12 @@
 
 use std::sync::mpsc::RecvTimeoutError;
 
+use leasehold::Event;
 use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::internals::sys::pause::Stop;
+use leasehold::testing::MemoryStore;
 
+use crate::support::alone::alone;
 use crate::*;
 
 const NODES: usize = 3;
@@ -108,5 +112,38 @@ fn a_term_whose_lease_ran_out_is_lost_whoever_ends_it() {
             let (ended, end) = lost(&tells);
             assert!(ended == token && end.contains("expired"), "{end}");
         }
+    });
+}
+
+/// Which terms began and ended.
+#[derive(Default)]
+struct Terms(leasehold::Mutex<Vec<(&'static str, u64)>>);
+
+impl leasehold::Observer for Terms {
+    fn event(&self, event: &Event<'_>) {
+        self.0.lock().push(match event {
+            Event::TermBegan { fencing_token, .. } => ("began", *fencing_token),
+            Event::TermEnded { fencing_token, .. } => ("ended", *fencing_token),
+            _ => return,
+        });
+    }
+}
+
+/// Who keeps what is lost, and campaigns before the loss was told.
+#[test]
+fn a_term_that_is_lost_is_told_before_the_next_one_of_a_campaign() {
+    alone("callbacks::a_term_that_is_lost_is_told_before_the_next_one_of_a_campaign", || {
+        let (store, terms) = (MemoryStore::new(), Arc::new(Terms::default()));
+        let client = store.builder().lease(MINUTE).observer(terms.clone()).connect().unwrap();
+        let election = client.election("job").build().unwrap();
+        let first = election.campaign().unwrap();
+        let mut stop = Stop::at("loss.declared");
+        store.advance(2 * MINUTE);
+        wait_until("its loss is declared", || stop.is_reached());
+        let second = election.campaign().unwrap();
+        stop.let_go();
+        let [first, second] = [&first, &second].map(|leadership| leadership.fencing_token());
+        wait_until("all is told", || terms.0.lock().len() >= 3);
+        assert_eq!(*terms.0.lock(), [("began", first), ("ended", first), ("began", second)]);
     });
 }

@@ -61,45 +61,6 @@ fn the_loss_of_what_a_campaign_gave_is_told_before_that_is_dropped() {
     });
 }
 
-/// Stopped between the grant and the return of `campaign`, where the library logs: the term has its end all the same.
-#[cfg(target_os = "linux")]
-#[test]
-fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
-    use std::sync::OnceLock;
-
-    struct Stops(OnceLock<leasehold::Election>);
-
-    static LOG: Stops = Stops(OnceLock::new());
-
-    impl log::Log for Stops {
-        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-            true
-        }
-
-        fn log(&self, record: &log::Record<'_>) {
-            if let Some(election) = self.0.get().filter(|election| election.terms() == 1)
-                && record.args().to_string().starts_with("this node leads")
-            {
-                election.stop().unwrap();
-            }
-        }
-
-        fn flush(&self) {}
-    }
-
-    crate::support::alone::alone("ends::a_campaign_that_is_stopped_as_it_wins_is_told_its_end", || {
-        let (election, tells) = node(&LockClient::connect("memory:").unwrap(), "a");
-        let election = LOG.0.get_or_init(|| election.build().unwrap());
-        log::set_logger(&LOG).unwrap();
-        log::set_max_level(log::LevelFilter::Info);
-        assert_eq!(election.campaign().unwrap_err().kind(), ErrorKind::Cancelled);
-        let second = election.campaign().unwrap();
-        let first = won(&tells);
-        assert_eq!(lost(&tells), (first, "resigned".to_owned()));
-        assert_eq!(won(&tells), second.fencing_token());
-    });
-}
-
 /// Cancels as soon as a lock is granted.
 struct CancelsTheGranted(leasehold::CancelToken);
 

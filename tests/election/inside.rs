@@ -1,11 +1,15 @@
 //! What is called on an election inside of it: by the closure of `lead`, and by what is told during `campaign`.
 
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use crossbeam_channel::bounded;
 use leasehold::{CancelToken, ErrorKind};
 
+#[cfg(target_os = "linux")]
+use crate::support::alone::alone;
 use crate::*;
 
 /// What a drop of the client may take.
@@ -149,6 +153,31 @@ fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
         .unwrap();
         assert!(tells.recv_timeout(LONG).expect("it waits for itself"), "nothing is over yet");
         a.wait();
+    });
+}
+
+/// What runs now waits for it.
+#[test]
+fn a_closure_that_was_left_behind_does_not_wait_for_what_runs_since() {
+    on_every_store(|store| {
+        let client = store.builder().drop_timeout(SHORT).connect().unwrap();
+        let a = Arc::new(client.election("job").build().unwrap());
+        let (own, (begun, begins)) = (Arc::downgrade(&a), bounded(1));
+        let ((let_go, waits), (told, tells)) = (bounded::<()>(0), bounded(1));
+        a.lead(move |_| {
+            begun.send(()).unwrap();
+            let _ = waits.recv();
+            own.upgrade().unwrap().wait();
+            told.send(()).unwrap();
+        })
+        .unwrap();
+        begins.recv_timeout(LONG).unwrap();
+        assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
+        // A busy machine may take its thread a moment longer.
+        wait_until("it stands no more", || !a.is_standing());
+        a.run().unwrap();
+        drop(let_go);
+        tells.recv_timeout(LONG).expect("it waits for itself");
     });
 }
 
@@ -316,5 +345,68 @@ fn a_child_that_is_forked_in_a_callback_ends_as_that_returns() {
             let child = tells.recv_timeout(LONG).unwrap();
             assert_eq!(waitpid(child, None).unwrap(), WaitStatus::Exited(child, 0), "in {called}");
         }
+    });
+}
+
+/// Ends it between the grant and the return of `campaign`, where the library logs.
+#[cfg(target_os = "linux")]
+struct EndsIt(OnceLock<(leasehold::Election, Box<dyn Fn() + Send + Sync>)>);
+
+#[cfg(target_os = "linux")]
+static LOG: EndsIt = EndsIt(OnceLock::new());
+
+#[cfg(target_os = "linux")]
+impl log::Log for EndsIt {
+    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &log::Record<'_>) {
+        if let Some((_, end)) = self.0.get().filter(|(election, _)| election.terms() == 1)
+            && record.args().to_string().starts_with("this node leads")
+        {
+            end();
+        }
+    }
+
+    fn flush(&self) {}
+}
+
+#[cfg(target_os = "linux")]
+impl EndsIt {
+    fn at_the_first_term(
+        election: leasehold::Election,
+        end: impl Fn() + Send + Sync + 'static,
+    ) -> &'static leasehold::Election {
+        log::set_logger(&LOG).unwrap();
+        log::set_max_level(log::LevelFilter::Info);
+        &LOG.0.get_or_init(|| (election, Box::new(end))).0
+    }
+}
+
+/// The term has its end all the same.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {
+    alone("inside::a_campaign_that_is_stopped_as_it_wins_is_told_its_end", || {
+        let (election, tells) = node(&LockClient::connect("memory:").unwrap(), "a");
+        let end = || LOG.0.get().unwrap().0.stop().unwrap();
+        let election = EndsIt::at_the_first_term(election.build().unwrap(), end);
+        assert_eq!(election.campaign().unwrap_err().kind(), ErrorKind::Cancelled);
+        let second = election.campaign().unwrap();
+        let first = won(&tells);
+        assert_eq!(lost(&tells), (first, "resigned".to_owned()));
+        assert_eq!(won(&tells), second.fencing_token());
+    });
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_campaign_whose_client_is_closed_as_it_wins_says_so() {
+    alone("inside::a_campaign_whose_client_is_closed_as_it_wins_says_so", || {
+        let client = LockClient::connect("memory:").unwrap();
+        let (election, closes) = (client.election("job").build().unwrap(), client.clone());
+        let election = EndsIt::at_the_first_term(election, move || drop(closes.close()));
+        assert_eq!(election.campaign().unwrap_err().kind(), ErrorKind::Closed);
     });
 }

@@ -1185,8 +1185,11 @@ class Client(_Owned):
         request, cancel = _Handle(), _Handle()
 
         def frees() -> None:
-            _library().leasehold_request_free(request)
-            _library().leasehold_cancel_free(cancel)
+            # To free what was not made is a failure, whose text would be another call's if this is the handler of a signal.
+            if request.id:
+                _library().leasehold_request_free(request)
+            if cancel.id:
+                _library().leasehold_cancel_free(cancel)
 
         try:
             begin(ctypes.byref(request))

@@ -82,7 +82,11 @@ impl LockClient {
         rule: impl Fn(&LockRecord) -> Step<Holders>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<Vec<LockStatus>> {
-        let (holders, found) = self.update(found, by, |found| Ok(rule(&found.seen.record)), arrived)?;
+        let decide = |found: &Snapshot| {
+            let record = &found.seen.record;
+            Ok(self.freed_for_good(rule(record), record))
+        };
+        let (holders, found) = self.update(found, by, decide, arrived)?;
         Ok(statuses(&found.seen, &holders, found.seen.times.now))
     }
 }

@@ -224,6 +224,11 @@ impl Shared {
             over,
         });
         *current = Some(standing.clone());
+        drop(current);
+        // What an earlier campaign gave and lost, and nobody has told yet: from here on the next one has its place.
+        if let Some(lost) = self.term() {
+            lost.end(TermEnd::Resigned);
+        }
         Ok(Stands { shared: self.clone(), standing, running: Some(running) })
     }
 
@@ -335,8 +340,10 @@ impl Shared {
         }
     }
 
+    /// What a campaign says that was stopped, if only by a close.
     fn cancelled(&self) -> Error {
-        self.node.client.error(ErrorKind::Cancelled, &self.node.name, "the election was stopped")
+        let stopped = || self.node.client.error(ErrorKind::Cancelled, &self.node.name, "the election was stopped");
+        self.node.client.family.check_open().err().unwrap_or_else(stopped)
     }
 
     /// A deadline for pauses that end early at a stop or the client's close.
@@ -420,9 +427,10 @@ impl Shared {
         standing
     }
 
-    /// Waits for the end of what runs.
+    /// Waits for the end of what runs. A closure that was left behind does not: what runs waits for it.
     pub fn wait(&self) {
-        if self.node.client.family.is_own_process() {
+        let is_behind = || self.now.left_behind.lock().as_ref().is_some_and(|behind| behind.standing.is_crew());
+        if self.node.client.family.is_own_process() && !is_behind() {
             let standing = self.now.standing.lock().clone().filter(|standing| standing.kind == Kind::Run);
             let _ = standing.map(|standing| standing.is_late(far_from(Instant::now(), Duration::MAX)));
         }

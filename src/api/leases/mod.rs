@@ -259,7 +259,7 @@ impl Leases {
         let key = self.key(name)?;
         let family = &self.client.family;
         let _call = family.obtaining()?;
-        let terms = family.options.terms_of_lease(duration);
+        let terms = family.options.terms_of_named_lease(duration);
         let (status, holder, found) = self.extended(&key, holder, duration)?;
         let now = found.seen.times.now;
         let granted = Granted {

@@ -51,9 +51,9 @@
 //! A grant that was answered outlives elections, crashes and power cuts of a minority. It does not outlive a majority
 //! that loses its disks, a forced reconfiguration, nor members that answer before their journal is written
 //! (`writeConcernMajorityJournalDefault: false`). While no majority can be reached nothing is granted, renewed or
-//! refused: a guard then lives as long as its lease, and bridges half of that whenever it begins. An election takes
-//! up to 12 s at MongoDB's defaults; so a lease that nobody set is 30 s here, not 20 s. Where the primary hangs instead
-//! of dying, a member that copied from it may wait ten seconds more for it before there is a majority again (seen: 14 s
+//! refused, and no key shown (`get`): a guard then lives as long as its lease, and bridges half of that whenever it
+//! begins. An election takes up to 12 s at MongoDB's defaults; so a lease that nobody set is 30 s here, not 20 s. Where the
+//! primary hangs instead of dying, a member that copied from it may wait ten seconds more for it before there is a majority again (seen: 14 s
 //! with an election timeout of 2 s). A lease of 45 s bridges both; `oplogNetworkTimeoutBufferSeconds=1` on the servers
 //! shortens the second. A primary that was cut off and comes back grants nothing, since its majority has gone on.
 //!

@@ -17,8 +17,8 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 
 use super::{
-    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
-    Swapped, Which,
+    Acquired, Attempt, Backend, Consistency, MostShared, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
@@ -173,10 +173,15 @@ impl Dynamodb {
 
 /// How many shared holders can renew at this interval: each renewal writes the whole row, 256 bytes for each of them,
 /// the service writes 1,000 KB of a row in a second, and a row may have 400 KB.
-fn most_shared(heartbeat: Duration) -> u32 {
+fn most_shared(heartbeat: Duration) -> MostShared {
     let by_rate = (4_000.0 * heartbeat.as_secs_f64()).sqrt();
     // No fraction, and nothing beyond the row's size.
-    by_rate.min(1_400.0) as u32
+    let holders = by_rate.min(1_400.0) as u32;
+    let why = format!(
+        "each renewal writes the holders of the key all over, 256 bytes each, and the store writes 1,000 KB of a key in a \
+         second ({holders} x {holders} x 256 bytes in a heartbeat) and keeps 400 KB; a longer lease allows more"
+    );
+    MostShared { holders, why }
 }
 
 impl Backend for Dynamodb {

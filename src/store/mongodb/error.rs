@@ -32,6 +32,9 @@ pub(super) enum Own {
     )]
     NotLetIn,
 
+    #[error("the server has no room left; nothing was written, and the call may be repeated once it has")]
+    Full,
+
     #[error("the server has no change streams")]
     NoStreams,
 
@@ -58,7 +61,7 @@ impl failure::Own for Own {
         match self {
             Own::Denied => (ErrorKind::Permission, false),
             Own::Certificate => (ErrorKind::Config, false),
-            Own::Conflict | Own::GivenUp | Own::NotLetIn => (ErrorKind::Store, true),
+            Own::Conflict | Own::Full | Own::GivenUp | Own::NotLetIn => (ErrorKind::Store, true),
             Own::NoStreams => (ErrorKind::Store, false),
             Own::Invalid(_) => (ErrorKind::InvalidInput, false),
         }
@@ -74,12 +77,15 @@ const CUT_OFF: [i32; 6] = [6, 7, 89, 202, 407, 9001];
 /// These come before anything is written.
 const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
 /// A stale or recovering node, sharding that moves, too many requests, a cache that is full, writes that an operator
-/// blocks; an index or a database that is dropped meanwhile.
-const NOT_DONE_EITHER: [i32; 14] = [13436, 13388, 63, 150, 234, 462, 165, 365, 371, 402, 433, 449, 175, 215];
+/// blocks; an index or a database that is dropped meanwhile; a look for which no majority could be asked.
+const NOT_DONE_EITHER: [i32; 15] = [13436, 13388, 63, 150, 193, 234, 462, 165, 365, 371, 402, 433, 449, 175, 215];
 /// By these labels a server says of a code that no list here has that nothing was written, or that it may have been.
 const NOTHING_WRITTEN: &str = "NoWritesPerformed";
 const MAY_BE_WRITTEN: &str = "RetryableWriteError";
-const DENIED: [i32; 2] = [13, 8000];
+const DENIED: i32 = 13;
+/// By it Atlas says whatever it does not allow: only the text tells what.
+const ATLAS: i32 = 8000;
+const DISK_FULL: i32 = 14031;
 const CREDENTIALS: [i32; 3] = [11, 18, 334];
 const DUPLICATE: [i32; 3] = [11000, 11001, 12582];
 const TOO_OLD: i32 = 225;
@@ -211,11 +217,22 @@ fn by_code(error: &DriverError, code: i32, cause: Cause) -> (Fate, MongodbError)
         _ if NOT_DONE.contains(&code) || NOT_DONE_EITHER.contains(&code) => {
             (Fate::NotDone, MongodbError::Own(Own::Conflict, Some(cause)))
         }
-        _ if DENIED.contains(&code) => (Fate::Refused, MongodbError::Own(Own::Denied, Some(cause))),
+        DISK_FULL => (Fate::NotDone, MongodbError::Own(Own::Full, Some(cause))),
+        ATLAS if text(error).contains("quota") => (Fate::NotDone, MongodbError::Own(Own::Full, Some(cause))),
+        DENIED | ATLAS => (Fate::Refused, MongodbError::Own(Own::Denied, Some(cause))),
         _ if CREDENTIALS.contains(&code) => (Fate::Refused, MongodbError::Credentials { cause }),
         _ if error.contains_label(NOTHING_WRITTEN) => (Fate::NotDone, MongodbError::Own(Own::Conflict, Some(cause))),
         _ if error.contains_label(MAY_BE_WRITTEN) => unanswered(cause),
         _ => (Fate::Refused, MongodbError::Other { cause }),
+    }
+}
+
+/// What the server said of a command or of a write.
+fn text(error: &DriverError) -> &str {
+    match error.kind.as_ref() {
+        DriverKind::Command(command) => &command.message,
+        DriverKind::Write(WriteFailure::WriteError(write)) => &write.message,
+        _ => "",
     }
 }
 
@@ -250,6 +267,7 @@ mod tests {
     use mongodb::error::CommandError;
 
     use super::*;
+    use crate::model::error::Error;
 
     #[test]
     fn a_router_never_says_that_nothing_was_written() {
@@ -277,5 +295,21 @@ mod tests {
         // It got no request.
         let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
         assert_eq!(fate, Fate::NotDone);
+    }
+
+    #[test]
+    fn a_server_without_room_denies_nothing() {
+        let of = |code: i32, text: &str| {
+            let answer: CommandError =
+                from_document(doc! { "code": code, "codeName": "AtlasError", "errmsg": text }).unwrap();
+            MongodbError::classify(&DriverKind::Command(answer).into(), Some(1))
+        };
+        for (code, text) in [(8000, "you are over your space quota, using 513 MB of 512 MB"), (14031, "no disk space")]
+        {
+            let (fate, failure) = of(code, text);
+            assert_eq!((fate, Error::from(failure).kind()), (Fate::NotDone, ErrorKind::Store), "{text}");
+        }
+        let (fate, failure) = of(8000, "user is not allowed to do action [find] on [test.locks]");
+        assert_eq!((fate, Error::from(failure).kind()), (Fate::Refused, ErrorKind::Permission));
     }
 }

@@ -74,7 +74,8 @@ impl Mongodb {
         Ok(Page { records, next: last.filter(|_| is_full && !is_past) })
     }
 
-    /// The documents, in the order of their keys. A strong read gives only what the majority has.
+    /// The documents, in the order of their keys. A strong read gives only what the majority has; of one key all of it, too,
+    /// also at a primary that was just elected, and does not know yet what the one before it has answered.
     pub(super) fn find(
         &self,
         filter: Document,
@@ -84,8 +85,10 @@ impl Mongodb {
     ) -> Result<Vec<Document>, MongodbError> {
         let concern = match consistency {
             // A server alone has no majority, and refuses to be asked for it.
-            Consistency::Strong if self.topology != Some(Topology::Standalone) => ReadConcern::majority(),
-            _ => ReadConcern::local(),
+            Consistency::Strong if self.topology == Some(Topology::Standalone) => ReadConcern::local(),
+            Consistency::Strong if most == 1 => ReadConcern::linearizable(),
+            Consistency::Strong => ReadConcern::majority(),
+            Consistency::Eventual => ReadConcern::local(),
         };
         let limit = limit(by);
         self.ask(by, move |owned| async move {

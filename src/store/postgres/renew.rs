@@ -11,7 +11,16 @@ use crate::sys::deadline::Deadline;
 
 impl Postgres {
     pub(super) fn renew_grant(&self, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
-        let by_the_rule = || transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by);
+        let by_the_rule = || match transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by)? {
+            // A later end stands, so nothing was written. It may be of a renewal that did not wait for the standby.
+            stands @ Renewed::Until { until, now } if until != renewal.lease.end(now) => {
+                match self.confirm(&attempt.key, Lane::Holding, by)? {
+                    Wrote::Unknown(error) => Ok(Renewed::Unknown(error.into())),
+                    Wrote::Answered(_) | Wrote::Duplicate => Ok(stands),
+                }
+            }
+            answer => Ok(answer),
+        };
         if attempt.ask.mode == Mode::Shared {
             return by_the_rule();
         }

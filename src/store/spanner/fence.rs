@@ -1,5 +1,7 @@
 //! Whether a grant holds, asserted inside a user's own transaction.
 
+use std::hash::{DefaultHasher, Hash, Hasher};
+
 use google_cloud_gax::error::rpc::{Code, Status};
 use google_cloud_spanner::Error as SdkError;
 use google_cloud_spanner::statement::Statement;
@@ -8,11 +10,18 @@ use super::error::{Stage, refuses_rows};
 use super::{Flight, Spanner};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::model::key::short;
+use crate::model::lock::Lock;
 use crate::store::failure::Fate;
 use crate::store::fence::Standing;
 
-/// What the service says when the lock of a grant is lost, and of which: the user's work may assert another one.
-const LOST: &str = "leasehold: lock lost";
+/// What the service says when a lock is lost, and of which: the user's work may assert another one. The grant id stays
+/// unsaid, since the user sees the text.
+fn lost(lock: &Lock) -> String {
+    let mut key = DefaultHasher::new();
+    lock.key.hash(&mut key);
+    format!("leasehold: lock {:?} lost, token {} ({:016x})", short(&lock.key), lock.token, key.finish())
+}
 
 /// A query that fails unless the grant holds. Heartbeats write none of the columns that it reads of an exclusive
 /// holder; a missing row must not pass.
@@ -32,16 +41,16 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     let table = &store.target.table;
     let sql = format!(
         "SELECT IF((SELECT COUNT(*) FROM `{table}` WHERE name = @name AND {condition}) = 1, 1, \
-         ERROR(CONCAT('{LOST} ', @grant))) AS held"
+         ERROR(@lost)) AS held"
     );
-    Ok(Statement::builder(sql).add_param("name", &lock.key).add_param("grant", lock.grant.as_str()).build())
+    let statement = Statement::builder(sql).add_param("name", &lock.key).add_param("grant", lock.grant.as_str());
+    Ok(statement.add_param("lost", lost(lock)).build())
 }
 
 /// An error of the SDK as ours: the loss, or with the SDK's own as its source.
 pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flight) -> Error {
     let stage = flight.stage();
-    let lost = format!("{LOST} {}", standing.lock.grant.as_str());
-    let is_lost = failed.status().is_some_and(|status| status.message.contains(&lost));
+    let is_lost = failed.status().is_some_and(|status| status.message.contains(&lost(standing.lock)));
     // After a repeated commit this is said of a later try.
     if is_lost && stage != Stage::Repeating {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");

@@ -254,7 +254,7 @@ fn advice(error: &rusqlite::Error) -> &'static str {
             "the file was removed or replaced while it was open; connect again"
         }
         ErrorCode::ReadOnly | ErrorCode::PermissionDenied => {
-            "it is read-only for this user; the file and its folder must be writable"
+            "it is read-only for this user; the file, its -wal and -shm, and its folder must be writable"
         }
         ErrorCode::NotADatabase => "the file is not an SQLite database; name another file",
         ErrorCode::DatabaseCorrupt => {

@@ -318,6 +318,19 @@ fn one_release_that_hangs_does_not_keep_the_others_locked(store: Store) {
     assert!(are_released, "on {}", store.name);
 }
 
+/// It says that the work was not safe, which whoever works under them has no other way to learn.
+#[test]
+fn that_one_was_lost_is_told_whatever_became_of_the_others() {
+    let store = Store::memory();
+    let client = store.builder().lease(HOUR).heartbeat(HOUR / 2).connect().unwrap();
+    let guard = client.lock_all(["a", "b"]).unwrap();
+    store.bystander().force_release("b").unwrap();
+    store.plan.next(Call::Release, Fault::Refuse);
+    let error = guard.release().unwrap_err();
+    assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("b")), "{error}");
+    assert_eq!(store.plan.unmet(), 0);
+}
+
 /// Else of many locks none would be released by a store that takes a moment for each.
 #[test]
 fn each_release_of_many_has_time_for_a_slow_store() {

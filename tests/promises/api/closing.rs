@@ -148,3 +148,53 @@ fn what_has_ended_by_itself_is_no_error_of_a_later_close() {
         closes_well(&client);
     }
 }
+
+/// To make a table may take minutes.
+#[test]
+fn a_schema_that_a_close_cuts_off_is_not_worth_a_repeat() {
+    let store = Store::memory();
+    type Asks = fn(&LockClient) -> leasehold::Result<String>;
+    let asks: [Asks; 2] = [LockClient::schema, LockClient::create_schema];
+    for (ask, kind) in asks.into_iter().zip([ErrorKind::Closed, ErrorKind::Ambiguous]) {
+        let client = client(&store, LONG);
+        let asked = store.plan.count(Call::Schema);
+        store.plan.next(Call::Schema, Fault::HangBefore);
+        let error = scope(|scope| {
+            scope.spawn(|| {
+                wait_until("it asks", || store.plan.count(Call::Schema) > asked);
+                closes_well(&client);
+            });
+            ask(&client).unwrap_err()
+        });
+        assert!(error.kind() == kind && !error.is_retryable(), "{error:?}");
+    }
+}
+
+/// The store is away, and the close has what the drop would need to leave it to the background.
+#[test]
+fn what_a_drop_and_a_close_beside_it_can_not_release_is_left_to_the_next_close() {
+    let store = Store::memory();
+    let client = store.builder().lease(LONG).drop_timeout(millis(3000)).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    let [(let_drop_go, drop_hangs), (let_close_go, close_hangs)] = [bounded(0), bounded(0)];
+    for hangs in [drop_hangs, close_hangs] {
+        store.plan.next(Call::Release, Fault::Stuck(hangs));
+    }
+    let asks = |times| wait_until("it asks", || store.plan.count(Call::Release) >= times);
+    scope(|scope| {
+        let drops = scope.spawn(|| drop(guard));
+        asks(1);
+        let closes = scope.spawn(|| client.close());
+        asks(2);
+        store.plan.always(Call::Release, Fault::LostBefore);
+        let began = Instant::now();
+        wait_until("no time is left", || began.elapsed() > millis(3000));
+        drop(let_drop_go);
+        drops.join().unwrap();
+        drop(let_close_go);
+        closes.join().unwrap().unwrap_err();
+    });
+    store.plan.heal();
+    closes_well(&client);
+    assert!(store.is_vacant("k"));
+}

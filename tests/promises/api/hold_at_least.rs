@@ -1,5 +1,6 @@
 //! A minimum hold: the lock stands for so long, however it is ended.
 
+use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
@@ -12,6 +13,7 @@ use leasehold::{ErrorKind, Event, LockClient, LockGuard, LockStatus, LossReason,
 use crate::api::{LONG, MINUTE, on_every_store};
 use crate::support::bench::{builder_over, renews};
 use crate::support::between::{Between, When};
+use crate::support::harness::Store;
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
 
@@ -460,4 +462,20 @@ fn what_makes_no_sense_is_refused_and_nothing_is_written() {
         store.rival().force_release("k").unwrap();
         assert_eq!(guard.hold_at_least(HOUR).unwrap_err().kind(), ErrorKind::Lost);
     });
+}
+
+/// A caller who repeats what is worth a repeat would go on until the lease ends.
+#[test]
+fn a_renewal_that_is_refused_is_told_as_what_the_store_says() {
+    let store = Store::memory();
+    let client = store.builder().lease(HOUR).heartbeat(HOUR / 2).connect().unwrap();
+    let guard = client.lock("k").unwrap();
+    for (fault, kind, is_retryable) in
+        [(Fault::Refuse, ErrorKind::Permission, false), (Fault::ApplyThenFail, ErrorKind::Store, true)]
+    {
+        store.plan.next(Call::Renew, fault);
+        let error = guard.hold_at_least(HOUR / 2).unwrap_err();
+        assert_eq!((error.kind(), error.is_retryable()), (kind, is_retryable), "{error:?}");
+        assert!(error.source().is_some() && guard.is_held(), "{error:?}");
+    }
 }

@@ -2,13 +2,17 @@
 
 use std::time::Duration;
 
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::pause::Stop;
 use leasehold::testing::MemoryStore;
 use leasehold::{ErrorKind, LockGuard, SameOwner};
 
 use crate::api::{LONG, MINUTE};
 use crate::support::alone::alone;
+use crate::support::bench::Bench;
 use crate::support::wait::wait_until;
+
+const SHORT: Duration = Duration::from_millis(20);
 
 /// Has a call wait that has looked, and found the lock free, before a new call of the same client was granted it; then this
 /// happens, after which it has the lock.
@@ -57,6 +61,47 @@ fn a_call_that_waited_replaces_no_guard_of_its_own_client() {
                 other.request("k").same_owner(SameOwner::Replace).try_lock().unwrap().expect("by another process");
             assert!(new.is_held());
             std::mem::forget((new, taken));
+        });
+    });
+}
+
+/// It stands until the store has answered its release, which would be told that another has taken it.
+#[test]
+fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
+    alone("api::own::a_call_that_waited_replaces_no_guard_that_is_just_being_released", || {
+        let bench = Bench::new();
+        bench.faults.never_wakes();
+        let client = bench.builder().poll(SHORT..=SHORT).drop_timeout(LONG).request_timeout(LONG).connect().unwrap();
+        let held = bench.rival().lock("k").unwrap();
+        let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
+        let (told, tells) = std::sync::mpsc::channel();
+        let asks = request().wait(LONG).on_wait(move |_| told.send(()).unwrap_or_default());
+        std::thread::scope(|scope| {
+            let waits = scope.spawn(move || asks.lock());
+            tells.recv_timeout(LONG).unwrap();
+            let mut stop = Stop::at("acquire.turn");
+            held.release().unwrap();
+            wait_until("it has looked", || stop.is_reached());
+            bench.clock.advance(SHORT);
+            let new = request().try_lock().unwrap().expect("a new call");
+            let (token, asked) = (new.fencing_token(), bench.faults.count(Call::Acquire));
+            stop.let_go();
+            drop(stop);
+            wait_until("it has asked", || bench.faults.count(Call::Acquire) > asked);
+            // For a whole lease in a row: then it is really released, and not handed over.
+            for _ in 0..3 {
+                bench.clock.advance(Duration::from_secs(9));
+                new.ensure_held_for(Duration::from_secs(12)).unwrap();
+            }
+            let (lets_go, hangs) = crossbeam_channel::bounded(0);
+            bench.faults.next(Call::Release, Fault::Stuck(hangs));
+            let releases = scope.spawn(|| new.release());
+            wait_until("its release is under way", || bench.faults.count(Call::Release) > 0);
+            let looks = bench.faults.count(Call::Read);
+            wait_until("it has looked again", || bench.faults.count(Call::Read) > looks + 2 || waits.is_finished());
+            drop(lets_go);
+            releases.join().unwrap().unwrap();
+            assert!(waits.join().unwrap().unwrap().fencing_token() > token);
         });
     });
 }

@@ -4,9 +4,12 @@ use std::error::Error;
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+use crate::support::alone::alone;
 use crate::support::bench::builder_over;
 use leasehold::internals::store::Swapped;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::sys::pause::Stop;
+use leasehold::testing::MemoryStore;
 use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
@@ -323,4 +326,39 @@ fn a_close_says_that_a_lock_which_was_lost_stands_on() {
     assert!(error.to_string().contains("nobody holds"), "{error}");
     let again = client.close().unwrap_err();
     assert!(again.to_string() == error.to_string() && again.is_retryable(), "{again}");
+}
+
+/// What happened to locks, in the order in which it was told.
+#[derive(Default)]
+struct Told(Mutex<Vec<(&'static str, u64)>>);
+
+impl Observer for Told {
+    fn event(&self, event: &Event<'_>) {
+        let told = match event {
+            Event::Granted { fencing_token, .. } => ("granted", *fencing_token),
+            Event::Lost { loss } => ("lost", loss.fencing_token),
+            _ => return,
+        };
+        self.0.lock().push(told);
+    }
+}
+
+/// Whoever keeps a state of each key by what it is told would take the new one for lost.
+#[test]
+fn a_loss_is_told_before_the_next_grant_of_its_key() {
+    alone("api::told::a_loss_is_told_before_the_next_grant_of_its_key", || {
+        let (store, told) = (MemoryStore::new(), Arc::new(Told::default()));
+        let client = store.builder().lease(MINUTE).observer(told.clone()).connect().unwrap();
+        let guard = client.lock("k").unwrap();
+        let first = guard.fencing_token();
+        let mut stop = Stop::at("loss.declared");
+        store.advance(2 * MINUTE);
+        guard.loss().wait_timeout(LONG).expect("its lease is over");
+        wait_until("it is declared", || stop.is_reached());
+        drop(guard);
+        let second = client.lock("k").unwrap().fencing_token();
+        stop.let_go();
+        wait_until("all is told", || told.0.lock().len() >= 3);
+        assert_eq!(*told.0.lock(), [("granted", first), ("lost", first), ("granted", second)]);
+    });
 }

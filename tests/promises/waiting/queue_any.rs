@@ -2,13 +2,15 @@
 
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use crate::support::alone::alone;
 use crate::support::bench::{Bench, LONG};
 use crate::support::lateness::at_rest;
 use crate::support::wait::wait_until;
 use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::internals::sys::pause::Stop;
 use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -319,6 +321,64 @@ fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
     assert_eq!(guard.key(), "b");
     drop((guard, leave));
     assert_eq!(hangs.join().unwrap().unwrap().key(), "b");
+}
+
+/// It came back, had what is reported in its turn, and hangs again.
+#[test]
+fn who_is_first_again_behind_one_that_hangs_again_looks_once_more() {
+    let (bench, requests) = (Bench::new(), Arc::new(Requests::default()));
+    let client = bench.builder().poll(HOUR..=HOUR).observer(requests.clone()).connect().unwrap();
+    let [_a, b, _c] = KEYS.map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
+    let (enter, entered) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    let left = Mutex::new(left);
+    let hangs = client.request("b").on_wait_every(Duration::from_millis(1)).on_wait(move |_| {
+        enter.send(()).unwrap_or_default();
+        left.lock().recv().unwrap_or_default();
+    });
+    let hangs = std::thread::spawn(move || hangs.lock());
+    entered.recv_timeout(LONG).unwrap();
+    let reads = (Operation::Read, "b".to_owned());
+    let looks = || requests.0.lock().iter().filter(|request| **request == reads).count();
+    let before = looks();
+    let (any, _, _) = any_placed(&client, &CancelToken::new());
+    wait_until("it is first, and looks", || looks() > before);
+    leave.send(()).unwrap();
+    entered.recv_timeout(LONG).unwrap();
+    drop(b);
+    wait_until("it is through", || any.is_finished());
+    let guard = any.join().unwrap().unwrap();
+    assert_eq!(guard.key(), "b");
+    drop((guard, leave));
+    assert_eq!(hangs.join().unwrap().unwrap().key(), "b");
+}
+
+/// The turn of other processes is over before it knows when to look next.
+#[test]
+fn what_is_reported_in_the_turn_of_others_is_looked_at_after_it() {
+    alone("waiting::queue_any::what_is_reported_in_the_turn_of_others_is_looked_at_after_it", || {
+        let bench = Bench::new();
+        let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
+        let held = client.request("a").lease(HOUR).lock().unwrap();
+        let _others = ["b", "c"].map(|key| bench.rival().request(key).lease(24 * HOUR).acquire().unwrap());
+        let any = any(&client, [0; 3], &CancelToken::new());
+        wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
+        // For a whole lease in a row: then it is really released.
+        for _ in 0..3 {
+            bench.clock.advance(HOUR * 9 / 20);
+            held.ensure_held_for(HOUR * 6 / 10).unwrap();
+        }
+        at_rest("it asks no more", || bench.faults.count(Call::Read));
+        wait_until("it has said so", || KEYS.iter().all(|key| in_users_code(&client, key) == 0));
+        let mut stop = Stop::at("any.sleeps");
+        drop(held);
+        let released = Instant::now();
+        wait_until("it was told", || stop.is_reached() || any.is_finished());
+        wait_until("their turn is over", || released.elapsed() > Duration::from_millis(100));
+        stop.let_go();
+        wait_until("it is through", || any.is_finished());
+        assert_eq!(any.join().unwrap().unwrap().key(), "a");
+    });
 }
 
 /// The store tells, and the key that it told looked free: nobody tells that again.

@@ -264,7 +264,7 @@ impl Driver {
             }
             Acquired::Refused(seen) => {
                 self.model(key, &at, &what, rule, |answer| matches!(answer, AcquireAnswer::Refused(_)));
-                self.check_seen(&seen);
+                self.check_record(&seen);
                 self.count("refused");
             }
             Acquired::Unknown(error) => panic!("unanswered: {error:?}"),
@@ -320,7 +320,7 @@ impl Driver {
             }
             Renewed::Lost(seen) => {
                 self.model(key, &at, &what, rule, |answer| *answer == RenewAnswer::Lost);
-                self.check_seen(&seen);
+                self.check_record(&seen);
                 self.count("lost");
             }
             Renewed::Unknown(error) => panic!("unanswered: {error:?}"),
@@ -340,10 +340,10 @@ impl Driver {
             Released::HeldByOther(_) => ReleaseAnswer::HeldByOther,
             Released::Unknown(error) => panic!("unanswered: {error:?}"),
         };
-        let gives_up = purpose == Purpose::GiveUp;
+        let (known, gives_up) = (self.record(key), purpose == Purpose::GiveUp);
         let writes = self.remembers_who_gave_up || self.gives_up_by_writing;
         let how = if gives_up && writes { transition::give_up } else { transition::release };
-        let crowded = self.swaps_give_up && gives_up && self.record(key).given_up.len() > CROWD;
+        let crowded = self.swaps_give_up && gives_up && known.given_up.len() > CROWD;
         self.model(key, &at, &what, |record, times| how(record, &ask.grant, times), |answer| *answer == right);
         if let Some(record) = self.model.get_mut(key).filter(|_| crowded) {
             record.given_up.clear();
@@ -353,8 +353,12 @@ impl Driver {
             // A row that is made for it has a token, as any lock's.
             record.token = if before.record.exists() { record.token } else { after.record.token };
         }
+        // A store may note once more who gave up already, where the rules write nothing: it is another row.
+        if after.record.version > before.record.version && self.record(key) == known {
+            self.model.entry(key.to_owned()).and_modify(|record| record.version += 1);
+        }
         if let Released::HeldByOther(seen) = &answer {
-            self.check_seen(seen);
+            self.check_record(seen);
         }
         self.count(match right {
             ReleaseAnswer::Released => "released",
@@ -490,10 +494,5 @@ impl Driver {
         let right = self.record(&seen.record.key);
         assert_eq!(self.comparable(&seen.record), self.comparable(&right));
         assert_eq!(seen.record.exists(), right.exists(), "{right:?}");
-    }
-
-    /// A refusal shows the record that it was refused by.
-    fn check_seen(&self, seen: &Seen) {
-        self.check_record(seen);
     }
 }

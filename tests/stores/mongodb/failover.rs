@@ -362,6 +362,9 @@ fn what_the_majority_does_not_have_is_no_answer() {
         None
     });
     let (direct, secondaries, a) = written.expect("a primary that has not noticed");
+    // Nor does a look say that it is not there, for it may stay.
+    let look = direct.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &within(700));
+    assert!(look.is_err(), "{look:?}");
     // Also an answer that writes nothing: what it saw may be undone.
     let refusal = direct.acquire(&mut attempt(&direct, "held", Mode::Exclusive), &within(700));
     assert!(!matches!(refusal, Ok(Acquired::Refused(_) | Acquired::Granted { .. })), "{refusal:?}");

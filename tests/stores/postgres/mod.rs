@@ -21,6 +21,8 @@ mod replicas;
 #[cfg(target_os = "linux")]
 mod restarts;
 mod rights;
+#[cfg(target_os = "linux")]
+mod standbys;
 mod sweep;
 mod table;
 mod taken;

@@ -17,41 +17,41 @@ use crate::support::postgres::{comes_soon, connected, opened, sql_at, standbys, 
 use crate::support::servers::postgres;
 use crate::support::wait::wait_until;
 
-const LEASE: Duration = Duration::from_secs(600);
+pub(super) const LEASE: Duration = Duration::from_secs(600);
 
-struct Server(Own);
+pub(super) struct Server(pub(super) Own);
 
 impl Server {
-    fn start() -> Option<Server> {
+    pub(super) fn start() -> Option<Server> {
         Own::start(&postgres::OWN).map(Server)
     }
 
-    fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
+    pub(super) fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         sql_at(&self.0.url().parse().unwrap(), sql)
     }
 
-    fn client(&self) -> LockClient {
+    pub(super) fn client(&self) -> LockClient {
         // What a drop does not get released while the server stands still, nobody gets in the time of a test.
         connected(|| LockClient::builder(self.0.url()).lease(LEASE).drop_timeout(PATIENCE))
     }
 
-    fn store(&self) -> Postgres {
+    pub(super) fn store(&self) -> Postgres {
         let options = PostgresOptions::new(self.0.url().parse().unwrap(), "leasehold");
         opened(options.unwrap())
     }
 
     /// As behind a pooler that gives each transaction another session.
-    fn pooled(&self) -> Postgres {
+    pub(super) fn pooled(&self) -> Postgres {
         let options = PostgresOptions::new(self.0.url().parse().unwrap(), "public.leasehold");
         opened(options.unwrap().pooled().unwrap())
     }
 
-    fn standbys(&self, names: &str) {
+    pub(super) fn standbys(&self, names: &str) {
         standbys(&self.0.url().parse().unwrap(), names);
     }
 
     /// Does this, and cancels each statement that waits for a standby meanwhile.
-    fn frees<T: Send>(&self, call: impl FnOnce() -> T + Send) -> T {
+    pub(super) fn frees<T: Send>(&self, call: impl FnOnce() -> T + Send) -> T {
         let frees = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
                      WHERE application_name = 'leasehold' AND wait_event = 'SyncRep'";
         thread::scope(|scope| {
@@ -291,140 +291,6 @@ fn a_standby_is_refused_until_it_is_promoted() {
     unless_late(|| client.release(&held)).unwrap();
     let next = server.client().lock("k").unwrap();
     assert!(next.fencing_token() > held.fencing_token());
-}
-
-/// The wait for a standby has no end but a cancel; and who finds its grant waits for the standby all the same.
-#[test]
-fn a_grant_counts_once_the_standby_has_it_and_who_leaves_leaves_no_session() {
-    let Some(server) = Server::start() else { return };
-    server.client().create_schema().unwrap();
-    let store = server.store();
-    server.standbys("nobody");
-    let short = || leasehold::internals::sys::deadline::Deadline::after(Duration::from_millis(700));
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        let mut a = attempt(&store, &format!("{mode}"), mode);
-        for _ in 0..3 {
-            let mut asks = || {
-                a.sends += 1;
-                store.acquire(&mut a, &short())
-            };
-            // The time may be over before anything was sent.
-            let answer =
-                (0..20).map(|_| asks()).find(|answer| !answer.as_ref().is_err_and(|error| error.is_retryable()));
-            assert!(matches!(answer, Some(Ok(Acquired::Unknown(_)))), "{mode}: {answer:?}");
-            wait_until("nobody waits for it any more", || {
-                let active = "SELECT FROM pg_stat_activity WHERE application_name = 'leasehold' AND state = 'active'";
-                server.sql(active).is_empty()
-            });
-        }
-        // The one that left has no connection any more.
-        assert_eq!(holders(&server.store(), &a.key).len(), 1);
-    }
-    server.standbys("");
-    let store = server.store();
-    for mode in [Mode::Exclusive, Mode::Shared] {
-        refused(&store, &mut exclusive(&store, &format!("{mode}")));
-    }
-}
-
-/// An operator frees what hangs, by hand: then the server answers as if all were well, and no standby has it. Behind a
-/// pooler the session's own settings may keep that warning back.
-#[test]
-fn what_no_standby_has_since_its_wait_was_cancelled_is_not_known() {
-    let Some(server) = Server::start() else { return };
-    server.client().create_schema().unwrap();
-    server.sql("ALTER ROLE leasehold SET client_min_messages = error");
-    for store in [server.store(), server.pooled()] {
-        server.standbys("");
-        server.sql("DELETE FROM leasehold");
-        let mut held = exclusive(&store, "held");
-        granted(&store, &mut held);
-        server.standbys("nobody");
-        for mode in [Mode::Exclusive, Mode::Shared] {
-            let mut a = attempt(&store, &format!("{mode}"), mode);
-            let answer = server.frees(|| unless_late(|| store.acquire(&mut a, &soon())));
-            assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{mode}: {answer:?}");
-        }
-        let answer = server.frees(|| store.renew(&mut held, renewal(Lease::For(2 * LEASE)), &soon()));
-        assert!(!matches!(answer, Ok(Renewed::Until { .. })), "{answer:?}");
-    }
-}
-
-/// The next try finds nothing that it would have to write.
-#[test]
-fn a_release_that_no_standby_has_is_not_known() {
-    let Some(server) = Server::start() else { return };
-    let brief = Duration::from_secs(3);
-    let builder = || LockClient::builder(server.0.url()).lease(LEASE).request_timeout(brief).drop_timeout(brief);
-    server.client().create_schema().unwrap();
-    let client = connected(builder);
-    let guards = [client.lock("exclusive").unwrap(), client.request("shared").shared().lock().unwrap()];
-    let lock = server.client().request("data").acquire().unwrap();
-    server.standbys("nobody");
-    // A machine that stood still may say that it had no time to send it.
-    for mut guard in guards {
-        let key = guard.key().to_owned();
-        let mut tries = 0;
-        let error = loop {
-            tries += 1;
-            match guard.release() {
-                Ok(()) => panic!("{key} is released"),
-                Err(failed) if tries < 5 && failed.error().kind() == ErrorKind::Store => guard = failed.into_guard(),
-                Err(failed) => break leasehold::Error::from(failed),
-            }
-        };
-        assert_eq!(error.kind(), ErrorKind::Ambiguous, "{key}: {error}");
-    }
-    let mut errors = (0..5).map(|_| client.release(&lock).unwrap_err());
-    let error = errors.find(|error| error.kind() != ErrorKind::Store);
-    assert!(error.as_ref().is_some_and(|error| error.kind() == ErrorKind::Ambiguous), "{error:?}");
-    server.standbys("");
-}
-
-/// It did nothing itself, so what is not known of the standby's copy is no release of its own.
-#[test]
-fn a_release_of_what_others_have_is_not_called_done() {
-    let Some(server) = Server::start() else { return };
-    let (client, other) = (server.client(), server.client());
-    client.create_schema().unwrap();
-    let (guard, lock) = (client.lock("guard").unwrap(), client.request("data").acquire().unwrap());
-    let taken = ["guard", "data"].map(|key| {
-        other.force_release(key).unwrap();
-        other.lock(key).unwrap()
-    });
-    let released = |release: &(dyn Fn() -> ErrorKind + Sync)| {
-        server.standbys("nobody");
-        thread::scope(|scope| {
-            let kind = scope.spawn(release);
-            let waits = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity WHERE application_name = 'leasehold' \
-                         AND wait_event = 'SyncRep' AND query LIKE '%FOR KEY SHARE%'";
-            wait_until("it waits for the standby", || !server.sql(waits).is_empty());
-            server.standbys("");
-            kind.join().unwrap()
-        })
-    };
-    let guard = std::sync::Mutex::new(Some(guard));
-    let guarded =
-        || guard.lock().unwrap().take().unwrap().release().map_err(leasehold::Error::from).unwrap_err().kind();
-    assert_eq!(released(&guarded), ErrorKind::Lost);
-    assert_eq!(released(&|| client.release(&lock).unwrap_err().kind()), ErrorKind::Held);
-    drop(taken);
-}
-
-/// A look finds it all the same.
-#[test]
-fn a_claim_or_a_renewal_of_a_group_that_no_standby_has_is_not_known() {
-    let Some(server) = Server::start() else { return };
-    let client = server.client();
-    client.create_schema().unwrap();
-    let lock = client.request("k").acquire().unwrap();
-    server.standbys("nobody");
-    let claimed = server.frees(|| client.leases("n").claim("job", "a", LEASE));
-    assert!(claimed.is_err(), "{claimed:?}");
-    let renewed = server.frees(|| client.renew(lock.lock_id(), 2 * LEASE));
-    assert!(renewed.is_err(), "{renewed:?}");
-    server.standbys("");
-    assert!(client.leases("n").claim("job", "b", LEASE).is_err(), "what was claimed may stay");
 }
 
 /// Which comes with every write that a trigger answers, or while the server is short of transaction ids.

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Backend, Purpose, Swapped};
+use leasehold::{ErrorKind, LockClient};
 
 use crate::sqlite::support::*;
 use crate::support::small_disk::{fill, on_a_small_disk};
@@ -143,6 +143,10 @@ fn with_files_that_cannot_grow(place: &Path) {
                 assert!(error.to_string().contains("could not commit: the disk failed"), "{error}");
                 // The connection is not stuck in the transaction.
                 assert!(matches!(store.acquire(&mut attempt, &soon()), Ok(Acquired::Unknown(_))));
+                let client = LockClient::connect(&format!("sqlite:{}", place.join("locks.db").display())).unwrap();
+                let claims = |n: u32| client.leases("n").claim(&format!("{n}"), "a", seconds(20)).err();
+                let error = (0..200).find_map(claims).expect("no more fit");
+                assert!(error.kind() == ErrorKind::Ambiguous && error.is_retryable(), "{error:?}");
                 return;
             }
             other => panic!("{other:?}"),

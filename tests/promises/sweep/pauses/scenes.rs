@@ -178,7 +178,7 @@ pub fn all() -> Vec<Scene> {
         ),
         Scene {
             leaves: true,
-            ..Scene::new("a transfer", &["transfer.begun", "transfer.stopped"], held, |room| {
+            ..Scene::new("into data", &["data.begun", "data.stopped"], held, |room| {
                 room.taken().map_or(Got::Nothing, |guard| Got::Lock(Box::new(guard.into_lock())))
             })
         },

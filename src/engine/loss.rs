@@ -1,0 +1,128 @@
+//! The end of a hold that its holder did not want: how it is found, and who is told.
+
+use super::hold::{Hold, LostBy, Phase};
+use crate::lease::{Holder, Lease, Mode};
+use crate::model::error::{Error, ErrorKind};
+use crate::model::event::Event;
+use crate::model::key::shown;
+use crate::model::lock::{Lock, LockStatus};
+use crate::model::loss::{Loss, LossReason};
+use crate::store::Seen;
+use crate::sys::log;
+use crate::sys::pause::pause;
+
+impl Hold {
+    /// Declares the loss if the deadline has passed.
+    pub fn expire_when_due(&self) {
+        if !self.is_own_process() {
+            return;
+        }
+        let is_held = self.state.lock().phase == Phase::Held;
+        if is_held && !self.is_running() {
+            self.expire();
+        }
+    }
+
+    pub(super) fn expire(&self) {
+        if !self.is_own_process() {
+            return;
+        }
+        let last_error = self.state.lock().last_error.clone();
+        self.lose(LossReason::Expired { last_error });
+    }
+
+    /// Declares the loss, once, and reports it. No mutex is held while code of the user's is called.
+    pub fn lose(&self, reason: LossReason) {
+        // A child of a fork does not hold it, but has not lost it: who looks at what it shares with the parent may not be told.
+        if !self.is_own_process() {
+            return;
+        }
+        let by = match reason {
+            LossReason::Expired { .. } | LossReason::MaxHold | LossReason::HeartbeatDied => LostBy::Clock,
+            LossReason::TakenOver { .. } | LossReason::ReleasedByOther | LossReason::Gone => LostBy::Store,
+        };
+        let loss = self.loss_by(reason);
+        let is_told_by_another = self.setup.observing.is_told_by_another();
+        pause!("loss.found");
+        let (at_loss, on_loss) = {
+            let mut state = self.state.lock();
+            if state.phase != Phase::Held {
+                return;
+            }
+            state.phase = Phase::Lost(by);
+            self.hold_no_longer();
+            // What another thread tells has its place before anyone sees the loss, and has the key granted again.
+            if is_told_by_another {
+                self.setup.observing.tell(&Event::Lost { loss: &loss });
+            }
+            // Before any later release, which must not end the watch without a loss.
+            self.loss.end(Some(loss.clone()));
+            (state.callbacks.at_loss.take(), state.callbacks.on_loss.take())
+        };
+        pause!("loss.declared");
+        self.beats.stop.cancel();
+        at_loss.into_iter().for_each(|at_loss| at_loss(&loss));
+        if let Some(on_loss) = on_loss {
+            let loss = loss.clone();
+            self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
+        }
+        // Where its user hangs the guard is never dropped.
+        if by == LostBy::Clock && self.setup.terms.lease == Lease::Forever && !self.is_expired() {
+            self.end_later();
+        }
+        // Before the log, which may hang.
+        if !is_told_by_another {
+            self.setup.observing.tell(&Event::Lost { loss: &loss });
+        }
+        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
+            "lock {:?} lost: {loss}", loss.key);
+    }
+
+    /// How the lock was lost, by the record that was found.
+    pub(super) fn reason(&self, seen: &Seen) -> LossReason {
+        if !seen.record.exists() {
+            return LossReason::Gone;
+        }
+        // Where others may be about to take what is over, it is renewed by nobody.
+        let own = |h: &Holder| h.token == self.grant.lock.token && h.lock_id == self.grant.lock.lock_id;
+        if seen.record.holders().any(|(_, h)| own(h)) {
+            return LossReason::Expired { last_error: None };
+        }
+        // Who adopts a shared lock has its lock id, which a key has once.
+        let Lock { mode: ours, lock_id, .. } = &self.grant.lock;
+        let takes = |mode: Mode, h: &Holder| [mode, *ours].contains(&Mode::Exclusive) || h.lock_id == *lock_id;
+        let rival = seen.live().find(|(mode, h)| takes(*mode, h));
+        let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
+        // Others may share with a shared holder that an operator has released.
+        let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;
+        if by.is_some() || granted_since {
+            return LossReason::TakenOver { by };
+        }
+        // Whoever comes after its end clears it away, and may have gone since.
+        if self.is_running() { LossReason::ReleasedByOther } else { LossReason::Expired { last_error: None } }
+    }
+
+    /// The error that says how the lock was lost.
+    pub fn lost(&self) -> Error {
+        // The watcher may not have looked yet.
+        self.expire_when_due();
+        match self.loss.get() {
+            Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
+            None => self.error(ErrorKind::Lost, "it is not held any more"),
+        }
+    }
+
+    pub(super) fn loss_by(&self, reason: LossReason) -> Loss {
+        Loss {
+            reason,
+            key: shown(&self.grant.lock.key).into_owned(),
+            fencing_token: self.grant.lock.token,
+            held_for: self.held_for(),
+        }
+    }
+
+    /// Whether it was lost because its lease ended.
+    pub(super) fn is_expired(&self) -> bool {
+        matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
+    }
+}
