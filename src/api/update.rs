@@ -109,9 +109,9 @@ impl LockClient {
     }
 
     /// A step that frees a key. Where nobody holds it already, only a write tells that this stays.
-    pub(crate) fn freed_for_good<A>(&self, step: Step<A>, record: &LockRecord) -> Step<A> {
-        let is_free = record.holders().next().is_none();
-        step.settled(record, is_free && self.reads_what_may_be_undone())
+    pub(crate) fn freed_for_good<A>(&self, step: Step<A>, seen: &Seen) -> Step<A> {
+        let is_free = seen.live().next().is_none();
+        step.settled(&seen.record, is_free && self.reads_what_may_be_undone())
     }
 
     pub(crate) fn reads_what_may_be_undone(&self) -> bool {

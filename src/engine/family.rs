@@ -21,7 +21,7 @@ use crate::model::key::{check_key, shown};
 use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
-use crate::sys::clock::Clock;
+use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner};
 use crate::sys::log;
@@ -230,9 +230,9 @@ impl Family {
         self.guard_of(holder).is_some_and(|hold| hold.is_held())
     }
 
-    /// The same, also while its guard gives it back: it stands until the store has answered.
-    pub fn stands_here(&self, holder: &LockStatus) -> bool {
-        self.guard_of(holder).is_some_and(|hold| hold.stands())
+    /// The same of one granted since then, also while its guard gives it back: it stands until the store has answered.
+    pub fn stands_here_since(&self, since: BootTime, holder: &LockStatus) -> bool {
+        self.guard_of(holder).is_some_and(|hold| hold.stands() && hold.grant.at > since)
     }
 
     fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {

@@ -248,7 +248,8 @@ impl Wait<'_> {
         let seen = self.known.last_seen.as_ref()?;
         let mut wanted = self.spec.lock.wanted();
         // Else the calls of one client that wait would take the lock from each other, one after the other.
-        let is_here = || LockStatus::live(seen).iter().any(|holder| self.family.stands_here(holder));
+        let is_here =
+            || LockStatus::live(seen).iter().any(|holder| self.family.stands_here_since(self.effort.called, holder));
         wanted.replaces = wanted.replaces.filter(|_| !is_here());
         transition::free_in(&seen.record, &wanted, seen.times.expired_before)
     }

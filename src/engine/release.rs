@@ -344,8 +344,12 @@ impl Hold {
                 Some(mut spare) => {
                     let released = self.repeat_release(&mut spare, by, tries);
                     drop(spare);
-                    // Whoever let go of the guard meanwhile left that to this.
-                    released.inspect_err(|_| self.give_up_owed())
+                    // Whoever let go of the guard meanwhile left the rest to this.
+                    match released {
+                        Ok(()) => self.state.lock().ends.is_owed = false,
+                        Err(_) => self.give_up_owed(),
+                    }
+                    released
                 }
                 None => Err(self.other_release()),
             },

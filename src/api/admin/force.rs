@@ -82,10 +82,7 @@ impl LockClient {
         rule: impl Fn(&LockRecord) -> Step<Holders>,
         arrived: impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool,
     ) -> Result<Vec<LockStatus>> {
-        let decide = |found: &Snapshot| {
-            let record = &found.seen.record;
-            Ok(self.freed_for_good(rule(record), record))
-        };
+        let decide = |found: &Snapshot| Ok(self.freed_for_good(rule(&found.seen.record), &found.seen));
         let (holders, found) = self.update(found, by, decide, arrived)?;
         Ok(statuses(&found.seen, &holders, found.seen.times.now))
     }

@@ -18,9 +18,9 @@ use crate::store::fence::Standing;
 /// What the service says when a lock is lost, and of which: the user's work may assert another one. The grant id stays
 /// unsaid, since the user sees the text.
 fn lost(lock: &Lock) -> String {
-    let mut key = DefaultHasher::new();
-    lock.key.hash(&mut key);
-    format!("leasehold: lock {:?} lost, token {} ({:016x})", short(&lock.key), lock.token, key.finish())
+    let mut grant = DefaultHasher::new();
+    lock.grant.as_str().hash(&mut grant);
+    format!("leasehold: lock {:?} lost, token {} ({:016x})", short(&lock.key), lock.token, grant.finish())
 }
 
 /// A query that fails unless the grant holds. Heartbeats write none of the columns that it reads of an exclusive
