@@ -99,6 +99,7 @@ fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
             wait_until("its release is under way", || bench.faults.count(Call::Release) > 0);
             let looks = bench.faults.count(Call::Read);
             wait_until("it has looked again", || bench.faults.count(Call::Read) > looks + 2 || waits.is_finished());
+            assert!(!waits.is_finished(), "it takes what is not given back yet");
             drop(lets_go);
             releases.join().unwrap().unwrap();
             assert!(waits.join().unwrap().unwrap().fencing_token() > token);
