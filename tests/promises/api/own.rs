@@ -1,11 +1,13 @@
 //! A call for a lock that another guard of the same client has.
 
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::{Scope, ScopedJoinHandle, scope};
 use std::time::Duration;
 
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::pause::Stop;
 use leasehold::testing::MemoryStore;
-use leasehold::{ErrorKind, LockGuard, SameOwner};
+use leasehold::{ErrorKind, LockGuard, LockRequest, SameOwner};
 
 use crate::api::{LONG, MINUTE};
 use crate::support::alone::alone;
@@ -14,21 +16,32 @@ use crate::support::wait::wait_until;
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Has a call wait that has looked, and found the lock free, before a new call of the same client was granted it; then this
-/// happens, after which it has the lock.
+/// Has a call wait for what `held` has, which then lets it go; stopped once the call has looked, and found the lock free.
+/// What it is told while it waits comes along.
+fn waits_for<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    request: LockRequest,
+    held: LockGuard,
+) -> (ScopedJoinHandle<'scope, leasehold::Result<LockGuard>>, Stop, Receiver<()>) {
+    let (told, tells) = channel();
+    let asks = request.wait(LONG).on_wait(move |_| told.send(()).unwrap_or_default());
+    let waits = scope.spawn(move || asks.lock());
+    tells.recv_timeout(LONG).unwrap();
+    let stop = Stop::at("acquire.turn");
+    held.release().unwrap();
+    wait_until("it has looked", || stop.is_reached());
+    (waits, stop, tells)
+}
+
+/// Has a new call of the same client be granted the lock that one who waits has seen free; then this happens, after which
+/// that one has the lock.
 fn waits_behind(happens: impl FnOnce(&MemoryStore, LockGuard)) {
     let store = MemoryStore::new();
     let (client, rival) = (store.client(), store.builder().owner("else").connect().unwrap());
     let held = rival.lock("k").unwrap();
     let request = || client.request("k").owner("job").same_owner(SameOwner::Replace).lease(60 * MINUTE);
-    let (told, tells) = std::sync::mpsc::channel();
-    let asks = request().wait(LONG).on_wait(move |_| told.send(()).unwrap_or_default());
-    std::thread::scope(|scope| {
-        let waits = scope.spawn(move || asks.lock());
-        tells.recv_timeout(LONG).unwrap();
-        let mut stop = Stop::at("acquire.turn");
-        held.release().unwrap();
-        wait_until("it has looked", || stop.is_reached());
+    scope(|scope| {
+        let (waits, mut stop, tells) = waits_for(scope, request(), held);
         let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
         let token = new.fencing_token();
         // As a suspend does, which leaves both.
@@ -74,14 +87,8 @@ fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
         let client = bench.builder().poll(SHORT..=SHORT).drop_timeout(LONG).request_timeout(LONG).connect().unwrap();
         let held = bench.rival().lock("k").unwrap();
         let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
-        let (told, tells) = std::sync::mpsc::channel();
-        let asks = request().wait(LONG).on_wait(move |_| told.send(()).unwrap_or_default());
-        std::thread::scope(|scope| {
-            let waits = scope.spawn(move || asks.lock());
-            tells.recv_timeout(LONG).unwrap();
-            let mut stop = Stop::at("acquire.turn");
-            held.release().unwrap();
-            wait_until("it has looked", || stop.is_reached());
+        scope(|scope| {
+            let (waits, mut stop, _tells) = waits_for(scope, request(), held);
             bench.clock.advance(SHORT);
             let new = request().try_lock().unwrap().expect("a new call");
             let (token, asked) = (new.fencing_token(), bench.faults.count(Call::Acquire));

@@ -11,7 +11,7 @@ use crate::support::wait::wait_until;
 use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::internals::sys::pause::Stop;
-use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, Mutex, Observer, Operation};
+use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockGuard, LockRequest, Mutex, Observer, Operation};
 
 const HOUR: Duration = Duration::from_secs(3600);
 const KEYS: [&str; 3] = ["a", "b", "c"];
@@ -297,21 +297,28 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     telling.join().unwrap();
 }
 
+/// Waits on a thread of its own, and hangs each time in what it is told: by the first channel it says so, by the second it is
+/// let go.
+fn hangs(request: LockRequest) -> (Waiter, mpsc::Receiver<()>, mpsc::Sender<()>) {
+    let (enter, entered) = mpsc::channel();
+    let (leave, left) = mpsc::channel::<()>();
+    let left = Mutex::new(left);
+    let request = request.on_wait(move |_| {
+        enter.send(()).unwrap_or_default();
+        left.lock().recv().unwrap_or_default();
+    });
+    let thread = std::thread::spawn(move || request.lock());
+    entered.recv_timeout(LONG).unwrap();
+    (thread, entered, leave)
+}
+
 /// Who was first hangs in code of its user's, and the key was free before that was known of it.
 #[test]
 fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
     let bench = Bench::new();
     let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
     let [_a, b, _c] = KEYS.map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
-    let (enter, entered) = mpsc::channel();
-    let (leave, left) = mpsc::channel::<()>();
-    let left = Mutex::new(left);
-    let hangs = client.request("b").on_wait(move |_| {
-        enter.send(()).unwrap_or_default();
-        left.lock().recv().unwrap_or_default();
-    });
-    let hangs = std::thread::spawn(move || hangs.lock());
-    entered.recv_timeout(LONG).unwrap();
+    let (hangs, _entered, leave) = hangs(client.request("b"));
     let (any, places, _) = any_placed(&client, &CancelToken::new());
     // On a busy machine it is known by then.
     assert!(matches!(places, [0, 0 | 1, 0]), "{places:?}");
@@ -329,15 +336,7 @@ fn who_is_first_again_behind_one_that_hangs_again_looks_once_more() {
     let (bench, requests) = (Bench::new(), Arc::new(Requests::default()));
     let client = bench.builder().poll(HOUR..=HOUR).observer(requests.clone()).connect().unwrap();
     let [_a, b, _c] = KEYS.map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
-    let (enter, entered) = mpsc::channel();
-    let (leave, left) = mpsc::channel::<()>();
-    let left = Mutex::new(left);
-    let hangs = client.request("b").on_wait_every(Duration::from_millis(1)).on_wait(move |_| {
-        enter.send(()).unwrap_or_default();
-        left.lock().recv().unwrap_or_default();
-    });
-    let hangs = std::thread::spawn(move || hangs.lock());
-    entered.recv_timeout(LONG).unwrap();
+    let (hangs, entered, leave) = hangs(client.request("b").on_wait_every(Duration::from_millis(1)));
     let reads = (Operation::Read, "b".to_owned());
     let looks = || requests.0.lock().iter().filter(|request| **request == reads).count();
     let before = looks();
