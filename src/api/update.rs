@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::api::client::LockClient;
 use crate::engine::failures::Failures;
-use crate::lease::{LockRecord, Step, StoreTime};
+use crate::lease::{LockRecord, Mode, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::{Seen, Swapped, read_key};
 use crate::sys::clock::BootTime;
@@ -108,10 +108,11 @@ impl LockClient {
         }
     }
 
-    /// A step that frees a key. Where nobody holds it already, only a write tells that this stays.
+    /// A step that frees a key. Where nothing is left to be freed, only a write tells that this stays; or the grant of an
+    /// exclusive holder, which came after it and was answered.
     pub(crate) fn freed_for_good<A>(&self, step: Step<A>, seen: &Seen) -> Step<A> {
-        let is_free = seen.live().next().is_none();
-        step.settled(&seen.record, is_free && self.reads_what_may_be_undone())
+        let is_taken = seen.live().any(|(mode, _)| mode == Mode::Exclusive);
+        step.settled(&seen.record, !is_taken && self.reads_what_may_be_undone())
     }
 
     pub(crate) fn reads_what_may_be_undone(&self) -> bool {

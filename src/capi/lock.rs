@@ -9,7 +9,7 @@ use super::failure::Failure;
 use super::status::{STATUS_FIRST_SIZE, Status, UNENDING, pick};
 use super::{call, handle, out_arg, sized_out_arg, text};
 use crate::model::error::Error;
-use crate::model::lock::Lock;
+use crate::model::lock::{Lock, OTHER_VERSION};
 
 /// A lock as data.
 pub struct LockData(Mutex<Option<Lock>>);
@@ -115,7 +115,7 @@ pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: 
         let lock = out_arg!(lock);
         // The cause could show a part of them, and they are a secret.
         let not_read = |error: serde_json::Error| {
-            let is_newer = error.to_string().starts_with("version is");
+            let is_newer = error.to_string().starts_with(OTHER_VERSION);
             let given = if is_newer { "a lock of another version of leasehold" } else { "no lock" };
             Failure::from(Error::invalid("bytes", given, "what leasehold_lock_to_bytes wrote"))
         };

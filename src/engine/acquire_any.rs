@@ -251,7 +251,8 @@ impl AnyWait<'_> {
                 if self.waits.iter().any(Wait::is_past_end) {
                     return false;
                 }
-                // Nobody reports that all before it hang, or came back for so long at least, so it looks.
+                // Nobody reports that all before it hang, so it looks; twice in that time, for one that comes back and hangs
+                // again is first for so long at least.
                 if !overall.wait_for_any(left.min(HANGS / 2), self.tickets().map(Ticket::nudged)) {
                     return false;
                 }

@@ -150,7 +150,7 @@ impl Wait<'_> {
         // A guard learns late that another process took its lock.
         let known = self.known.last_seen.iter().flat_map(|seen| seen.live()).map(|(_, holder)| holder.token).max();
         let has = |lock: &Lock| lock.key() == key && known.is_none_or(|known| known <= lock.fencing_token());
-        let is_newer = |hold: &Arc<Hold>| has(hold.granted()) && hold.stands() && hold.grant.at > called;
+        let is_newer = |hold: &Arc<Hold>| has(hold.granted()) && hold.stands_since(called);
         let replaces = self.spec.lock.replace_same_owner;
         attempt.ask.replace_same_owner = replaces && !self.family.holds().iter().any(is_newer);
         attempt.sends += 1;

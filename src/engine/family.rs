@@ -232,7 +232,7 @@ impl Family {
 
     /// The same of one granted since then, also while its guard gives it back: it stands until the store has answered.
     pub fn stands_here_since(&self, since: BootTime, holder: &LockStatus) -> bool {
-        self.guard_of(holder).is_some_and(|hold| hold.stands() && hold.grant.at > since)
+        self.guard_of(holder).is_some_and(|hold| hold.stands_since(since))
     }
 
     fn guard_of(&self, holder: &LockStatus) -> Option<Arc<Hold>> {

@@ -373,7 +373,7 @@ impl Hold {
             Lease::Forever => {
                 let seen = read_key(&**backend, &attempt.key, by)?;
                 match seen.record.standing(attempt.grant()) {
-                    // By a clock that this one can't compare, perhaps, or taken back by a failover: it is put on this one.
+                    // A clock that this one can't compare gave it, or a failover takes it back, perhaps: it is written anew.
                     Some((_, holder)) if holder.until != End::Never && is_doubtful(&seen.times) => {
                         let left = holder.until.left(seen.times.now).unwrap_or_default();
                         match backend.renew(attempt, Renewal::heartbeat(Lease::For(left)), by)? {

@@ -149,9 +149,9 @@ impl Hold {
         })
     }
 
-    /// Whether it is held, or just being released: then it stands until the store has answered.
-    pub fn stands(&self) -> bool {
-        self.is_held() || self.state.lock().phase == Phase::Releasing
+    /// Whether it was granted since then, and is held, or just being released: then it stands until the store has answered.
+    pub fn stands_since(&self, since: BootTime) -> bool {
+        self.grant.at > since && (self.is_held() || self.state.lock().phase == Phase::Releasing)
     }
 
     /// The end may be noticed long after the lease's, as by a process that was stopped: others may have had the lock since.
@@ -217,8 +217,11 @@ impl Hold {
     /// Gives up what is owed, unless another release is under way: that one does, should it fail.
     fn give_up_owed(&self) {
         let Some(attempt) = self.for_background() else { return };
-        if std::mem::take(&mut self.state.lock().ends.is_owed) {
+        let is_owed = self.state.lock().ends.is_owed;
+        if is_owed {
             self.setup.undo.push_after(attempt, self.must_stand_for());
+            // Now, for a close between the two would find it nowhere.
+            self.state.lock().ends.is_owed = false;
         }
     }
 

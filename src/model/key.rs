@@ -28,7 +28,7 @@ pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
 }
 
 /// How a text begins that may be long.
-fn cut(text: &str) -> String {
+pub(crate) fn cut(text: &str) -> String {
     let mut shown: String = text.chars().take(40).collect();
     if shown.len() < text.len() {
         shown.push('…');

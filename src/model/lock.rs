@@ -279,6 +279,10 @@ fn wall_time(at: StoreTime, store_now: StoreTime, wall_now: SystemTime) -> Syste
     }
 }
 
+/// So the error begins that says of a lock's JSON that another version wrote it.
+#[cfg(feature = "serde")]
+pub(crate) const OTHER_VERSION: &str = "version is";
+
 #[cfg(feature = "serde")]
 mod wire {
     //! The form in which a [`Lock`] is serialized: simple JSON with a version.
@@ -329,7 +333,7 @@ mod wire {
         fn try_from(version: String) -> Result<Self, String> {
             match version.split('.').next().and_then(|major| major.parse::<u32>().ok()) {
                 Some(FORMAT_MAJOR) => Ok(Version(version)),
-                _ => Err(format!("version is {version:?}, but must be {FORMAT_MAJOR}.x")),
+                _ => Err(format!("{OTHER_VERSION} {version:?}, but must be {FORMAT_MAJOR}.x")),
             }
         }
     }

@@ -143,7 +143,7 @@
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
 //! `synchronous_commit` says by default. The release of a lease that ends within a minute does not wait for that. What a
 //! call finds done, as an earlier one may have left it without an answer, is answered only after another commit on its row: a
-//! grant, a later end, a release, a key that is to be freed and has no holder. Only an [`unlock`](crate::LockClient::unlock)
+//! grant, a later end, a release, a key that is to be freed and has no holder that is. Only an [`unlock`](crate::LockClient::unlock)
 //! that finds no lock of its group has no row for that. Where somebody cancels the wait for the standby
 //! (`pg_cancel_backend`), the answer counts as one that did not come.
 //!

@@ -10,7 +10,7 @@ use super::error::{Stage, refuses_rows};
 use super::{Flight, Spanner};
 use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::key::short;
+use crate::model::key::{cut, shown};
 use crate::model::lock::Lock;
 use crate::store::failure::Fate;
 use crate::store::fence::Standing;
@@ -20,7 +20,7 @@ use crate::store::fence::Standing;
 fn lost(lock: &Lock) -> String {
     let mut grant = DefaultHasher::new();
     lock.grant.as_str().hash(&mut grant);
-    format!("leasehold: lock {:?} lost, token {} ({:016x})", short(&lock.key), lock.token, grant.finish())
+    format!("leasehold: lock {:?} lost, token {} ({:016x})", cut(&shown(&lock.key)), lock.token, grant.finish())
 }
 
 /// A query that fails unless the grant holds. Heartbeats write none of the columns that it reads of an exclusive

@@ -80,6 +80,7 @@ fn the_loss_of_another_lock_is_not_told_as_its_own() {
     let error = open.data.wait(run).unwrap_err();
     assert!(error.kind() == ErrorKind::Store && error.source().is_some(), "{error:?}");
     hides_the_grant_of(&other, &error);
+    assert!(error.source().is_some_and(|said| said.to_string().contains("lock \"b\" lost")), "{error:?}");
     assert!(guard.is_held());
     let run = run_fenced(&other, &open.data.client, async |transaction| other.assert_in(&transaction).await);
     assert_eq!(open.data.wait(run).unwrap_err().kind(), ErrorKind::Lost);

@@ -177,13 +177,22 @@ fn what_was_freed_is_not_known_until_a_standby_has_it() {
     let Some(server) = Server::start() else { return };
     let client = server.client();
     client.create_schema().unwrap();
-    let locks = ["forced", "unlocked"].map(|key| client.request(key).lease_forever().acquire().unwrap());
+    let request = |key| client.request(key).lease_forever();
+    let locks = ["forced", "unlocked"].map(|key| request(key).acquire().unwrap());
+    let shared = request("shared").shared();
+    let (left, _stays) = (shared.acquire().unwrap(), request("shared").shared().acquire().unwrap());
     server.standbys("nobody");
-    let frees = || [client.force_release("forced"), client.unlock_key("unlocked", locks[1].lock_id())];
+    let frees = || {
+        let [forced, unlocked] = [client.force_release("forced"), client.unlock_key("unlocked", locks[1].lock_id())];
+        [forced, unlocked, client.unlock_key("shared", left.lock_id())]
+    };
     for _ in 0..2 {
         let freed = server.frees(frees);
-        assert!(freed.iter().all(Result::is_err), "{freed:?}");
+        let is_open = |freed: &leasehold::Result<_>| freed.as_ref().is_err_and(|error| error.kind() != ErrorKind::Held);
+        assert!(freed.iter().all(is_open), "{freed:?}");
     }
     server.standbys("");
-    assert!(frees().into_iter().all(|freed| freed.unwrap().is_empty()));
+    let [forced, unlocked, shared] = frees();
+    assert!(forced.unwrap().is_empty() && unlocked.unwrap().is_empty());
+    assert_eq!(shared.unwrap_err().kind(), ErrorKind::Held, "others share it");
 }
