@@ -240,9 +240,14 @@ impl LockGuard {
         pause!("drop.released");
         // Before the log, which may hang.
         self.hold.abandon();
-        if let Some(Err(error)) = released
-            && error.kind() != ErrorKind::Lost
-        {
+        if let Some(Err(error)) = released {
+            self.warn_of_release(&error);
+        }
+    }
+
+    /// A loss was warned of already, and a forked child has nothing to release.
+    pub(crate) fn warn_of_release(&self, error: &Error) {
+        if error.kind() != ErrorKind::Lost && self.is_own_process() {
             log::warn!(target: "leasehold::guard", key:? = self.key();
                 "lock {:?} could not be released yet and is given up in the background: {error}", self.key());
         }

@@ -17,10 +17,10 @@
 //! | series | kind | further labels | |
 //! |---|---|---|---|
 //! | `leasehold_held` | gauge | | locks that guards and keepers hold |
-//! | `leasehold_waiting` | gauge | | calls that wait |
+//! | `leasehold_waiting` | gauge | | waits; a call for any of several keys waits for each of them |
 //! | `leasehold_acquired_total` | counter | | grants |
 //! | `leasehold_refused_total` | counter | | others held it: each answer, so a wait counts several |
-//! | `leasehold_wait_seconds` | histogram | `end` | how long a call waited; `granted`, `timed_out`, .. ([`WaitEnd::name`](crate::WaitEnd::name)) |
+//! | `leasehold_wait_seconds` | histogram | `end` | how long each wait took; `granted`, `timed_out`, .. ([`WaitEnd::name`](crate::WaitEnd::name)) |
 //! | `leasehold_hold_seconds` | histogram | `end` | how long it was held; `released`, `lost`, `handed_over`, `left` |
 //! | `leasehold_lost_total` | counter | `reason` | [`LossReason::name`](crate::LossReason::name) |
 //! | `leasehold_renewed_total` | counter | | heartbeats that extended a lease |

@@ -346,7 +346,7 @@ impl LockAllGuard {
 
     /// Within one bound; what is not released by then is given up in the background.
     fn release_each(&self) -> Result<()> {
-        let (mut lost, mut outcome) = (Ok(()), Ok(()));
+        let (mut lost, mut outcome, mut failed) = (Ok(()), Ok(()), Vec::new());
         let begun: Vec<_> = self.guards.iter().map(|guard| (guard, guard.is_held())).collect();
         for ((guard, was_held), to_come) in begun.into_iter().zip((1..=self.guards.len() as u32).rev()) {
             // Each has its part of the time, so that one whose release hangs does not keep the others locked; a quarter of
@@ -356,8 +356,9 @@ impl LockAllGuard {
                 Duration::ZERO => Err(guard.too_late()),
                 left => guard.release_within(left),
             };
-            if released.is_err() {
+            if let Err(error) = &released {
                 guard.abandon();
+                failed.push((guard, error.clone()));
             }
             // Whose time was over since this began was held to the end of the work.
             let is_over = |loss: Loss| matches!(loss.reason, LossReason::Expired { .. } | LossReason::MaxHold);
@@ -367,6 +368,8 @@ impl LockAllGuard {
                 released => outcome = outcome.and(released),
             }
         }
+        // After all of them, for the logger may hang. The caller has no more than one of these errors, a drop none.
+        failed.iter().for_each(|(guard, error)| guard.warn_of_release(error));
         // That the work was not safe says more than that a lock may still stand.
         lost.and(outcome)
     }

@@ -89,7 +89,9 @@ pub(super) struct Requests {
     /// Locked while a hand-over is under way: whether a waiter has it, or somebody must give it up, is not known before.
     pub handing: Mutex<()>,
     /// By when the grant has ended by itself, as the last answer says, in boot time.
-    pub stands_until: AtomicU64,
+    pub answered_until: AtomicU64,
+    /// The same where all that was asked for has arrived, whatever was answered.
+    pub asked_until: AtomicU64,
     /// The grant id under which the place of the grant is kept, where the hold ends too early.
     pub kept_as: GrantId,
 }
@@ -177,7 +179,7 @@ impl Hold {
         let lock = Lock::granted(&attempt, &holder, now, setup.backend.info());
         let created = if setup.backend.info().grace.is_zero() { holder.created } else { holder.created.max(now) };
         let granted_at = setup.clock.now();
-        let stands_until = end_of(holder.until, now, granted_at);
+        let answered_until = end_of(holder.until, now, granted_at);
         let (now, wishes) = crossbeam_channel::bounded(1);
         Arc::new(Hold {
             process: ProcessId::current(),
@@ -204,7 +206,8 @@ impl Hold {
                 attempt: Mutex::new(attempt),
                 handed: Mutex::default(),
                 handing: Mutex::default(),
-                stands_until: AtomicU64::new(stands_until.as_nanos()),
+                answered_until: AtomicU64::new(answered_until.as_nanos()),
+                asked_until: AtomicU64::default(),
                 kept_as: setup.backend.info().grant_form.fresh(),
             },
             loss: LossWatch::new(),
@@ -367,7 +370,7 @@ impl Hold {
         if let Lease::For(time) = lease {
             // For so long, should it arrive and no answer.
             let by = sent + time + by.remaining();
-            self.requests.stands_until.fetch_max(by.as_nanos(), Ordering::SeqCst);
+            self.requests.asked_until.fetch_max(by.as_nanos(), Ordering::SeqCst);
         }
         let (until, now) = match lease {
             Lease::Forever => {
@@ -419,24 +422,19 @@ impl Hold {
             }
             state.last_error = None;
             *self.beats.warned.lock() = None;
-            let stands_until = end_of(until, now, self.setup.clock.now());
-            match self.setup.terms.lease {
-                // Others may have given it an end; by now it is only read.
-                Lease::Forever => self.requests.stands_until.store(stands_until.as_nanos(), Ordering::SeqCst),
-                // An earlier one without an answer may arrive still, and have asked for more.
-                Lease::For(_) => drop(self.requests.stands_until.fetch_max(stands_until.as_nanos(), Ordering::SeqCst)),
-            }
+            let answered_until = end_of(until, now, self.setup.clock.now());
+            self.requests.answered_until.store(answered_until.as_nanos(), Ordering::SeqCst);
             let wall = SystemTime::now();
             if is_renewed {
                 state.lock.renewed = Some(wall);
             }
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
+            if is_renewed {
+                self.tell_before_its_end(&Event::Renewed { key: &shown(&self.grant.lock.key), left }, state);
+            }
         }
         pause!("renew.published");
-        if is_renewed {
-            self.setup.observing.tell(&Event::Renewed { key: &shown(&self.grant.lock.key), left });
-        }
         Beat::Renewed
     }
 

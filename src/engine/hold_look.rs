@@ -101,17 +101,17 @@ impl Hold {
             if state.last_error.is_some() {
                 state.callbacks.warn_before = None;
                 let on_warning = state.callbacks.on_warning.take();
-                drop(state);
-                self.warn(held_until, now, on_warning);
+                let left = held_until.since(now);
+                self.tell_before_its_end(&Event::RenewalLate { key: &shown(&self.grant.lock.key), left }, state);
+                self.warn(held_until, left, on_warning);
             }
             return Some(max_hold.map_or(held_until, |end| end.min(held_until)));
         }
         [Some(held_until), max_hold, warning].into_iter().flatten().min()
     }
 
-    fn warn(&self, until: BootTime, now: BootTime, on_warning: Option<OnWarning>) {
+    fn warn(&self, until: BootTime, left: Duration, on_warning: Option<OnWarning>) {
         let key = &*shown(&self.grant.lock.key);
-        let left = until.since(now);
         if let Some(on_warning) = on_warning {
             // It may wait for a thread.
             let clock = self.setup.clock.clone();
@@ -119,6 +119,5 @@ impl Hold {
         }
         log::warn!(target: "leasehold::guard", key:?, left_ms = left.as_millis() as u64;
             "heartbeats of lock {key:?} fail; it will be lost in {:.1} s", left.as_secs_f64());
-        self.setup.observing.tell(&Event::RenewalLate { key, left });
     }
 }

@@ -364,8 +364,7 @@ fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_an
     let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK)).expect("an answer");
     let _unanswered = hold.ask(10 * LEASE, &Deadline::after(SLACK));
     assert!(matches!(hold.answered(answer), Beat::Renewed));
-    let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
-    assert!(stands_until.since(clock.now()) > 9 * LEASE);
+    assert!(hold.stands_until().since(clock.now()) > 9 * LEASE);
 }
 
 /// Else it would be given up for ever, once it is lost.
@@ -373,11 +372,10 @@ fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_an
 fn a_lock_without_end_that_was_given_one_stands_until_then() {
     let World { mut hold, clock, .. } = World::new(&[]);
     Arc::get_mut(&mut hold).expect("nobody else has it").setup.terms.lease = Lease::Forever;
-    hold.requests.stands_until.store(BootTime::NEVER.as_nanos(), Ordering::SeqCst);
+    hold.requests.answered_until.store(BootTime::NEVER.as_nanos(), Ordering::SeqCst);
     let answer = hold.ask(Duration::ZERO, &Deadline::after(SLACK)).expect("an answer");
     assert!(matches!(hold.answered(answer), Beat::Renewed));
-    let stands_until = BootTime::from_nanos(hold.requests.stands_until.load(Ordering::SeqCst));
-    assert!(stands_until.since(clock.now()) <= LEASE);
+    assert!(hold.stands_until().since(clock.now()) <= LEASE);
 }
 
 #[test]

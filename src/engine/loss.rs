@@ -1,6 +1,8 @@
 //! The end of a hold that its holder did not want: how it is found, and who is told.
 
-use super::hold::{Hold, LostBy, Phase};
+use parking_lot::MutexGuard;
+
+use super::hold::{Hold, LostBy, Phase, State};
 use crate::lease::{Holder, Lease, Mode};
 use crate::model::error::{Error, ErrorKind};
 use crate::model::event::Event;
@@ -74,8 +76,17 @@ impl Hold {
         if !is_told_by_another {
             self.setup.observing.tell(&Event::Lost { loss: &loss });
         }
-        log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
-            "lock {:?} lost: {loss}", loss.key);
+        warn_of(&loss);
+    }
+
+    /// What another thread tells has its place before anything that ends the hold; else it is told once `state` is free.
+    pub(super) fn tell_before_its_end(&self, event: &Event<'_>, state: MutexGuard<'_, State>) {
+        if self.setup.observing.is_told_by_another() {
+            self.setup.observing.tell(event);
+            return;
+        }
+        drop(state);
+        self.setup.observing.tell(event);
     }
 
     /// How the lock was lost, by the record that was found.
@@ -125,4 +136,9 @@ impl Hold {
     pub(super) fn is_expired(&self) -> bool {
         matches!(self.loss.get().map(|loss| loss.reason), Some(LossReason::Expired { .. }))
     }
+}
+
+pub(super) fn warn_of(loss: &Loss) {
+    log::warn!(target: "leasehold::guard", key:? = loss.key, token = loss.fencing_token;
+        "lock {:?} lost: {loss}", loss.key);
 }

@@ -99,9 +99,10 @@ impl Wait<'_> {
         match self.is_covered() {
             true if begin == Begin::Refused => Duration::ZERO,
             // After a failure the store does not repeat its reports, so the waiter polls.
-            true if self.line.is_woken && self.known.last_error.is_none() => {
-                backoff::woken_delay(poll, free_in, fastrand::f64())
+            _ if self.known.last_error.is_some() => {
+                backoff::failed_look_delay(poll, self.effort.started.elapsed(), fastrand::f64())
             }
+            true if self.line.is_woken => backoff::woken_delay(poll, free_in, fastrand::f64()),
             _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, fastrand::f64()),
         }
     }

@@ -8,6 +8,7 @@ use super::handover::PassedOn;
 use super::heartbeat::NEAREST_END;
 use super::hold::{AtEnd, Hold, LostBy, Phase};
 use super::hold_at_least::Kept;
+use super::loss::warn_of;
 use super::undo::ends_hold;
 use crate::lease::Lease;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -143,7 +144,10 @@ impl Hold {
                 let reason = if by.is_some() { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther };
                 // The guard's own watch ends without a loss, as by any release: the caller has the error.
                 if self.finish(true) {
-                    self.setup.observing.tell(&Event::Lost { loss: &self.loss_by(reason) });
+                    let loss = self.loss_by(reason);
+                    self.setup.observing.tell(&Event::Lost { loss: &loss });
+                    // Whoever drops the guard has no error, and says nothing of one that is lost.
+                    warn_of(&loss);
                 }
             }
         })
@@ -156,7 +160,7 @@ impl Hold {
 
     /// The end may be noticed long after the lease's, as by a process that was stopped: others may have had the lock since.
     pub(super) fn held_for(&self) -> Duration {
-        self.setup.clock.now().min(self.stands_until()).since(self.grant.at)
+        self.setup.clock.now().min(self.answered_until()).since(self.grant.at)
     }
 
     /// Sends what ends the hold. Gives its answer, and whether another request of this very hold may have ended it.
@@ -251,8 +255,13 @@ impl Hold {
         self.stands_for().is_zero() && handing.is_some() && self.requests.handed.lock().is_none()
     }
 
-    fn stands_until(&self) -> BootTime {
-        BootTime::from_nanos(self.requests.stands_until.load(Ordering::SeqCst))
+    /// An earlier renewal without an answer may arrive still, and have asked for more than the last one that was answered.
+    pub(super) fn stands_until(&self) -> BootTime {
+        self.answered_until().max(BootTime::from_nanos(self.requests.asked_until.load(Ordering::SeqCst)))
+    }
+
+    fn answered_until(&self) -> BootTime {
+        BootTime::from_nanos(self.requests.answered_until.load(Ordering::SeqCst))
     }
 
     fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {

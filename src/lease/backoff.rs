@@ -34,6 +34,11 @@ pub fn poll_delay(
     free_in.map_or(drawn, |free| drawn.min(free))
 }
 
+/// The same after a look that failed, which is repeated as soon as any other request: the lock may be free by then.
+pub fn failed_look_delay(range: &RangeInclusive<Duration>, waited: Duration, random: f64) -> Duration {
+    poll_delay(range, waited, None, random).min(retry_delay(u32::MAX, Duration::MAX, random))
+}
+
 /// When a waiter looks again that the store wakes for everything but the end of a lease: when the lock can be free, and
 /// a hundredth as often as one that polls, since a wakeup may be lost on its way.
 pub fn woken_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, random: f64) -> Duration {

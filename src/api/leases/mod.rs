@@ -231,18 +231,21 @@ impl Leases {
         let by = Deadline::after(Duration::MAX).or_cancel(family.closing()).or_cancel(cancel);
         let started = Instant::now();
         loop {
-            let free_in = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
+            let (waited, random) = (started.elapsed(), fastrand::f64());
+            let delay = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
                 Ok(found) => {
-                    transition::free_in(&found.seen.record, &Wanted::EXCLUSIVE, found.seen.times.expired_before)
+                    let (record, now) = (&found.seen.record, found.seen.times.expired_before);
+                    match transition::free_in(record, &Wanted::EXCLUSIVE, now) {
+                        Some(Duration::ZERO) => return Ok(()),
+                        free_in => backoff::poll_delay(&family.options.poll, waited, free_in, random),
+                    }
                 }
-                Err(error) if error.is_retryable() => None,
-                Err(_) if by.is_over() => None,
+                Err(error) if error.is_retryable() || by.is_over() => {
+                    backoff::failed_look_delay(&family.options.poll, waited, random)
+                }
                 Err(error) => return Err(error),
             };
-            if free_in == Some(Duration::ZERO) {
-                return Ok(());
-            }
-            if !by.wait_for(backoff::poll_delay(&family.options.poll, started.elapsed(), free_in, fastrand::f64())) {
+            if !by.wait_for(delay) {
                 family.check_open()?;
                 return Err(self.client.error(ErrorKind::Cancelled, &key, "the wait was cancelled"));
             }

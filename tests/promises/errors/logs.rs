@@ -78,6 +78,17 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(guard);
         assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
+        // One of several.
+        let all = client.lock_all(["a", "b"]).unwrap();
+        store.fail_next(Operation::Release, Failure::AnswerHangs);
+        drop(all);
+        assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
+
+        // What only the drop finds.
+        let guard = client.lock("l").unwrap();
+        client.force_release("l").unwrap();
+        drop(guard);
+        assert_warned("WARN leasehold::guard: lock \"l\" lost: released by another");
 
         let guard = client.lock("k").unwrap();
         store.advance(Duration::from_secs(21));

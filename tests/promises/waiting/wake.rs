@@ -22,6 +22,7 @@ on_each_local! {
         the_heartbeats_of_the_holder_wake_nobody,
         the_end_of_a_lease_makes_no_event_and_is_looked_for,
         a_clock_that_jumps_lets_it_look,
+        a_look_that_fails_is_repeated_however_seldom_it_polls,
         one_call_watches_for_many_waiters,
         a_line_of_waiters_makes_no_request_while_it_waits,
         a_wake_that_fails_is_tried_again_and_polled_for_meanwhile,
@@ -172,6 +173,15 @@ fn a_clock_that_jumps_lets_it_look(store: Store) {
     settled(&store);
     store.advance(2 * LEASE);
     assert!(waiting.join().expect("a waiter").is_ok());
+}
+
+/// Else a holder that died would keep it out for all of a pause.
+fn a_look_that_fails_is_repeated_however_seldom_it_polls(store: Store) {
+    let _dead = store.bystander().request("k").lease(millis(1_000)).acquire().expect("a lock");
+    store.plan.next(Call::Read, Fault::FailBefore);
+    let granted = patient(&store).try_lock_for("k", PATIENCE).expect("an answer");
+    assert!(store.plan.count(Call::Read) > 1, "{:?} on {}", store.plan.calls(), store.name);
+    assert!(granted.is_some(), "its lease is over on {}", store.name);
 }
 
 fn one_call_watches_for_many_waiters(store: Store) {
