@@ -137,6 +137,10 @@ fn release(
         let is_over = locks.lost(&[]).is_some_and(is_over);
         let stood = stood.map_err(if is_over { Unreleased::IsOver } else { Unreleased::Failed });
         let _ = done.send(stood.clone());
+        // A run that has lost one is due again; the others would keep it out.
+        if let Some(every) = every.filter(|_| stood.as_ref().is_err_and(Unreleased::is_lost)) {
+            locks.free_what_stands(every, "one of them was lost");
+        }
         let mut is_said = false;
         let goes_on = |why: &Error| {
             let is_waited_for = is_waited_for && nobody_waits.recv_timeout(AGAIN) == Err(RecvTimeoutError::Timeout);

@@ -57,18 +57,14 @@ impl Wanted {
         each: impl Fn(LockRequest) -> LockRequest + Send + Sync,
     ) -> Result<Held> {
         let request = set(client.request_all(&self.keys).each(each), self.until, LockAllRequest::wait_until);
-        let held = Held::All(set(request, self.max_hold, LockAllRequest::max_hold).lock()?);
+        let guard = set(request, self.max_hold, LockAllRequest::max_hold).lock()?;
+        let held = Held::All(guard, client.clone());
         let Some(least) = self.at_least else { return Ok(held) };
         let Err(error) = held.stand(least, cancel, self.until) else { return Ok(held) };
-        // What stands already would keep others out of work that nobody does. A second signal ends this at once, so it is
-        // said before.
-        let (name, least) = (held.name(), words(least));
-        tell(&format!("nothing is run; until they are released some of {name} may stand for {least}"));
-        for guard in held.guards() {
-            if let Err(why) = client.unlock_key(guard.key(), held.lock_id()) {
-                tell(&format!("the lock {:?} may stand for {least} though nothing was run: {why}", guard.key()));
-            }
-        }
+        // A second signal ends this at once, so it is said before.
+        let (name, time) = (held.name(), words(least));
+        tell(&format!("nothing is run; until they are released some of {name} may stand for {time}"));
+        held.free_what_stands(least, "nothing was run");
         Err(error)
     }
 }
@@ -102,10 +98,18 @@ fn set<R, T>(request: R, value: Option<T>, with: impl FnOnce(R, T) -> R) -> R {
     }
 }
 
+fn named(guards: &[LockGuard]) -> String {
+    let keys: Vec<String> = guards.iter().map(|guard| format!("{:?}", guard.key())).collect();
+    match keys.as_slice() {
+        [key] => format!("the lock {key}"),
+        keys => format!("the locks {}", keys.join(", ")),
+    }
+}
+
 /// The locks that are held.
 pub enum Held {
     One(LockGuard),
-    All(LockAllGuard),
+    All(LockAllGuard, LockClient),
 }
 
 impl Held {
@@ -113,7 +117,7 @@ impl Held {
     fn guards(&self) -> &[LockGuard] {
         match self {
             Held::One(guard) => slice::from_ref(guard),
-            Held::All(guard) => guard.guards(),
+            Held::All(guard, _) => guard.guards(),
         }
     }
 
@@ -138,13 +142,27 @@ impl Held {
         self.guards().first().map(LockGuard::info)
     }
 
+    /// Where not all of several could be made to stand for so long: those that do would keep others out of work that nobody
+    /// has done. Of one lock nothing stands then.
+    pub fn free_what_stands(&self, least: Duration, though: &str) {
+        let Held::All(all, client) = self else { return };
+        let guards = all.guards();
+        for (nth, guard) in guards.iter().enumerate() {
+            let freed = client.unlock_key(guard.key(), guard.lock_id());
+            let Some(why) = freed.err().filter(|why| why.kind() != ErrorKind::Held) else { continue };
+            // A store that does not answer would take as long for each of the others.
+            let is_silent = why.is_retryable() || why.kind() == ErrorKind::Ambiguous;
+            let stand = if is_silent { &guards[nth..] } else { slice::from_ref(guard) };
+            tell(&format!("{} may stand for {} though {though}: {why}", named(stand), words(least)));
+            if is_silent {
+                break;
+            }
+        }
+    }
+
     /// As messages name it.
     pub fn name(&self) -> String {
-        let keys: Vec<String> = self.guards().iter().map(|guard| format!("{:?}", guard.key())).collect();
-        match keys.as_slice() {
-            [key] => format!("the lock {key}"),
-            keys => format!("the locks {}", keys.join(", ")),
-        }
+        named(self.guards())
     }
 
     pub fn is_held(&self) -> bool {
@@ -233,7 +251,7 @@ impl Held {
     pub fn release(self, mut goes_on: impl FnMut(&Error) -> bool, done: impl FnOnce(Result<()>)) {
         let mut guard = match self {
             Held::One(guard) => guard,
-            Held::All(guard) => return done(guard.release()),
+            Held::All(guard, _) => return done(guard.release()),
         };
         loop {
             let Err(failed) = guard.release() else { return done(Ok(())) };
@@ -249,7 +267,46 @@ impl Held {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+    use std::sync::{Arc, Mutex};
+
+    use leasehold::testing::MemoryStore;
+    use leasehold::{Event, Observer, Operation};
+
     use super::*;
+
+    /// Takes the store away once `c` is granted, and the caller's patience once that is noticed.
+    struct GoesAway {
+        store: Arc<MemoryStore>,
+        cancel: CancelToken,
+        asked: Mutex<BTreeSet<String>>,
+    }
+
+    impl Observer for GoesAway {
+        fn event(&self, event: &Event<'_>) {
+            match event {
+                Event::Granted { key: "c", .. } => self.store.go_offline(),
+                Event::Request { operation: Operation::Renew, error: Some(_), .. } => self.cancel.cancel(),
+                Event::Request { operation: Operation::Read, key: Some(key), error: Some(_), .. } => {
+                    self.asked.lock().unwrap().insert((*key).to_owned());
+                }
+                _ => {}
+            }
+        }
+    }
+
+    /// Each would take as long.
+    #[test]
+    fn a_store_that_does_not_answer_is_asked_to_free_one_of_several() {
+        let (store, cancel) = (Arc::new(MemoryStore::new()), CancelToken::new());
+        let away = Arc::new(GoesAway { store: store.clone(), cancel: cancel.clone(), asked: Mutex::default() });
+        let brief = Duration::from_millis(300);
+        let builder = store.builder().observer(away.clone()).request_timeout(brief).drop_timeout(brief);
+        let keys = ["a", "b", "c"].map(str::to_owned).to_vec();
+        let wanted = Wanted { keys, at_least: Some(Duration::from_secs(3600)), ..Wanted::default() };
+        assert!(wanted.lock(&builder.connect().unwrap(), &cancel, None).is_err());
+        assert_eq!(away.asked.lock().unwrap().iter().collect::<Vec<_>>(), ["a"]);
+    }
 
     /// Else the present would be taken for the end of a lease that may be over for long.
     #[test]

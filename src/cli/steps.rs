@@ -82,7 +82,7 @@ fn still_held(held: Held) -> Outcome<Lock> {
             guard.ensure_held()?;
             Ok(guard.into_lock())
         }
-        Held::All(_) => Err(Failure::Own(code::INTERNAL, "several locks are held".to_owned())),
+        Held::All(..) => Err(Failure::Own(code::INTERNAL, "several locks are held".to_owned())),
     }
 }
 

@@ -100,6 +100,21 @@ fn that_one_was_lost_is_told_where_another_can_not_be_released() {
     assert_eq!(ran.code, Some(76), "{}", ran.stderr);
 }
 
+/// Those that are not lost would keep it out until the next period.
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_run_that_has_lost_one_of_several_is_due_again() {
+    let store = Store::new();
+    drop(store.client());
+    let mut command = store.reading(&["z", "--every", "1h", "--lease", "1h"], "echo ready; read go; true");
+    let running = Running::ready(&mut command);
+    store.client().force_release("z").unwrap();
+    let ran = running.end();
+    assert_eq!(ran.code, Some(76), "{}", ran.stderr);
+    let again = run(store.leasehold(&["run", "k", "z", "--every", "1h"]).args(["--", "echo", "again"]));
+    assert_eq!((again.code, again.stdout.as_str()), (Some(0), "again\n"), "{}", again.stderr);
+}
+
 /// The system would refuse to start the command when all of them are held.
 #[test]
 #[cfg(target_os = "linux")]

@@ -222,6 +222,15 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
     assert!(store.client().try_lock_for("k", Duration::from_secs(10)).unwrap().is_some());
 }
 
+/// No key has ended it.
+#[test]
+fn what_ends_by_the_signal_of_a_loss_interrupts_nothing_around_it() {
+    let (_store, mut terminal) = shell();
+    let run = "leasehold run k --max-hold 300ms --on-loss signal:INT -- sleep 1000";
+    terminal.types(&format!("sh -c '{run}; echo code=\"\"$?'\n"));
+    terminal.sees("code=76");
+}
+
 #[test]
 fn the_script_around_it_reads_the_terminal_again() {
     let (_store, mut terminal) = shell();
