@@ -39,15 +39,16 @@
 //! # Anywhere else
 //! Store the highest [fencing token](crate::LockGuard::fencing_token) that was seen beside the data, and let each
 //! write ask that it is not greater than its own. The token is a number of microseconds that fits into an `i64`.
+//! That is for exclusive locks: holders that share one have tokens of their own, of which the highest would keep out all others.
 //!
 //! | where | what stands beside the data | the write, with the guard's token as `t` |
 //! |---|---|---|
 //! | SQL, a row that is there | `token BIGINT NOT NULL DEFAULT 0` | `UPDATE report SET text = :text, token = :t WHERE id = :id AND token <= :t`: one row changed, or too late |
 //! | SQL, a row that may be missing | the same | `INSERT INTO report (id, text, token) VALUES (:id, :text, :t) ON CONFLICT (id) DO UPDATE SET text = excluded.text, token = excluded.token WHERE report.token <= excluded.token`: one row changed, or too late |
 //! | DynamoDB | a number `token` | `SET #text = :text, #token = :t` with the condition `attribute_not_exists(#token) OR #token <= :t` |
-//! | MongoDB | a long `token` | `updateOne({_id: id, $or: [{token: {$exists: false}}, {token: {$lte: t}}]}, {$set: {text: .., token: t}})`: one matched, or too late |
-//! | Cloud Spanner | `token INT64` | `UPDATE report SET text = @text, token = @t WHERE id = @id AND (token IS NULL OR token <= @t)`: one row changed, or too late |
-//! | a file or an object | the token in its name or metadata | write only under the condition of the version that was read with a lower token |
+//! | MongoDB | a long `token` | `updateOne({_id: id, $or: [{token: {$exists: false}}, {token: {$lte: t}}]}, {$set: {text: .., token: t}})`: one matched, or too late. With `upsert: true` where it may be missing: then a duplicate key is too late |
+//! | Cloud Spanner, a row that is there | `token INT64` | `UPDATE report SET text = @text, token = @t WHERE id = @id AND (token IS NULL OR token <= @t)`: one row changed, or too late |
+//! | a file or an object | the token in its name or metadata | write only under the condition of the version that was read with a token that is not higher |
 //!
 //! Equal tokens are the same holder, who may write again.
 //!

@@ -262,7 +262,7 @@ pub trait ConditionCheck: Fenced {
     /// strong consistency: there only the token fences.
     ///
     /// # Errors
-    /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
+    /// `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
     fn condition_check(&self) -> Result<types::ConditionCheck>;
 
     /// What the reason that stands at the place of the check says, when the transaction was cancelled.

@@ -253,7 +253,7 @@ pub trait AssertIn: Fenced {
     /// The same as one statement, for transactions of other drivers. (The crate `postgres` has [`blocking`].)
     ///
     /// # Errors
-    /// `InvalidInput` for a lock of another store; `Closed` in a forked child.
+    /// `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
     ///
     /// # Example
     /// By hand, with `tokio_postgres`. sqlx, diesel and others bind the two texts in their own way.

@@ -20,7 +20,7 @@ use crate::store::url::{self, config};
 /// The table where none is named.
 const TABLE: &str = "leasehold";
 /// What may stand in a URL: the driver reads what is not ours.
-const OPTIONS: [&str; 24] = [
+const OPTIONS: [&str; 25] = [
     "table",
     "pooler",
     "target_session_attrs",
@@ -42,6 +42,7 @@ const OPTIONS: [&str; 24] = [
     "keepalives",
     "keepalives_idle",
     "keepalives_interval",
+    "keepalives_count",
     "keepalives_retries",
     "channel_binding",
     "load_balance_hosts",
@@ -90,7 +91,7 @@ impl PostgresOptions {
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, options) = url::split_query(url, ["postgres://", "postgresql://"])?;
         let (mut seen, mut table, mut tls, mut theirs) = (Vec::new(), None, TlsOptions::default(), Vec::new());
-        let mut pooled = false;
+        let (mut pooled, mut user_timeout) = (false, None);
         for (name, value) in options {
             if !OPTIONS.contains(&name) {
                 let (hint, known) = (url::near(name, &OPTIONS), OPTIONS.join(", "));
@@ -126,6 +127,17 @@ impl PostgresOptions {
                 "target_session_attrs" => {
                     return Err(config("target_session_attrs must be read-write: a standby grants no lock"));
                 }
+                // The driver takes it for seconds, and has another name for the next one.
+                "tcp_user_timeout" => {
+                    user_timeout = Some(value.parse().map(Duration::from_millis).map_err(|_| {
+                        config(&format!("tcp_user_timeout is {value:?}, but must be a number of milliseconds"))
+                    })?);
+                    continue;
+                }
+                "keepalives_count" => {
+                    theirs.push(format!("keepalives_retries={value}"));
+                    continue;
+                }
                 // The driver takes each for one.
                 "host" => {
                     theirs.extend(value.split(',').map(|host| format!("host={host}")));
@@ -147,10 +159,13 @@ impl PostgresOptions {
         let url = if theirs.is_empty() { rest } else { format!("{rest}?{}", theirs.join("&")) };
         // The driver quotes no values.
         let tls = Wanted::of_url(tls)?;
-        let parsed = Config::from_str(&url).map_err(|error| {
+        let mut parsed = Config::from_str(&url).map_err(|error| {
             let right = "in a user name or password write @ : / % ? as %40 %3A %2F %25 %3F";
             config(&format!("the postgres: URL is wrong: {}; {right}", Cause::of(&error)))
         })?;
+        if let Some(limit) = user_timeout {
+            parsed.tcp_user_timeout(limit);
+        }
         let options = PostgresOptions::with_tls(parsed, tls, table.unwrap_or_else(|| TABLE.to_owned()))?;
         if pooled { options.pooled() } else { Ok(options) }
     }
@@ -304,9 +319,15 @@ impl PostgresOptions {
         if config.get_application_name().is_none() {
             config.application_name("leasehold");
         }
-        // The driver's default are two hours, and nothing else notices a network that went away under a listener.
-        if config.get_keepalives() && config.get_keepalives_interval().is_none() {
-            config.keepalives_idle(KEEPALIVE).keepalives_interval(KEEPALIVE).keepalives_retries(2);
+        // Nothing else notices a network that went away under a listener.
+        if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
+            config.keepalives_idle(KEEPALIVE);
+        }
+        if config.get_keepalives_interval().is_none() {
+            config.keepalives_interval(KEEPALIVE);
+        }
+        if config.get_keepalives_retries().is_none() {
+            config.keepalives_retries(2);
         }
         // One name may have several addresses.
         if config.get_connect_timeout().is_none() {
@@ -443,5 +464,24 @@ impl Server {
         }
         let now = text(2).parse().map_err(|_| PostgresError::Config("the server says no time".to_owned()))?;
         Ok(Server { schema, now: Micros(now), is_direct: text(7) == "t" })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_options_of_a_connection_are_libpqs_and_each_that_is_given_counts() {
+        let config =
+            |options: &str| PostgresOptions::from_url(&format!("postgres://h/d?{options}")).map(|all| all.config());
+        let given = config("tcp_user_timeout=30000&keepalives_idle=120&keepalives_count=6").unwrap();
+        assert_eq!(given.get_tcp_user_timeout(), Some(&Duration::from_secs(30)));
+        assert_eq!(given.get_keepalives_idle(), Duration::from_secs(120));
+        assert_eq!((given.get_keepalives_interval(), given.get_keepalives_retries()), (Some(KEEPALIVE), Some(6)));
+        let usual = config("keepalives_interval=3").unwrap();
+        assert_eq!((usual.get_keepalives_idle(), usual.get_keepalives_retries()), (KEEPALIVE, Some(2)));
+        let error = config("tcp_user_timeout=30s").unwrap_err();
+        assert!(error.to_string().contains("milliseconds"), "{error}");
     }
 }
