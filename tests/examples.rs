@@ -288,7 +288,7 @@ mod batch_job {
         let folder = folder.path().to_str().expect("UTF-8");
         // Those of another run are other locks.
         for _ in 0..2 {
-            let ran = run("batch_job", &["--store", store, folder]);
+            let ran = again(|| run("batch_job", &["--store", store, folder]));
             ran.proves("12 files, each counted exactly once, and all as the parent counts them");
             assert!(ran.stdout.contains("a late write with the dead worker's token: refused"), "{}", ran.stdout);
         }

@@ -114,8 +114,12 @@ impl FaultPlan {
 
     /// Lets the stores have the acquisitions that were [late](Fault::Late), and tells what they answer.
     pub fn deliver(&self) -> Vec<Result<Acquired>> {
-        let late = std::mem::take(&mut self.0.lock().late);
-        late.into_iter().map(|(store, mut attempt)| store.acquire(&mut attempt, &patient())).collect()
+        self.take_late().into_iter().map(|(store, mut attempt)| store.acquire(&mut attempt, &patient())).collect()
+    }
+
+    /// The acquisitions that were late, each with the store that is to get it now.
+    pub fn take_late(&self) -> Vec<(Arc<dyn Backend>, Attempt)> {
+        std::mem::take(&mut self.0.lock().late)
     }
 
     /// No more faults.

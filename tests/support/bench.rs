@@ -189,7 +189,7 @@ pub fn waits_in_vain(client: &LockClient, key: &str, wait: Duration) -> Result<(
     }
 }
 
-/// Renews a guard's lease, however long the answer takes.
+/// Renews a guard's lease, which is waited for a third of what is left of it.
 pub fn renews(guard: &LockGuard) {
     // What it gives may be less than there was: that is an error, and no matter.
     let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));

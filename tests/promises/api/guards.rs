@@ -166,16 +166,16 @@ fn what_is_left_is_no_more_than_max_hold_leaves() {
 #[test]
 fn ensure_held_for_renews_only_when_less_is_left() {
     on_every_store(|store| {
-        let client = store.builder().lease(Duration::from_secs(30)).connect().unwrap();
+        let client = store.builder().lease(Duration::from_secs(60)).connect().unwrap();
         let guard = client.lock("k").unwrap();
         guard.ensure_held().unwrap();
-        guard.ensure_held_for(Duration::from_secs(3)).unwrap();
+        guard.ensure_held_for(Duration::from_secs(6)).unwrap();
         assert!(guard.info().renewed().is_none());
-        // 19 s are left, and a renewal gives 27 less what its answer takes.
-        store.advance(Duration::from_secs(8));
-        guard.ensure_held_for(Duration::from_secs(20)).unwrap();
+        // 38 s are left, for a third of which a renewal is waited for. It gives 54 less what its answer takes.
+        store.advance(Duration::from_secs(16));
+        guard.ensure_held_for(Duration::from_secs(40)).unwrap();
         assert!(guard.info().renewed().is_some());
-        assert_eq!(guard.ensure_held_for(Duration::from_secs(30)).unwrap_err().kind(), ErrorKind::InvalidInput);
+        assert_eq!(guard.ensure_held_for(Duration::from_secs(60)).unwrap_err().kind(), ErrorKind::InvalidInput);
         assert!(guard.is_held());
     });
 }

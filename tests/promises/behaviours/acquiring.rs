@@ -25,7 +25,8 @@ pub fn b02_a_request_that_the_network_doubles_is_no_failure(store: &Store) {
     let bench = Bench::on(store);
     let client = bench.client();
     bench.faults.next(Call::Acquire, Fault::Twice);
-    let guard = client.lock("k").unwrap();
+    // A renewal is waited for a third of it.
+    let guard = client.request("k").lease(3 * LONG).lock().unwrap();
     bench.faults.next(Call::Renew, Fault::Twice);
     renews(&guard);
     bench.faults.next(Call::Release, Fault::Twice);

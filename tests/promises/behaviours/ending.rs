@@ -122,7 +122,8 @@ pub fn b19_a_lock_that_is_lost_already_says_so_at_its_release(store: &Store) {
     bench.advance(Duration::from_secs(21));
     loss_of(&guard);
     bench.outlast(Duration::ZERO);
-    let rival = bench.rival().lock("k").unwrap();
+    // A renewal is waited for a third of it.
+    let rival = bench.rival().request("k").lease(3 * LONG).lock().unwrap();
     assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
     assert_eq!(bench.faults.count(Call::Release), 1, "the store may have it still: one request");
     renews(&rival);

@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::support::bench::{Bench, builder_over};
+use crate::support::contract::release;
+use crate::support::direct::get;
 use crate::support::harness::{PATIENCE, millis, sent};
 use crate::support::oracle::assert_rising;
 use crate::support::seed::{seed, sow};
-use crate::support::stores::{Store, for_each_store};
+use crate::support::stores::{Store, for_each_store, soon};
 use crate::support::wait::wait_until;
 use leasehold::LockClient;
-use leasehold::internals::store::Acquired;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
+use leasehold::internals::store::{Acquired, Attempt};
 use parking_lot::Mutex;
 
 const THREADS: u64 = 8;
@@ -147,7 +149,7 @@ impl Late {
     }
 
     /// Whoever holds the lock when it comes, and whether anybody does: it is granted to nobody.
-    fn comes(&mut self) {
+    fn comes(&mut self, bench: &Bench) {
         let Late(client, faults, refused) = self;
         let (sent, given_up) = (faults.count(Call::Acquire), faults.given_up("job"));
         assert!(!matches!(client.try_lock_for("job", millis(50)), Ok(Some(_))), "nobody answers");
@@ -155,9 +157,23 @@ impl Late {
         if faults.count(Call::Acquire) > sent {
             wait_until("it is given up", || faults.given_up("job") > given_up);
         }
-        let late = faults.deliver();
-        assert!(!late.iter().any(|late| matches!(late, Ok(Acquired::Granted { .. }))), "{late:?}");
-        *refused += late.iter().filter(|late| matches!(late, Ok(Acquired::Refused(_)))).count();
+        // DynamoDB has a floor under the tokens in place of many names: no copy gets over it, but what is asked anew does.
+        let is_named = |attempt: &Attempt| {
+            let store = &*bench.at.store;
+            !store.info().label.starts_with("dynamodb:") || get(store, "job").record.given_up.contains(attempt.grant())
+        };
+        for (store, mut attempt) in faults.take_late() {
+            if !is_named(&attempt) {
+                continue;
+            }
+            let answer = store.acquire(&mut attempt, &soon());
+            if matches!(answer, Ok(Acquired::Granted { .. })) {
+                assert!(!is_named(&attempt), "{answer:?}");
+                // The floor came in between.
+                release(&*store, &mut attempt);
+            }
+            *refused += usize::from(matches!(answer, Ok(Acquired::Refused(_))));
+        }
     }
 }
 
@@ -171,7 +187,7 @@ fn threads_never_overlap_while_requests_are_lost_and_repeated(store: &Store) {
         if round.is_multiple_of(3)
             && let Some(mut late) = late.as_ref().and_then(Mutex::try_lock)
         {
-            late.comes();
+            late.comes(&bench);
         }
         disturb(&bench);
         // Half of the leases need a renewal at once, which meets faults, too.

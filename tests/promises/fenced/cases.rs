@@ -9,7 +9,7 @@ use leasehold::{Error, ErrorKind, Lock, LockClient};
 
 use crate::fenced::data::Data;
 use crate::fenced::{LONG, Open, SHORT, Store};
-use crate::support::harness::millis;
+use crate::support::harness::{connected, millis};
 use crate::support::wait::wait_until;
 
 #[track_caller]
@@ -166,7 +166,7 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
 
 /// The guard's own heartbeats, one a second, and its transactions meet: none is lost, whichever has to be repeated.
 pub fn heartbeats_and_transactions_live_together<S: Store>(open: &Open<S>) {
-    let client = open.builder().lease(Duration::from_secs(15)).heartbeat(Duration::from_secs(1)).connect().unwrap();
+    let client = connected(|| open.builder().lease(Duration::from_secs(15)).heartbeat(Duration::from_secs(1)));
     for (work, time) in [(10, millis(3_500)), (500, millis(3_000))] {
         let guard = client.lock("a").unwrap();
         let (mut count, mut again, started) = (0, 0, Instant::now());

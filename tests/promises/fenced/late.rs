@@ -10,7 +10,7 @@ use leasehold::{LockClient, LockGuard};
 
 use crate::fenced::data::Data;
 use crate::fenced::{LONG, Open, SHORT, Store, builder};
-use crate::support::harness::{PATIENCE, millis};
+use crate::support::harness::{PATIENCE, connected, millis};
 use crate::support::process::Worker;
 use crate::support::worker::say;
 
@@ -96,7 +96,7 @@ fn writes<S: Store>(open: &Open<S>, process: u32, rounds: u32, how: &str) -> u32
 /// What the other process does, led by the lines of its standard input: it takes locks, and writes for each of them;
 /// for the first one it is stopped in the middle of the transaction.
 pub fn holder<S: Store>(url: &str, lease: Duration) {
-    let client = builder::<S>(url).lease(lease).connect().unwrap();
+    let client = connected(|| builder::<S>(url).lease(lease));
     holds(&client, &S::data(url));
 }
 

@@ -24,7 +24,7 @@ use std::time::Duration;
 use data::Data;
 use leasehold::{ClientBuilder, LockClient};
 
-use crate::support::harness::PATIENCE;
+use crate::support::harness::{PATIENCE, connected};
 
 /// A lease that no test outlives.
 const LONG: Duration = Duration::from_secs(60);
@@ -67,7 +67,7 @@ impl<S: Store> Open<S> {
     }
 
     fn client(&self, lease: Duration) -> LockClient {
-        self.builder().lease(lease).connect().unwrap()
+        connected(|| self.builder().lease(lease))
     }
 }
 

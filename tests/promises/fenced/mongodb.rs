@@ -19,7 +19,7 @@ use crate::fenced::data::mongodb::Texts;
 use crate::fenced::{LONG, Open, Store};
 #[cfg(target_os = "linux")]
 use crate::support::cluster::Cluster;
-use crate::support::harness::millis;
+use crate::support::harness::{connected, millis};
 use crate::support::mongodb::{DATABASE, Rows, server, settings};
 use crate::support::servers::mongod;
 
@@ -214,7 +214,7 @@ fn an_assertion_outside_a_transaction_is_refused() {
 #[test]
 fn a_transaction_that_outlasts_a_heartbeat_is_not_begun_again_for_ever() {
     let Some(open) = Open::<Kind>::fresh() else { return };
-    let client = open.builder().lease(millis(20_000)).heartbeat(millis(1_000)).connect().unwrap();
+    let client = connected(|| open.builder().lease(millis(20_000)).heartbeat(millis(1_000)));
     let guard = client.lock("a").unwrap();
     for round in 0..2 {
         let mut tries = 0;
@@ -265,7 +265,7 @@ fn no_rival_comes_between_the_assertion_and_the_commit() {
     let (client, data) = (open.client(LONG), &open.data);
     let lock = &expired(&client, &["a".to_owned()])[0];
     // A server that stands still for some seconds ends no request of it.
-    let rival = open.builder().request_timeout(Duration::from_secs(15)).connect().unwrap();
+    let rival = connected(|| open.builder().request_timeout(Duration::from_secs(15)));
     let mut session = data.session();
     session.start_transaction().run().unwrap();
     data.set(&mut session, "a", "first").unwrap();

@@ -5,13 +5,12 @@ use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::{ForkResult, fork};
 
 use crate::remote::Remote;
-use crate::support::harness::{PATIENCE, millis};
+use crate::support::harness::{self, millis, patient};
 use crate::support::wait::wait_until;
 
 fn connected(remote: &Remote) -> LockClient {
     // A lease that no busy machine lets end, and heartbeats that are soon seen.
-    let builder = remote.direct().lease(millis(60_000)).heartbeat(millis(2000));
-    builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client")
+    harness::connected(|| patient(remote.direct().lease(millis(60_000)).heartbeat(millis(2000))))
 }
 
 fn in_the_child(remote: &Remote, parents: LockClient, guard: LockGuard) {

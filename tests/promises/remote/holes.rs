@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use leasehold::{CancelToken, Filter};
 
 use crate::remote::Remote;
-use crate::support::harness::{PATIENCE, millis, sent, within, within_among_many};
+use crate::support::harness::{PATIENCE, connected, millis, sent, within, within_among_many};
 use crate::support::proxy::Flow;
 
 /// One request.
@@ -25,7 +25,7 @@ fn no_call_outlives_its_bound(remote: &Remote) {
     };
     let client = sent(connect);
     // What is there before has more time than what is tested, for a server may stand still.
-    let before = remote.direct().lease(LEASE).request_timeout(PATIENCE).connect().expect("a client");
+    let before = connected(|| remote.direct().lease(LEASE).request_timeout(PATIENCE));
     let guard = |key: &str| client.lock(key).expect("a lock");
     let data = |key: &str| before.request(key).lock_id(format!("id of {key}")).acquire().expect("a lock");
     let (dropped, released, kept) = (guard("dropped"), guard("released"), guard("kept"));

@@ -9,7 +9,7 @@ use leasehold::{ClientBuilder, Error, ErrorKind, LockRequest, Mode};
 use crate::remote::Remote;
 #[cfg(feature = "spanner")]
 use crate::support::grpc::{Fault, Grpc};
-use crate::support::harness::{PATIENCE, millis};
+use crate::support::harness::{PATIENCE, connected, millis};
 use crate::support::proxy::{self, Proxy, Rule};
 use crate::support::wait::wait_until;
 
@@ -120,8 +120,8 @@ enum Meanwhile {
 
 fn what_was_given_up_is_never_granted<L: Late>(remote: &Remote, late: &L, mode: Mode, meanwhile: Meanwhile) {
     let what = format!("{mode}, {meanwhile:?}");
-    let connect = |builder: ClientBuilder| builder.lease(LEASE).request_timeout(PATIENCE).connect().expect("a client");
-    let (rival, client) = (connect(remote.direct()), connect((remote.at)(&late.host())));
+    let connect = |builder: &dyn Fn() -> ClientBuilder| connected(|| builder().lease(LEASE).request_timeout(PATIENCE));
+    let (rival, client) = (connect(&|| remote.direct()), connect(&|| (remote.at)(&late.host())));
     let error = late.given_up(|| {
         let request = client.request("k");
         if mode == Mode::Shared { request.shared() } else { request }

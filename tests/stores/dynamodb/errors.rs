@@ -1,5 +1,7 @@
 //! Bad input and a service that is not there: told within the deadline, without a secret.
 
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::process::Command;
 
 use leasehold::dynamodb::aws_config::credential_process::CredentialProcessProvider;
@@ -52,10 +54,17 @@ fn no_region_is_said() {
 #[test]
 fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
     let at = |host: &str| leasehold::dynamodb::builder(config_at(&format!("http://{host}")), "locks");
-    no_server_is_told(&[1], at, |host, error| {
+    let told = RefCell::new(BTreeSet::new());
+    no_server_is_told(&[1, 5], at, |host, error| {
         assert!(error.to_string().contains("endpoint"), "{host}: {}", text(error));
-        assert_eq!(error.store(), Some(&*format!("dynamodb://locks?region=us-east-1&endpoint={host}")));
+        // A busy machine may need all of the time to begin; then it is known of which table alone.
+        if error.store() != Some("dynamodb://locks") || !error.to_string().contains("no request could be sent") {
+            assert_eq!(error.store(), Some(&*format!("dynamodb://locks?region=us-east-1&endpoint={host}")));
+            told.borrow_mut().insert(host.to_owned());
+        }
     });
+    let told = told.into_inner();
+    assert_eq!(told.len(), 4, "the endpoint is told only of {told:?}");
 }
 
 #[test]

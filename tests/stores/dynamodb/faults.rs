@@ -41,7 +41,7 @@ fn joining_others_survives_it_too() {
     let at = needs_server!(behind());
     at.each(|key, mode, case| {
         if mode == Mode::Exclusive {
-            return;
+            return true;
         }
         let other = granted(&*at.beside, &mut shared(key));
         let mut a = shared(key);
@@ -51,6 +51,7 @@ fn joining_others_survives_it_too() {
         let _ = sent(|| at.store.acquire(&mut a, &by()));
         let holder = at.settled(&mut a);
         assert_eq!(at.holders(key), [other, holder], "{key}");
+        true
     });
 }
 
@@ -65,6 +66,7 @@ fn giving_up_survives_it_too() {
         case.is_seen(key, || at.record(key).given_up.len() == 1);
         assert!(matches!(at.store.release(&mut a, Purpose::GiveUp, &soon()).unwrap(), Released::Free), "{key}");
         refused(&*at.store, &mut a);
+        true
     });
 }
 

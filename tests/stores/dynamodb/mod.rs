@@ -121,17 +121,22 @@ fn date_at(clock: &Clock) -> (i64, BootTime) {
     if now.since(before) < Duration::from_millis(20) { (date, now) } else { date_at(clock) }
 }
 
-/// A client that knows of the service's time what two hosts told it, whose answers took twice as long as that. That time has
-/// moved with `clock`.
-fn knowing(table: &Table, clock: &Arc<Clock>, around: Duration) -> DynamodbOptions {
+/// What two hosts told of the service's time, which is so far ahead of this host's, with answers that took twice as long as
+/// `around`. A slow answer that comes later makes it no less well known, and is confirmed already.
+fn told_by_two(clock: &Clock, ahead: i64, around: Duration) -> Arc<Estimate> {
     let estimate = Arc::new(Estimate::default());
     let (date, now) = date_at(clock);
     for over in [0, 1] {
-        estimate.learn_corrected(date, now - around, now + around, 0, over);
+        estimate.learn_corrected(date + ahead, now - around, now + around, 0, over);
     }
+    estimate
+}
+
+/// A client that knows of the service's time, which has moved with `clock`, just that, and learns no more.
+fn knowing(table: &Table, clock: &Arc<Clock>, around: Duration) -> DynamodbOptions {
     let mut options = options(&table.0, clock);
     options.interceptors.push(dateless());
-    options.estimate = Some(estimate);
+    options.estimate = Some(told_by_two(clock, 0, around));
     options
 }
 

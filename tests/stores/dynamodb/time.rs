@@ -110,7 +110,8 @@ pub(super) fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
     // So wide that no slow answer makes it ask for the time again.
     let grace = Duration::from_secs(5);
-    let store = open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock);
+    let estimate = Some(told_by_two(&clock, at.proxy.dates_shift(), Duration::ZERO));
+    let store = open(DynamodbOptions { grace, estimate, ..by_way_of(&at.proxy, &at.table) }, &clock);
     // Which notes the grace.
     granted(&store, &mut attempt("first", Mode::Shared));
     (store, clock)
@@ -134,18 +135,28 @@ pub(super) fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
 
 #[test]
 fn who_was_idle_for_days_asks_for_the_time_before_it_takes_a_lock() {
-    let at = needs_server!(Behind::new());
+    needs_server!();
+    assert!((0..5).any(|_| asks_for_the_time_after_days()), "an answer took long each time");
+}
+
+/// Whether the answers came so soon that none of them asks for more.
+fn asks_for_the_time_after_days() -> bool {
+    let at = Behind::new();
     let (idle, clock) = idle(&at);
     granted(&idle, &mut exclusive("once"));
     // 50 ppm fast.
     at.proxy.shift_dates(DAYS as i64);
     clock.advance(Duration::from_secs(DAYS + 25));
     let (store, mut held) = holding(&at);
-    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
-    assert_eq!(requests, 2, "a read for the time, and the acquire");
-    let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
-    assert_eq!(requests, 1);
+    let began = Instant::now();
+    let (_, first) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    let (_, second) = sent(&at, || refused(&idle, &mut exclusive("k")));
+    if (first, second) != (2, 1) && began.elapsed() > Duration::from_millis(500) {
+        return false;
+    }
+    assert_eq!((first, second), (2, 1), "a read for the time, and the acquire; then the acquire alone");
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
+    true
 }
 
 #[test]

@@ -18,7 +18,7 @@ use crate::postgres::*;
 use crate::support::contract::{granted, raised, renewal};
 use crate::support::harness::PATIENCE;
 use crate::support::lateness::{Slowness, measure, slack};
-use crate::support::postgres::{Rows, block_on, config, connect, connected, opened};
+use crate::support::postgres::{Rows, block_on, config, connect, connected, opened, unless_late};
 use crate::support::wait::wait_until;
 
 /// What a call has that waits for a row in vain.
@@ -305,7 +305,8 @@ fn a_release_that_waits_for_a_turn_keeps_no_heartbeat_of_its_key_waiting() {
                 });
             }
             wait_until("both wait", || waiting(&rows) == 2);
-            let left = scope.spawn(|| releases(&store, &mut leaves, Purpose::Release, &Deadline::after(PATIENCE)));
+            let leave = || releases(&store, &mut leaves, Purpose::Release, &Deadline::after(PATIENCE));
+            let left = scope.spawn(|| unless_late(leave));
             // The last statement of a connection that is free again.
             let tried =
                 "SELECT FROM pg_stat_activity WHERE state = 'idle' AND query LIKE 'WITH w AS (UPDATE%{T}%''50''%'";

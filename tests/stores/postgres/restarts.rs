@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::internals::store::{Acquired, Renewed, Swapped};
-use leasehold::{ErrorKind, LockClient, internals::lease::Lease};
+use leasehold::{ClientBuilder, ErrorKind, LockClient, internals::lease::Lease};
 use nix::sys::signal::Signal;
 
 use crate::errors::text;
@@ -31,8 +31,12 @@ impl Server {
     }
 
     pub(super) fn client(&self) -> LockClient {
+        connected(|| self.builder())
+    }
+
+    pub(super) fn builder(&self) -> ClientBuilder {
         // What a drop does not get released while the server stands still, nobody gets in the time of a test.
-        connected(|| LockClient::builder(self.0.url()).lease(LEASE).drop_timeout(PATIENCE))
+        LockClient::builder(self.0.url()).lease(LEASE).drop_timeout(PATIENCE)
     }
 
     pub(super) fn store(&self) -> Postgres {

@@ -11,6 +11,7 @@ use leasehold::{ErrorKind, LockClient};
 use super::restarts::{LEASE, Server};
 use crate::postgres::*;
 use crate::support::contract::{granted, refused, renewal};
+use crate::support::harness::PATIENCE;
 use crate::support::postgres::{connected, unless_late};
 use crate::support::wait::wait_until;
 
@@ -106,7 +107,9 @@ fn a_release_that_no_standby_has_is_not_known() {
 #[test]
 fn a_release_of_what_others_have_is_not_called_done() {
     let Some(server) = Server::start() else { return };
-    let (client, other) = (server.client(), server.client());
+    // A release must last until it was seen to wait.
+    let client = connected(|| server.builder().request_timeout(PATIENCE));
+    let other = server.client();
     client.create_schema().unwrap();
     let (guard, lock) = (client.lock("guard").unwrap(), client.request("data").acquire().unwrap());
     let taken = ["guard", "data"].map(|key| {

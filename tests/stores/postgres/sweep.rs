@@ -168,8 +168,13 @@ impl Case {
         get(&self.beside.1, &self.attempt.key).record
     }
 
+    /// What a swap replaces, read before its time begins.
+    fn seen(&self) -> Option<Seen> {
+        (self.step == Swap).then(|| get(&self.beside.1, &self.attempt.key))
+    }
+
     /// The step once: whether it is known what came of it.
-    fn once(&mut self, by: &Deadline) -> leasehold::Result<bool> {
+    fn once(&mut self, seen: Option<Seen>, by: &Deadline) -> leasehold::Result<bool> {
         let (store, attempt) = (&self.store, &mut self.attempt);
         let unknown = |error: leasehold::Error| {
             assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error}");
@@ -214,7 +219,7 @@ impl Case {
             ReadPages => pages(&Which::Prefix(attempt.key.clone()))? == MANY + 1,
             ReadLockId => pages(&Which::LockId(attempt.ask.lock_id.clone()))? == 1,
             Swap => {
-                let seen = get(&self.beside.1, &attempt.key);
+                let seen = seen.expect("it was read");
                 match store.swap(&seen, Some(&raised(&seen.record)), by)? {
                     Swapped::Unknown(error) => unknown(error),
                     swapped => matches!(swapped, Swapped::Done),
@@ -246,7 +251,8 @@ impl Case {
         for tries in 0..20 {
             // Faults are met by the first ones; a server on a busy machine may take longer for the others.
             let time = if tries < 5 { SHORT } else { 10 * SHORT };
-            match within(name, time, || self.once(&Deadline::after(time))) {
+            let seen = self.seen();
+            match within(name, time, || self.once(seen, &Deadline::after(time))) {
                 Ok(true) => return,
                 Ok(false) => may_be_done = true,
                 Err(error) => {
@@ -304,7 +310,7 @@ fn requests(shared: &Beside, step: Step) -> Vec<bool> {
     let counted = (0..5).find_map(|nth| {
         let mut case = Case::new(shared, &format!("{step:?} counted {nth}"), step);
         let before = case.proxy.requests().len();
-        match case.once(&soon()) {
+        match case.once(case.seen(), &soon()) {
             Ok(true) => {}
             Ok(false) => return None,
             Err(error) => {

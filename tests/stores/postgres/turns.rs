@@ -80,13 +80,14 @@ fn who_waits_for_one_row_keeps_no_other_lock_from_anybody() {
         std::thread::scope(|scope| {
             let asks = || {
                 for _ in 0..2 {
-                    let _ = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(SHORT / 2));
+                    let _ = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(3 * SHORT));
                 }
             };
             (0..8).for_each(|_| drop(scope.spawn(asks)));
             wait_until("one waits", || waiting(&rows) > 0);
             at_rest("no more of them wait", || waiting(&rows));
-            let answer = store.acquire(&mut exclusive(&store, "other"), &Deadline::after(SHORT / 3));
+            let mut other = exclusive(&store, "other");
+            let answer = unless_late(|| store.acquire(&mut other, &Deadline::after(SHORT)));
             drop(client);
             assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
         });
@@ -109,7 +110,10 @@ fn who_hands_a_lock_over_waits_for_nobody_who_wants_another() {
         client.batch_execute(&asserts).await.unwrap();
         std::thread::scope(|scope| {
             for key in &keys {
-                let asks = || drop(store.acquire(&mut exclusive(&store, key), &Deadline::after(3 * SHORT)));
+                let asks = || {
+                    let mut wanted = exclusive(&store, key);
+                    drop(unless_late(|| store.acquire(&mut wanted, &Deadline::after(3 * SHORT))));
+                };
                 scope.spawn(asks);
             }
             wait_until("all who want a lock wait for one", || waiting(&rows) == keys.len());
@@ -159,8 +163,8 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
                 });
             }
             wait_until("some wait", || waiting(&rows) > 2);
-            let answers: Vec<_> =
-                (0..10).map(|_| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT / 2))).collect();
+            let mut renew = || unless_late(|| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT)));
+            let answers: Vec<_> = (0..10).map(|_| renew()).collect();
             drop(client);
             assert!(answers.iter().all(|answer| matches!(answer, Ok(Renewed::Until { .. }))), "{answers:?}");
         });
@@ -210,6 +214,7 @@ fn who_soon_leaves_ends_no_connection_of_others() {
                 break;
             }
         }
+        assert!(proven > 0, "the machine was slower each time, or nothing is left unanswered");
     });
 }
 

@@ -360,8 +360,8 @@ fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
     // As long as until three more would be made at once.
     let made = (0..24).map(|_| at.unheard()).last().unwrap();
     assert!(at.grpc.clear() < 100, "nothing was lost");
-    // After 2, 4, 8 seconds, and so on.
-    let due = (1..).take_while(|n| Duration::from_secs(2 * (2_u64.pow(*n) - 1)) < started.elapsed()).count();
+    // After 1.5, 3, 6 seconds, and so on.
+    let due = (1..).take_while(|n| Duration::from_millis(1500) * (2_u32.pow(*n) - 1) < started.elapsed()).count();
     assert!((1..=due).contains(&made), "{made} of {due} in {:?}", started.elapsed());
     get(&at.store, "k");
 }
@@ -376,7 +376,7 @@ fn is_noticed_after_a_slow_spell() -> bool {
     let at = behind();
     at.grpc.restart();
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
-    // The spell: the next connection would now be made after eight seconds.
+    // The spell: the next connection would now be made after six seconds.
     assert!((0..100).any(|_| at.unheard() == 2), "{:?}", at.grpc.methods());
     assert!(at.grpc.clear() < 200, "nothing was lost");
     // An answer that takes its time does not end the spell.
@@ -387,7 +387,7 @@ fn is_noticed_after_a_slow_spell() -> bool {
     });
     at.grpc.restart();
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
-    // About four seconds, of which two are needed.
+    // About five seconds, of which one and a half are needed.
     let is_noticed = (0..12).any(|_| at.unheard() == 1);
     assert!(at.grpc.clear() < 200, "nothing was lost");
     get(&at.store, "k");

@@ -15,6 +15,11 @@ impl Proxy {
         self.inner.lock().date_shift = seconds;
     }
 
+    /// By how much.
+    pub fn dates_shift(&self) -> i64 {
+        self.inner.lock().date_shift
+    }
+
     /// The same on the connections that are open now, as of one host of the service.
     pub fn shift_dates_of_open(&self, seconds: i64) {
         let mut state = self.inner.lock();
