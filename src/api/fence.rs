@@ -46,7 +46,7 @@
 //! | SQL, a row that is there | `token BIGINT NOT NULL DEFAULT 0` | `UPDATE report SET text = :text, token = :t WHERE id = :id AND token <= :t`: one row changed, or too late |
 //! | SQL, a row that may be missing | the same | `INSERT INTO report (id, text, token) VALUES (:id, :text, :t) ON CONFLICT (id) DO UPDATE SET text = excluded.text, token = excluded.token WHERE report.token <= excluded.token`: one row changed, or too late |
 //! | DynamoDB | a number `token` | `SET #text = :text, #token = :t` with the condition `attribute_not_exists(#token) OR #token <= :t` |
-//! | MongoDB | a long `token` | `updateOne({_id: id, $or: [{token: {$exists: false}}, {token: {$lte: t}}]}, {$set: {text: .., token: t}})`: one matched, or too late. With `upsert: true` where it may be missing: then a duplicate key is too late |
+//! | MongoDB | a long `token` | `updateOne({_id: id, $or: [{token: {$exists: false}}, {token: {$lte: t}}]}, {$set: {text: .., token: t}})`: one matched, or too late. With `upsert: true` where it may be missing: a duplicate key is tried once more, and then too late |
 //! | Cloud Spanner, a row that is there | `token INT64` | `UPDATE report SET text = @text, token = @t WHERE id = @id AND (token IS NULL OR token <= @t)`: one row changed, or too late |
 //! | a file or an object | the token in its name or metadata | write only under the condition of the version that was read with a token that is not higher |
 //!

@@ -313,6 +313,11 @@ impl LockGuard {
         if self.is_own_process() { self.hold.lost() } else { self.hold.forked() }
     }
 
+    /// Whether nothing is left to do: it was released, or given up.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_own_process() && self.hold.is_over()
+    }
+
     /// A release for which no time is left.
     pub(crate) fn too_late(&self) -> Error {
         self.error(ErrorKind::Store, "no time is left to release it: it is given up in the background").retryable()

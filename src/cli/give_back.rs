@@ -161,8 +161,13 @@ fn release(
         run();
     }
     let mut answers = Answers { told, over, is_over: false, signals, told_to_end, last_try: LAST_TRY };
-    let (stands, answer) = (answers.next().is_ok(), answers.next());
+    let (stood, answer) = (answers.next(), answers.next());
     drop(waits);
+    // What was lost then is lost, whatever becomes of the rest.
+    let (stands, answer) = match stood {
+        Err(failed) if failed.is_lost() => (false, Err(failed)),
+        stood => (stood.is_ok(), answer),
+    };
     Release { stands, answer, told_to_end: answers.told_to_end }
 }
 

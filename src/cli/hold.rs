@@ -400,10 +400,7 @@ impl<'a> Holding<'a> {
         let (is_told, who_ended) = (losses.first.is_some(), "the command has ended");
         let lost = locks.if_lost(losses.first.as_ref(), TOLD);
         let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
-        // Else it may have ended by the signal that it was sent.
-        if !is_told && !is_unhealthy {
-            job.finish();
-        }
+        job.finish(self.ask.on_loss.signal().filter(|_| is_told));
         let told_to_end = told.to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
             true if is_unhealthy || losses.first.is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold)) => {

@@ -20,6 +20,14 @@ impl OnLoss {
     pub fn may_kill(&self) -> bool {
         matches!(self, OnLoss::Kill | OnLoss::Command(_))
     }
+
+    /// What the command gets, if that is a signal alone.
+    pub fn signal(&self) -> Option<Signal> {
+        match self {
+            OnLoss::Signal(signal) => Some(*signal),
+            _ => None,
+        }
+    }
 }
 
 /// What a shell is to run, as an option's value.

@@ -422,11 +422,13 @@ impl Hold {
             }
             state.last_error = None;
             *self.beats.warned.lock() = None;
-            let answered_until = end_of(until, now, self.setup.clock.now());
-            self.requests.answered_until.store(answered_until.as_nanos(), Ordering::SeqCst);
-            let wall = SystemTime::now();
+            let (end, wall) = (end_of(until, now, self.setup.clock.now()).as_nanos(), SystemTime::now());
             if is_renewed {
+                self.requests.answered_until.fetch_max(end, Ordering::SeqCst);
                 state.lock.renewed = Some(wall);
+            } else {
+                // Others may have given it an end; by now it is only read.
+                self.requests.answered_until.store(end, Ordering::SeqCst);
             }
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);

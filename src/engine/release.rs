@@ -146,8 +146,9 @@ impl Hold {
                 if self.finish(true) {
                     let loss = self.loss_by(reason);
                     self.setup.observing.tell(&Event::Lost { loss: &loss });
-                    // Whoever drops the guard has no error, and says nothing of one that is lost.
-                    warn_of(&loss);
+                    // Whoever drops the guard has no error, and says nothing of one that is lost. Of several the others are
+                    // still to be released: none waits for the logger.
+                    keeping_a_lock(|| warn_of(&loss));
                 }
             }
         })

@@ -232,6 +232,19 @@ fn what_ends_by_the_signal_of_a_loss_interrupts_nothing_around_it() {
 }
 
 #[test]
+fn ctrl_c_reaches_the_script_around_it_after_a_loss_too() {
+    let (_store, mut terminal) = shell();
+    let run = "leasehold run k --max-hold 300ms --on-loss ignore -- sleep 1000";
+    terminal.types(&format!("sh -c '{run}; echo not-\"\"reached'\n"));
+    terminal.sees("was lost");
+    terminal.types("\x03");
+    terminal.sees("PROMPT> ");
+    terminal.types("echo code=$?\n");
+    let said = terminal.sees("code=130");
+    assert!(!said.contains("not-reached"), "{said:?}");
+}
+
+#[test]
 fn the_script_around_it_reads_the_terminal_again() {
     let (_store, mut terminal) = shell();
     terminal.types("sh -c 'leasehold run k -- true; echo ne\"\"xt; read line; echo got-$line'\n");

@@ -472,7 +472,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_options_of_a_connection_are_libpqs_and_each_that_is_given_counts() {
+    fn the_options_of_a_connection_are_libpqs() {
         let config =
             |options: &str| PostgresOptions::from_url(&format!("postgres://h/d?{options}")).map(|all| all.config());
         let given = config("tcp_user_timeout=30000&keepalives_idle=120&keepalives_count=6").unwrap();

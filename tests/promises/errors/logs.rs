@@ -84,6 +84,12 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         drop(all);
         assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
 
+        // Once, though the guard is dropped after that.
+        let all = client.lock_all(["a"]).unwrap();
+        store.fail_next(Operation::Release, Failure::AnswerHangs);
+        all.release().unwrap_err();
+        assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
+
         // What only the drop finds.
         let guard = client.lock("l").unwrap();
         client.force_release("l").unwrap();
@@ -190,6 +196,21 @@ fn a_heartbeat_that_failed_is_logged_with_the_cause() {
         let failed_more = store.plan.count(Call::Renew) + 5;
         wait_until("more have failed", || store.plan.count(Call::Renew) > failed_more);
         assert_eq!(KEPT.lock().unwrap().iter().filter(|line| failed(line)).count(), 1);
+    });
+}
+
+#[test]
+fn a_logger_that_hangs_at_one_of_several_leaves_no_other_standing() {
+    alone("errors::logs::a_logger_that_hangs_at_one_of_several_leaves_no_other_standing", || {
+        listen_with(&In(" lost: ", stand), log::LevelFilter::Warn);
+        let client = MemoryStore::new().client();
+        let all = client.lock_all(["a", "b"]).unwrap();
+        client.force_release("a").unwrap();
+        let dropping = thread::spawn(|| drop(all));
+        wait_until("the other is free", || client.get("b").unwrap().is_none_or(|status| status.is_free()));
+        wait_until("the loss is logged", || STOOD.load(Ordering::SeqCst));
+        go_on();
+        dropping.join().unwrap();
     });
 }
 

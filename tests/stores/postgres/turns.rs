@@ -86,8 +86,7 @@ fn who_waits_for_one_row_keeps_no_other_lock_from_anybody() {
             (0..8).for_each(|_| drop(scope.spawn(asks)));
             wait_until("one waits", || waiting(&rows) > 0);
             at_rest("no more of them wait", || waiting(&rows));
-            let mut other = exclusive(&store, "other");
-            let answer = unless_late(|| store.acquire(&mut other, &Deadline::after(SHORT)));
+            let answer = store.acquire(&mut exclusive(&store, "other"), &Deadline::after(SHORT));
             drop(client);
             assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
         });
@@ -163,8 +162,8 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
                 });
             }
             wait_until("some wait", || waiting(&rows) > 2);
-            let mut renew = || unless_late(|| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT)));
-            let answers: Vec<_> = (0..10).map(|_| renew()).collect();
+            let answers: Vec<_> =
+                (0..10).map(|_| store.renew(&mut other, renewal(lease), &Deadline::after(SHORT / 2))).collect();
             drop(client);
             assert!(answers.iter().all(|answer| matches!(answer, Ok(Renewed::Until { .. }))), "{answers:?}");
         });
