@@ -419,7 +419,8 @@ impl LockClient {
     }
 
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
-    /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`.
+    /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`. The driver of a server, with its
+    /// connections, goes with the last handle of the client.
     /// Closing again tries only what has failed. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
     /// ([`Election::lead`](crate::Election::lead)) has not returned within half of that is left to its lease, without an error.
     ///

@@ -303,7 +303,7 @@ pub unsafe extern "C" fn leasehold_client_from_env(version: u32, client: *mut Cl
 }
 
 /// Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
-/// stop, and its threads end. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
+/// stop, and its threads end, but for those of a server's driver, which go with the last handle. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
 /// handler of atexit() may do it. What a callback has left in a thread of the client, as thread_local data, may be
 /// destroyed a little later. Handles still have to be freed. Closing again tries only what has failed.
 #[unsafe(no_mangle)]

@@ -151,9 +151,9 @@ enum leasehold_log_level
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // Something is wrong for good, like a lock that is lost.
+  // Something that must not happen, like a panic in a callback.
   LEASEHOLD_LOG_LEVEL_ERROR = 1,
-  // Something may become wrong, like a renewal that fails.
+  // A lock that is lost, or something that may become wrong, like a renewal that fails.
   LEASEHOLD_LOG_LEVEL_WARN = 2,
   LEASEHOLD_LOG_LEVEL_INFO = 3,
   LEASEHOLD_LOG_LEVEL_DEBUG = 4,
@@ -723,7 +723,7 @@ leasehold_code leasehold_client_from_env(uint32_t version,
                                          leasehold_client *client);
 
 // Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
-// stop, and its threads end. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
+// stop, and its threads end, but for those of a server's driver, which go with the last handle. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
 // handler of atexit() may do it. What a callback has left in a thread of the client, as thread_local data, may be
 // destroyed a little later. Handles still have to be freed. Closing again tries only what has failed.
 LEASEHOLD_API

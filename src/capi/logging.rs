@@ -18,9 +18,9 @@ use crate::sys::thread::expect_users_code;
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogLevel {
-    /// Something is wrong for good, like a lock that is lost.
+    /// Something that must not happen, like a panic in a callback.
     Error = 1,
-    /// Something may become wrong, like a renewal that fails.
+    /// A lock that is lost, or something that may become wrong, like a renewal that fails.
     Warn = 2,
     Info = 3,
     Debug = 4,

@@ -19,12 +19,12 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {}", not_ourselves(error))))
 }
 
-/// Whether a URL that a client has connected with may hold one. MongoDB's and PostgreSQL's can: as a part of their
-/// hosts, or as an option.
+/// Whether a URL that a client has connected with may hold one, or a user. MongoDB's and PostgreSQL's can: as a part of
+/// their hosts, or as an option.
 pub fn has_password(url: &str) -> bool {
     let url = url.to_ascii_lowercase();
     ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme))
-        && ["@", "%40", "password", "properties"].iter().any(|word| url.contains(word))
+        && ["@", "%40", "password", "properties", "user="].iter().any(|word| url.contains(word))
 }
 
 /// The value of `--store`, and the arguments without it. They were parsed before, so they are well-formed.
@@ -117,6 +117,7 @@ mod tests {
             "mongodb+srv://u:p@h/d",
             "MongoDB://h/d?tlsCertificateKeyFilePassword=x",
             "postgres://h/d?password=x",
+            "postgres://h/d?user=me",
         ] {
             assert!(has_password(with), "{with}");
         }

@@ -222,26 +222,19 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
     assert!(store.client().try_lock_for("k", Duration::from_secs(10)).unwrap().is_some());
 }
 
-/// No key has ended it.
+/// A key ends it, also after a loss, and no signal that leasehold has sent.
 #[test]
-fn what_ends_by_the_signal_of_a_loss_interrupts_nothing_around_it() {
+fn the_script_around_it_goes_on_after_the_signal_of_a_loss_and_not_after_ctrl_c() {
     let (_store, mut terminal) = shell();
-    let run = "leasehold run k --max-hold 300ms --on-loss signal:INT -- sleep 1000";
-    terminal.types(&format!("sh -c '{run}; echo code=\"\"$?'\n"));
+    let run = "sh -c 'leasehold run k --max-hold 300ms --on-loss";
+    let then = "-- sleep 1000; echo code=\"\"$?'\n";
+    terminal.types(&format!("{run} signal:INT {then}"));
     terminal.sees("code=76");
-}
-
-#[test]
-fn ctrl_c_reaches_the_script_around_it_after_a_loss_too() {
-    let (_store, mut terminal) = shell();
-    let run = "leasehold run k --max-hold 300ms --on-loss ignore -- sleep 1000";
-    terminal.types(&format!("sh -c '{run}; echo not-\"\"reached'\n"));
+    terminal.types(&format!("{run} ignore {then}"));
     terminal.sees("was lost");
     terminal.types("\x03");
-    terminal.sees("PROMPT> ");
-    terminal.types("echo code=$?\n");
-    let said = terminal.sees("code=130");
-    assert!(!said.contains("not-reached"), "{said:?}");
+    let said = terminal.sees("PROMPT> ");
+    assert!(!said.contains("code="), "{said:?}");
 }
 
 #[test]

@@ -171,7 +171,7 @@
 //! * A commit that tells waiters takes one lock in the whole cluster, until it is on disk and on the synchronous standby.
 //!   While a standby hangs, shared releases, `force_release` and `purge` hang in it, and every other program's `NOTIFY`.
 //! * **The wait for a synchronous standby has no limit**: `statement_timeout` is over before the commit. The session of
-//!   a client that was killed stays until the standby is back; so does, behind a pooler, that of each statement that
+//!   a client that was killed stays until the standby is back, and that of what one left as it ended may; so does, behind a pooler, that of each statement that
 //!   was left, which the pooler counts no more. Each try leaves one more, and `max_connections` may be reached: bound
 //!   them by the role's `CONNECTION LIMIT`, and end them at the server itself by `SELECT pg_terminate_backend(pid) FROM
 //!   pg_stat_activity WHERE wait_event = 'SyncRep'`.

@@ -297,6 +297,10 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
         return Err(DynamodbError::Config(message.to_owned()).into());
     };
     let endpoint = endpoint(&config);
+    if let Some(endpoint) = &endpoint {
+        // Also that of the environment, a profile or the user's settings: the SDK's error would show all of it.
+        check_endpoint("the endpoint", "http://localhost:8000", endpoint)?;
+    }
     let mut builder = Builder::from(&config)
         .credentials_provider(Loaded::from(credentials, ended, clock))
         // The user's may be waiting for a load on the user's runtime.

@@ -36,7 +36,8 @@ impl Mongodb {
                 return Ok(Page { records: vec![found.seen()], next: None });
             }
             // Compared byte by byte, so that the keys with this prefix follow each other, from the prefix on.
-            Which::Prefix(prefix) => doc! { "resource": { "$gte": prefix } },
+            // An array is compared by what is in it, and is no key.
+            Which::Prefix(prefix) => doc! { "resource": { "$gte": prefix, "$not": { "$type": "array" } } },
             Which::LockId(id) => doc! { "$or": [{ "exclusive.lockId": id }, { "shared.locks.lockId": id }] },
         };
         let filter = match &from {

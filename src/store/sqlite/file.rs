@@ -248,9 +248,9 @@ fn rename(_from: &Path, _to: &Path) -> io::Result<()> {
 #[cfg(unix)]
 fn empty(path: &Path, mode: u32) -> io::Result<()> {
     use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
-    fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
-    // Once more, since the umask may have taken from it.
-    fs::set_permissions(path, fs::Permissions::from_mode(mode))
+    let file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path)?;
+    // Once more, since the umask may have taken from it. By its handle: at the path others may have put a link by now.
+    file.set_permissions(fs::Permissions::from_mode(mode))
 }
 
 #[cfg(not(unix))]

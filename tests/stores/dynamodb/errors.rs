@@ -43,6 +43,20 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
     ]);
 }
 
+/// The SDK takes it as it is, and quotes it where it is wrong.
+#[test]
+fn an_endpoint_that_is_wrong_is_not_shown() {
+    for endpoint in ["me:canary@localhost:8000", "http://me:can^ary@localhost:8000"] {
+        let error = patient(config_at(endpoint), "locks").connect().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::Config);
+        assert!(
+            text(&error).contains("the endpoint must be like") && !text(&error).contains("can"),
+            "{}",
+            text(&error)
+        );
+    }
+}
+
 #[test]
 fn no_region_is_said() {
     let config = SdkConfig::builder().behavior_version(BehaviorVersion::v2026_01_12()).build();

@@ -385,6 +385,20 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     assert!(rows.row("free").is_none());
 }
 
+/// The server finds an array by what is in it, and puts it among the texts.
+#[test]
+fn documents_of_others_that_fill_a_page_end_no_listing() {
+    let rows = needs_server!(Rows::fresh());
+    let client = connect(&rows.url());
+    let others = (0..250).map(|nth| doc! { "resource": [format!("n{nth:03}")] });
+    rows.raw().insert_many(others).run().unwrap();
+    rows.raw().insert_one(doc! { "resource": "z free", "exclusive": { "acquired": false } }).run().unwrap();
+    let _guard = client.lock("z").unwrap();
+    let found = client.list(&leasehold::Filter::new()).unwrap();
+    assert_eq!(found.iter().map(|status| status.key()).collect::<Vec<_>>(), ["z"]);
+    assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 1);
+}
+
 #[test]
 fn nothing_of_a_newer_format_is_written() {
     let rows = needs_server!(Rows::fresh());
