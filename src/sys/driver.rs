@@ -114,7 +114,10 @@ impl<C: 'static> Driver<C> {
         });
         self.jobs.send(job).map_err(|_| Stopped::Ended)?;
         let answer = wait(&answer, by);
-        drop(waiting);
+        if matches!(answer, Err(Stopped::Over)) {
+            // There, for it wakes the task by tokio's data of the thread, which is gone where this one is about to end.
+            let _ = self.jobs.send(Box::new(move |_| Box::pin(async move { drop(waiting) })));
+        }
         answer.and_then(|answer| answer)
     }
 
@@ -279,6 +282,44 @@ mod tests {
                 assert_eq!(answer, Err(Stopped::Over));
             });
             assert!(!cancels || Instant::now() < by.instant(), "the cancel did not end it");
+            let thread = dropped.recv_timeout(Duration::from_secs(20)).unwrap();
+            assert_eq!(thread.as_deref(), Some("leasehold-driver"));
+        }
+    }
+
+    /// A guard may be data of a thread, and its release have no answer.
+    #[test]
+    fn a_call_at_the_end_of_its_thread_ends_as_any_other() {
+        type Tells<T> = crossbeam_channel::Sender<T>;
+        struct Calls(Driver<u32>, Tells<Option<String>>, Tells<Option<Result<(), Stopped>>>);
+        impl Drop for Calls {
+            fn drop(&mut self) {
+                let told = Told(self.1.clone());
+                let ended = caught(|| self.0.run(&Deadline::after(Duration::from_millis(20)), waits(told)));
+                let _ = self.2.send(ended);
+            }
+        }
+        fn waits(told: Told) -> impl FnOnce(Rc<u32>) -> Pin<Box<dyn Future<Output = ()>>> + Send {
+            move |_| {
+                Box::pin(async move {
+                    let _told = told;
+                    std::future::pending().await
+                })
+            }
+        }
+        thread_local!(static CALLS: std::cell::RefCell<Option<Calls>> = const { std::cell::RefCell::new(None) });
+        let (told, dropped) = crossbeam_channel::unbounded();
+        let (end, ended) = crossbeam_channel::bounded(1);
+        let calls = Calls(driver(), told, end);
+        std::thread::spawn(move || {
+            let told = Told(calls.1.clone());
+            // First, so that it goes last.
+            CALLS.set(Some(calls));
+            // What a call needs of this thread goes before.
+            driver().run(&Deadline::after(Duration::from_millis(20)), waits(told)).unwrap_err();
+        });
+        assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Some(Err(Stopped::Over))));
+        for _ in 0..2 {
             let thread = dropped.recv_timeout(Duration::from_secs(20)).unwrap();
             assert_eq!(thread.as_deref(), Some("leasehold-driver"));
         }
