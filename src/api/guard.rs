@@ -303,17 +303,11 @@ impl LockGuard {
         self.hold.is_own_process()
     }
 
-    /// Whether nothing is left to release; in a forked child that is not known.
-    #[cfg(feature = "capi")]
-    pub(crate) fn has_ended(&self) -> bool {
-        self.is_own_process() && self.hold.is_over()
-    }
-
     fn not_held(&self) -> Error {
         if self.is_own_process() { self.hold.lost() } else { self.hold.forked() }
     }
 
-    /// Whether nothing is left to do: it was released, or given up.
+    /// Whether nothing is left to release; in a forked child that is not known.
     pub(crate) fn is_over(&self) -> bool {
         self.is_own_process() && self.hold.is_over()
     }

@@ -129,7 +129,7 @@ impl Guard {
         let (kind, how) = match self.loss.get() {
             Some(loss) => (ErrorKind::Lost, format!("lost: {loss}")),
             None if self.was_lost.load(Ordering::SeqCst) => (ErrorKind::Lost, "it was not held any more".to_owned()),
-            None if self.ask(|held| !held.has_ended()) == Some(true) => (ErrorKind::Closed, ENDING.to_owned()),
+            None if self.ask(|held| !held.is_over()) == Some(true) => (ErrorKind::Closed, ENDING.to_owned()),
             None => (ErrorKind::Closed, ENDED.to_owned()),
         };
         about(&self.granted, kind, how).into()

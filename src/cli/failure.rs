@@ -170,7 +170,7 @@ fn code_of(kind: ErrorKind) -> u8 {
 /// An error with its causes on one line.
 pub fn chain(error: &Error) -> String {
     let whole = causes(error).fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
-    ours(&plain_lines(&whole))
+    ours(&whole)
 }
 
 fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {

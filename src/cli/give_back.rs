@@ -62,8 +62,8 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
         tell(&format!("{name} was lost: {why}; {who_ended}"));
     }
     let every = every.filter(|_| !was_lost && told_to_end.is_none());
-    let Release { stands, answer: released, told_to_end } = release(locks, lease_left, every, signals, told_to_end);
-    let is_unanswered = matches!(&released, Err(failed) if !failed.is_lost());
+    let release = release(locks, lease_left, every, signals, told_to_end);
+    let Release { stands, answer: released, is_unanswered, told_to_end } = release;
     let was_lost = match released {
         _ if was_lost => true,
         Ok(()) => false,
@@ -115,6 +115,7 @@ struct Release {
     /// They stand until the command is due again, whatever became of the release.
     stands: bool,
     answer: Result<(), Unreleased>,
+    is_unanswered: bool,
     told_to_end: Option<Signal>,
 }
 
@@ -162,13 +163,14 @@ fn release(
     }
     let mut answers = Answers { told, over, is_over: false, signals, told_to_end, last_try: LAST_TRY };
     let (stood, answer) = (answers.next(), answers.next());
+    let is_unanswered = matches!(&answer, Err(failed) if !failed.is_lost());
     drop(waits);
     // What was lost then is lost, whatever becomes of the rest.
     let (stands, answer) = match stood {
         Err(failed) if failed.is_lost() => (false, Err(failed)),
         stood => (stood.is_ok(), answer),
     };
-    Release { stands, answer, told_to_end: answers.told_to_end }
+    Release { stands, answer, is_unanswered, told_to_end: answers.told_to_end }
 }
 
 /// Runs this on a thread of its own; without one it is given back.

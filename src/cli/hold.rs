@@ -400,7 +400,7 @@ impl<'a> Holding<'a> {
         let (is_told, who_ended) = (losses.first.is_some(), "the command has ended");
         let lost = locks.if_lost(losses.first.as_ref(), TOLD);
         let given_back = give_back(locks, &Ending { is_told, lease_left, every, who_ended, signals });
-        job.finish(self.ask.on_loss.signal().filter(|_| is_told));
+        job.finish(|signal| is_told && self.ask.on_loss.may_send(signal));
         let told_to_end = told.to_end.or(given_back.told_to_end);
         let end = match given_back.was_lost {
             true if is_unhealthy || losses.first.is_some_and(|loss| matches!(loss.reason, LossReason::MaxHold)) => {

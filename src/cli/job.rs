@@ -316,11 +316,11 @@ impl Job {
         self.signal(Signal::SIGCONT);
     }
 
-    /// What is left to do once nothing of the group is left, and the lock is released. `sent`: a signal that the command got
-    /// from us alone.
-    pub fn finish(self, sent: Option<Signal>) {
+    /// What is left to do once nothing of the group is left, and the lock is released. `is_ours`: whether the command may
+    /// have got the signal from us alone.
+    pub fn finish(self, is_ours: impl Fn(Signal) -> bool) {
         // Ctrl-C means all of the terminal's foreground: the script that we are part of, too.
-        if let Some(signal) = self.ended_by.filter(|signal| KEYS.contains(signal) && sent != Some(*signal))
+        if let Some(signal) = self.ended_by.filter(|signal| KEYS.contains(signal) && !is_ours(*signal))
             && (self.had_terminal || self.terminal.as_ref().is_some_and(Terminal::is_ours))
         {
             ended_by_key(signal);

@@ -21,12 +21,9 @@ impl OnLoss {
         matches!(self, OnLoss::Kill | OnLoss::Command(_))
     }
 
-    /// What the command gets, if that is a signal alone.
-    pub fn signal(&self) -> Option<Signal> {
-        match self {
-            OnLoss::Signal(signal) => Some(*signal),
-            _ => None,
-        }
+    /// Whether the command may get this signal by it.
+    pub fn may_send(&self, signal: Signal) -> bool {
+        matches!(self, OnLoss::Command(_)) || *self == OnLoss::Signal(signal)
     }
 }
 

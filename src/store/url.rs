@@ -101,7 +101,8 @@ pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a st
 
 /// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.
 pub(super) fn check_endpoint(what: &str, example: &str, endpoint: &str) -> Result<()> {
-    let is_http = endpoint.starts_with("http://") || endpoint.starts_with("https://");
+    let scheme = endpoint.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
+    let is_http = matches!(scheme.as_deref(), Some("http" | "https"));
     if is_http && !endpoint.contains('@') {
         return Ok(());
     }

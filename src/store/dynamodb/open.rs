@@ -298,8 +298,9 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
     };
     let endpoint = endpoint(&config);
     if let Some(endpoint) = &endpoint {
-        // Also that of the environment, a profile or the user's settings: the SDK's error would show all of it.
-        check_endpoint("the endpoint", "http://localhost:8000", endpoint)?;
+        // The SDK's error would show all of it.
+        let what = "the endpoint (of AWS_ENDPOINT_URL_DYNAMODB, AWS_ENDPOINT_URL, a profile or the settings)";
+        check_endpoint(what, "http://localhost:8000", endpoint)?;
     }
     let mut builder = Builder::from(&config)
         .credentials_provider(Loaded::from(credentials, ended, clock))
