@@ -362,8 +362,8 @@ impl LockAllGuard {
                 failed.push((guard, error.clone()));
             }
             // Whose time was over since this began was held to the end of the work.
-            let is_over = |loss: Loss| matches!(loss.reason, LossReason::Expired { .. } | LossReason::MaxHold);
-            let was_safe = was_held && guard.loss().get().is_some_and(is_over);
+            let ran_out = |loss: Loss| matches!(loss.reason, LossReason::Expired { .. } | LossReason::MaxHold);
+            let was_safe = was_held && guard.loss().get().is_some_and(ran_out);
             match released {
                 Err(error) if error.kind() == ErrorKind::Lost && !was_safe => lost = lost.and(Err(error)),
                 released => outcome = outcome.and(released),

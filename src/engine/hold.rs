@@ -88,7 +88,7 @@ pub(super) struct Requests {
     pub handed: Mutex<Option<Attempt>>,
     /// Locked while a hand-over is under way: whether a waiter has it, or somebody must give it up, is not known before.
     pub handing: Mutex<()>,
-    /// By when the grant has ended by itself, as the last answer says, in boot time.
+    /// By when the grant has ended by itself, as the answers say, in boot time.
     pub answered_until: AtomicU64,
     /// The same where all that was asked for has arrived, whatever was answered.
     pub asked_until: AtomicU64,

@@ -227,11 +227,11 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
 fn the_script_around_it_hears_of_ctrl_c_and_not_of_the_signal_of_a_loss() {
     let (_store, mut terminal) = shell();
     let run = r#"sh -c 'trap "echo trap\"\"ped" INT; leasehold run k --max-hold 300ms --on-loss"#;
-    let then = "-- sleep 1000; echo code=\"\"$?'\n";
-    terminal.types(&format!("{run} signal:INT {then}"));
-    let said = terminal.sees("code=76");
-    assert!(!said.contains("trapped"), "{said:?}");
-    terminal.types(&format!("{run} ignore {then}"));
+    for on_loss in ["signal:INT", r#""cmd:kill -INT \$LEASEHOLD_PID""#] {
+        terminal.types(&format!("{run} {on_loss} -- sleep 1000; echo code=\"\"$?'\n"));
+        assert!(!terminal.sees("code=76").contains("trapped"));
+    }
+    terminal.types(&format!("{run} ignore -- sleep 1000'\n"));
     terminal.sees("was lost");
     terminal.types("\x03");
     terminal.sees("trapped");

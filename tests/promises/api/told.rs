@@ -11,7 +11,7 @@ use leasehold::internals::store::Swapped;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::sys::pause::Stop;
 use leasehold::testing::MemoryStore;
-use leasehold::{ErrorKind, Event, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
+use leasehold::{ErrorKind, Event, LockClient, LockGuard, Loss, LossReason, Mutex, Observer, Operation};
 
 use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 use crate::support::harness::Store;
@@ -344,12 +344,18 @@ impl Observer for Told {
     }
 }
 
+/// A store whose client tells what happens to a lock of a minute.
+fn told_of() -> (MemoryStore, Arc<Told>, LockClient) {
+    let (store, told) = (MemoryStore::new(), Arc::new(Told::default()));
+    let client = store.builder().lease(MINUTE).observer(told.clone()).connect().unwrap();
+    (store, told, client)
+}
+
 /// Whoever keeps a state of each key by what it is told would take the new one for lost.
 #[test]
 fn a_loss_is_told_before_the_next_grant_of_its_key() {
     alone("api::told::a_loss_is_told_before_the_next_grant_of_its_key", || {
-        let (store, told) = (MemoryStore::new(), Arc::new(Told::default()));
-        let client = store.builder().lease(MINUTE).observer(told.clone()).connect().unwrap();
+        let (store, told, client) = told_of();
         let guard = client.lock("k").unwrap();
         let first = guard.fencing_token();
         let mut stop = Stop::at("loss.declared");
@@ -368,8 +374,7 @@ fn a_loss_is_told_before_the_next_grant_of_its_key() {
 #[test]
 fn a_renewal_is_told_before_the_loss_that_follows_it() {
     alone("api::told::a_renewal_is_told_before_the_loss_that_follows_it", || {
-        let (store, told) = (MemoryStore::new(), Arc::new(Told::default()));
-        let client = store.builder().lease(MINUTE).observer(told.clone()).connect().unwrap();
+        let (store, told, client) = told_of();
         let guard = client.lock("k").unwrap();
         let token = guard.fencing_token();
         let mut stop = Stop::at("renew.published");
