@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::show;
-use crate::words::{ours, plain_lines};
+use crate::words::{ours, said};
 
 /// The exit codes of our own, after sysexits.h and the shell.
 pub mod code {
@@ -167,10 +167,10 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
-/// An error with its causes on one line.
+/// An error with its causes, one behind the other.
 pub fn chain(error: &Error) -> String {
     let whole = causes(error).fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
-    ours(&whole)
+    ours(&said(&whole))
 }
 
 fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'static)> {
@@ -191,6 +191,5 @@ fn told(error: &Error, timed_out: &str) -> String {
     lines.extend(error.holders().iter().map(|holder| format!("  held by {}", show::holder(holder))));
     lines.extend(error.lease().map(|lease| format!("  held by {}", show::lease_holder(lease))));
     lines.extend(causes(error).map(|cause| format!("  because: {cause}")));
-    // The store says what others have written there.
-    ours(&plain_lines(&lines.join("\n")))
+    ours(&said(&lines.join("\n")))
 }

@@ -7,7 +7,6 @@ use crate::args::{Global, Init};
 use crate::failure::{Failure, Outcome, chain};
 use crate::show::{print, print_json};
 use crate::store::{Missing, client, url};
-use crate::words::plain_lines;
 
 pub fn init(global: &Global, args: &Init) -> Outcome {
     let client = if args.print { client_that_makes_nothing(global)? } else { client(global, Missing::Made)? };
@@ -108,7 +107,7 @@ fn as_text(diagnosis: &Diagnosis) -> String {
 }
 
 fn line(what: &str, found: &str) -> String {
-    format!("{what:<20}{}\n", plain_lines(found).replace('\n', "\n                    "))
+    format!("{what:<20}{}\n", found.replace('\n', "\n                    "))
 }
 
 fn as_json(diagnosis: &Diagnosis) -> serde_json::Value {

@@ -101,7 +101,7 @@ fn connected(
 
 /// With its causes, of which the server's may go over several lines.
 fn in_one_line(error: &Error) -> String {
-    chain(error).replace(char::is_control, " ")
+    chain(error).replace('\n', " ")
 }
 
 /// This signal ended it.

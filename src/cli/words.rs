@@ -161,6 +161,11 @@ pub fn plain_lines(text: &str) -> String {
     text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
+/// The same for what a store says, in whose texts others may have written.
+pub fn said(text: &str) -> String {
+    plain_lines(&text.replace(['\t', '\r'], " "))
+}
+
 /// Whether a terminal would obey something in it.
 pub fn is_obeyed(text: &str) -> bool {
     text.contains(obeyed)

@@ -9,6 +9,8 @@ use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::Poll;
 
 use crossbeam_channel::Sender;
@@ -74,7 +76,7 @@ impl<C: 'static> Driver<C> {
             let _entered = runtime.enter();
             let tasks = LocalSet::new();
             tasks.block_on(&runtime, async {
-                let owned = match contained(init, gone).await {
+                let owned = match contained(init, gone, &AtomicBool::default()).await {
                     Ok(Ok(owned)) => Rc::new(owned),
                     Ok(Err(error)) => return drop(ready.send(Ok(Err(error)))),
                     Err(stopped) => return drop(ready.send(Err(stopped))),
@@ -107,14 +109,18 @@ impl<C: 'static> Driver<C> {
     {
         let (done, answer) = crossbeam_channel::bounded(1);
         let (waiting, gone) = oneshot::channel();
+        let is_over = Arc::new(AtomicBool::default());
+        let known = is_over.clone();
         let job: Job<C> = Box::new(move |owned| {
             Box::pin(async move {
-                let _ = done.send(contained(move || make(owned), gone).await);
+                let _ = done.send(contained(move || make(owned), gone, &known).await);
             })
         });
         self.jobs.send(job).map_err(|_| Stopped::Ended)?;
         let answer = wait(&answer, by);
         if matches!(answer, Err(Stopped::Over)) {
+            // From now on it is not polled, whatever the thread comes to first.
+            is_over.store(true, Ordering::SeqCst);
             // There, for it wakes the task by tokio's data of the thread, which is gone where this one is about to end.
             let _ = self.jobs.send(Box::new(move |_| Box::pin(async move { drop(waiting) })));
         }
@@ -152,8 +158,12 @@ fn block_sigpipe() {
     }
 }
 
-/// Runs the future until the caller is gone; a panic ends the future and nothing else.
-async fn contained<T, Fut>(make: impl FnOnce() -> Fut, gone: oneshot::Receiver<()>) -> Result<T, Stopped>
+/// Runs the future until the caller is gone, or says so; a panic ends the future and nothing else.
+async fn contained<T, Fut>(
+    make: impl FnOnce() -> Fut,
+    gone: oneshot::Receiver<()>,
+    is_over: &AtomicBool,
+) -> Result<T, Stopped>
 where
     Fut: Future<Output = T>,
 {
@@ -163,7 +173,7 @@ where
     };
     let mut future = pin!(future);
     poll_fn(|context| {
-        if gone.as_mut().poll(context).is_ready() {
+        if is_over.load(Ordering::SeqCst) || gone.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(Stopped::Over));
         }
         // It is never polled again after a panic.
@@ -323,6 +333,26 @@ mod tests {
             let thread = dropped.recv_timeout(Duration::from_secs(20)).unwrap();
             assert_eq!(thread.as_deref(), Some("leasehold-driver"));
         }
+    }
+
+    /// Nothing of it leaves where nobody waits for it any more.
+    #[test]
+    fn a_call_that_was_over_before_the_thread_came_to_it_does_nothing() {
+        let driver = driver();
+        let (go_on, told) = crossbeam_channel::bounded::<()>(0);
+        let ((begun, begins), (polled, polls)) = (crossbeam_channel::bounded(1), crossbeam_channel::bounded(1));
+        std::thread::scope(|scope| {
+            // It does not let go of the thread.
+            let holds = move |_| async move { begun.send(()).is_ok() && told.recv().is_ok() };
+            let held = scope.spawn(|| driver.run(&soon(), holds));
+            begins.recv().unwrap();
+            let brief = Deadline::after(Duration::from_millis(20));
+            let answer = driver.run(&brief, move |_| async move { polled.send(()).unwrap_or_default() });
+            drop(go_on);
+            assert_eq!((answer, held.join().unwrap()), (Err(Stopped::Over), Ok(false)));
+        });
+        let left = polls.recv_timeout(Duration::from_secs(20));
+        assert_eq!(left, Err(crossbeam_channel::RecvTimeoutError::Disconnected), "it was polled");
     }
 
     #[test]
