@@ -63,6 +63,8 @@ impl Hold {
         };
         pause!("loss.declared");
         self.beats.stop.cancel();
+        // Whoever waits behind its own process knows no end of the lease, and a release may never come.
+        self.setup.queues.nudge(&self.grant.lock.key);
         at_loss.into_iter().for_each(|at_loss| at_loss(&loss));
         if let Some(on_loss) = on_loss {
             let loss = loss.clone();

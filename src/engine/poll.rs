@@ -11,6 +11,7 @@ use crate::model::lock::LockStatus;
 use crate::store::{Consistency, Seen, Which};
 use crate::sys::deadline::{Deadline, Waited, far_from};
 use crate::sys::pause::pause;
+use crate::sys::random;
 
 /// How a pause begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -100,10 +101,10 @@ impl Wait<'_> {
             true if begin == Begin::Refused => Duration::ZERO,
             // After a failure the store does not repeat its reports, so the waiter polls.
             _ if self.known.last_error.is_some() => {
-                backoff::failed_look_delay(poll, self.effort.started.elapsed(), fastrand::f64())
+                backoff::failed_look_delay(poll, self.effort.started.elapsed(), random::fraction())
             }
-            true if self.line.is_woken => backoff::woken_delay(poll, free_in, fastrand::f64()),
-            _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, fastrand::f64()),
+            true if self.line.is_woken => backoff::woken_delay(poll, free_in, random::fraction()),
+            _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, random::fraction()),
         }
     }
 
@@ -124,8 +125,11 @@ impl Wait<'_> {
         let at = self.line.look_at.unwrap_or_else(|| {
             let free_in = self.free_in().filter(|_| self.known.last_error.is_none());
             let is_free = free_in.is_some_and(|free| free.is_zero());
-            let begin = if self.known.last_seen.is_none() || is_free { Begin::Wait } else { begin };
-            let delay = self.look_after(begin, free_in.filter(|_| !is_free));
+            let is_unknown = self.known.last_seen.is_none();
+            // It stood back behind those who are gone: nobody tells it.
+            let is_unasked = begin == Begin::Refused && is_unknown && self.known.last_error.is_none();
+            let begin = if is_unknown || is_free { Begin::Wait } else { begin };
+            let delay = if is_unasked { Duration::ZERO } else { self.look_after(begin, free_in.filter(|_| !is_free)) };
             others_turn.map_or(far_from(now, delay), |until| until.min(far_from(now, delay)))
         });
         self.line.look_at = Some(at);

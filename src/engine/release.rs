@@ -276,6 +276,8 @@ impl Hold {
         self.stop_heartbeat(bound);
         pause!("data.stopped");
         if self.finish(false) {
+            // As at a loss: whoever waits behind its own process knows no end of the lease.
+            self.setup.queues.nudge(&self.grant.lock.key);
             self.tell_end(end);
         }
     }

@@ -22,6 +22,7 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 use crate::sys::pause::pause;
+use crate::sys::random;
 use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock};
 
 /// The thread lives this much longer than the last wait, in case somebody waits again.
@@ -91,7 +92,7 @@ impl State {
                 self.failures = self.failures.saturating_add(1);
                 self.failed = Some(Instant::now());
                 let doubled = FIRST_RETRY * (1 << self.failures.min(7)) / 2;
-                backoff::with_jitter(doubled.min(LAST_RETRY), fastrand::f64())
+                backoff::with_jitter(doubled.min(LAST_RETRY), random::fraction())
             }
         };
         self.polls_until = Some(far_from(Instant::now(), pause));
@@ -246,8 +247,10 @@ impl Wakeups {
                     state.let_go.retain(|key| waited_for.contains(key) && !watched.contains(key));
                 }
                 pause!("wake.watches");
-                // The store does not report earlier changes.
-                watched.difference(&before).for_each(|key| self.queues.nudge(key));
+                // The store does not report earlier changes, but all keys where it could not go on from the set before.
+                let mut news: BTreeSet<String> = freed.try_iter().collect();
+                news.extend(watched.difference(&before).cloned());
+                news.iter().for_each(|key| self.queues.nudge(key));
                 continue;
             }
             let next = [shrink_at, is_more.then_some(call_at)].into_iter().flatten().min();

@@ -114,8 +114,9 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
 
     /// Sends each of `keys` to `to` when it may have become free, from this call's return until the next call,
     /// which replaces the set; an empty one ends it. What happened before is not sent: the caller looks once more. A
-    /// key of both sets is reported without a gap: to the old `to` until the new one is in use. A key may be sent for
-    /// nothing; the end of a lease by time is never sent.
+    /// key of both sets is reported without a gap: to the old `to` until the new one is in use; where the store can't go on
+    /// from the last set, which had not ended, it sends all keys. A key may be sent for nothing; the end of a lease by time
+    /// is never sent.
     ///
     /// `false`: it can't report. Then, and when it can report no longer, it drops `to`.
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;

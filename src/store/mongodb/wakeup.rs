@@ -1,8 +1,8 @@
 //! Wakes waiters when a key may have become free: one change stream for all keys that somebody waits for.
 //!
 //! The server sends what happened to the documents of these keys, but for mere heartbeats and for grants of what was
-//! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between. A
-//! document of mongo-lock's that is made meanwhile is known by its key then.
+//! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between; where it can't,
+//! all keys are told. A document of mongo-lock's that is made meanwhile is known by its key then.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -38,7 +38,16 @@ pub(super) struct Waking(RefCell<Option<Telling>>);
 struct Telling {
     task: AbortHandle,
     /// Where the next stream goes on; none once this one has ended: from there on the server may have to search for days.
-    resume_at: Rc<RefCell<Option<ResumeToken>>>,
+    place: Rc<RefCell<Option<Place>>>,
+}
+
+/// Where a stream goes on.
+#[derive(Clone)]
+enum Place {
+    /// After this. The server looks for an event of its own behind the filter, which must let that one pass.
+    Token(ResumeToken),
+    /// At the last event that was told, which other keys may have left out by now.
+    Time(Timestamp),
 }
 
 impl Drop for Telling {
@@ -68,16 +77,22 @@ impl Mongodb {
             // The last stream ends with this call, also where the new one can't be opened, so that no later call goes on
             // from the same place.
             let last = owned.waking.0.take();
-            let resume_at = last.as_ref().and_then(|telling| telling.resume_at.borrow().clone());
+            let mut place = last.as_ref().and_then(|telling| telling.place.borrow().clone());
             let watch = Watch { keys, owned: owned.clone() };
-            let opened = match watch.open(resume_at, limit).await {
+            let opened = match watch.open(place.clone(), limit).await {
                 // The server no longer has what happened since.
-                Err(error) if is_history_lost(&error) => watch.open(None, limit).await?,
+                Err(error) if is_history_lost(&error) => {
+                    place = None;
+                    watch.open(None, limit).await?
+                }
                 opened => opened?,
             };
-            let resume_at = Rc::new(RefCell::new(opened.stream.resume_token()));
-            let task = tokio::task::spawn_local(watch.run(opened, to, resume_at.clone())).abort_handle();
-            owned.waking.0.replace(Some(Telling { task, resume_at }));
+            if last.is_some() && place.is_none() {
+                watch.keys.iter().for_each(|key| drop(to.send(key.clone())));
+            }
+            let place = Rc::new(RefCell::new(opened.stream.resume_token().map(Place::Token)));
+            let task = tokio::task::spawn_local(watch.run(opened, to, place.clone())).abort_handle();
+            owned.waking.0.replace(Some(Telling { task, place }));
             Ok(())
         });
         match answer {
@@ -115,7 +130,7 @@ struct Opened {
 }
 
 impl Watch {
-    async fn open(&self, after: Option<ResumeToken>, limit: Duration) -> DriverResult<Opened> {
+    async fn open(&self, place: Option<Place>, limit: Duration) -> DriverResult<Opened> {
         let (mut ids, at) = self.documents(limit).await?;
         // A document that this version makes has its key as its id.
         ids.extend(self.keys.iter().map(|key| (Bson::from(key.as_str()), key.clone())));
@@ -124,8 +139,9 @@ impl Watch {
         let ours = doc! { "$or": [{ "documentKey._id": known }, { "fullDocument.resource": named }] };
         let filter = doc! { "$match": { "$and": [ours, { "$expr": is_news() }] } };
         let mut options = ChangeStreamOptions::builder().max_await_time(AWAIT).build();
-        match after {
-            Some(after) => options.resume_after = Some(after),
+        match place {
+            Some(Place::Token(after)) => options.resume_after = Some(after),
+            Some(Place::Time(at)) => options.start_at_operation_time = Some(at),
             None => options.start_at_operation_time = at,
         }
         let stream = self.owned.locks.watch().pipeline([filter]).with_options(options).await?;
@@ -153,12 +169,13 @@ impl Watch {
     }
 
     /// Reports until the stream breaks or nobody listens. The channel ends with it.
-    async fn run(self, opened: Opened, to: Sender<String>, resume_at: Rc<RefCell<Option<ResumeToken>>>) {
-        self.pass_on(opened, &to, &resume_at).await;
-        resume_at.borrow_mut().take();
+    async fn run(self, opened: Opened, to: Sender<String>, place: Rc<RefCell<Option<Place>>>) {
+        self.pass_on(opened, &to, &place).await;
+        place.borrow_mut().take();
     }
 
-    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, resume_at: &RefCell<Option<ResumeToken>>) {
+    async fn pass_on(&self, mut opened: Opened, to: &Sender<String>, place: &RefCell<Option<Place>>) {
+        let mut last = None;
         loop {
             let next = tokio::time::timeout(LOST, opened.stream.next_if_any()).await;
             let Ok(Ok(event)) = next else { return };
@@ -167,7 +184,9 @@ impl Watch {
                 if !opened.stream.is_alive() {
                     return;
                 }
-                *resume_at.borrow_mut() = opened.stream.resume_token();
+                // While nothing was written it is that of the last event.
+                let after = opened.stream.resume_token().filter(|after| last.as_ref() != Some(after));
+                after.into_iter().for_each(|after| *place.borrow_mut() = Some(Place::Token(after)));
                 continue;
             };
             let id = event.document_key.as_ref().and_then(|key| key.get("_id")).map(Bson::to_string);
@@ -179,10 +198,11 @@ impl Watch {
             {
                 return;
             }
-            *resume_at.borrow_mut() = opened.stream.resume_token();
+            last = opened.stream.resume_token();
+            let after = last.clone().map(Place::Token);
+            *place.borrow_mut() = event.cluster_time.map(Place::Time).or_else(|| after.clone());
             // A document whose id was not known.
             if is_new {
-                let after = resume_at.borrow().clone();
                 match tokio::time::timeout(LOST, self.open(after, LOST)).await {
                     Ok(Ok(again)) => opened = again,
                     _ => return,

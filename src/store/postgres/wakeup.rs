@@ -36,6 +36,8 @@ type Watched = Rc<RefCell<Option<Told>>>;
 #[derive(Default)]
 pub(super) struct Waking {
     listening: RefCell<Option<(Connected, Watched)>>,
+    /// Keys are told of, as far as the caller knows.
+    tells: Cell<bool>,
     /// It was said that nothing is heard.
     said_deaf: Cell<bool>,
 }
@@ -65,14 +67,17 @@ impl Postgres {
         // Time is left to say that nothing came; but a server that has too little of it to answer is not deaf.
         let heard_within = (by.remaining() / 4).clamp(HEARD / 4, HEARD);
         let answer = self.driver.run(by, move |owned| async move {
+            let goes_on = owned.waking.tells.take();
             if keys.is_empty() {
                 owned.waking.end();
                 return Ok(true);
             }
             let standing = owned.waking.listening.borrow_mut().take().filter(|(connected, _)| !connected.client.is_closed());
+            let mut is_new = false;
             let (connected, watched) = match standing {
                 Some(standing) => standing,
                 None => {
+                    is_new = true;
                     let watched = Watched::default();
                     let until = Until(watched.clone());
                     let heard = Rc::<Notify>::default();
@@ -118,12 +123,16 @@ impl Postgres {
                     names.entry(hash).or_default().push(key);
                 }
             }
+            if goes_on && is_new {
+                keys.iter().for_each(|key| drop(to.send(key.clone())));
+            }
             watched.replace(Some(Told { names, to }));
             // It may have ended meanwhile, and its task with it.
             if connected.client.is_closed() {
                 watched.take();
             }
             owned.waking.listening.replace(Some((connected, watched)));
+            owned.waking.tells.set(true);
             Ok(true)
         });
         let answer = answer.unwrap_or(Err((Fate::NotDone, PostgresError::NotSent)));

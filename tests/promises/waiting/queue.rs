@@ -17,7 +17,7 @@ const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(20);
 
 /// Waits on a thread of its own; returns once it stands in the line, at this place.
-fn waiter(
+pub(super) fn waiter(
     client: &LockClient,
     place: usize,
     ask: impl FnOnce(LockRequest) -> LockRequest + Send + 'static,

@@ -43,8 +43,12 @@ fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3],
 
 /// Waits for one key behind all others.
 fn one(client: &LockClient, key: &str) -> Waiter {
+    one_until(client, key, &CancelToken::new())
+}
+
+fn one_until(client: &LockClient, key: &str, cancel: &CancelToken) -> Waiter {
     let (told, tells) = mpsc::channel();
-    let request = client.request(key).on_wait(move |_| told.send(()).unwrap_or_default());
+    let request = client.request(key).cancel(cancel).on_wait(move |_| told.send(()).unwrap_or_default());
     let thread = std::thread::spawn(move || request.lock());
     tells.recv_timeout(LONG).unwrap();
     wait_until("it has said so", || in_users_code(client, key) == 0);
@@ -374,6 +378,28 @@ fn what_is_reported_in_the_turn_of_others_is_looked_at_after_it() {
         let released = Instant::now();
         wait_until("it was told", || stop.is_reached() || any.is_finished());
         wait_until("their turn is over", || released.elapsed() > Duration::from_millis(100));
+        stop.let_go();
+        wait_until("it is through", || any.is_finished());
+        assert_eq!(any.join().unwrap().unwrap().key(), "a");
+    });
+}
+
+/// They had been told that it is free, and nobody tells that again.
+#[test]
+fn what_it_stood_back_from_is_looked_at_once_those_are_gone() {
+    alone("waiting::queue_any::what_it_stood_back_from_is_looked_at_once_those_are_gone", || {
+        let (bench, client) = Bench::patient();
+        // Their ends are looked for, too.
+        let [a, _b] = ["a", "b"].map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
+        let cancel = CancelToken::new();
+        let early = one_until(&client, "a", &cancel);
+        let mut stop = Stop::at("acquire.refused");
+        let request = client.request_any(["a", "b"]).in_order();
+        let any = std::thread::spawn(move || request.lock());
+        wait_until("it is refused the other", || stop.is_reached() || any.is_finished());
+        cancel.cancel();
+        assert_eq!(early.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
+        drop(a);
         stop.let_go();
         wait_until("it is through", || any.is_finished());
         assert_eq!(any.join().unwrap().unwrap().key(), "a");

@@ -83,6 +83,7 @@ macro_rules! contract {
             a_row_that_is_deleted_or_swapped_is_told,
             a_new_set_takes_the_place_of_the_old_one,
             a_key_of_both_sets_is_told_without_a_gap,
+            a_set_without_the_key_that_was_told_last_goes_on,
             an_empty_set_ends_the_telling,
             nobody_who_listens_is_no_harm,
             a_wake_whose_deadline_is_over_returns;

@@ -159,6 +159,18 @@ pub fn a_key_of_both_sets_is_told_without_a_gap(store: &Store) {
     }
 }
 
+pub fn a_set_without_the_key_that_was_told_last_goes_on(store: &Store) {
+    let at = (store.open)();
+    let mut held = ["a", "b"].map(|key| exclusive(&at, key));
+    held.iter_mut().for_each(|a| drop(granted(&*at.second, a)));
+    let Some(first) = watch(store, &at, &["a", "b"]) else { return };
+    release(&*at.second, &mut held[0]);
+    assert_told(&first, "a");
+    let second = watch(store, &at, &["b"]).expect("it can tell");
+    release(&*at.second, &mut held[1]);
+    assert_told(&second, "b");
+}
+
 pub fn an_empty_set_ends_the_telling(store: &Store) {
     let at = (store.open)();
     let mut a = exclusive(&at, "k");

@@ -229,6 +229,22 @@ fn a_stream_that_cannot_go_on_begins_anew() {
     }
 }
 
+/// What happened since the last one is not known then.
+#[test]
+fn where_a_stream_cannot_go_on_all_keys_are_told() {
+    let Some(at) = At::start() else { return };
+    let store = at.open();
+    store.schema(Schema::Create, &soon()).unwrap();
+    drop(watch(&store, &["a"]));
+    for code in [260, 280, 286] {
+        at.fail_once("aggregate", code);
+        let told = wake(&store, &["a", "b"]);
+        let mut keys = [(); 2].map(|()| told.recv_timeout(LONG).unwrap());
+        keys.sort();
+        assert_eq!(keys, ["a", "b"], "{code}");
+    }
+}
+
 /// After a week in which nobody waited, the server would have to go through a week of its oplog.
 #[test]
 fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
@@ -258,6 +274,11 @@ fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
     let told = wake(&store, &["a", "b"]);
     assert!(!goes_on(), "after a break");
 
+    // Begun anew behind a write that it does not tell, it goes on by a token.
+    drop(told);
+    assert!(store.wake(&[], crossbeam_channel::unbounded().0, &soon()).unwrap());
+    granted(&store, &mut exclusive(&store, "z"));
+    let told = wake(&store, &["a", "b"]);
     // Another one can't be opened beside it.
     at.fail_once("aggregate", 8);
     let keys = ["a", "b", "c"].map(str::to_owned);

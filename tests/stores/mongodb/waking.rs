@@ -43,12 +43,13 @@ pub fn names(commands: &Commands) -> Vec<String> {
 pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     let mark = unique();
     let told = wake(store, &[keys, &[&mark]].concat());
-    // The last writes before it may be told, too, but not after this one.
+    // The last writes before it may be told, too, but not after this one, which is told twice, and all keys once.
     let mut marking = exclusive(store, &mark);
     granted(store, &mut marking);
     release(store, &mut marking);
-    while told.recv_timeout(LONG).unwrap() != mark {}
-    // It may be told twice.
+    for _ in 0..2 {
+        while told.recv_timeout(LONG).unwrap() != mark {}
+    }
     let (to, others) = crossbeam_channel::unbounded();
     std::thread::spawn(move || told.into_iter().filter(|key| *key != mark).try_for_each(|key| to.send(key)));
     others

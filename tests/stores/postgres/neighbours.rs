@@ -303,6 +303,25 @@ fn the_greatest_numbers_stop_no_step() {
     granted(&store, &mut exclusive(&store, "k"));
 }
 
+/// What was told between the end of the listening and the next one was heard by nobody.
+#[test]
+fn a_listening_that_ended_by_itself_tells_all_when_it_begins_anew() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    let sessions = "pg_stat_activity WHERE query LIKE '%{T}%' AND pid <> pg_backend_pid()";
+    let is_told = || {
+        let first = told_of(&store, "k");
+        rows.sql(&format!("SELECT pg_terminate_backend(pid) FROM {sessions}"));
+        while first.recv_timeout(PATIENCE).map_err(|error| assert!(error.is_disconnected())).is_ok() {}
+        let (to, told) = crossbeam_channel::unbounded();
+        // A server that stands still may not be heard in time: then it tells nobody, and says so.
+        let tells = store.wake(&["k".to_owned()], to, &Deadline::after(PATIENCE)).is_ok_and(|tells| tells);
+        tells.then(|| told.try_recv().ok())
+    };
+    assert_eq!((0..10).find_map(|_| is_told()), Some(Some("k".to_owned())));
+}
+
 /// One channel serves all tables of a database.
 #[test]
 fn the_same_key_of_another_table_wakes_nobody() {

@@ -21,7 +21,7 @@ use super::error::SqliteError;
 use super::own_locks::Header;
 use super::row::Row;
 use super::{Sqlite, Target, Which};
-use crate::lease::{LockRecord, transition};
+use crate::lease::{Holder, LockRecord, transition};
 use crate::model::error::{Error, Result};
 use crate::store::transactional::Durability;
 use crate::sys::clock::thread_time;
@@ -160,6 +160,10 @@ impl Sqlite {
                 watched.to = to;
             }
             (None, Some(eye)) => {
+                // The last one ended by itself: what came since was seen by nobody.
+                if thread.is_some() {
+                    keys.iter().for_each(|key| drop(to.send((*key).clone())));
+                }
                 let (bell, number) = (eye.notice.bell(), eye.number);
                 let run = move || {
                     begin_to_keep_a_lock();
@@ -302,9 +306,11 @@ fn pause(rest: Duration, least: Duration) -> Duration {
     rest.clamp(least, LONGEST_PAUSE)
 }
 
-/// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see.
+/// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see; or one whose
+/// end was later then, as of a release that keeps a minimum hold.
 fn has_come_and_gone(before: &LockRecord, now: &LockRecord) -> bool {
-    let newest_stands = now.exclusive.as_ref().is_some_and(|holder| holder.token == now.token);
+    let as_granted = |holder: &Holder| holder.token == now.token && holder.renewed.is_none();
+    let newest_stands = now.exclusive.as_ref().is_some_and(as_granted);
     now.token != before.token && !newest_stands
 }
 
@@ -330,7 +336,7 @@ impl Drop for Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
+    use crate::lease::{End, GrantId, Labels, StoreTime};
     use crate::store::sqlite::tests::{soon, store};
 
     #[test]
@@ -403,6 +409,10 @@ mod tests {
         assert!(!has_come_and_gone(&at(5, None), &at(6, Some(6))), "it is still there");
         assert!(has_come_and_gone(&at(5, None), &at(6, None)));
         assert!(has_come_and_gone(&at(5, None), &at(7, Some(6))), "a shared one has come and gone");
+        let mut kept = at(6, Some(6));
+        kept.exclusive.as_mut().unwrap().renewed = Some(StoreTime::from_nanos(1));
+        assert!(has_come_and_gone(&at(5, None), &kept), "its end may have moved back");
+        assert!(!has_come_and_gone(&at(6, Some(6)), &kept), "a heartbeat");
     }
 
     #[test]
@@ -430,6 +440,26 @@ mod tests {
         };
         let error = (0..1000).find_map(|_| try_once()).expect("it never ended between the two");
         assert!(error.is_retryable() && !error.to_string().contains("removed"), "{error}");
+        drop(store);
+        std::fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_watching_that_ended_by_itself_tells_all_when_it_begins_anew() {
+        let (folder, store) = store();
+        let wake = |keys: &[String]| {
+            let (to, told) = crossbeam_channel::unbounded();
+            assert!(store.wake_keys(keys, to, &soon()).unwrap());
+            told
+        };
+        let keys = ["k".to_owned()];
+        assert!(wake(&keys).is_empty());
+        let ended = store.watch.shared.lock().take().unwrap();
+        ended.bell.ring();
+        assert_eq!(wake(&keys).try_recv().as_deref(), Ok("k"));
+        // An empty set is an end.
+        wake(&[]);
+        assert!(wake(&keys).is_empty());
         drop(store);
         std::fs::remove_dir_all(folder).unwrap();
     }
