@@ -85,6 +85,8 @@
 //! FerretDB speak the protocol but not all that locks need, and are refused by name.
 
 use std::mem;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 pub use mongodb as driver;
 use mongodb::error::Result as DriverResult;
@@ -256,7 +258,8 @@ pub fn run_fenced<T>(
     run.map_err(|error| of_transaction(error, is_asserted, standing))
 }
 
-/// [`run_fenced`] for a session of the driver's async API.
+/// [`run_fenced`] for a session of the driver's async API. Its future can go from thread to thread, as in `tokio::spawn`, if
+/// `work` has what it uses (`async move`): the compiler takes one that borrows for one that can't.
 ///
 /// # Errors
 /// As [`run_fenced`].
@@ -266,9 +269,11 @@ where
 {
     let standing = fenced.standing()?;
     let assertion = Assertion::of(standing)?;
-    let (mut is_first_try, mut is_asserted) = (true, false);
-    let run = session.start_transaction().write_concern(of_commit()).and_run2(async |session| {
-        is_asserted = false;
+    let (mut is_first_try, is_asserted) = (true, Arc::<AtomicBool>::default());
+    let tells = is_asserted.clone();
+    // It has all that it uses: a future that borrows through such a closure can't be sent.
+    let run = session.start_transaction().write_concern(of_commit()).and_run2(async move |session| {
+        tells.store(false, Ordering::SeqCst);
         let is_again = !mem::take(&mut is_first_try);
         if is_again {
             assert_async(&assertion, session).await?;
@@ -277,10 +282,10 @@ where
         if !is_again {
             assert_async(&assertion, session).await?;
         }
-        is_asserted = true;
+        tells.store(true, Ordering::SeqCst);
         Ok(done)
     });
-    run.await.map_err(|error| of_transaction(error, is_asserted, standing))
+    run.await.map_err(|error| of_transaction(error, is_asserted.load(Ordering::SeqCst), standing))
 }
 
 fn assert_sync(assertion: &Assertion, session: &mut driver::sync::ClientSession) -> DriverResult<()> {

@@ -10,9 +10,10 @@
 //!
 //! # The URL
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE?table=leasehold`, or `postgresql:`; several hosts with commas between them,
-//! of which the one that is the primary is used (they are asked one after the other, each for its share of three seconds,
-//! beginning with the one that worked last); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other
-//! options are libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
+//! of which the one that is the primary is used (they are asked one after the other, beginning with the one that worked last,
+//! each for its share of three seconds; while a client connects those that said nothing are asked again, until its request
+//! timeout is over); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other options are
+//! libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
 //! are below. `port` is for hosts without a port of their own. Environment variables (`PGPASSWORD`, ..), password files and
 //! services are not read. Credentials that expire, like the tokens of RDS IAM, can't be renewed by a client, which
@@ -122,7 +123,8 @@
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. What was idle for a minute
 //! ends after the next statement. Of the four for holders at most
 //! two at a time serve releases and what takes a lock away, and one more heartbeats of shared locks: they may wait for
-//! somebody's transaction, one for each key. A refusal locks nothing and writes nothing. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made (but see Poolers).
+//! somebody's transaction, one for each key. A refusal locks nothing and writes nothing, unless it met
+//! a grant that was not committed yet: it waits for that, and is a commit itself. A statement whose caller has no more time is cancelled at the server, for which a short connection more is made (but see Poolers).
 //!
 //! # The table's upkeep
 //! `create_schema` makes the table with `fillfactor = 50`, so that a heartbeat of an exclusive lock finds room beside its row and
@@ -195,8 +197,11 @@
 //!   `tcp_keepalives_idle` and `idle_in_transaction_session_timeout` at the server.
 //! * **A client's releases go two or three at a time**, so on a network of 30 ms some 60 a second. Where two wait for somebody's
 //!   transactions, the others try one by one whether their rows are free.
-//! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row: use exclusive
-//!   locks, or longer leases, where that is so.
+//! * **A client's heartbeats go four at a time**, each with a third of the lease at first. With `t` for a statement at most 4 L / (3 t) locks are
+//!   kept: 890 at a lease of 20 s and 30 ms. What the network held up for seconds comes all at once after it, and each that ran out of
+//!   time needs a new connection: hold a quarter of that by one client, and more by several.
+//! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row, also to others of
+//!   the same client: use exclusive locks, or longer leases, where that is so.
 
 pub mod blocking;
 
@@ -297,7 +302,9 @@ impl<T: Fenced> AssertIn for T {
 /// transaction, also if `work` passes over the error: then the assertion fails. Between tries the server pauses, up to a second.
 ///
 /// The guard's heartbeats go on meanwhile; those of a shared lock wait from the assertion to the commit. A statement
-/// of `work` waits for other transactions as long as your session lets it: set `lock_timeout` there.
+/// of `work` waits for other transactions as long as your session lets it: set `lock_timeout` there. The future can go from
+/// thread to thread, as in `tokio::spawn`, if `work` has what it uses (`async move`): the compiler takes one that borrows for
+/// one that can't.
 ///
 /// # Errors
 /// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`, or as it is where it

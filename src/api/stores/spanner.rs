@@ -58,6 +58,7 @@ pub use google_cloud_spanner;
 use google_cloud_spanner::builder::SpannerBuilder;
 use google_cloud_spanner::client::DatabaseClient;
 use google_cloud_spanner::model::transaction_options::IsolationLevel;
+use google_cloud_spanner::statement::Statement;
 use google_cloud_spanner::transaction::ReadWriteTransaction;
 
 use crate::api::builder::ClientBuilder;
@@ -148,17 +149,26 @@ pub trait AssertIn: Fenced {
 impl<T: Fenced> AssertIn for T {
     async fn assert_in(&self, transaction: &ReadWriteTransaction) -> Result<(), google_cloud_spanner::Error> {
         let statement = self.standing().and_then(assertion).map_err(google_cloud_spanner::Error::ser)?;
-        let mut rows = transaction.execute_query(statement).await?;
-        // The answer to a query comes with its rows.
-        while rows.next().await.transpose()?.is_some() {}
-        Ok(())
+        assert_by(statement, transaction).await
     }
+}
+
+async fn assert_by(
+    statement: Statement,
+    transaction: &ReadWriteTransaction,
+) -> Result<(), google_cloud_spanner::Error> {
+    let mut rows = transaction.execute_query(statement).await?;
+    // The answer to a query comes with its rows.
+    while rows.next().await.transpose()?.is_some() {}
+    Ok(())
 }
 
 /// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits; again
 /// from the start where the service aborts it. So `work` may run several times. The commit is repeated as the SDK does by
 /// default, without a limit: a retry policy that `database` was given is not used for it, since repeats must be seen.
-/// Whoever must not wait so long drops the future; then it is not known whether it was committed.
+/// Whoever must not wait so long drops the future; then it is not known whether it was committed. The future can go from thread
+/// to thread, as in `tokio::spawn`, if `work` has what it uses (`async move`): the compiler takes one that borrows for one
+/// that can't.
 ///
 /// # Errors
 /// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
@@ -171,7 +181,7 @@ impl<T: Fenced> AssertIn for T {
 ///
 /// # async fn publish(database: sdk::client::DatabaseClient, guard: leasehold::LockGuard) -> leasehold::Result<()> {
 /// let update = sdk::statement::Statement::builder("UPDATE report SET text = 'new' WHERE id = 1").build();
-/// run_fenced(&guard, &database, async |transaction| transaction.execute_update(update.clone()).await).await?;
+/// run_fenced(&guard, &database, async move |transaction| transaction.execute_update(update.clone()).await).await?;
 /// # Ok(())
 /// # }
 /// ```
@@ -180,14 +190,15 @@ where
     W: AsyncFnMut(ReadWriteTransaction) -> Result<T, google_cloud_spanner::Error>,
 {
     let standing = fenced.standing()?;
-    assertion(standing)?;
-    let flight = Flight::default();
+    let (asserts, flight) = (assertion(standing)?, Flight::default());
+    let follows = flight.clone();
     let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable);
-    let run = runner.with_commit_retry_policy(flight.repeats()).build().run(async |transaction| {
-        flight.read()?;
+    // It has all that it uses: a future that borrows through such a closure can't be sent.
+    let run = runner.with_commit_retry_policy(flight.repeats()).build().run(async move |transaction| {
+        follows.read()?;
         let done = work(transaction.clone()).await?;
-        fenced.assert_in(&transaction).await?;
-        flight.commit()?;
+        assert_by(asserts.clone(), &transaction).await?;
+        follows.commit()?;
         Ok(done)
     });
     let done = run.await.map(|result| result.into_inner());

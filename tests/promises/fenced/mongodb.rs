@@ -102,6 +102,21 @@ fn a_commit_waits_for_the_majority_whatever_the_users_client_says() {
     assert_eq!(commits.try_iter().collect::<Vec<_>>(), [majority(), majority()]);
 }
 
+/// In somebody's task, which may go from thread to thread.
+#[test]
+fn its_future_can_be_sent() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (guard, text) = (open.client(LONG).lock("a").unwrap(), "text".to_owned());
+    let options = settings(&mongod().unwrap());
+    let task = async move {
+        let user = driver::Client::with_options(options).unwrap();
+        let mut session = user.start_session().await.unwrap();
+        run_fenced_async(&guard, &mut session, async move |_| Ok(text.len())).await
+    };
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    assert_eq!(runtime.block_on(runtime.spawn(task)).unwrap().unwrap(), 4);
+}
+
 /// The server commits it, and says that not enough others have it.
 #[test]
 #[cfg(target_os = "linux")]

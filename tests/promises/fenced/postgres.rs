@@ -3,6 +3,7 @@
 use std::any::Any;
 
 use leasehold::postgres::run_fenced;
+use leasehold::postgres::tokio_postgres::Transaction;
 use leasehold::{ClientBuilder, LockClient};
 
 use crate::fenced::data::postgres::{Session, Texts};
@@ -74,12 +75,13 @@ fn its_future_can_be_sent() {
     let Some(open) = Open::<Kind<false>>::fresh() else { return };
     let guard = open.client(LONG).lock("a").unwrap();
     let Session::Async(runtime, mut user) = open.data.session() else { unreachable!() };
+    let sql = "SELECT 1".to_owned();
     let task = async move {
-        run_fenced(&guard, &mut user, async |transaction| {
-            transaction.batch_execute("SELECT 1").await?;
+        let work = async move |transaction: &Transaction<'_>| {
+            transaction.batch_execute(&sql).await?;
             Ok(7)
-        })
-        .await
+        };
+        run_fenced(&guard, &mut user, work).await
     };
     assert_eq!(runtime.block_on(runtime.spawn(task)).unwrap().unwrap(), 7);
 }

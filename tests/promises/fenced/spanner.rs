@@ -86,6 +86,16 @@ fn the_loss_of_another_lock_is_not_told_as_its_own() {
     assert_eq!(open.data.wait(run).unwrap_err().kind(), ErrorKind::Lost);
 }
 
+/// In somebody's task, which may go from thread to thread.
+#[test]
+fn its_future_can_be_sent() {
+    let Some(open) = Open::<Kind>::fresh() else { return };
+    let (guard, text) = (open.client(LONG).lock("a").unwrap(), "text".to_owned());
+    let client = open.data.client.clone();
+    let task = async move { run_fenced(&guard, &client, async move |_| Ok(text.len())).await };
+    assert_eq!(open.data.wait(async { tokio::spawn(task).await }).unwrap().unwrap(), 4);
+}
+
 /// The service says that it does not know, that it took too long, or that it is broken, and has committed.
 #[test]
 fn a_commit_that_may_have_happened_is_ambiguous() {
