@@ -10,6 +10,7 @@
 //! was sent twice and not answered is unanswered, whatever the second error says.
 
 use std::fmt;
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
@@ -59,6 +60,9 @@ pub fn decoded(document: &mongodb::bson::Document) -> std::result::Result<crate:
     let _ = row::encode(&record, Some(document));
     Ok(record)
 }
+
+/// A server that says nothing for so long while a client connects is asked again.
+const STOOD_STILL: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub struct Mongodb {
@@ -124,12 +128,33 @@ impl Mongodb {
         let topology = None;
         let mut store = Mongodb { info, database, collection, topology, register, fleet, beside, noticed, driver };
         let sent = Instant::now();
-        let (hello, build) =
-            store.ask(by, |owned| async move { Ok((open::hello(&owned).await?, open::build_info(&owned).await?)) })?;
+        let (hello, build) = store.first_answers(by)?;
         store.topology = Some(open::topology(&hosts, &hello, &build)?);
         open::local_time(&hello).into_iter().for_each(|now| store.noticed.clocked.note(now, sent));
         store.warn_if_alone();
         Ok(store)
+    }
+
+    /// What the server says of itself. The driver gives up sooner than the caller, to say why: a server that stood still until
+    /// then, or only wakes up, may be ready for the next request.
+    fn first_answers(&self, by: &Deadline) -> Result<(Document, Document), MongodbError> {
+        let mut why = None;
+        loop {
+            let asked = Instant::now();
+            let ask = |owned: Rc<send::Owned>| async move {
+                Ok((open::hello(&owned).await?, open::build_info(&owned).await?))
+            };
+            match self.ask(by, ask) {
+                Err(error) if by.is_over() => return Err(why.unwrap_or(error)),
+                // What fails at once fails again.
+                Err(error @ (MongodbError::Unreachable { .. } | MongodbError::Unread { .. }))
+                    if asked.elapsed() >= STOOD_STILL =>
+                {
+                    why = Some(error);
+                }
+                answer => return answer,
+            }
+        }
     }
 }
 

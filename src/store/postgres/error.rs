@@ -192,7 +192,7 @@ impl PostgresError {
             SqlState::TOO_MANY_CONNECTIONS => Own::NoConnection,
             SqlState::CONFIGURATION_LIMIT_EXCEEDED => Own::Limit,
             _ if is_exhausted(answer) => Own::Exhausted,
-            _ => match &code.code()[..2] {
+            _ => match code.code().get(..2).unwrap_or_default() {
                 "28" if stage == Stage::Connecting => return (Fate::Refused, PostgresError::Credentials { cause }),
                 "22" | "42" if stage == Stage::Connecting => return for_good(Own::Settings, cause),
                 // Out of resources.
@@ -244,6 +244,11 @@ impl PostgresError {
             ((Fate::NotDone, _), (Fate::Refused, _)) => before,
             _ => now,
         }
+    }
+
+    /// A connection that was not made in so much time.
+    pub fn unmade(time: std::time::Duration) -> Self {
+        PostgresError::Unreachable { cause: Cause::from(format!("it was not made in {} ms", time.as_millis())) }
     }
 
     /// An answer that comes without the commit being safe on the standbys that it must be on.

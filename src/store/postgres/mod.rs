@@ -87,9 +87,9 @@ impl Postgres {
         let (table, hosts, tls) = (options.table(), options.hosts(), options.tls()?);
         let pooled = options.is_pooled();
         let (said, hears) = crossbeam_channel::bounded(1);
-        let theirs = table.clone();
+        let (theirs, limit) = (table.clone(), by.remaining());
         let init = move || async move {
-            let (owned, server) = send::Owned::new(hosts, tls, theirs, pooled).await?;
+            let (owned, server) = send::Owned::new(hosts, tls, theirs, pooled, limit).await?;
             let _ = said.send(server);
             Ok(owned)
         };

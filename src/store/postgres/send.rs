@@ -27,7 +27,7 @@ pub(super) use super::turns::Lane;
 use super::turns::{Soon, Turns};
 use super::{Postgres, direct};
 use crate::store::failure::{Cause, Fate, Left};
-use crate::sys::deadline::Deadline;
+use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 
 /// How many statements that were left are cancelled at a time.
@@ -59,6 +59,8 @@ struct Known {
     has_worked: Cell<bool>,
     /// The host to begin with: the one that worked last, or the one after that which said nothing.
     first: Cell<usize>,
+    /// One host at least said nothing when they were asked last.
+    was_silent: Cell<bool>,
     /// When the server last answered anything.
     heard: Cell<Option<Instant>>,
     /// The first and the last statement that were left, one soon after the other, since it answered.
@@ -152,11 +154,13 @@ pub(super) enum Wrote<T> {
 }
 
 impl Owned {
+    /// Makes the first connection, for which there is `limit`: the request timeout.
     pub async fn new(
         hosts: Vec<Config>,
         tls: Tls,
         table: Table,
         pooled: bool,
+        limit: Duration,
     ) -> Result<(Owned, open::Server), PostgresError> {
         let owned = Owned {
             hosts,
@@ -169,7 +173,18 @@ impl Owned {
             idle: RefCell::default(),
             waking: super::wakeup::Waking::default(),
         };
-        let (first, server) = owned.connect(|_| {}).await.map_err(|(_, error)| error)?;
+        let until = far_from(Instant::now(), limit - limit / 20);
+        let mut failed = None;
+        let (first, server) = loop {
+            let left = until.saturating_duration_since(Instant::now());
+            match tokio::time::timeout(left, owned.connect(|_| {})).await {
+                Ok(Ok(made)) => break made,
+                // A host that stood still, or only wakes up, may be ready for the next one.
+                Ok(Err((_, error))) if owned.known.was_silent.get() => failed = Some(error),
+                Ok(Err((_, error))) => return Err(error),
+                Err(_) => return Err(failed.unwrap_or_else(|| PostgresError::unmade(limit))),
+            }
+        };
         rest(&mut owned.idle.borrow_mut(), first, Instant::now());
         Ok((owned, server))
     }
@@ -182,6 +197,7 @@ impl Owned {
         let (first, hear) = (self.known.first.get(), Rc::new(hear));
         let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
         let mut failed = None;
+        self.known.was_silent.set(false);
         let until = Instant::now() + CONNECTION;
         for at in 0..self.hosts.len() {
             // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
@@ -201,8 +217,8 @@ impl Owned {
                 Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    let cause = Cause::from(format!("it was not made in {} ms", share.as_millis()));
-                    (Fate::NotDone, PostgresError::Unreachable { cause })
+                    self.known.was_silent.set(true);
+                    (Fate::NotDone, PostgresError::unmade(share))
                 }
             };
             failed = Some(match failed {

@@ -1,5 +1,5 @@
 //! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
-//! children that a connected process forks, connections that go silent, and panics inside an SDK.
+//! children that a connected process forks, connections that go silent, servers that stand still, and panics inside an SDK.
 #![cfg(all(
     target_os = "linux",
     any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")
@@ -39,6 +39,7 @@ mod late;
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 mod panics;
 mod silence;
+mod still;
 
 use crate::support::proxy::Proxy;
 use leasehold::ClientBuilder;

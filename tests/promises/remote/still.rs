@@ -1,0 +1,33 @@
+//! A server that stands still while a client connects to it, as one does that its first client wakes up: it is waited for.
+
+use std::thread;
+use std::time::Duration;
+
+use crate::remote::Remote;
+use crate::support::harness::millis;
+use crate::support::proxy::Flow;
+
+/// The request timeout, and how long the server stands still of it: longer than a driver tries by itself, where the timeout
+/// is the usual one.
+const CASES: [(Duration, Duration); 2] = [(millis(10_000), millis(4_500)), (millis(5_000), millis(3_300))];
+
+fn a_server_that_stands_still_is_connected_to(remote: &Remote) {
+    for (limit, still) in CASES {
+        let connects = || {
+            remote.proxy.flow(Flow::Hold, Flow::Pass);
+            let (early, answer) = thread::scope(|scope| {
+                let connects = scope.spawn(|| remote.behind().request_timeout(limit).connect());
+                thread::sleep(still);
+                let early = connects.is_finished();
+                remote.proxy.flow(Flow::Pass, Flow::Pass);
+                (early, connects.join().expect("no panic"))
+            });
+            assert!(!early || answer.is_err(), "it asked the server nothing");
+            answer.map(drop).map_err(|error| println!("{limit:?}: {error}")).is_ok()
+        };
+        // On a busy machine what is left may be too little.
+        assert!((0..3).any(|_| connects()), "no connection after {still:?} of {limit:?}");
+    }
+}
+
+crate::remote::on_each_remote! { together: a_server_that_stands_still_is_connected_to }
