@@ -19,7 +19,7 @@ use crate::model::event::Event;
 use crate::model::key::check_key;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
 use crate::store::{self, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Which};
-use crate::sys::deadline::{Deadline, far_from};
+use crate::sys::deadline::Deadline;
 
 /// The environment variable that [`LockClient::from_env`] reads.
 pub(crate) const STORE_VARIABLE: &str = "LEASEHOLD_STORE";
@@ -105,7 +105,7 @@ impl LockClient {
     /// `Store` or `Ambiguous` when the store did not answer in that time, which a busy one may do when it is a few
     /// milliseconds; else see [`LockRequest::try_lock`].
     pub fn try_lock_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
-        self.try_lock_until(key, far_from(Instant::now(), timeout))
+        self.request(key).try_lock_for(timeout)
     }
 
     /// Waits until `deadline` at the latest; `None` when others held the lock all that time. A deadline that has passed
@@ -172,7 +172,7 @@ impl LockClient {
     /// # Errors
     /// See [`LockRequest::try_lock`].
     pub fn try_lock_shared_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
-        self.try_lock_shared_until(key, far_from(Instant::now(), timeout))
+        self.request(key).shared().try_lock_for(timeout)
     }
 
     /// [`try_lock_until`](LockClient::try_lock_until), together with other shared holders.

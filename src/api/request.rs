@@ -308,11 +308,13 @@ pub(crate) enum AskedWait {
 impl AskedWait {
     /// Counted from now on; `None` goes on without limit.
     pub(crate) fn patience(wait: Option<AskedWait>) -> Patience {
-        let until = wait.map(|wait| match wait {
-            AskedWait::For(wait) => far_from(Instant::now(), wait),
-            AskedWait::Until(until) => until,
-        });
-        until.map_or(Patience::Endless, Patience::until)
+        match wait {
+            None => Patience::Endless,
+            // One that is over before anything was asked, as where this thread stood still, is no try: that has a request's time.
+            Some(AskedWait::For(wait)) if !wait.is_zero() => Patience::Until(far_from(Instant::now(), wait)),
+            Some(AskedWait::For(_)) => Patience::Once,
+            Some(AskedWait::Until(until)) => Patience::until(until),
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use crate::api::request_any::check_keys;
 use crate::engine::spec::{Obtained, Patience};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
+use crate::sys::caught::caught;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::DropBound;
 use crate::sys::observing::Contained;
@@ -390,8 +391,8 @@ impl LockAllGuard {
 
 impl Drop for LockAllGuard {
     fn drop(&mut self) {
-        // In a forked child there is nothing to release, and no guard does.
-        let _ = self.release_all();
+        // In a forked child there is nothing to release, and no guard does. A panic is a bug, but must not leave a drop.
+        let _ = caught(|| self.release_all());
     }
 }
 

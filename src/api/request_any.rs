@@ -24,7 +24,6 @@ use crate::model::lock::{Lock, LockStatus};
 use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::sys::cancel::CancelToken;
-use crate::sys::deadline::far_from;
 use crate::sys::observing::Contained;
 
 /// What the refusal of one look says.

@@ -204,7 +204,7 @@ macro_rules! setters {
             /// # Errors
             /// As [`try_lock`](Self::try_lock).
             pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockGuard>> {
-                self.try_lock_until(far_from(Instant::now(), timeout))
+                self.try_lock_within(AskedWait::For(timeout))
             }
 
             /// Waits until `deadline` at the latest; `None` when others held the lock, or all of several, all that time. A
@@ -212,9 +212,13 @@ macro_rules! setters {
             ///
             /// # Errors
             /// As [`try_lock`](Self::try_lock).
-            pub fn try_lock_until(mut self, deadline: Instant) -> Result<Option<LockGuard>> {
+            pub fn try_lock_until(self, deadline: Instant) -> Result<Option<LockGuard>> {
+                self.try_lock_within(AskedWait::Until(deadline))
+            }
+
+            fn try_lock_within(mut self, wait: AskedWait) -> Result<Option<LockGuard>> {
                 self.spec.refuses.wait = Some(OWN_WAIT);
-                Ok(self.guard(Patience::until(deadline), None)?.granted())
+                Ok(self.guard(AskedWait::patience(Some(wait)), None)?.granted())
             }
         }
     };

@@ -26,7 +26,8 @@
  * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call. A thread of the library
  * has those signals blocked that are blocked in the thread that makes it need one: what you take by sigwait() or a
  * descriptor, block before the first call, in every thread that calls. A callback has a stack of 2 MB, or what is left
- * of your thread's; a log that is set while locks are held may run on 256 KB in threads that were there before.
+ * of your thread's; a log that is set while locks are held may run on 512 KB, with 32 bits on 256 KB, in threads that
+ * were there before.
  *
  * Versions: whoever connects passes LEASEHOLD_VERSION_NUMBER. A library that does not fit to it refuses, instead of
  * doing something else than the header says. Structs that the library fills can grow at their end: those that the

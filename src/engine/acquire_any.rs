@@ -13,6 +13,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::WaitEnd;
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::pause::pause;
+use crate::sys::random;
 
 /// At most this many keys are named by an error.
 const MOST_NAMED: usize = 5;
@@ -97,7 +98,7 @@ impl AnyWait<'_> {
 
     fn go_on(&mut self, overall: &mut Deadline) -> Result<Obtained> {
         if self.order == Order::Random {
-            fastrand::shuffle(&mut self.waits);
+            random::shuffle(&mut self.waits);
         }
         if let Some(granted) = self.ask_each(overall)? {
             return Ok(Obtained::Granted(granted));
@@ -110,7 +111,7 @@ impl AnyWait<'_> {
         while self.pause(overall, std::mem::replace(&mut begin, Begin::Wait)) {
             self.family.check_open()?;
             if self.order == Order::Random {
-                fastrand::shuffle(&mut self.waits);
+                random::shuffle(&mut self.waits);
             }
             if let Some(granted) = self.look_at_each(overall)? {
                 return Ok(Obtained::Granted(granted));

@@ -16,6 +16,7 @@ use crate::sys::caught::caught;
 use crate::sys::clock::BootTime;
 use crate::sys::log;
 use crate::sys::pause::pause;
+use crate::sys::random;
 use crate::sys::thread::{self, Thread};
 
 /// How often the guard of a lock without end checks whether it was released or replaced, or has an end by now.
@@ -34,7 +35,7 @@ const MIN_RETRY: Duration = Duration::from_millis(5);
 /// that came late, or a wide margin, leaves less than the interval; but not where a renewal gives next to nothing, since
 /// the lock is held almost to its fixed end.
 pub(super) fn next_after(terms: &Terms, left: Duration, now: BootTime) -> Duration {
-    let usual = backoff::with_jitter(interval(terms), fastrand::f64());
+    let usual = backoff::with_jitter(interval(terms), random::fraction());
     let gives_more = |end: BootTime| end.since(now).saturating_sub(terms.margin) > left.saturating_add(left / 8);
     match terms.lease {
         Lease::For(_) if terms.ends_at.is_none_or(gives_more) => usual.min(left / 3 * 2),
@@ -102,7 +103,7 @@ fn run(hold: &Hold) {
             }
             Beat::Failed(_) => {
                 failures += 1;
-                backoff::renewal_delay(failures, hold.remaining(), fastrand::f64()).max(MIN_RETRY)
+                backoff::renewal_delay(failures, hold.remaining(), random::fraction()).max(MIN_RETRY)
             }
         };
     }

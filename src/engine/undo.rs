@@ -19,6 +19,7 @@ use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
 use crate::sys::log;
 use crate::sys::pause::pause;
+use crate::sys::random;
 use crate::sys::thread::{Thread, begin_to_keep_time, keeping_a_lock};
 
 /// At most this many are kept, more than anybody takes at once. Of more, the one whose lease ends first is dropped, and
@@ -260,7 +261,7 @@ impl Undo {
             return;
         }
         left.failures = left.failures.saturating_add(1);
-        let delay = backoff::retry_delay(left.failures, Duration::MAX, fastrand::f64());
+        let delay = backoff::retry_delay(left.failures, Duration::MAX, random::fraction());
         // A lock without end is tried for ever, but more and more seldom.
         left.due = far_from(Instant::now(), delay * (left.failures / 60).clamp(1, 60));
         self.state.lock().left.push(left);

@@ -6,6 +6,7 @@ use crossbeam_channel::{Receiver, Select};
 
 use crate::lease::backoff;
 use crate::sys::cancel::CancelToken;
+use crate::sys::random;
 use crate::sys::thread::lives;
 
 /// How often a thread that ends looks whether what it waits for is there.
@@ -111,7 +112,7 @@ impl Deadline {
 
     /// Waits before the next repeat of what has failed this many times in a row; whether time is left.
     pub fn wait_to_repeat(&self, failures: u32) -> bool {
-        self.wait_for(backoff::retry_delay(failures, self.remaining(), fastrand::f64()))
+        self.wait_for(backoff::retry_delay(failures, self.remaining(), random::fraction()))
     }
 
     /// Waits until it is over or `limit` has passed; whether time is left.

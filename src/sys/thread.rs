@@ -8,8 +8,9 @@ use std::time::Instant;
 
 use crate::model::error::{Error, ErrorKind, Result};
 
-/// Enough for a request to an embedded store; ten thousand guards must fit.
-const STACK: usize = 256 * 1024;
+/// Enough for a request to an embedded store, which takes 50 KB in a debug build, and for the program's static data of
+/// threads, which glibc takes out of each stack; ten thousand guards must fit.
+const STACK: usize = if cfg!(target_pointer_width = "64") { 512 } else { 256 } * 1024;
 /// What code of the user's may expect, as on any thread of the standard library.
 const USERS_STACK: usize = 2 * 1024 * 1024;
 

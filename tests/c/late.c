@@ -32,6 +32,15 @@ static void lost(uint64_t token, const char *text, size_t text_len, void *user) 
 static pthread_key_t key;
 static int rounds;
 
+/* What a thread frees that took no lock itself: what it needs to try again it may have to make then. */
+static struct {
+  const char *url;
+  leasehold_guard before, released;
+  leasehold_guards all;
+  int rounds;
+} strange;
+static pthread_key_t strange_key;
+
 /* At last, when nothing is left of what the library had for the thread. */
 static void frees(void *unused) {
   if (++rounds < 3) {
@@ -43,6 +52,74 @@ static void frees(void *unused) {
   OK(leasehold_leadership_free(last.leadership));
   OK(leasehold_election_free(last.campaigned));
   OK(leasehold_log_free(last.log));
+}
+
+static void is_written(const char *url, int ms);
+static pid_t writer;
+
+static void ended(pid_t child) {
+  int status = 0;
+  CHECK(waitpid(child, &status, 0) == child);
+}
+
+static void releases(void *unused) {
+  if (++strange.rounds < 3) {
+    CHECK(pthread_setspecific(strange_key, unused) == 0);
+    return;
+  }
+  is_written(strange.url, 1000);
+  OK(leasehold_guard_release(strange.released));
+  ended(writer);
+  is_written(strange.url, 1000);
+  OK(leasehold_guards_free(strange.all));
+  ended(writer);
+}
+
+static void *only_releases(void *unused) {
+  /* It waits, which makes what the thread is known by, and tries nothing again. */
+  is_written(strange.url, 1000);
+  OK(leasehold_guard_release(strange.before));
+  ended(writer);
+  CHECK(pthread_setspecific(strange_key, &strange) == 0);
+  return unused;
+}
+
+/* Requests that are given up soon, and repeated for long. */
+static void is_released_by_a_thread_that_took_nothing(const char *url) {
+  leasehold_builder builder = {0};
+  leasehold_client client = {0}, patient = connected(url);
+  leasehold_request request = {0};
+  leasehold_code code = LEASEHOLD_CODE_STORE;
+  pthread_t thread;
+  strange.url = url;
+  OK(leasehold_builder_new(LEASEHOLD_VERSION_NUMBER, TEXT(url), &builder));
+  OK(leasehold_builder_set_request_timeout(builder, 100));
+  OK(leasehold_builder_set_drop_timeout(builder, 60000));
+  while (is_silent(code)) { /* on a busy machine */
+    code = leasehold_builder_connect(builder, &client);
+  }
+  OK(code);
+  OK(leasehold_builder_free(builder));
+  OK(leasehold_client_lock(patient, TEXT("before"), &strange.before));
+  OK(leasehold_client_lock(client, TEXT("released"), &strange.released));
+  OK(leasehold_request_new_all(client, &request));
+  OK(leasehold_request_add_key(request, TEXT("one of all")));
+  OK(leasehold_request_add_key(request, TEXT("all")));
+  OK(leasehold_request_lock_all(request, &strange.all));
+  OK(leasehold_request_free(request));
+  CHECK(pthread_key_create(&strange_key, releases) == 0);
+  CHECK(pthread_create(&thread, NULL, only_releases, NULL) == 0);
+  CHECK(pthread_join(thread, NULL) == 0 && pthread_key_delete(strange_key) == 0);
+  const char *keys[] = {"before", "released", "one of all", "all"};
+  for (int i = 0; i < 4; i++) {
+    leasehold_guard guard = {0};
+    OK(leasehold_client_try_lock(patient, TEXT(keys[i]), &guard));
+    OK(leasehold_guard_free(guard));
+  }
+  OK(leasehold_guard_free(strange.before));
+  OK(leasehold_guard_free(strange.released));
+  OK(leasehold_client_free(client));
+  OK(leasehold_client_free(patient));
 }
 
 /* A guard that a thread renews, the last one of its client. */
@@ -67,10 +144,8 @@ static leasehold_guard renewed(const char *url) {
   return guard;
 }
 
-static pid_t writer;
-
-/* Another process writes, for a moment: what is to be released has to wait. */
-static void is_written(const char *url) {
+/* Another process writes for so long: what is to be released has to wait. */
+static void is_written(const char *url, int ms) {
   char byte, index[4096];
   int begun[2];
   struct flock lock;
@@ -83,7 +158,7 @@ static void is_written(const char *url) {
   if (writer == 0) {
     int file = open(index, O_RDWR);
     if (file >= 0 && fcntl(file, F_SETLKW, &lock) == 0 && write(begun[1], "w", 1) == 1) {
-      poll(NULL, 0, 300);
+      poll(NULL, 0, ms);
     }
     kill(getpid(), SIGKILL); /* whatever it has of its parent's stays as it is */
   }
@@ -111,7 +186,7 @@ static void *ends(void *url) {
   OK(leasehold_election_campaign(last.campaigned, &last.leadership));
   OK(leasehold_log_new(LEASEHOLD_LOG_LEVEL_WARN, says, NULL, &last.log));
   CHECK(pthread_setspecific(key, &last) == 0);
-  is_written((const char *)url);
+  is_written((const char *)url, 300);
   return NULL;
 }
 
@@ -152,6 +227,8 @@ int main(int argc, char **argv) {
     OK(leasehold_client_try_lock(to_close, TEXT(freed_keys[i]), &guard));
     OK(leasehold_guard_free(guard));
   }
+
+  is_released_by_a_thread_that_took_nothing(argv[1]);
 
   /* A loss that nobody wants to hear of any more. */
   leasehold_request request = {0};

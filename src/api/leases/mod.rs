@@ -231,7 +231,7 @@ impl Leases {
         let by = Deadline::after(Duration::MAX).or_cancel(family.closing()).or_cancel(cancel);
         let started = Instant::now();
         loop {
-            let (waited, random) = (started.elapsed(), fastrand::f64());
+            let (waited, random) = (started.elapsed(), random::fraction());
             let delay = match self.client.look(&key, &by.clone().within(family.options.request_timeout)) {
                 Ok(found) => {
                     let (record, now) = (&found.seen.record, found.seen.times.expired_before);

@@ -13,6 +13,7 @@ use super::send::{Update, Wrote};
 use crate::lease::GrantId;
 use crate::store::{Acquired, Attempt, Consistency, Which};
 use crate::sys::deadline::Deadline;
+use crate::sys::random;
 
 impl Mongodb {
     pub(super) fn acquire_key(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired, MongodbError> {
@@ -24,7 +25,7 @@ impl Mongodb {
             None => None,
         };
         self.must_be_unique(by)?;
-        let (copy, sent) = (fastrand::i32(..), Instant::now());
+        let (copy, sent) = (random::uuid().as_fields().0.cast_signed(), Instant::now());
         let update = Update {
             key: attempt.key.clone(),
             not_after: None,

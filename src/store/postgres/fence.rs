@@ -17,6 +17,7 @@ use crate::lease::backoff::retry_delay;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::failure::Fate;
 use crate::store::fence::{NOT_SEEN, Standing};
+use crate::sys::random;
 
 /// For so long a transaction is begun again.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
@@ -167,7 +168,7 @@ impl<'a> Tries<'a> {
         if !matches!(conflict(&failed), Some(Conflict::BeginAgain)) || left.is_zero() {
             return Err(self.assertion.in_context(failed));
         }
-        let pause = retry_delay(self.failures, left, fastrand::f64());
+        let pause = retry_delay(self.failures, left, random::fraction());
         self.failures += 1;
         Ok(pause.as_secs_f64())
     }

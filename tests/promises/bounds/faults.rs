@@ -226,3 +226,15 @@ pub fn no_call_on_several_locks_outlives_its_deadline(store: &Store) {
         drop(client.request_any(keys).wait(wait).lock());
     });
 }
+
+/// As on a machine that stands still: it is no call that tries once, which has the time of a request.
+#[test]
+fn a_wait_that_is_over_before_anything_was_asked_has_no_time() {
+    let bench = Bench::new();
+    let client = bench.client();
+    bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
+    let answer = client.try_lock_for("k", Duration::from_nanos(1));
+    assert!(!matches!(answer, Ok(Some(_))), "it was asked for again after half of a request's time");
+    bench.faults.next(Call::Acquire, Fault::ApplyThenHang);
+    assert!(client.request("l").wait(Duration::from_nanos(1)).lock().is_err());
+}
