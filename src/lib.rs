@@ -68,8 +68,8 @@
 //!
 //! # Compilers, SQLite and TLS
 //! The oldest Rust is 1.89, with `spanner` 1.91, with `dynamodb` 1.94.1: so say their SDKs, and cargo names the package that is
-//! in the way. These are those of the versions in `Cargo.lock`; `cargo update` can take older ones (`--precise`). CI tries 1.89
-//! with all that has no server's SDK.
+//! in the way. No older versions of these SDKs are taken than those that CI tests. It tries 1.89 with all that has no server's
+//! SDK.
 //!
 //! SQLite is built along, from C. With `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` in the environment of the build the system's is linked instead
 //! (its headers and `pkg-config` must be there). rusqlite 0.41 needs 3.44 for that; on an older system, like Debian 12, take

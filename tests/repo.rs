@@ -61,6 +61,24 @@ fn files_stay_short() {
     }
 }
 
+/// What is packed compiles with its tests.
+#[test]
+fn the_package_has_what_its_sources_read() {
+    let manifest = text("Cargo.toml");
+    let included: Vec<&str> =
+        manifest.lines().find(|line| line.starts_with("include = ")).unwrap().split('"').collect();
+    let mut read = BTreeSet::new();
+    for path in files("src", "rs") {
+        for line in text(&path).lines().filter(|line| line.contains("#[path") || line.contains("CARGO_MANIFEST_DIR")) {
+            read.extend(
+                line.split(['"', '\'']).filter_map(|part| part.find("/tests/").map(|at| part[at..].to_owned())),
+            );
+        }
+    }
+    assert!(read.len() >= 2, "{read:?}");
+    assert!(read.iter().all(|path| included.contains(&path.as_str())), "{read:?}, but {included:?}");
+}
+
 /// A struct of more than ten fields says "one .. for each .." before it, or is two or three things. C counts a text twice.
 #[test]
 fn large_structs_say_why() {

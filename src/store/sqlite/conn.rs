@@ -125,8 +125,11 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
     // The first statement reads the file.
     promise(&conn, durability, path, doing, by).map_err(|error| explained(error, path))?;
-    // SQLite begins the log anew after 1,000 pages, but not while somebody reads: then it is cut to about that length.
-    conn.execute_batch(&format!("PRAGMA journal_size_limit = {KEPT_LOG}")).map_err(failed)?;
+    // SQLite begins the log anew after 1,000 pages, but not while somebody reads: then it is cut to about that length. On
+    // macOS only a full sync reaches more than the cache of the disk.
+    let settings =
+        format!("PRAGMA journal_size_limit = {KEPT_LOG}; PRAGMA fullfsync = 1; PRAGMA checkpoint_fullfsync = 1");
+    conn.execute_batch(&settings).map_err(failed)?;
     Ok(conn)
 }
 
