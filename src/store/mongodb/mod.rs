@@ -62,7 +62,7 @@ pub fn decoded(document: &mongodb::bson::Document) -> std::result::Result<crate:
 }
 
 /// A server that says nothing for so long while a client connects is asked again.
-const STOOD_STILL: Duration = Duration::from_secs(1);
+const STOOD_STILL: Duration = Duration::from_millis(300);
 
 /// See the module.
 pub struct Mongodb {

@@ -59,8 +59,8 @@ struct Known {
     has_worked: Cell<bool>,
     /// The host to begin with: the one that worked last, or the one after that which said nothing.
     first: Cell<usize>,
-    /// One host at least said nothing when they were asked last.
-    was_silent: Cell<bool>,
+    /// One host at least said nothing when they were asked last, and none refused its caller for good.
+    may_wake: Cell<bool>,
     /// When the server last answered anything.
     heard: Cell<Option<Instant>>,
     /// The first and the last statement that were left, one soon after the other, since it answered.
@@ -180,7 +180,7 @@ impl Owned {
             match tokio::time::timeout(left, owned.connect(|_| {})).await {
                 Ok(Ok(made)) => break made,
                 // A host that stood still, or only wakes up, may be ready for the next one.
-                Ok(Err((_, error))) if owned.known.was_silent.get() => failed = Some(error),
+                Ok(Err((_, error))) if owned.known.may_wake.get() => failed = Some(error),
                 Ok(Err((_, error))) => return Err(error),
                 Err(_) => return Err(failed.unwrap_or_else(|| PostgresError::unmade(limit))),
             }
@@ -197,7 +197,7 @@ impl Owned {
         let (first, hear) = (self.known.first.get(), Rc::new(hear));
         let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
         let mut failed = None;
-        self.known.was_silent.set(false);
+        let (mut was_silent, mut was_refused) = (false, false);
         let until = Instant::now() + CONNECTION;
         for at in 0..self.hosts.len() {
             // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
@@ -205,9 +205,12 @@ impl Owned {
             let share = if is_last { until.saturating_duration_since(Instant::now()) } else { share };
             let host = (first + at) % self.hosts.len();
             let mut trying = Trying { owned: self, host, is_over: false };
-            let hear = hear.clone();
+            let (hear, began) = (hear.clone(), Instant::now());
             let made = tokio::time::timeout(share, self.make(&self.hosts[host], move |told| hear(told))).await;
             trying.is_over = made.is_ok();
+            // Also where it was an address of its that had no answer in its time.
+            was_silent |= began.elapsed() >= open::ADDRESS;
+            was_refused |= matches!(made, Ok(Err((Fate::Refused, _))));
             let error = match made {
                 Ok(Ok(made)) => {
                     self.known.first.set(host);
@@ -217,7 +220,7 @@ impl Owned {
                 Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
                 Ok(Err(error)) => error,
                 Err(_) => {
-                    self.known.was_silent.set(true);
+                    was_silent = true;
                     (Fate::NotDone, PostgresError::unmade(share))
                 }
             };
@@ -226,6 +229,7 @@ impl Owned {
                 Some(before) => PostgresError::of_hosts(before, error),
             });
         }
+        self.known.may_wake.set(was_silent && !was_refused);
         Err(failed.unwrap_or((Fate::NotDone, PostgresError::NotSent)))
     }
 
