@@ -107,7 +107,8 @@ fn crossed_orders_do_not_wait_for_each_other() {
 #[test]
 fn they_are_one_group_and_held_only_while_all_are() {
     on_every_store(|store| {
-        let client = store.builder().heartbeat(SHORT).drop_timeout(LONG).connect().unwrap();
+        // A slow server must be able to renew the group between two of them.
+        let client = store.builder().heartbeat(8 * SHORT).drop_timeout(LONG).connect().unwrap();
         let guard = client.request_all(["a", "b"]).lock_id("pair").each(|one| one.comment("both")).lock().unwrap();
         assert_eq!((guard.lock_id(), guard.guards()[1].info().comment()), ("pair", Some("both")));
         assert_eq!(client.renew("pair", MINUTE).unwrap().len(), 2);
