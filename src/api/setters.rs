@@ -104,7 +104,8 @@ macro_rules! setters {
                 self
             }
 
-            /// The time until which [`lock`](Self::lock) waits. Defaults to no limit.
+            /// The time until which [`lock`](Self::lock) waits; one that has passed tries once, which may take a request
+            /// timeout. Defaults to no limit.
             pub fn wait_until(mut self, until: Instant) -> Self {
                 self.spec.wait = Some(AskedWait::Until(until));
                 self

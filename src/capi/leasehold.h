@@ -897,7 +897,7 @@ leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
 // Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
-// several waits can share one deadline. Defaults to no limit.
+// several waits can share one deadline; one that has passed tries once. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_deadline_in(leasehold_request request,
                                                  uint64_t ms);

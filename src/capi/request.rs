@@ -208,7 +208,7 @@ pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) ->
 }
 
 /// Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
-/// several waits can share one deadline. Defaults to no limit.
+/// several waits can share one deadline; one that has passed tries once. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: u64) -> Code {
     call(|| {

@@ -154,6 +154,11 @@ impl<S: Own> Failure<S> {
         }
     }
 
+    /// Whether a repeat may help.
+    pub fn may_pass(&self) -> bool {
+        self.kind().1
+    }
+
     /// What the SDK said.
     pub fn cause(&self) -> Option<&Cause> {
         match self {

@@ -210,7 +210,7 @@ impl Owned {
             trying.is_over = made.is_ok();
             // Also where it was an address of its that had no answer in its time.
             was_silent |= began.elapsed() >= open::ADDRESS;
-            was_refused |= matches!(made, Ok(Err((Fate::Refused, _))));
+            was_refused |= matches!(&made, Ok(Err((_, error))) if !error.may_pass());
             let error = match made {
                 Ok(Ok(made)) => {
                     self.known.first.set(host);

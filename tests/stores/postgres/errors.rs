@@ -10,8 +10,11 @@ use leasehold::{ErrorKind, LockClient};
 use crate::errors::{are_refused, no_server_is_told, text};
 use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, release, renewal, renewed};
+use crate::support::harness::PATIENCE;
 use crate::support::nobody;
 use crate::support::postgres::{Rows, config, opened, sql_at, unless_late};
+use crate::support::proxy::{Flow, Proxy};
+use crate::support::servers::{postgres, postgres_server};
 
 #[test]
 fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
@@ -160,6 +163,23 @@ fn a_database_of_another_encoding_keeps_locks_and_says_what_it_has_no_character_
         drop(store);
         admin("DROP DATABASE {D} WITH (FORCE)");
     }
+}
+
+/// However slowly: each time is another login, of which a user may have only so many.
+#[test]
+fn what_a_slow_server_refuses_is_not_asked_for_again() {
+    needs_server!();
+    let proxy = Proxy::raw(&postgres::host(&postgres_server().unwrap()).unwrap());
+    proxy.flow(Flow::Pass, Flow::Delay(Duration::from_millis(1_200)));
+    let url = format!("postgres://leasehold@{}/nowhere?sslmode=disable", proxy.addr());
+    let refused = || {
+        let before = proxy.heard().len();
+        let error = LockClient::builder(&url).request_timeout(PATIENCE).connect().unwrap_err();
+        (error.kind(), proxy.heard().len() - before)
+    };
+    // One that is not answered in three seconds, as on a busy machine, is asked for again.
+    let all = [refused(), refused(), refused()];
+    assert!(all.contains(&(ErrorKind::Config, 1)), "{all:?}");
 }
 
 /// The user and the password are right then, and to try again is of no use.
