@@ -11,8 +11,8 @@
 //! # The URL
 //! `postgres://USER:PASSWORD@HOST:PORT/DATABASE?table=leasehold`, or `postgresql:`; several hosts with commas between them,
 //! of which the one that is the primary is used (they are asked one after the other, beginning with the one that worked last,
-//! each for its share of three seconds; while a client connects they are asked again where one said nothing and none refused it
-//! for good, until its request timeout is over); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other options are
+//! each for its share of three seconds; while a client connects they are asked again where one took the connection and said
+//! nothing, and none refused it for good, until its request timeout is over); a Unix socket as `postgres://%2Frun%2Fpostgresql/DATABASE`. The other options are
 //! libpq's: `target_session_attrs`, which is always `read-write`, `application_name`, `connect_timeout`, `keepalives` and their like, `options`, `user`, `password`,
 //! `dbname`, `host`, `hostaddr`, `port`, `channel_binding`, `load_balance_hosts`, `tcp_user_timeout`, and those of TLS, which
 //! are below. `port` is for hosts without a port of their own. Environment variables (`PGPASSWORD`, ..), password files and

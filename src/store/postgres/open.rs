@@ -52,7 +52,7 @@ const OLDEST: u32 = 130_000;
 /// A connection that carries nothing for so long is asked whether it still stands.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// How long a connection to one address may take.
-pub(super) const ADDRESS: Duration = Duration::from_secs(1);
+const ADDRESS: Duration = Duration::from_secs(1);
 
 /// What each session of ours sets, whatever the server's, the database's or the user's defaults are. What waits for a
 /// row longer than a request may take has nobody who waits for its answer. Settings of newer servers are set where they

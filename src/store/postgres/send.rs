@@ -12,7 +12,6 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use tokio::sync::Semaphore;
-use tokio_postgres::types::{ToSql, Type};
 use tokio_postgres::{Config, Error as DriverError, Row as Answer};
 
 use super::error::{Own, PostgresError, Stage};
@@ -21,6 +20,7 @@ use super::read::only;
 use super::row::{Found, LATE, Micros};
 pub(super) use super::session::Connected;
 use super::session::rest;
+pub(super) use super::statements::Statement;
 use super::statements::{BRIEF, BRIEFLY_SHARING, briefly, patiently, untold};
 use super::tls::Tls;
 pub(super) use super::turns::Lane;
@@ -34,6 +34,8 @@ use crate::sys::log;
 const CANCELS: usize = 8;
 /// How long making a connection may take.
 const CONNECTION: Duration = Duration::from_secs(3);
+/// The time between two tries of a server that wakes up.
+const AGAIN: Duration = Duration::from_millis(200);
 /// A network that says nothing for so long may be dead.
 const QUIET: Duration = Duration::from_secs(1);
 
@@ -59,78 +61,16 @@ struct Known {
     has_worked: Cell<bool>,
     /// The host to begin with: the one that worked last, or the one after that which said nothing.
     first: Cell<usize>,
-    /// One host at least said nothing when they were asked last, and none refused its caller for good.
-    may_wake: Cell<bool>,
+    /// One said nothing once.
+    was_silent: Cell<bool>,
+    /// One refused its caller for good.
+    was_refused: Cell<bool>,
     /// When the server last answered anything.
     heard: Cell<Option<Instant>>,
     /// The first and the last statement that were left, one soon after the other, since it answered.
     unheard: Cell<Option<(Instant, Instant)>>,
     /// It was said that notifications can't be told.
     said_full: Cell<bool>,
-}
-
-/// A statement and its values.
-pub(super) struct Statement {
-    sql: Arc<str>,
-    /// It is one of [`Statements`](super::statements::Statements), which come again and again.
-    lasts: bool,
-    values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
-    /// The key whose row it writes.
-    row: Option<String>,
-}
-
-impl Statement {
-    /// One of [`Statements`](super::statements::Statements).
-    pub fn new(sql: &Arc<str>) -> Self {
-        Statement { sql: sql.clone(), lasts: true, values: Vec::new(), row: None }
-    }
-
-    /// Another one.
-    pub fn once(sql: &str) -> Self {
-        Statement { sql: sql.into(), lasts: false, values: Vec::new(), row: None }
-    }
-
-    /// It writes the row of this key.
-    pub fn writing(self, key: &str) -> Self {
-        Statement { row: Some(key.to_owned()), ..self }
-    }
-
-    fn with(mut self, value: impl ToSql + Sync + Send + 'static, kind: Type) -> Self {
-        self.values.push((Box::new(value), kind));
-        self
-    }
-
-    pub fn text(self, value: &str) -> Self {
-        self.with(value.to_owned(), Type::TEXT)
-    }
-
-    pub fn maybe_text(self, value: Option<&str>) -> Self {
-        self.with(value.map(str::to_owned), Type::TEXT)
-    }
-
-    pub fn texts(self, values: Option<Vec<String>>) -> Self {
-        self.with(values, Type::TEXT_ARRAY)
-    }
-
-    pub fn number(self, value: i64) -> Self {
-        self.with(value, Type::INT8)
-    }
-
-    pub fn maybe_number(self, value: Option<i64>) -> Self {
-        self.with(value, Type::INT8)
-    }
-
-    pub fn time(self, value: Micros) -> Self {
-        self.with(value, Type::TIMESTAMPTZ)
-    }
-
-    pub fn maybe_time(self, value: Option<Micros>) -> Self {
-        self.with(value, Type::TIMESTAMPTZ)
-    }
-
-    pub fn flag(self, value: bool) -> Self {
-        self.with(value, Type::BOOL)
-    }
 }
 
 /// How far a statement came, for a caller whose time is over.
@@ -174,13 +114,16 @@ impl Owned {
             waking: super::wakeup::Waking::default(),
         };
         let until = far_from(Instant::now(), limit - limit / 20);
-        let mut failed = None;
+        let (mut failed, known) = (None, &owned.known);
         let (first, server) = loop {
             let left = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, owned.connect(|_| {})).await {
                 Ok(Ok(made)) => break made,
-                // A host that stood still, or only wakes up, may be ready for the next one.
-                Ok(Err((_, error))) if owned.known.may_wake.get() => failed = Some(error),
+                // One that stood still, or only wakes up, may be ready for the next one.
+                Ok(Err((_, error))) if known.was_silent.get() && !known.was_refused.get() => {
+                    failed = Some(error);
+                    tokio::time::sleep(AGAIN).await;
+                }
                 Ok(Err((_, error))) => return Err(error),
                 Err(_) => return Err(failed.unwrap_or_else(|| PostgresError::unmade(limit))),
             }
@@ -197,7 +140,6 @@ impl Owned {
         let (first, hear) = (self.known.first.get(), Rc::new(hear));
         let share = CONNECTION / u32::try_from(self.hosts.len()).unwrap_or(u32::MAX).max(1);
         let mut failed = None;
-        let (mut was_silent, mut was_refused) = (false, false);
         let until = Instant::now() + CONNECTION;
         for at in 0..self.hosts.len() {
             // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
@@ -205,12 +147,9 @@ impl Owned {
             let share = if is_last { until.saturating_duration_since(Instant::now()) } else { share };
             let host = (first + at) % self.hosts.len();
             let mut trying = Trying { owned: self, host, is_over: false };
-            let (hear, began) = (hear.clone(), Instant::now());
+            let hear = hear.clone();
             let made = tokio::time::timeout(share, self.make(&self.hosts[host], move |told| hear(told))).await;
             trying.is_over = made.is_ok();
-            // Also where it was an address of its that had no answer in its time.
-            was_silent |= began.elapsed() >= open::ADDRESS;
-            was_refused |= matches!(&made, Ok(Err((_, error))) if !error.may_pass());
             let error = match made {
                 Ok(Ok(made)) => {
                     self.known.first.set(host);
@@ -218,9 +157,12 @@ impl Owned {
                     return Ok(made);
                 }
                 Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
-                Ok(Err(error)) => error,
+                Ok(Err(error)) => {
+                    self.known.was_refused.set(self.known.was_refused.get() || !error.1.may_pass());
+                    error
+                }
                 Err(_) => {
-                    was_silent = true;
+                    self.known.was_silent.set(true);
                     (Fate::NotDone, PostgresError::unmade(share))
                 }
             };
@@ -229,7 +171,6 @@ impl Owned {
                 Some(before) => PostgresError::of_hosts(before, error),
             });
         }
-        self.known.may_wake.set(was_silent && !was_refused);
         Err(failed.unwrap_or((Fate::NotDone, PostgresError::NotSent)))
     }
 

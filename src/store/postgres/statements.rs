@@ -8,7 +8,9 @@
 
 use std::sync::Arc;
 
-use super::row::{COLUMNS, REMEMBERED, STATEMENT, micros};
+use tokio_postgres::types::{ToSql, Type};
+
+use super::row::{COLUMNS, Micros, REMEMBERED, STATEMENT, micros};
 use crate::lease::MAX_ACQUIRE_LEASE;
 
 /// One text for each statement, with the table's name.
@@ -356,6 +358,70 @@ fn cast(at: usize) -> &'static str {
     match COLUMNS[at - 1].1 {
         "jsonb" => "::text::jsonb",
         _ => "",
+    }
+}
+
+/// A statement and its values.
+pub(super) struct Statement {
+    pub sql: Arc<str>,
+    /// It is one of [`Statements`], which come again and again.
+    pub lasts: bool,
+    pub values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
+    /// The key whose row it writes.
+    pub row: Option<String>,
+}
+
+impl Statement {
+    /// One of [`Statements`].
+    pub fn new(sql: &Arc<str>) -> Self {
+        Statement { sql: sql.clone(), lasts: true, values: Vec::new(), row: None }
+    }
+
+    /// Another one.
+    pub fn once(sql: &str) -> Self {
+        Statement { sql: sql.into(), lasts: false, values: Vec::new(), row: None }
+    }
+
+    /// It writes the row of this key.
+    pub fn writing(self, key: &str) -> Self {
+        Statement { row: Some(key.to_owned()), ..self }
+    }
+
+    fn with(mut self, value: impl ToSql + Sync + Send + 'static, kind: Type) -> Self {
+        self.values.push((Box::new(value), kind));
+        self
+    }
+
+    pub fn text(self, value: &str) -> Self {
+        self.with(value.to_owned(), Type::TEXT)
+    }
+
+    pub fn maybe_text(self, value: Option<&str>) -> Self {
+        self.with(value.map(str::to_owned), Type::TEXT)
+    }
+
+    pub fn texts(self, values: Option<Vec<String>>) -> Self {
+        self.with(values, Type::TEXT_ARRAY)
+    }
+
+    pub fn number(self, value: i64) -> Self {
+        self.with(value, Type::INT8)
+    }
+
+    pub fn maybe_number(self, value: Option<i64>) -> Self {
+        self.with(value, Type::INT8)
+    }
+
+    pub fn time(self, value: Micros) -> Self {
+        self.with(value, Type::TIMESTAMPTZ)
+    }
+
+    pub fn maybe_time(self, value: Option<Micros>) -> Self {
+        self.with(value, Type::TIMESTAMPTZ)
+    }
+
+    pub fn flag(self, value: bool) -> Self {
+        self.with(value, Type::BOOL)
     }
 }
 

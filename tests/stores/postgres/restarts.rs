@@ -77,6 +77,23 @@ impl Server {
     }
 }
 
+/// In this order: it says nothing, nobody is there, it starts.
+#[test]
+fn a_server_that_wakes_up_is_connected_to() {
+    let Some(mut server) = Server::start() else { return };
+    let url = server.0.url();
+    server.0.end(Signal::SIGQUIT);
+    let silent = std::net::TcpListener::bind(postgres::host(&url).unwrap()).unwrap();
+    thread::scope(|scope| {
+        let connects = scope.spawn(|| LockClient::builder(&url).request_timeout(PATIENCE).connect());
+        // More than one connection may take.
+        thread::sleep(Duration::from_millis(3_500));
+        drop(silent);
+        server.0.start_again();
+        connects.join().unwrap().unwrap();
+    });
+}
+
 /// Immediate shutdown: what was not written is not.
 #[test]
 fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
