@@ -199,7 +199,7 @@
 //!   transactions, the others try one by one whether their rows are free.
 //! * **A client's heartbeats go four at a time**, each with a third of the lease at first. With `t` for a statement at most 4 L / (3 t) locks are
 //!   kept: 890 at a lease of 20 s and 30 ms. What the network held up for seconds comes all at once after it, and each that ran out of
-//!   time needs a new connection: hold a quarter of that by one client, and more by several.
+//!   time has ended its connection: hold a quarter of that by one client, and more by several.
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row, also to others of
 //!   the same client: use exclusive locks, or longer leases, where that is so.
 

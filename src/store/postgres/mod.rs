@@ -31,6 +31,7 @@ mod acquire;
 mod direct;
 mod error;
 pub mod fence;
+mod making;
 mod open;
 mod read;
 mod release;

@@ -46,11 +46,12 @@ pub(super) struct Owned {
     known: Known,
     tls: Tls,
     table: Table,
-    turns: Turns,
+    pub turns: Turns,
     pooled: bool,
     cancels: Arc<Semaphore>,
     /// Since when each is.
     idle: RefCell<Vec<(Instant, Connected)>>,
+    pub making: super::making::Making,
     pub waking: super::wakeup::Waking,
 }
 
@@ -111,13 +112,14 @@ impl Owned {
             pooled,
             cancels: Arc::new(Semaphore::new(CANCELS)),
             idle: RefCell::default(),
+            making: super::making::Making::default(),
             waking: super::wakeup::Waking::default(),
         };
         let until = far_from(Instant::now(), limit - limit / 20);
         let (mut failed, known) = (None, &owned.known);
         let (first, server) = loop {
             let left = until.saturating_duration_since(Instant::now());
-            match tokio::time::timeout(left, owned.connect(|_| {})).await {
+            match tokio::time::timeout(left, owned.connect(&Cell::default(), |_| {})).await {
                 Ok(Ok(made)) => break made,
                 // One that stood still, or only wakes up, may be ready for the next one.
                 Ok(Err((_, error))) if known.was_silent.get() && !known.was_refused.get() => {
@@ -128,13 +130,14 @@ impl Owned {
                 Err(_) => return Err(failed.unwrap_or_else(|| PostgresError::unmade(limit))),
             }
         };
-        rest(&mut owned.idle.borrow_mut(), first, Instant::now());
+        owned.keep(first);
         Ok((owned, server))
     }
 
-    /// Makes a connection. `hear` is called for each notification.
+    /// Makes a connection. `asked` is the host that it waits for, and `hear` is called for each notification.
     pub async fn connect(
         &self,
+        asked: &Cell<Option<usize>>,
         hear: impl Fn(&str) + 'static,
     ) -> Result<(Connected, open::Server), (Fate, PostgresError)> {
         let (first, hear) = (self.known.first.get(), Rc::new(hear));
@@ -147,6 +150,7 @@ impl Owned {
             let share = if is_last { until.saturating_duration_since(Instant::now()) } else { share };
             let host = (first + at) % self.hosts.len();
             let mut trying = Trying { owned: self, host, is_over: false };
+            asked.set(Some(host));
             let hear = hear.clone();
             let made = tokio::time::timeout(share, self.make(&self.hosts[host], move |told| hear(told))).await;
             trying.is_over = made.is_ok();
@@ -154,6 +158,7 @@ impl Owned {
                 Ok(Ok(made)) => {
                     self.known.first.set(host);
                     self.known.has_worked.set(true);
+                    self.hears();
                     return Ok(made);
                 }
                 Ok(Err(error)) if self.known.has_worked.get() => PostgresError::for_now(error),
@@ -195,7 +200,25 @@ impl Owned {
         Ok((connected, server))
     }
 
-    fn spare(&self) -> Option<Connected> {
+    /// This host says nothing, or who waits for it has no more time: the next connection begins with another one.
+    pub fn turn_from(&self, host: usize) {
+        if self.known.first.get() == host {
+            self.known.first.set((host + 1) % self.hosts.len());
+        }
+    }
+
+    /// The server has answered.
+    fn hears(&self) {
+        self.known.heard.set(Some(Instant::now()));
+        self.known.unheard.set(None);
+    }
+
+    /// Puts it to those that are idle.
+    pub fn keep(&self, connected: Connected) {
+        rest(&mut self.idle.borrow_mut(), connected, Instant::now());
+    }
+
+    pub fn spare(&self) -> Option<Connected> {
         let mut idle = self.idle.borrow_mut();
         idle.retain(|(_, connected)| !connected.client.is_closed());
         idle.pop().map(|(_, connected)| connected)
@@ -203,7 +226,7 @@ impl Owned {
 
     /// Does one statement. It is noted as sent before it may leave.
     pub async fn ask(
-        &self,
+        self: &Rc<Self>,
         lane: Lane,
         statement: &Statement,
         went: &Went,
@@ -257,15 +280,12 @@ impl Owned {
 
     /// Does this, with the values of that statement.
     async fn ask_now(
-        &self,
+        self: &Rc<Self>,
         sql: &str,
         statement: &Statement,
         sent: &AtomicBool,
     ) -> Result<Vec<Answer>, (Fate, PostgresError)> {
-        let connected = match self.spare() {
-            Some(connected) => connected,
-            None => self.connect(|_| {}).await?.0,
-        };
+        let connected = self.connection().await?;
         let values: Vec<_> = statement.values.iter().map(|(value, kind)| (&**value as _, kind.clone())).collect();
         sent.store(true, Ordering::SeqCst);
         let mut asking = Asking { owned: self, connected: Some(connected), sent: Instant::now() };
@@ -285,16 +305,15 @@ impl Owned {
         }
         let unreplicated = connected.unreplicated.take();
         if let Some(connected) = asking.connected.take().filter(|connected| !connected.client.is_closed()) {
-            let now = Instant::now();
-            self.known.heard.set(Some(now));
-            self.known.unheard.set(None);
-            rest(&mut self.idle.borrow_mut(), connected, now);
+            self.hears();
+            self.keep(connected);
         }
         // It is the primary no more: a new connection may find the one that is.
         if let Err(error) = &answer
             && error.code().is_some_and(|code| code.code() == "25006" || code.code().starts_with("57P0"))
         {
             self.idle.borrow_mut().clear();
+            self.making.leave_room(usize::MAX);
             self.waking.end();
         }
         match answer {
@@ -319,8 +338,8 @@ struct Trying<'a> {
 
 impl Drop for Trying<'_> {
     fn drop(&mut self) {
-        if !self.is_over && self.owned.known.first.get() == self.host {
-            self.owned.known.first.set((self.host + 1) % self.owned.hosts.len());
+        if !self.is_over {
+            self.owned.turn_from(self.host);
         }
     }
 }

@@ -11,7 +11,7 @@ use crate::store::row_turns::{RowTurn, RowTurns};
 
 /// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
 /// can make each wait. Heartbeats and releases have as many of their own.
-const CONNECTIONS: usize = 4;
+pub(super) const CONNECTIONS: usize = 4;
 /// How many of those of holders may wait for a row long.
 const WAITING: usize = 2;
 /// How many more of them shared holders may have for their heartbeats, which may wait as well.
@@ -88,6 +88,11 @@ impl Turns {
     pub async fn of(&self, lane: Lane) -> Turn<'_> {
         let slow = self.slow(lane).await;
         self.then(if lane == Lane::Wanting { &self.wanting } else { &self.holding }, slow).await
+    }
+
+    /// How many are taken.
+    pub fn taken(&self) -> usize {
+        2 * CONNECTIONS - self.wanting.available_permits() - self.holding.available_permits()
     }
 
     /// What bounds how many of that lane wait for a row.

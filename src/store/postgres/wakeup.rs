@@ -88,7 +88,7 @@ impl Postgres {
                             told.names.get(hash).into_iter().flatten().for_each(|key| drop(told.to.send(key.clone())));
                         }
                     };
-                    let (connected, _) = owned.connect(hear).await?;
+                    let (connected, _) = owned.connect(&Cell::default(), hear).await?;
                     let listen = connected.client.batch_execute(&format!("LISTEN {CHANNEL}")).await;
                     listen.map_err(|error| owned.classify(&error))?;
                     // A pooler that gives each transaction another session lets it listen, and nothing comes: while it

@@ -12,8 +12,8 @@ use crate::postgres::held_up::waiting;
 use crate::postgres::*;
 use crate::support::contract::{granted, raised, renewal};
 use crate::support::lateness::at_rest;
-use crate::support::postgres::{Rows, block_on, config, connect, opened, unless_late};
-use crate::support::proxy::Proxy;
+use crate::support::postgres::{Rows, block_on, comes_soon, config, connect, opened, unless_late};
+use crate::support::proxy::{Flow, Proxy};
 use crate::support::servers::{postgres, postgres_server};
 use crate::support::stores::unique;
 use crate::support::wait::wait_until;
@@ -263,4 +263,52 @@ fn a_network_that_is_silent_to_one_short_statement_after_the_other_is_left() {
     if !works {
         granted(&store, &mut exclusive(&store, "another"));
     }
+}
+
+/// As of many heartbeats on a slow network: what each of them began anew would never be there in time.
+#[test]
+fn connections_whose_callers_had_no_more_time_are_there_for_the_next() {
+    needs_server!();
+    let (rows, name) = (Rows::fresh(), unique());
+    let proxy = Proxy::raw(&postgres::host(&postgres_server().unwrap()).unwrap());
+    let url = format!("postgres://leasehold@{}/postgres?sslmode=disable&application_name={name}", proxy.addr());
+    let store = opened(PostgresOptions::new(url.parse().unwrap(), &rows.0).unwrap());
+    let mut held: Vec<Attempt> = (0..4).map(|at| exclusive(&store, &format!("k{at}"))).collect();
+    held.iter_mut().for_each(|a| drop(granted(&store, a)));
+    let mut renew = |time: Duration| {
+        std::thread::scope(|scope| {
+            let renews = held.iter_mut().map(|a| {
+                let (store, lease) = (&store, Lease::For(Duration::from_secs(60)));
+                scope.spawn(move || store.renew(a, renewal(lease), &Deadline::after(time)))
+            });
+            let renews: Vec<_> = renews.collect();
+            renews.into_iter().map(|renews| renews.join().unwrap()).collect::<Vec<_>>()
+        })
+    };
+    let is_renewed = |one: &Result<Renewed, leasehold::Error>| matches!(one, Ok(Renewed::Until { .. }));
+    let is_ours = |said: &&Vec<u8>| said.windows(name.len()).any(|part| part == name.as_bytes());
+    let begun = || proxy.heard().iter().filter(is_ours).count();
+    let sessions = |with: &str| {
+        let sql = format!("SELECT FROM pg_stat_activity WHERE application_name = '{name}' AND query LIKE '{with}%'");
+        rows.sql(&sql).len()
+    };
+    // A machine that stands still for as long as a connection may take proves nothing.
+    let proven = (0..4).any(|_| {
+        wait_until("all are renewed", || renew(SHORT).iter().all(is_renewed));
+        proxy.flow(Flow::Pass, Flow::Hold);
+        // The first are asked on connections that end with them.
+        let all: Vec<_> = (0..4).flat_map(|_| renew(SHORTEST)).collect();
+        assert!(!all.iter().any(is_renewed), "{all:?}");
+        proxy.flow(Flow::Pass, Flow::Pass);
+        // What each new one asks first.
+        let made = || sessions("SELECT coalesce");
+        let are_made = comes_soon(|| made() >= 4);
+        at_rest("no more of them are made", made);
+        wait_until("no more than the turns are left", || sessions("") <= 8);
+        let before = begun();
+        let all = renew(SHORT);
+        assert!(all.iter().all(is_renewed), "{all:?}");
+        are_made && begun() == before
+    });
+    assert!(proven, "what their callers had left was not there for the next");
 }
