@@ -9,7 +9,7 @@
 //! let store = MemoryStore::new();
 //! let guard = store.client().lock("job")?;
 //! store.take_over("job");
-//! store.advance(Duration::from_secs(1)); // as a suspend: heartbeats are sent at once
+//! store.advance(Duration::from_millis(1)); // as a suspend: heartbeats are sent at once
 //! let loss = guard.loss().wait().expect("the lock is lost");
 //! assert!(matches!(loss.reason, LossReason::TakenOver { .. }));
 //! assert!(!guard.is_held());
@@ -20,13 +20,19 @@
 //! | in production | here |
 //! |---|---|
 //! | an operator releases the lock under its holder (`unlock`, `leasehold release --force`) | [`lose`](MemoryStore::lose): the guard is lost with [`ReleasedByOther`](crate::LossReason::ReleasedByOther) |
-//! | a rival was granted the lock while the holder slept | [`take_over`](MemoryStore::take_over), then [`advance`](MemoryStore::advance) by a second: lost with [`TakenOver`](crate::LossReason::TakenOver) |
-//! | the machine was suspended for longer than the lease | [`advance`](MemoryStore::advance) by more than the lease: lost with [`Expired`](crate::LossReason::Expired) |
+//! | the same, and a rival is granted the lock before the holder learns of it; or the rival adopts it | [`take_over`](MemoryStore::take_over), then [`advance`](MemoryStore::advance) by a millisecond: lost with [`TakenOver`](crate::LossReason::TakenOver) |
+//! | the machine was suspended for longer than the lease, whether a rival was granted the lock meanwhile or not | [`advance`](MemoryStore::advance) by more than the lease: lost with [`Expired`](crate::LossReason::Expired) |
 //! | the holder's process died, and its lease ended | `std::mem::forget` of its guard would go on with heartbeats: end it with [`into_lock`](crate::LockGuard::into_lock), then [`expire`](MemoryStore::expire) |
 //! | the store can't be reached for a while, or for good | [`go_offline`](MemoryStore::go_offline), [`go_online`](MemoryStore::go_online); heartbeats fail, and after the lease the lock is lost with `Expired` |
 //! | one request is lost, or its answer | [`fail_next`](MemoryStore::fail_next), taken back by [`clear_failures`](MemoryStore::clear_failures) |
 //! | others hold the lock | a guard of [`client`](MemoryStore::client), or `take_over` |
-//! | time passes | [`advance`](MemoryStore::advance); not the wall clock, so that a purge finds no row older than before |
+//! | time passes | [`advance`](MemoryStore::advance) |
+//! | a guard lives for longer than its lease | `advance` by less than the lease, again and again, and after each the guard's [`ensure_held_for`](crate::LockGuard::ensure_held_for), which waits for a renewal where too little is left |
+//!
+//! What `advance` moves are leases, `max_hold`, `hold_at_least` and what clients reckon with them. What a thread waits for
+//! passes in real time: the limits of calls (`try_lock_for`, `wait`, `request_timeout`, `campaign_for`),
+//! [`sleep`](crate::LockGuard::sleep), pauses between looks and between health checks. The wall clock is not moved, so a
+//! purge finds no row older than before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,12 +40,10 @@ use std::time::Duration;
 use crate::api::builder::ClientBuilder;
 use crate::api::client::LockClient;
 use crate::model::event::Operation;
+use crate::store::Backend;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
 use crate::sys::clock::Clock;
-
-/// So short a suspend is noticed: heartbeats are sent at once.
-const SHORT_SUSPEND: Duration = Duration::from_millis(250);
 
 /// A store inside the process; clones and all its clients share it.
 #[derive(Clone, Debug)]
@@ -67,12 +71,13 @@ impl MemoryStore {
         MemoryStore { memory: Arc::new(Memory::open("", clock.clone())), clock, faults: FaultPlan::default() }
     }
 
-    /// A client with default options.
+    /// A client with default options. It connects also while the store is offline, and meets no fault for that, which
+    /// a client of [`builder`](MemoryStore::builder) does.
     ///
     /// # Panics
     /// Never: a memory store can always be opened.
     pub fn client(&self) -> LockClient {
-        match self.builder().connect() {
+        match self.builder_over(Faulty::that_connects).connect() {
             Ok(client) => client,
             Err(error) => panic!("a memory store refused a client: {error}"),
         }
@@ -80,24 +85,31 @@ impl MemoryStore {
 
     /// A client with options of its own.
     pub fn builder(&self) -> ClientBuilder {
-        let store = Faulty::new(self.memory.clone(), self.faults.clone());
+        self.builder_over(Faulty::new)
+    }
+
+    fn builder_over(&self, faulty: fn(Arc<dyn Backend>, FaultPlan) -> Faulty) -> ClientBuilder {
+        let store = faulty(Arc::new(self.memory.for_another()), self.faults.clone());
         ClientBuilder::over(Arc::new(store), self.clock.clone())
     }
 
     /// Ends the leases of the key's holders in the store, as if their time had passed: the next request is granted the
-    /// lock.
+    /// lock. A lease without an end stays as it is: nothing but a release ends it in production. Returns how many leases it has
+    /// ended: 0 where nobody holds this key.
     ///
     /// A guard that lives does not lose its lock by that alone, since its next heartbeat renews the lease, as it would
     /// in production, unless somebody was granted the lock before. [`lose`](MemoryStore::lose) ends its lock.
-    pub fn expire(&self, key: &str) {
-        self.memory.expire(key);
+    pub fn expire(&self, key: &str) -> usize {
+        self.memory.expire(key)
     }
 
     /// Takes the key from its holders, as an operator does who releases it. Their guards learn of it by heartbeats that
-    /// are sent at once, for which time passes by a quarter of a second; [`loss`](crate::LockGuard::loss) waits for it.
-    pub fn lose(&self, key: &str) {
-        self.memory.end_holders(key);
-        self.advance(SHORT_SUSPEND);
+    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it. Returns how many those holders are: 0 where nobody
+    /// holds this key.
+    pub fn lose(&self, key: &str) -> usize {
+        let holders = self.memory.end_holders(key);
+        self.advance(Duration::ZERO);
+        holders
     }
 
     /// No request reaches the store, connecting included, until [`go_online`](MemoryStore::go_online). They fail at
@@ -111,9 +123,10 @@ impl MemoryStore {
         self.faults.go_online();
     }
 
-    /// Takes back every [`fail_next`](MemoryStore::fail_next) that no request has met yet.
-    pub fn clear_failures(&self) {
-        self.faults.heal();
+    /// Takes back every [`fail_next`](MemoryStore::fail_next) that no request has met yet. Returns how many those are: a
+    /// test whose failure is never met proves nothing.
+    pub fn clear_failures(&self) -> usize {
+        self.faults.heal()
     }
 
     /// Grants the key to a stranger (owner `rival`, a lease of a minute), no matter who holds it.
@@ -122,6 +135,9 @@ impl MemoryStore {
     }
 
     /// The next request of this kind fails. Called again, the one after it fails, too.
+    ///
+    /// A guard without an end only reads in its heartbeats. A release that hands the lock to a waiter of the same client
+    /// is an `Acquire`, and one that keeps a minimum hold is a `Read` and a `Swap`.
     pub fn fail_next(&self, operation: Operation, failure: Failure) {
         let call = match operation {
             Operation::Acquire => Call::Acquire,
@@ -139,7 +155,8 @@ impl MemoryStore {
         self.faults.next(call, fault);
     }
 
-    /// Lets time pass at once for the store and its clients, as a suspend of the machine would.
+    /// Lets time pass at once for the store and its clients, as a suspend of the machine would. However little it is, all
+    /// heartbeats are sent at once after it.
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }
@@ -148,5 +165,30 @@ impl MemoryStore {
 impl Default for MemoryStore {
     fn default() -> Self {
         MemoryStore::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crossbeam_channel::{TryRecvError, unbounded};
+
+    use super::*;
+    use crate::sys::deadline::Deadline;
+
+    /// As of two nodes that wait for one another.
+    #[test]
+    fn each_client_is_told_of_the_keys_that_it_waits_for() {
+        let (store, by) = (MemoryStore::new(), Deadline::after(Duration::from_secs(60)));
+        let clients = [store.client(), store.client()];
+        let watches = |client: &LockClient| {
+            let (to, told) = unbounded();
+            assert!(client.family.backend.wake(&["k".to_owned()], to, &by).expect("an answer"));
+            told
+        };
+        let told = clients.each_ref().map(watches);
+        store.take_over("k");
+        assert!(told.iter().all(|told| told.try_recv() == Err(TryRecvError::Empty)), "one is told no more");
+        store.lose("k");
+        assert!(told.iter().all(|told| told.try_recv() == Ok("k".to_owned())));
     }
 }

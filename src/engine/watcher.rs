@@ -144,6 +144,7 @@ fn run(
 ) {
     // Callbacks that found no thread. Here they would hold up everybody's losses.
     let mut waiting: VecDeque<(&'static str, Callback)> = VecDeque::new();
+    let mut was_moved = false;
     loop {
         sleep.is_over();
         let now = clock.now();
@@ -152,7 +153,7 @@ fn run(
             holds.retain(|hold| hold.strong_count() > 0);
             holds.iter().filter_map(Weak::upgrade).collect()
         };
-        if skew.jumped(clock) {
+        if skew.jumped(clock) | was_moved {
             log::info!(target: "leasehold::watcher", "the machine was suspended; all heartbeats are sent now");
             watched.iter().for_each(|hold| hold.beat_soon());
         }
@@ -178,7 +179,9 @@ fn run(
         let until = far_from(Instant::now(), wait);
         sleep.begins(until);
         let _ = select.ready_deadline(until);
-        jumps.try_iter().chain(undo.lacks_thread().try_iter()).for_each(drop);
+        // By a test, however little.
+        was_moved = jumps.try_iter().count() > 0;
+        undo.lacks_thread().try_iter().for_each(drop);
         loop {
             match inbox.try_recv() {
                 Ok(Message::Look) => {}

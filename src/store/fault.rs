@@ -122,11 +122,11 @@ impl FaultPlan {
         std::mem::take(&mut self.0.lock().late)
     }
 
-    /// No more faults.
-    pub fn heal(&self) {
+    /// No more faults. Returns how many of those that `next` named met no call.
+    pub fn heal(&self) -> usize {
         let mut plan = self.0.lock();
-        plan.next.clear();
         plan.always = None;
+        plan.next.drain(..).count()
     }
 
     /// Every call so far but those for the schema, which each client makes when it connects.
@@ -172,12 +172,18 @@ impl FaultPlan {
 pub struct Faulty {
     inner: Arc<dyn Backend>,
     plan: FaultPlan,
+    connects: bool,
 }
 
 impl Faulty {
     /// Puts faults in front of `inner`.
     pub fn new(inner: Arc<dyn Backend>, plan: FaultPlan) -> Self {
-        Faulty { inner, plan }
+        Faulty { inner, plan, connects: false }
+    }
+
+    /// The same, but a client connects without any.
+    pub fn that_connects(inner: Arc<dyn Backend>, plan: FaultPlan) -> Self {
+        Faulty { inner, plan, connects: true }
     }
 
     fn run<T>(
@@ -268,6 +274,9 @@ impl Backend for Faulty {
     }
 
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String> {
+        if self.connects && matches!(what, Schema::Connect(_)) {
+            return self.inner.schema(what, by);
+        }
         self.run(Call::Schema, by, |by| self.inner.schema(what, by), Err)
     }
 

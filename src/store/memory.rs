@@ -122,11 +122,21 @@ impl Memory {
         Memory::over(name, shared(name, &Deadline::after(Duration::MAX)).unwrap_or_default(), clock)
     }
 
+    /// The same store for another client.
+    pub fn for_another(&self) -> Self {
+        let (records, clock, info) = (self.records.clone(), self.clock.clone(), self.info.clone());
+        Memory { info, clock, records, number: Memory::next_number() }
+    }
+
     fn over(name: &str, records: Arc<Mutex<Records>>, clock: Arc<Clock>) -> Self {
-        static CLIENTS: AtomicU64 = AtomicU64::new(0);
         let label = if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") };
         let info = StoreInfo::new(label, "this host's boot-time clock", Memory::MIN_LEASE);
-        Memory { info, clock, records, number: CLIENTS.fetch_add(1, Ordering::Relaxed) }
+        Memory { info, clock, records, number: Memory::next_number() }
+    }
+
+    fn next_number() -> u64 {
+        static CLIENTS: AtomicU64 = AtomicU64::new(0);
+        CLIENTS.fetch_add(1, Ordering::Relaxed)
     }
 
     fn times(&self) -> Times {
@@ -155,24 +165,34 @@ fn shared(name: &str, by: &Deadline) -> Result<Arc<Mutex<Records>>, InUse> {
 
 /// For `leasehold::testing`.
 impl Memory {
-    /// Ends the leases of all holders now.
-    pub fn expire(&self, key: &str) {
+    /// Ends the leases of all holders now, but those without an end. Returns how many those are.
+    pub fn expire(&self, key: &str) -> usize {
         let now = self.times().now;
         let mut records = self.records.lock();
-        if let Some(mut record) = records.by_key.get(key).cloned() {
+        let (mut record, mut ended) = (records.get(key), 0);
+        for holder in record.exclusive.iter_mut().chain(&mut record.shared) {
+            if holder.until != End::Never && holder.until.is_after(now) {
+                (holder.until, ended) = (End::At(now), ended + 1);
+            }
+        }
+        if ended > 0 {
             record.version += 1;
-            record.exclusive.iter_mut().chain(&mut record.shared).for_each(|h| h.until = h.until.min(End::At(now)));
             records.put(key, Some(record));
         }
+        ended
     }
 
-    /// Ends what all holders hold, as an operator does.
-    pub fn end_holders(&self, key: &str) {
+    /// Ends what all holders hold, as an operator does. Returns how many those are.
+    pub fn end_holders(&self, key: &str) -> usize {
         let mut records = self.records.lock();
         let mut record = records.get(key);
-        record.version += 1;
-        (record.exclusive, record.shared) = (None, Vec::new());
-        records.put(key, Some(record));
+        let ended = record.holders().count();
+        if ended > 0 {
+            record.version += 1;
+            (record.exclusive, record.shared) = (None, Vec::new());
+            records.put(key, Some(record));
+        }
+        ended
     }
 
     /// Grants the key to a stranger, held or not.

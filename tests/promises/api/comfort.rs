@@ -1,6 +1,7 @@
 //! What makes a user's program and its tests short: a store for tests, sleeps that end early, texts that say all.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, SystemTime};
 
 use crate::support::bench::builder_over;
@@ -8,7 +9,7 @@ use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::testing::{Failure, MemoryStore};
-use leasehold::{CancelToken, ErrorKind, LossReason, Operation, Slept};
+use leasehold::{CancelToken, ErrorKind, Event, LossReason, Observer, Operation, Slept};
 
 use crate::api::{LONG, MINUTE, on_every_store};
 
@@ -21,6 +22,91 @@ fn a_lock_of_the_test_store_is_lost_on_order() {
     let loss = guard.loss().wait_timeout(LONG).expect("it is not lost");
     assert!(matches!(loss.reason, LossReason::ReleasedByOther), "{loss}");
     assert!(client.try_lock("k").unwrap().is_some());
+}
+
+/// Also where the lease is too short for time to pass.
+#[test]
+fn a_short_lease_is_lost_to_whom_the_test_says() {
+    let short = Duration::from_millis(500);
+    // A machine that stands still for as long as the lease proves nothing.
+    let reason = |loses: fn(&MemoryStore)| {
+        let ended = (0..20).map(|_| {
+            let store = MemoryStore::new();
+            let guard = store.builder().lease(short).connect().unwrap().lock("k").unwrap();
+            loses(&store);
+            guard.loss().wait_timeout(LONG).expect("it is not lost").reason
+        });
+        let mut told = ended.skip_while(|reason| matches!(reason, LossReason::Expired { .. }));
+        told.next().expect("each has expired")
+    };
+    let reason_of_lose = reason(|store| assert!(store.lose("k") == 1));
+    assert!(matches!(reason_of_lose, LossReason::ReleasedByOther), "{reason_of_lose:?}");
+    let taken = reason(|store| {
+        store.take_over("k");
+        store.advance(Duration::from_millis(1));
+    });
+    assert!(matches!(taken, LossReason::TakenOver { .. }), "{taken:?}");
+}
+
+#[test]
+fn what_a_test_orders_says_whom_it_met() {
+    let store = MemoryStore::new();
+    let client = store.client();
+    assert_eq!((store.lose("k"), store.expire("k")), (0, 0));
+    assert!(client.get("k").unwrap().is_none(), "nothing is made of it");
+    let request = || client.request("k").shared();
+    let _held = [request().lock().unwrap(), request().lock().unwrap()];
+    assert_eq!((store.expire("k"), store.expire("k")), (2, 0));
+    assert_eq!(store.lose("k"), 2);
+    store.fail_next(Operation::Read, Failure::NotSent);
+    store.fail_next(Operation::Swap, Failure::NotSent);
+    client.get("k").unwrap_err();
+    assert_eq!((store.clear_failures(), store.clear_failures()), (1, 0));
+}
+
+/// As of a loop of short steps.
+#[test]
+fn however_little_time_passes_heartbeats_are_sent() {
+    let (store, told) = (MemoryStore::new(), Arc::new(Renewals::default()));
+    let client = store.builder().lease(60 * MINUTE).observer(told.clone()).connect().unwrap();
+    let _guard = client.lock("k").unwrap();
+    for renewals in 1..4 {
+        store.advance(Duration::from_millis(1));
+        crate::api::wait_until("it is renewed", || told.0.load(Ordering::SeqCst) >= renewals);
+    }
+}
+
+#[derive(Default)]
+struct Renewals(AtomicUsize);
+
+impl Observer for Renewals {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::Renewed { .. }) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+}
+
+#[test]
+fn a_lock_without_an_end_has_none_by_a_tests_order() {
+    let store = MemoryStore::new();
+    let client = store.client();
+    let guard = client.request("k").lease_forever().lock().unwrap();
+    assert_eq!(store.expire("k"), 0);
+    store.advance(60 * MINUTE);
+    assert!(guard.is_held() && !client.get("k").unwrap().unwrap().is_free());
+}
+
+#[test]
+fn a_client_of_the_test_store_connects_whatever_fails() {
+    let store = MemoryStore::new();
+    store.go_offline();
+    store.fail_next(Operation::Schema, Failure::AnswerLost);
+    let client = store.client();
+    assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Store);
+    store.go_online();
+    assert!(client.try_lock("k").unwrap().is_some());
+    assert_eq!(store.builder().connect().unwrap_err().kind(), ErrorKind::Ambiguous);
 }
 
 #[test]
