@@ -57,20 +57,26 @@ fn is_elsewhere(origin: &str, here: &str) -> bool {
         let [origin, here] = [origin, here].map(|label| table_parts(label)[1]);
         return !origin.is_empty() && !here.is_empty() && !origin.eq_ignore_ascii_case(here);
     }
-    let hosts = |label: &str| {
-        let (_, rest) = label.split_once("://").filter(|(scheme, _)| ["mongodb", "postgres"].contains(scheme))?;
-        let place = |host: &str| {
-            // A name in the DNS may stand for all, without a port. Only the path of a socket has slashes of its own.
-            if !host.starts_with('/') {
-                return host.split('/').next().map(str::to_ascii_lowercase);
-            }
-            let (host, port) = host.rsplit_once(':')?;
-            Some(format!("{host}:{}", port.split('/').next()?).to_ascii_lowercase())
-        };
-        Some(rest.split(',').filter_map(place).collect::<Vec<_>>()).filter(|hosts| !hosts.is_empty())
-    };
-    let both = hosts(origin).zip(hosts(here));
-    both.is_some_and(|(origin, here)| !origin.iter().any(|host| here.contains(host)))
+    let both = cluster_parts(origin).zip(cluster_parts(here));
+    both.is_some_and(|((origin, _), (here, _))| !origin.iter().any(|host| here.contains(host)))
+}
+
+/// Of a cluster: its hosts, and what comes after them, which may have slashes and commas of its own: its database with its
+/// collection or table.
+fn cluster_parts(label: &str) -> Option<(Vec<String>, &str)> {
+    let (_, mut rest) = label.split_once("://").filter(|(scheme, _)| ["mongodb", "postgres"].contains(scheme))?;
+    let mut hosts = Vec::new();
+    loop {
+        // The path of a socket has slashes: MongoDB's ends with .sock, and PostgreSQL's has a port after it.
+        let from = if rest.starts_with('/') { rest.find(".sock").or(rest.find(':'))? } else { 0 };
+        let end = from + rest[from..].find([',', '/'])?;
+        hosts.push(rest[..end].to_ascii_lowercase());
+        let is_last = rest[end..].starts_with('/');
+        rest = &rest[end + 1..];
+        if is_last {
+            return Some((hosts, rest));
+        }
+    }
 }
 
 /// Of a table of DynamoDB: its name, its region with its endpoint, and its sort key.
@@ -82,11 +88,9 @@ fn table_parts(label: &str) -> [&str; 3] {
 }
 
 fn is_another(origin: &str, here: &str) -> bool {
-    // Of a cluster without its hosts: its database, and its collection or table.
-    let last = |label: &str| label.rsplit_once('/').map(|(_, last)| last.to_owned()).unwrap_or_default();
+    let differ = || cluster_parts(origin).map(|(_, name)| name) != cluster_parts(here).map(|(_, name)| name);
     match (origin.split_once(':'), here.split_once(':')) {
-        (Some(("mongodb", origin)), Some(("mongodb", here))) => last(origin) != last(here),
-        (Some(("postgres", origin)), Some(("postgres", here))) => last(origin) != last(here),
+        (Some(("mongodb", _)), Some(("mongodb", _))) | (Some(("postgres", _)), Some(("postgres", _))) => differ(),
         (Some(("dynamodb", origin)), Some(("dynamodb", here))) => {
             let ([table, _, sort_key], [other, _, others]) = (table_parts(origin), table_parts(here));
             (table, sort_key) != (other, others)
@@ -113,7 +117,9 @@ mod tests {
             ("dynamodb://locks?region=eu-west-1", "dynamodb://locks?region=us-east-1&endpoint=h:8000"),
             ("dynamodb://locks?sort_key=a:b&c", "dynamodb://locks?region=eu-west-1&sort_key=a:b&c"),
             ("mongodb://a:27017,b:27017/app.locks", "mongodb://b:27017/app.locks"),
+            ("mongodb://a:27017/app.a/b,c", "mongodb:///tmp/m.sock,a:27017/app.a/b,c"),
             ("postgres://a:5432/app.locks", "postgres://b:5432,a:5432/app.locks"),
+            ("postgres:///run/a:1/app.locks", "postgres://b:5432/app.locks"),
             (
                 "spanner:projects/p/instances/i/databases/d?table=locks",
                 "spanner:projects/p/instances/i/databases/d?table=Locks",
@@ -129,6 +135,8 @@ mod tests {
             ("dynamodb://locks?sort_key=a:b", "dynamodb://locks?region=eu-west-1&sort_key=a:c"),
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/app.others"),
             ("mongodb://a:27017/app.locks", "mongodb://a:27017/other.locks"),
+            ("mongodb://a:27017/app.jobs/locks", "mongodb://a:27017/app.runs/locks"),
+            ("postgres://a:5432/a/x.public.locks", "postgres://a:5432/b/x.public.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
             // Who names no schema has the one that is searched first, and names it once it is connected.
@@ -156,7 +164,8 @@ mod tests {
             ("postgres:///run/a:1/app.locks", "postgres:///run/b:1/app.locks", true),
             ("mongodb://a:1/app.locks", "mongodb://b:1/app.locks", true),
             ("mongodb://a:1,b:1/app.jobs/locks", "mongodb://a:1/app.jobs/locks", false),
-            ("mongodb:///tmp/a.sock/app.locks", "mongodb:///tmp/b.sock/app.locks", false),
+            ("mongodb:///tmp/a.sock/app.locks", "mongodb:///tmp/b.sock/app.locks", true),
+            ("postgres://a:1/d,b:1/x.locks", "postgres://b:1/d,b:1/x.locks", true),
             ("mongodb://a.net/app.locks", "mongodb://b.net/app.locks", true),
             ("mongodb://a.net/app.locks", "mongodb://a.net/app.locks", false),
             ("mongodb://a:1,b:1/app.x:y", "mongodb://a:1/app.x:y", false),

@@ -63,9 +63,15 @@ pub fn passed_on(url: String) -> (&'static str, String) {
     folder.map_or(withheld, |folder| ("LEASEHOLD_STORE", format!("sqlite:{}/{path}", escaped(&folder))))
 }
 
-/// A file's path as a URL has it.
+/// A file's path as a URL has it, where control characters must not stand as they are.
 fn escaped(path: &str) -> String {
-    path.replace('%', "%25").replace('?', "%3F")
+    let escape = |c: char| match c {
+        '%' | '?' | '\0'..='\x1f' | '\x7f'..='\u{9f}' => {
+            c.encode_utf8(&mut [0; 4]).bytes().map(|byte| format!("%{byte:02X}")).collect()
+        }
+        c => c.to_string(),
+    };
+    path.chars().map(escape).collect()
 }
 
 /// What a command wants from its client.

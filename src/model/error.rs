@@ -189,11 +189,11 @@ impl Error {
         let mut text = self.to_string();
         let mut next = self.source();
         while let Some(cause) = next {
-            // What a server says may go over several.
-            text += &format!(": {cause}").replace(char::is_control, " ");
+            text += &format!(": {cause}");
             next = cause.source();
         }
-        text
+        // What a server says may go over several, and so may the name of a file.
+        text.replace(char::is_control, " ")
     }
 
     fn inner(&mut self) -> &mut Inner {

@@ -116,6 +116,7 @@ mod tests {
             (refused, format!("expired (the server refused the request: {})", fmt::Error)),
             (said, "expired (it ended: my own trigger says no)".to_owned()),
             (Error::new(ErrorKind::Store, "no answer"), "expired (no answer)".to_owned()),
+            (Error::new(ErrorKind::Store, "no folder a\nb"), "expired (no folder a b)".to_owned()),
         ] {
             assert_eq!(LossReason::Expired { last_error: Some(error) }.to_string(), text);
         }

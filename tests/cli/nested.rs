@@ -49,6 +49,18 @@ fn a_file_in_a_folder_whose_name_is_no_text_is_not_passed_on() {
     assert!(ran.stderr.contains("whose name is no UTF-8"), "{}", ran.stderr);
 }
 
+/// Which stands in no URL as it is.
+#[test]
+fn a_file_in_a_folder_with_a_control_character_is_passed_on() {
+    let store = Store::new();
+    let folder = store.path("a\tb %\u{85}");
+    std::fs::create_dir(&folder).unwrap();
+    let script = "cd / && \"$0\" run --wait 0s k -- true; echo $?";
+    let mut outer = leasehold(&["run", "k", "--store", "sqlite:l.db", "--", "sh", "-c", script, OWN]);
+    let ran = run(outer.current_dir(&folder));
+    assert_eq!(ran.stdout, "75\n", "it has another store: {}", ran.stderr);
+}
+
 #[test]
 fn an_inner_one_that_waits_for_its_outer_one_says_so() {
     let store = Store::new();

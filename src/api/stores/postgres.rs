@@ -26,7 +26,7 @@
 //!
 //! Versions 13 to 18 are tested: all of our tests ran on 13.23, 14.24, 15, 16.15, 17.11 and 18.6, but those of standbys on 15, 16
 //! and 17 alone. An older one is refused. The database's encoding should be UTF8: in SQL_ASCII all texts do, too; another one
-//! refuses a text with a character that it lacks (`InvalidInput`).
+//! refuses a text with a character that it lacks (`InvalidInput`), and EUC_JP takes U+00A6 and U+FFE4 for one.
 //!
 //! # Poolers
 //! PgBouncer in session mode needs nothing (1.18 was tried). In transaction mode the URL must have `pooler=transaction`, and

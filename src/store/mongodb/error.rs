@@ -83,6 +83,8 @@ const NOT_DONE_EITHER: [i32; 15] = [13436, 13388, 63, 150, 193, 234, 462, 165, 3
 const NOTHING_WRITTEN: &str = "NoWritesPerformed";
 const MAY_BE_WRITTEN: &str = "RetryableWriteError";
 const DENIED: i32 = 13;
+/// What comes after it in the server's text is the command.
+const COMMAND: &str = " to execute command {";
 /// By it Atlas says whatever it does not allow: only the text tells what.
 const ATLAS: i32 = 8000;
 const DISK_FULL: i32 = 14031;
@@ -255,9 +257,14 @@ fn cause(error: &DriverError) -> Cause {
     Cause::from(told)
 }
 
+/// What the server denied, without the command that it quotes, which may have a grant id.
+pub(super) fn denied(error: &DriverError) -> Option<Cause> {
+    text(error).contains(COMMAND).then(|| cause(error))
+}
+
 /// A denial quotes the whole command; a duplicate, the values of a document after its index's name.
 fn unquoted(message: &str) -> &str {
-    let quotes = [" to execute command {", " collation: {", " dup key: {"];
+    let quotes = [COMMAND, " collation: {", " dup key: {"];
     quotes.iter().fold(message, |rest, quote| rest.split(quote).next().unwrap_or_default())
 }
 

@@ -8,6 +8,7 @@ use mongodb::options::WriteConcern;
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
+use super::error::denied;
 use super::row::{object_id, token};
 use super::send::majority;
 use crate::lease::Mode;
@@ -106,7 +107,7 @@ pub(crate) fn of_transaction(error: DriverError, is_asserted: bool, standing: St
     in_context(error, standing)
 }
 
-/// An error of the driver as ours: the loss, or with the driver's own as its source.
+/// An error of the driver as ours: the loss, or with the driver's own as its source, if that quotes no grant id.
 pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
     if let Some(lost) = error.get_custom::<Error>() {
         return lost.clone();
@@ -116,6 +117,37 @@ pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
         true => "the transaction was in conflict; nothing of it was written, and it may be tried again as a whole",
         false => "the transaction failed",
     };
-    let failed = standing.error(ErrorKind::Store, message).caused_by(error);
+    let failed = match denied(&error) {
+        Some(cause) => {
+            standing.error(ErrorKind::Permission, "the server denied it to the session's user").caused_by(cause)
+        }
+        None => standing.error(ErrorKind::Store, message).caused_by(error),
+    };
     if is_transient { failed.retryable() } else { failed }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::error::Error as StdError;
+
+    use mongodb::bson::from_document;
+    use mongodb::error::CommandError;
+
+    use super::*;
+    use crate::api::client::LockClient;
+
+    #[test]
+    fn a_denial_shows_no_grant_id() {
+        let client = LockClient::connect("memory:").expect("a client");
+        let lock = client.request("k").acquire().expect("a lock");
+        let text =
+            "not authorized on d to execute command { update: \"c\", updates: [ { q: { _id: ObjectId('canary') } } ] }";
+        let answer = doc! { "code": 13, "codeName": "Unauthorized", "errmsg": text };
+        let answer: CommandError = from_document(answer).expect("an answer");
+        let standing = Standing { lock: &lock, backend: &*client.family.backend };
+        let error = in_context(DriverKind::Command(answer).into(), standing);
+        assert_eq!(error.kind(), ErrorKind::Permission);
+        let cause = error.source().expect("a cause").to_string();
+        assert!(cause.contains("not authorized on d") && !format!("{error:?} {cause}").contains("canary"), "{cause}");
+    }
 }

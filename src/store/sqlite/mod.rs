@@ -137,9 +137,10 @@ fn now(clock: &Clock, path: &Path) -> Result<StoreTime, SqliteError> {
     nanos.map(StoreTime::from_nanos).map_err(|_| SqliteError::NoClock { path: path.to_owned() })
 }
 
-/// What the store is called in errors.
+/// What the store is called in errors, and in the data of locks: two files whose paths are no text have two names.
 fn label(path: &Path) -> String {
-    format!("sqlite:{}", path.display())
+    let parts = path.as_os_str().as_encoded_bytes().utf8_chunks();
+    parts.fold("sqlite:".to_owned(), |name, part| format!("{name}{}{}", part.valid(), part.invalid().escape_ascii()))
 }
 
 fn identity(path: &Path) -> Result<Option<FileId>, SqliteError> {

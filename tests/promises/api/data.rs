@@ -221,6 +221,22 @@ fn a_file_that_is_another_one_is_another_store() {
     assert!(error.to_string().contains("one.db"), "{error}");
 }
 
+#[test]
+#[cfg(all(feature = "sqlite", target_os = "linux"))]
+fn files_whose_names_are_no_text_are_two_stores() {
+    use std::os::unix::ffi::OsStrExt;
+
+    let folder = room().unwrap();
+    let [one, other] = [b"\xff.db", b"\xfe.db"].map(|name| {
+        let path = folder.path().join(std::ffi::OsStr::from_bytes(name));
+        leasehold::sqlite::builder(path).connect().unwrap()
+    });
+    let lock = one.request("k").acquire().unwrap();
+    let error = other.release(&lock).unwrap_err();
+    assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("\\xff.db"), "{error}");
+    one.release(&lock).unwrap();
+}
+
 /// As `/run` and `/var/run` are: the lock is looked for in the right store, and what is wrong is that it is lost.
 #[test]
 #[cfg(all(feature = "sqlite", unix))]
