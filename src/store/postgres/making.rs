@@ -14,61 +14,88 @@ use crate::store::failure::Fate;
 
 type Made = Result<Connected, (Fate, PostgresError)>;
 
-/// The tasks that nobody waits for. Some have ended.
+/// Those that nobody waits for, the first that was left first. Some are made.
 #[derive(Default)]
-pub(super) struct Making(RefCell<Vec<AbortHandle>>);
+pub(super) struct Making(RefCell<Vec<Begun>>);
 
-impl Making {
-    /// Ends so many that they, and those that are in use, are no more than there are turns. The oldest go on: they are the
-    /// next to be made.
-    pub fn leave_room(&self, in_use: usize) {
-        let mut left = self.0.borrow_mut();
-        left.retain(|task| !task.is_finished());
-        let room = (2 * CONNECTIONS).saturating_sub(in_use).min(left.len());
-        left.drain(room..).for_each(|newest| newest.abort());
-    }
-}
-
-/// Somebody who waits for a connection.
-struct Waits<'a> {
-    owned: &'a Owned,
+/// A connection that is being made.
+struct Begun {
     made: oneshot::Receiver<Made>,
     task: AbortHandle,
     /// The host that is asked.
     asked: Rc<Cell<Option<usize>>>,
 }
 
+/// Somebody who waits for it, until it is made.
+struct Waits<'a>(&'a Owned, Option<Begun>);
+
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        match self.made.try_recv() {
-            // It came too late for its caller.
-            Ok(Ok(connected)) => self.owned.keep(connected),
-            Err(TryRecvError::Empty) => {
-                self.owned.making.0.borrow_mut().push(self.task.clone());
-                self.asked.get().into_iter().for_each(|host| self.owned.turn_from(host));
-            }
-            Ok(Err(_)) | Err(TryRecvError::Closed) => {}
+        let Some(begun) = self.1.take() else { return };
+        if let Some(host) = begun.asked.get()
+            && !begun.task.is_finished()
+        {
+            self.0.turn_from(host);
         }
+        self.0.making.0.borrow_mut().push(begun);
     }
 }
 
 impl Owned {
     /// A connection for one who has a turn.
     pub(super) async fn connection(self: &Rc<Self>) -> Made {
+        self.collect();
         if let Some(spare) = self.spare() {
             return Ok(spare);
         }
-        self.making.leave_room(self.turns.taken());
+        // There are no more than there are turns: where others have all of those, it waits for one that was left.
+        let mut left = self.making.0.take();
+        let is_full = left.len() + self.turns.taken() > 2 * CONNECTIONS;
+        let adopted = if is_full { Some(left.remove(0)) } else { None };
+        self.making.0.replace(left);
+        if let Some(begun) = adopted
+            && let made @ Ok(_) = self.wait_for(begun).await
+        {
+            return made;
+        }
+        self.wait_for(self.begin()).await
+    }
+
+    async fn wait_for(&self, begun: Begun) -> Made {
+        let mut waits = Waits(self, Some(begun));
+        let Some(begun) = &mut waits.1 else { return Err((Fate::NotDone, PostgresError::NotSent)) };
+        let made = (&mut begun.made).await;
+        waits.1 = None;
+        made.unwrap_or(Err((Fate::NotDone, PostgresError::PanickedBefore)))
+    }
+
+    fn begin(self: &Rc<Self>) -> Begun {
         let ((done, made), asked) = (oneshot::channel(), Rc::<Cell<Option<usize>>>::default());
         let (owned, at) = (self.clone(), asked.clone());
         let making = async move {
             let made = owned.connect(&at, |_| {}).await.map(|(connected, _)| connected);
-            if let Err(Ok(left)) = done.send(made) {
-                owned.keep(left);
-            }
+            let _ = done.send(made);
         };
-        let task = tokio::task::spawn_local(making).abort_handle();
-        let mut waits = Waits { owned: self, made, task, asked };
-        (&mut waits.made).await.unwrap_or(Err((Fate::NotDone, PostgresError::PanickedBefore)))
+        Begun { made, task: tokio::task::spawn_local(making).abort_handle(), asked }
+    }
+
+    /// Puts those that are made to those that are idle.
+    fn collect(&self) {
+        let is_left = |begun: &mut Begun| match begun.made.try_recv() {
+            Err(TryRecvError::Empty) => true,
+            Ok(Ok(connected)) => {
+                self.keep(connected);
+                false
+            }
+            Ok(Err(_)) | Err(TryRecvError::Closed) => false,
+        };
+        self.making.0.borrow_mut().retain_mut(is_left);
+    }
+}
+
+impl Making {
+    /// They may be at a server that is the primary no more.
+    pub fn end(&self) {
+        self.0.take().iter().for_each(|begun| begun.task.abort());
     }
 }

@@ -313,7 +313,7 @@ impl Owned {
             && error.code().is_some_and(|code| code.code() == "25006" || code.code().starts_with("57P0"))
         {
             self.idle.borrow_mut().clear();
-            self.making.leave_room(usize::MAX);
+            self.making.end();
             self.waking.end();
         }
         match answer {
