@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use crate::api::client::LockClient;
-use crate::lease::{Step, transition};
+use crate::lease::{LockRecord, Step, transition};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::{LockStatus, Purged};
 use crate::store::fleet::Limits;
 use crate::store::{Seen, Swapped, Which};
+use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
 /// Rows that nobody had a grant of for so long may be deleted by a purge.
@@ -128,16 +129,23 @@ impl PurgePages<'_> {
         let new = Some(next).filter(|_| !step.answer.delete);
         let is_done = match self.writes {
             Writes::No => true,
-            // Changed, or perhaps so: somebody uses it, and the next purge looks again.
             Writes::Yes => {
-                let family = &self.client.family;
-                match family.repeated_until(&family.request_deadline(), |by| family.backend.swap(seen, new, by)) {
-                    Ok(swapped) => matches!(swapped, Swapped::Done),
-                    // It became one of a newer format.
-                    Err(error) if error.kind() == ErrorKind::Schema => {
+                let (family, mut may_be_done) = (&self.client.family, false);
+                let swap = |by: &Deadline| match family.backend.swap(seen, new, by)? {
+                    Swapped::Unknown(error) => {
+                        may_be_done = true;
+                        Err(error)
+                    }
+                    swapped => Ok(swapped),
+                };
+                match family.repeated_until(&family.request_deadline(), swap) {
+                    // Changed: somebody uses it, and the next purge looks again; or by the write that was not answered.
+                    Ok(swapped) => matches!(swapped, Swapped::Done) || may_be_done && self.is_left(seen, new),
+                    // It became one of a newer format, or is damaged now.
+                    Err(error) if error.kind() == ErrorKind::Schema && !self.stands(seen) => {
                         log::warn!(
                             target: "leasehold::client", key:? = seen.record.key;
-                            "a purge passes over a row: {error}"
+                            "a purge passes over a row: {}", error.with_causes()
                         );
                         false
                     }
@@ -149,6 +157,27 @@ impl PurgePages<'_> {
             purged.add(seen, &step.answer);
         }
         Ok(())
+    }
+}
+
+impl PurgePages<'_> {
+    fn now(&self, seen: &Seen) -> Result<Seen> {
+        self.client.look(&seen.record.key, &self.client.family.request_deadline()).map(|found| found.seen)
+    }
+
+    /// Whether the row is as this purge would have left it.
+    fn is_left(&self, seen: &Seen, new: Option<&LockRecord>) -> bool {
+        let grants = |record: &LockRecord| record.holders().map(|(_, holder)| holder.grant.clone()).collect::<Vec<_>>();
+        let is_as = |now: &LockRecord, new: &LockRecord| now.token == new.token && grants(now) == grants(new);
+        self.now(seen).is_ok_and(|now| match new {
+            Some(new) => is_as(&now.record, new),
+            None => !now.record.exists(),
+        })
+    }
+
+    /// Whether the row can be read, and is as it was.
+    fn stands(&self, seen: &Seen) -> bool {
+        self.now(seen).is_ok_and(|now| now.record.version == seen.record.version)
     }
 }
 

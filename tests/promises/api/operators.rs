@@ -284,6 +284,41 @@ fn a_purge_passes_over_rows_of_a_newer_format() {
 }
 
 #[test]
+fn a_purge_that_is_not_answered_is_asked_for_again() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        for key in ["a", "b"] {
+            client.request(key).lease(MINUTE).acquire().unwrap();
+        }
+        store.outlast(MINUTE);
+        faults.next(Call::Swap, Fault::LostBefore);
+        faults.next(Call::Swap, Fault::ApplyThenFail);
+        assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 2);
+        assert!(faults.unmet() == 0 && client.list(&Filter::new()).unwrap().is_empty());
+    });
+}
+
+/// Nothing was freed, though it can be looked at.
+#[test]
+#[cfg(feature = "sqlite")]
+fn a_purge_says_that_the_store_lets_no_row_be_written() {
+    let folder = room().unwrap();
+    let file = folder.path().join("locks.db");
+    let client = leasehold::sqlite::builder(&file).connect().unwrap();
+    client.request("k").lease(Duration::from_millis(100)).acquire().unwrap();
+    let freed = |purged: leasehold::Purged| purged.freed.len();
+    crate::support::wait::wait_until("it has expired", || {
+        client.purge_preview(Duration::ZERO).is_ok_and(|preview| freed(preview) == 1)
+    });
+    let theirs = leasehold::sqlite::rusqlite::Connection::open(&file).unwrap();
+    theirs.execute_batch("CREATE TRIGGER t BEFORE UPDATE ON locks BEGIN SELECT RAISE(IGNORE); END").unwrap();
+    let error = client.purge(Duration::ZERO).unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("trigger"), "{error}");
+    theirs.execute_batch("DROP TRIGGER t").unwrap();
+    assert_eq!(freed(client.purge(Duration::ZERO).unwrap()), 1);
+}
+
+#[test]
 fn a_purge_goes_page_by_page_and_only_as_far_as_it_is_asked() {
     on_every_store(|store| {
         let client = store.client();
