@@ -322,8 +322,7 @@ impl LockClient {
             }
             Renewed::Lost(seen) => {
                 let lost = format!("the lock is no longer held{}", told_origin(&self.family, lock));
-                let error = self.error(ErrorKind::Lost, &lock.key, &lost);
-                Err(error.with_holders(LockStatus::live(&seen)))
+                Err(self.family.held_by(self.error(ErrorKind::Lost, &lock.key, &lost), LockStatus::live(&seen)))
             }
             Renewed::Unknown(error) => Err(error),
         }
@@ -354,8 +353,7 @@ impl LockClient {
         match answer {
             Released::HeldByOther(seen) if unanswered.is_none() => {
                 let held = format!("others hold it{}", told_origin(&self.family, lock));
-                let error = self.error(ErrorKind::Held, &lock.key, &held);
-                Err(error.with_holders(LockStatus::live(&seen)))
+                Err(self.family.held_by(self.error(ErrorKind::Held, &lock.key, &held), LockStatus::live(&seen)))
             }
             answer => {
                 if !matches!(answer, Released::Done) {
@@ -405,7 +403,8 @@ impl LockClient {
         self.ask_schema(Schema::Create, &self.family.request_deadline().with_long(MAKING))
     }
 
-    /// What [`create_schema`](LockClient::create_schema) would do, for those who may not.
+    /// What [`create_schema`](LockClient::create_schema) would do, for those who may not. On PostgreSQL and Cloud Spanner that
+    /// is what a table which is there lacks; where it lacks nothing, and on the other stores, all of it.
     ///
     /// # Errors
     /// What the store says.

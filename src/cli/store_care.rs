@@ -24,13 +24,15 @@ pub fn doctor(global: &Global) -> Outcome {
         Ok(client) => client.diagnose()?,
         // A store that can't be connected to has no more to tell.
         Err(failure) => {
-            let store = if let Failure::Library(error) = &failure { error.store() } else { None };
+            let error = if let Failure::Library(error) = &failure { Some(error) } else { None };
+            let store = error.and_then(Error::store);
+            let reached = error.is_some_and(|error| answered([Some(error.kind())]));
             // The code is to be told, too, also where nobody reads the rest.
             let _ = if global.json {
-                print_json(&json!({ "store": store, "well": false, "reached": false }))
+                print_json(&json!({ "store": store, "well": false, "reached": reached }))
             } else {
                 let store = store.map_or_else(String::new, |store| line("store", store));
-                print(&(store + &line("reached", "NO") + &line("usable", "NO")))
+                print(&(store + &line("reached", if reached { "yes" } else { "NO" }) + &line("usable", "NO")))
             };
             return Err(failure);
         }
@@ -56,7 +58,7 @@ fn is_reached(diagnosis: &Diagnosis) -> bool {
 }
 
 /// Whether the store has answered one of its requests, by the kinds of their errors.
-fn answered(requests: [Option<ErrorKind>; 2]) -> bool {
+fn answered<const N: usize>(requests: [Option<ErrorKind>; N]) -> bool {
     requests.iter().any(|error| matches!(error, None | Some(ErrorKind::Permission | ErrorKind::Schema)))
 }
 

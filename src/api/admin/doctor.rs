@@ -39,7 +39,7 @@ pub struct Diagnosis {
     /// second). `None` when it can't be read. No lock is decided by this host's wall clock; it is shown to people.
     pub clock_difference_ms: Option<i64>,
     /// Which libraries have locks there, by the first rows of the table; empty where no other library has the store's
-    /// format, and an error where they can't be listed.
+    /// format, or the schema is wrong: then none were looked for. An error where they can't be listed.
     pub writers: Result<Vec<Writer>>,
     /// After how many rows the search for `writers` stopped: the store may have more, by others. `None`: it looked at all.
     pub writers_cut_at: Option<usize>,

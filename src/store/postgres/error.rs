@@ -24,6 +24,12 @@ pub(super) enum Own {
     )]
     NoSchema { table: String },
 
+    #[error(
+        "the table {table} refuses what leasehold writes: take off the column, the constraint or the trigger that does so, \
+         which leasehold did not make"
+    )]
+    Refuses { table: String },
+
     #[error("the table {table} lacks a column or its schema; create_schema() adds what is missing")]
     Columns { table: String },
 
@@ -112,7 +118,9 @@ impl failure::Own for Own {
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
             Own::NoDatabase | Own::Settings | Own::Tls(_) => (ErrorKind::Config, false),
-            Own::NoTable { .. } | Own::NoSchema { .. } | Own::Columns { .. } => (ErrorKind::Schema, false),
+            Own::NoTable { .. } | Own::NoSchema { .. } | Own::Columns { .. } | Own::Refuses { .. } => {
+                (ErrorKind::Schema, false)
+            }
             Own::Denied { .. } | Own::MayNotMake(_) | Own::MayNotConnect | Own::NoPassword => {
                 (ErrorKind::Permission, false)
             }
@@ -195,6 +203,8 @@ impl PostgresError {
             _ => match code.code().get(..2).unwrap_or_default() {
                 "28" if stage == Stage::Connecting => return (Fate::Refused, PostgresError::Credentials { cause }),
                 "22" | "42" if stage == Stage::Connecting => return for_good(Own::Settings, cause),
+                // By a constraint, the check of a view, or a trigger's own words.
+                "23" | "44" | "P0" if stage == Stage::Sent => Own::Refuses { table },
                 // Out of resources.
                 "53" => Own::Full,
                 "40" | "55" | "57" if stage == Stage::Connecting => Own::NotNow,

@@ -19,24 +19,27 @@ const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod)
      FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation \
      WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped \
      UNION ALL SELECT string_agg(a.attname::text, ',' ORDER BY k.place), \
-     CASE WHEN i.indisunique AND i.indpred IS NULL THEN 'unique' ELSE 'index' END, NULL, 'index' FROM pg_index AS i \
+     CASE WHEN i.indexprs IS NOT NULL OR i.indnatts <> i.indnkeyatts THEN 'other' \
+     WHEN i.indisunique AND i.indpred IS NULL THEN 'unique' ELSE 'index' END, NULL, 'index' FROM pg_index AS i \
      CROSS JOIN LATERAL unnest(i.indkey::smallint[]) WITH ORDINALITY AS k (number, place) \
      JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number \
-     WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indislive AND i.indexprs IS NULL \
-     AND i.indnatts = i.indnkeyatts GROUP BY i.indexrelid, i.indisunique, i.indpred \
+     WHERE i.indrelid = to_regclass($1) AND i.indisvalid AND i.indislive GROUP BY i.indexrelid, \
+     i.indisunique, i.indpred, i.indexprs, i.indnatts, i.indnkeyatts \
      UNION ALL SELECT CASE WHEN r.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits WHERE inhparent = r.oid) THEN 'inherited' \
      ELSE r.relkind::text END, CASE WHEN EXISTS (SELECT FROM pg_partition_tree(r.oid) AS t JOIN pg_class AS l ON l.oid = t.relid \
      WHERE t.isleaf AND l.relpersistence = 'u') THEN 'u' ELSE r.relpersistence::text END, NULL, 'table' \
      FROM pg_class AS r WHERE r.oid = to_regclass($1)";
 
 /// Which standbys the commits wait for, how many connections copy them (of backups and subscribers, too), of how many of
-/// these more may be seen, which needs the rights of pg_monitor, and how many are waited for.
+/// these more may be seen, which needs the rights of pg_monitor, how many are waited for, and how many may be: several may
+/// have one name.
 const STANDBYS: &str = "SELECT current_setting('synchronous_standby_names'), count(*)::bigint, count(sync_state)::bigint, \
-     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))::bigint FROM pg_stat_get_wal_senders()";
+     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))::bigint, \
+     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum', 'potential'))::bigint FROM pg_stat_get_wal_senders()";
 
-/// What a failover costs where the commits wait for these names, and so many connections copy them, can be seen, and are
-/// waited for.
-fn failover(names: &str, [copies, seen, waited_for]: [i64; 3]) -> String {
+/// What a failover costs where the commits wait for these names, and so many connections copy them, can be seen, are waited
+/// for, and have one of the names.
+fn failover(names: &str, [copies, seen, waited_for, named]: [i64; 4]) -> String {
     if names.is_empty() {
         return match copies {
             0 => "no standby copies this server".to_owned(),
@@ -58,7 +61,7 @@ fn failover(names: &str, [copies, seen, waited_for]: [i64; 3]) -> String {
              until they do"
         );
     }
-    if list.contains('*') || needed < list.split(',').count() as i64 {
+    if list.contains('*') || needed < named.max(list.split(',').count() as i64) {
         return format!(
             "{waits}: each grant is on {needed} of them, not always the same: a failover loses none only to the one that \
              has received most, with all of them looked at"
@@ -74,6 +77,8 @@ struct Made {
     columns: BTreeMap<String, (String, String)>,
     /// The columns of each index, and whether it is unique.
     indexes: Vec<(String, bool)>,
+    /// Those of each that also has expressions, or columns that are no part of its key.
+    other_indexes: Vec<String>,
     /// Why it is not one whose rows a crash keeps.
     unkept: Option<&'static str>,
 }
@@ -81,11 +86,10 @@ struct Made {
 impl Made {
     /// An index of somebody's on what each heartbeat changes.
     fn slowing(&self) -> String {
-        let is_slowing = |(columns, _): &&(String, bool)| {
-            columns.split(',').any(|column| ["until", "renewed", "version"].contains(&column))
-        };
-        let found = self.indexes.iter().find(is_slowing);
-        found.map_or_else(String::new, |(columns, _)| {
+        let is_slowing =
+            |columns: &&String| columns.split(',').any(|column| ["until", "renewed", "version"].contains(&column));
+        let found = self.indexes.iter().map(|(columns, _)| columns).chain(&self.other_indexes).find(is_slowing);
+        found.map_or_else(String::new, |columns| {
             format!(
                 "; because of the index on {columns:?}, which is not of leasehold, each heartbeat writes to all indexes"
             )
@@ -98,7 +102,11 @@ impl Postgres {
         let table = &self.table.name;
         let right = |is: &str| format!("table {table}: it {is}, with all its columns and indexes");
         if what == Schema::Describe {
-            return Ok(self.statements_for(&Made::default()).join(";\n") + ";");
+            let found = self.made(by)?;
+            self.check(&found)?;
+            let missing = self.statements_for(&found);
+            let all = || self.statements_for(&Made::default());
+            return Ok(if missing.is_empty() { all() } else { missing }.join(";\n") + ";");
         }
         let found = self.made(by)?;
         self.check(&found)?;
@@ -150,7 +158,7 @@ impl Postgres {
     fn standbys(&self, by: &Deadline) -> String {
         let asked = self.ask(by, Lane::Holding, Statement::once(STANDBYS), |row| {
             let names = row.try_get::<_, Option<String>>(0).ok().flatten().unwrap_or_default();
-            (names, [1, 2, 3].map(|column| row.try_get::<_, i64>(column).unwrap_or_default()))
+            (names, [1, 2, 3, 4].map(|column| row.try_get::<_, i64>(column).unwrap_or_default()))
         });
         match asked.as_deref() {
             Ok([(names, copies)]) => failover(names, *copies),
@@ -167,6 +175,7 @@ impl Postgres {
         let mut made = Made::default();
         for (name, kind, collation, what) in rows {
             match what.as_str() {
+                "index" if kind == "other" => made.other_indexes.push(name),
                 "index" => made.indexes.push((name, kind == "unique")),
                 // With `quote_all_identifiers` most types are in quotes.
                 "column" => drop(made.columns.insert(name, (kind.replace('"', ""), collation))),
@@ -276,19 +285,24 @@ mod tests {
     #[test]
     fn a_failover_is_said_to_lose_nothing_only_where_each_standby_confirms() {
         for (names, copies, says) in [
-            ("", [0, 0, 0], "no standby copies"),
-            ("", [2, 2, 0], "a failover may lose"),
-            ("a", [1, 1, 1], "to any of them loses none"),
-            ("ANY 2 (a, b)", [3, 3, 2], "to any of them loses none"),
-            ("2 (a, b)", [2, 2, 2], "to any of them loses none"),
-            ("ANY 1 (a, b)", [2, 2, 2], "on 1 of them, not always the same"),
-            ("a, b", [2, 2, 1], "on 1 of them, not always the same"),
-            ("*", [1, 1, 1], "on 1 of them, not always the same"),
-            ("FIRST 2 (*)", [2, 2, 2], "on 2 of them, not always the same"),
-            ("a", [1, 1, 0], "only 0 of the 1 that must confirm"),
-            ("a", [0, 0, 0], "only 0 of the 1 that must confirm"),
-            ("ANY 2 (a, b, c)", [1, 1, 1], "only 1 of the 2 that must confirm"),
-            ("a", [1, 0, 0], "only pg_monitor may see"),
+            ("", [0, 0, 0, 0], "no standby copies"),
+            ("", [2, 2, 0, 0], "a failover may lose"),
+            ("a", [1, 1, 1, 1], "to any of them loses none"),
+            ("ANY 2 (a, b)", [3, 3, 2, 2], "to any of them loses none"),
+            ("2 (a, b)", [2, 2, 2, 2], "to any of them loses none"),
+            ("ANY 1 (a, b)", [2, 2, 2, 2], "on 1 of them, not always the same"),
+            ("a, b", [2, 2, 1, 1], "on 1 of them, not always the same"),
+            // Two have the same name.
+            ("a", [2, 2, 1, 2], "on 1 of them, not always the same"),
+            ("ANY 1 (a)", [2, 2, 2, 2], "on 1 of them, not always the same"),
+            ("*", [1, 1, 1, 1], "on 1 of them, not always the same"),
+            ("FIRST 2 (*)", [2, 2, 2, 2], "on 2 of them, not always the same"),
+            ("a", [1, 1, 0, 0], "only 0 of the 1 that must confirm"),
+            // It catches up.
+            ("a", [1, 1, 0, 1], "only 0 of the 1 that must confirm"),
+            ("a", [0, 0, 0, 0], "only 0 of the 1 that must confirm"),
+            ("ANY 2 (a, b, c)", [1, 1, 1, 1], "only 1 of the 2 that must confirm"),
+            ("a", [1, 0, 0, 0], "only pg_monitor may see"),
         ] {
             let said = failover(names, copies);
             assert!(said.contains(says), "{names} {copies:?}: {said}");

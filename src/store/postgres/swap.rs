@@ -11,6 +11,10 @@ use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
 
+/// A row that could not be written so often in a row, and that nobody else wrote meanwhile, is kept as it is by something
+/// on its table. Once or twice it may be a clock that was set, or a row that came and went.
+const UNWRITTEN: u32 = 5;
+
 impl Postgres {
     pub(super) fn swap_record(
         &self,
@@ -23,17 +27,37 @@ impl Postgres {
         let (old, now) = (&seen.record, Micros::of(seen.times.now));
         old.check_format()?;
         let new = new.map(|new| LockRecord { given_up: without_copies(old.holders(), old, new), ..new.clone() });
-        // It may wait for a transaction that asserts what it takes away.
-        match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
-            Wrote::Answered(Some(_)) => Ok(Swapped::Done),
-            Wrote::Answered(None) => {
-                // Also where a newer version wrote it.
-                self.look(&old.key, Lane::Waiting, by)?.record.check_format()?;
-                Ok(Swapped::Changed)
+        for unwritten in 1.. {
+            // It may wait for a transaction that asserts what it takes away.
+            match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
+                Wrote::Answered(Some(_)) => return Ok(Swapped::Done),
+                Wrote::Answered(None) => {
+                    let found = self.look(&old.key, Lane::Waiting, by)?;
+                    // Also where a newer version wrote it.
+                    found.record.check_format()?;
+                    if found.native.version != native.version {
+                        break;
+                    }
+                }
+                Wrote::Duplicate => break,
+                Wrote::Unknown(error) => return Ok(Swapped::Unknown(error.into())),
             }
-            Wrote::Duplicate => Ok(Swapped::Changed),
-            Wrote::Unknown(error) => Ok(Swapped::Unknown(error.into())),
+            self.may_be_unwritten(unwritten)?;
+            by.wait_to_repeat(unwritten);
         }
+        Ok(Swapped::Changed)
+    }
+
+    /// An error once the row was not written so often in a row, though nobody else wrote it.
+    pub(super) fn may_be_unwritten(&self, times: u32) -> Result<(), PostgresError> {
+        if times < UNWRITTEN {
+            return Ok(());
+        }
+        Err(PostgresError::Schema(format!(
+            "nothing was written, although nobody else wrote the row: a trigger, a policy or a unique index that \
+             leasehold did not make keeps the rows of the table {} as they are; drop it",
+            self.table.name
+        )))
     }
 
     /// The version that the row has then; `None` where it is not as it was read.

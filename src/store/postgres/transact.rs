@@ -10,10 +10,6 @@ use crate::model::error::Result;
 use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
-/// A row that could not be written so often in a row, and that nobody else wrote meanwhile, is kept as it is by something
-/// on its table. Once or twice it may be a clock that was set, or a row that came and went.
-const UNWRITTEN: u32 = 5;
-
 /// The store, asked over this lane.
 pub(super) struct Over<'a>(pub &'a Postgres, pub Lane);
 
@@ -37,14 +33,7 @@ impl Transactional for Over<'_> {
             // Also where there is none.
             let is_same = version.replace(found.native.version) == Some(found.native.version);
             unwritten = if is_same { unwritten + 1 } else { 0 };
-            if unwritten == UNWRITTEN {
-                let message = format!(
-                    "nothing was written, although nobody else wrote the row: a trigger, a policy or a unique index that \
-                     leasehold did not make keeps the rows of the table {} as they are; drop it",
-                    store.table.name
-                );
-                return Err(PostgresError::Schema(message).into());
-            }
+            store.may_be_unwritten(unwritten)?;
             // A release removes its own holder, and knows itself how often that was sent.
             if lane == Lane::Wanting {
                 new.given_up = without_copies(found.record.holders(), &found.record, &new);

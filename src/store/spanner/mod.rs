@@ -30,6 +30,7 @@ use crate::sys::driver::{Driver, Stopped};
 
 mod error;
 pub mod fence;
+mod made;
 mod mixed;
 mod open;
 mod read;

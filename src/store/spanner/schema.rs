@@ -1,17 +1,13 @@
 //! The table: checked, described, made.
 
-use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use google_cloud_spanner::result::Row as Answer;
-use google_cloud_spanner::statement::Statement;
-
 use super::error::{Own, SpannerError, Stage};
+use super::made::{Column, Made};
 use super::open::Handles;
 use super::row::{COLUMNS, STAMPED};
-use super::transact::heard;
 use super::{Spanner, Target};
 use crate::store::Schema;
 use crate::store::failure::{Cause, Fate};
@@ -27,53 +23,22 @@ const PROGRESS: Duration = Duration::from_secs(10);
 /// A column of this many characters holds every text that is stored: texts are bounded in bytes.
 const LONGEST: u32 = 1024;
 
-/// A column as the service describes it.
-#[derive(Debug)]
-struct Column {
-    kind: String,
-    nullable: bool,
-    stamped: bool,
-    generated: bool,
-    has_default: bool,
-}
-
-/// The table as the service describes it; without columns there is none.
-#[derive(Debug, Default)]
-struct Made {
-    /// Its name as it was made: the service does not tell names by their case.
-    name: Option<String>,
-    /// The table in whose rows its own are interleaved.
-    parent: Option<String>,
-    /// By which the service deletes rows of a certain age.
-    deletes: Option<String>,
-    columns: BTreeMap<String, Column>,
-    /// The columns of each index, the primary key among them.
-    indexes: BTreeMap<String, Vec<String>>,
-    /// The indexes that are still being filled, which nothing can be read by.
-    unready: Vec<String>,
-}
-
 impl Spanner {
-    /// Refuses a database of the other dialect. It is also the first request, which fails where there is no database.
-    pub(super) fn check_dialect(&self, by: &Deadline) -> Result<(), SpannerError> {
-        let sql = "SELECT option_value FROM information_schema.database_options \
-                   WHERE option_name = 'database_dialect'";
-        let rows = self.rows(Statement::builder(sql).build(), by)?;
-        let dialect: Option<String> = rows.first().and_then(|row| row.get(0).ok());
-        match dialect.as_deref() {
-            Some("POSTGRESQL") => Err(SpannerError::Config(format!(
-                "the database {:?} has the dialect PostgreSQL; leasehold needs one of GoogleSQL",
-                self.target.database
-            ))),
-            _ => Ok(()),
-        }
-    }
-
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, SpannerError> {
         let table = &self.target.table;
         let right = |is: &str| format!("{table}: the table {is}, with all its columns and its index");
         match what {
-            Schema::Describe => Ok(self.target.statements(&Made::default()).join(";\n") + ";"),
+            Schema::Describe => {
+                let found = match self.found(by) {
+                    // All is described to whom may not look.
+                    Err(SpannerError::Own(Own::Denied { .. }, _)) => Made::default(),
+                    found => found?,
+                };
+                self.target.check(&found)?;
+                let missing = self.target.statements(&found);
+                let all = || self.target.statements(&Made::default());
+                Ok(if missing.is_empty() { all() } else { missing }.join(";\n") + ";")
+            }
             Schema::Check | Schema::Connect(_) => {
                 let found = self.found(by)?;
                 self.target.check(&found)?;
@@ -116,75 +81,15 @@ impl Spanner {
             let made = !statements.is_empty() && self.make(statements.clone(), by)?;
             if made {
                 was_missing |= is_missing;
-                done.extend(statements);
+                done.extend(statements.clone());
+            }
+            if !made && !statements.is_empty() {
+                self.check_name(&found, &by.of_request())?;
             }
             if !made && !by.wait_for(LOOK) {
                 return Err(SpannerError::NotReady);
             }
         }
-    }
-
-    fn found(&self, by: &Deadline) -> Result<Made, SpannerError> {
-        // Only `INTERLEAVE IN PARENT`, which needs the parent's row, has an action on delete.
-        let sql = "SELECT 0 AS place, c.column_name AS name, c.spanner_type, c.is_nullable, o.option_value, \
-                   c.is_generated, c.column_default IS NOT NULL AS has_default \
-                   FROM information_schema.columns AS c LEFT JOIN information_schema.column_options AS o \
-                   ON o.table_schema = c.table_schema AND o.table_name = c.table_name \
-                   AND o.column_name = c.column_name AND o.option_name = 'allow_commit_timestamp' \
-                   WHERE c.table_schema = '' AND LOWER(c.table_name) = LOWER(@table) \
-                   UNION ALL SELECT -1, table_name, IF(on_delete_action IS NULL, '', parent_table_name), \
-                   NULL, row_deletion_policy_expression, NULL, NULL FROM information_schema.tables \
-                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) \
-                   UNION ALL SELECT ordinal_position, index_name, column_name, NULL, NULL, NULL, NULL \
-                   FROM information_schema.index_columns \
-                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND ordinal_position IS NOT NULL \
-                   UNION ALL SELECT -2, index_name, index_state, NULL, NULL, NULL, NULL FROM information_schema.indexes \
-                   WHERE table_schema = '' AND LOWER(table_name) = LOWER(@table) AND index_state != 'READ_WRITE' \
-                   ORDER BY name, place";
-        let mut found = Made::default();
-        for row in self.rows(Statement::builder(sql).add_param("table", &self.target.table).build(), by)? {
-            let at: i64 = row.get(0).map_err(unread)?;
-            let (name, kind): (String, String) = (row.get(1).map_err(unread)?, row.get(2).map_err(unread)?);
-            match at {
-                0 => {
-                    let is = |at: usize, right: &str| {
-                        row.get(at).map(|text: Option<String>| text.as_deref() == Some(right)).map_err(unread)
-                    };
-                    let (nullable, stamped, generated) = (is(3, "YES")?, is(4, "TRUE")?, is(5, "ALWAYS")?);
-                    let has_default = row.get(6).map_err(unread)?;
-                    // The service does not tell those by their case, either.
-                    found
-                        .columns
-                        .insert(name.to_ascii_lowercase(), Column { kind, nullable, stamped, generated, has_default });
-                }
-                1.. => found.indexes.entry(name).or_default().push(kind.to_ascii_lowercase()),
-                -2 => found.unready.push(name),
-                _ => {
-                    (found.name, found.parent) = (Some(name), Some(kind).filter(|parent| !parent.is_empty()));
-                    found.deletes = row.get(4).map_err(unread)?;
-                }
-            }
-        }
-        Ok(found)
-    }
-
-    fn rows(&self, statement: Statement, by: &Deadline) -> Result<Vec<Answer>, SpannerError> {
-        let target = self.target.clone();
-        self.ask(by, move |handles, limit| async move {
-            let read = async {
-                let live = handles.live(limit).await;
-                let mut rows = live.database.single_use().build().execute_query(statement).await?;
-                let mut found = Vec::new();
-                while let Some(row) = rows.next().await {
-                    found.push(row?);
-                }
-                Ok(found)
-            };
-            match handles.within(limit, read, heard).await {
-                Some(read) => read.map_err(|error| target.classify(&error)),
-                None => Err(SpannerError::NotSent),
-            }
-        })
     }
 
     /// Whether it is done; not where another change of the schema is under way.
@@ -291,7 +196,7 @@ impl Target {
     }
 
     /// The name of the index, if there is none.
-    fn missing_index(&self, found: &Made) -> Option<String> {
+    pub(super) fn missing_index(&self, found: &Made) -> Option<String> {
         let index = index_of(self.name(found));
         let is_there = found.indexes.keys().any(|name| name.eq_ignore_ascii_case(&index));
         (!is_there).then_some(index)
@@ -445,10 +350,6 @@ fn is_kind(kind: &str, right: &str) -> bool {
 /// Whether this says that another process makes the same, or has made it.
 fn is_faster(message: &str) -> bool {
     ["Duplicate name", "Duplicate column name", "oncurrent"].iter().any(|part| message.contains(part))
-}
-
-fn unread(error: google_cloud_spanner::Error) -> SpannerError {
-    SpannerError::Schema(format!("what the table is made of can't be read: {error}"))
 }
 
 #[cfg(test)]

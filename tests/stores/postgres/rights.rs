@@ -180,6 +180,39 @@ fn a_policy_on_rows_breaks_no_lock_and_what_it_refuses_is_told() {
     }
 }
 
+/// To whom may not make it: what is there already would be refused.
+#[test]
+fn what_is_described_of_a_table_that_lacks_something_completes_it() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    rows.sql("ALTER TABLE {T} DROP COLUMN comment");
+    let missing = store.schema(Schema::Describe, &soon()).unwrap();
+    assert!(!missing.contains("CREATE TABLE"), "{missing}");
+    rows.sql(&missing);
+    store.schema(Schema::Check, &soon()).unwrap();
+    assert!(store.schema(Schema::Describe, &soon()).unwrap().contains("CREATE TABLE"));
+}
+
+/// No error comes of it: the server finds no row that may be deleted.
+#[test]
+fn a_row_that_no_policy_lets_be_deleted_is_no_right() {
+    needs_server!();
+    let user = User::new(Rows::fresh(), "SELECT, INSERT, UPDATE, DELETE");
+    user.rows.sql("ALTER TABLE {T} ENABLE ROW LEVEL SECURITY");
+    user.rows.sql("CREATE POLICY s ON {T} FOR SELECT USING (true); CREATE POLICY u ON {T} FOR UPDATE USING (true)");
+    user.rows.sql("CREATE POLICY i ON {T} FOR INSERT WITH CHECK (true)");
+    let client = connected(|| leasehold::postgres::builder(user.config(), &user.rows.0));
+    let rights = unless_late(|| {
+        let diagnosis = client.diagnose()?;
+        diagnosis.round_trip.clone().map(|_| diagnosis.rights)
+    });
+    for right in rights.unwrap() {
+        let is_denied = right.outcome.as_ref().is_err_and(|error| error.kind() == ErrorKind::Schema);
+        assert_eq!(is_denied, right.what == "purge: delete a row", "{right:?}");
+    }
+}
+
 #[test]
 fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     needs_server!();

@@ -47,7 +47,7 @@ fn connecting() {
     let at = Counted::new();
     assert_eq!(at.grpc.methods(), ["CreateSession", READ], "the session and the dialect");
     at.takes(&[READ], "check", |store| store.schema(Schema::Check, &soon()).unwrap());
-    at.takes(&[], "describe", |store| store.schema(Schema::Describe, &soon()).unwrap());
+    at.takes(&[READ], "describe", |store| store.schema(Schema::Describe, &soon()).unwrap());
 }
 
 #[test]

@@ -75,10 +75,27 @@ fn a_table_of_spindle_is_completed() {
     let found = client.diagnose().unwrap().schema.unwrap_err();
     assert_eq!(found.kind(), ErrorKind::Schema);
     assert!(found.to_string().contains("grant_id, lock_id") && found.to_string().contains("create_schema"), "{found}");
+    // What is said to whom may not make it adds the same.
+    let first = client.schema().unwrap();
+    assert!(first.starts_with("ALTER TABLE `locks` ADD COLUMN grant_id"), "{first}");
+    database.ddl(first.split(";\n").next().unwrap());
     let said = client.create_schema().unwrap();
-    assert!(said.contains("got what it lacked: ALTER TABLE `locks` ADD COLUMN grant_id"), "{said}");
+    assert!(said.contains("got what it lacked: ALTER TABLE `locks` ADD COLUMN lock_id"), "{said}");
     client.lock("k").unwrap().release().unwrap();
     assert!(client.diagnose().unwrap().is_well());
+    assert!(client.schema().unwrap().starts_with("CREATE TABLE"));
+}
+
+/// Such a name is the whole database's.
+#[test]
+fn an_index_whose_name_another_tables_index_has_is_told() {
+    needs_server!();
+    let database = Database::empty();
+    database.ddl("CREATE TABLE others (id INT64, x INT64) PRIMARY KEY (id)");
+    database.ddl("CREATE INDEX locks_lock_id ON others(x)");
+    let error = over(database.options(), REQUEST).create_schema().unwrap_err();
+    assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("locks_lock_id"), "{error}");
+    assert!(error.to_string().contains("one of the table others"), "{error}");
 }
 
 /// The request of one is late: it adds what the other has added meanwhile.
