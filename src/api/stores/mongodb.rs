@@ -186,8 +186,7 @@ pub trait AssertIn: Fenced {
     /// # Errors
     /// `Lost` when it is not held any more, or was granted after the transaction read something: abort the transaction. A
     /// retryable error of kind `Store` when the transaction has to be tried again as a whole; its source is the driver's
-    /// error, with the driver's labels. `Permission` where the server denies it to the session's user, who must be allowed
-    /// to update the locks' collection.
+    /// error, with the driver's labels. `Permission` where the session's user may not update the locks' collection.
     /// `InvalidInput` for a lock of another kind of store, and for a session that is in no transaction; `Closed` in a forked
     /// child.
     fn assert_in(&self, session: &mut driver::sync::ClientSession) -> Result<()>;

@@ -82,9 +82,7 @@ const NOT_DONE_EITHER: [i32; 15] = [13436, 13388, 63, 150, 193, 234, 462, 165, 3
 /// By these labels a server says of a code that no list here has that nothing was written, or that it may have been.
 const NOTHING_WRITTEN: &str = "NoWritesPerformed";
 const MAY_BE_WRITTEN: &str = "RetryableWriteError";
-const DENIED: i32 = 13;
-/// What comes after it in the server's text is the command.
-const COMMAND: &str = " to execute command {";
+pub(super) const DENIED: i32 = 13;
 /// By it Atlas says whatever it does not allow: only the text tells what.
 const ATLAS: i32 = 8000;
 const DISK_FULL: i32 = 14031;
@@ -239,7 +237,7 @@ fn text(error: &DriverError) -> &str {
 }
 
 /// The server's code and words. Not the driver's whole text, which may quote a document.
-fn cause(error: &DriverError) -> Cause {
+pub(super) fn cause(error: &DriverError) -> Cause {
     let told = match error.kind.as_ref() {
         DriverKind::Command(command) => {
             format!("{} ({}): {}", command.code_name, command.code, unquoted(&command.message))
@@ -257,14 +255,9 @@ fn cause(error: &DriverError) -> Cause {
     Cause::from(told)
 }
 
-/// What the server denied, without the command that it quotes, which may have a grant id.
-pub(super) fn denied(error: &DriverError) -> Option<Cause> {
-    text(error).contains(COMMAND).then(|| cause(error))
-}
-
 /// A denial quotes the whole command; a duplicate, the values of a document after its index's name.
 fn unquoted(message: &str) -> &str {
-    let quotes = [COMMAND, " collation: {", " dup key: {"];
+    let quotes = [" to execute command {", " collation: {", " dup key: {"];
     quotes.iter().fold(message, |rest, quote| rest.split(quote).next().unwrap_or_default())
 }
 

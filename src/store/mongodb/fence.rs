@@ -8,7 +8,7 @@ use mongodb::options::WriteConcern;
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
-use super::error::denied;
+use super::error::{DENIED, cause};
 use super::row::{object_id, token};
 use super::send::majority;
 use crate::lease::Mode;
@@ -117,11 +117,16 @@ pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
         true => "the transaction was in conflict; nothing of it was written, and it may be tried again as a whole",
         false => "the transaction failed",
     };
-    let failed = match denied(&error) {
-        Some(cause) => {
-            standing.error(ErrorKind::Permission, "the server denied it to the session's user").caused_by(cause)
-        }
-        None => standing.error(ErrorKind::Store, message).caused_by(error),
+    let failed = if format!("{error:?}").contains(standing.lock.grant.as_str()) {
+        // Mostly a denial, which quotes the whole command.
+        let is_denied = matches!(error.kind.as_ref(), DriverKind::Command(command) if command.code == DENIED);
+        let (kind, message) = match is_denied {
+            true => (ErrorKind::Permission, "the server does not let the session's user assert it"),
+            false => (ErrorKind::Store, message),
+        };
+        standing.error(kind, message).caused_by(cause(&error))
+    } else {
+        standing.error(ErrorKind::Store, message).caused_by(error)
     };
     if is_transient { failed.retryable() } else { failed }
 }
@@ -137,17 +142,22 @@ mod tests {
     use crate::api::client::LockClient;
 
     #[test]
-    fn a_denial_shows_no_grant_id() {
+    fn a_denial_shows_no_grant_id_and_one_of_the_users_own_work_all() {
         let client = LockClient::connect("memory:").expect("a client");
         let lock = client.request("k").acquire().expect("a lock");
-        let text =
-            "not authorized on d to execute command { update: \"c\", updates: [ { q: { _id: ObjectId('canary') } } ] }";
-        let answer = doc! { "code": 13, "codeName": "Unauthorized", "errmsg": text };
-        let answer: CommandError = from_document(answer).expect("an answer");
         let standing = Standing { lock: &lock, backend: &*client.family.backend };
-        let error = in_context(DriverKind::Command(answer).into(), standing);
+        let denial = |command: &str| {
+            let text = format!("not authorized on d to execute command {{ update: {command} }}");
+            let answer = doc! { "code": DENIED, "codeName": "Unauthorized", "errmsg": text };
+            let answer: CommandError = from_document(answer).expect("an answer");
+            in_context(DriverKind::Command(answer).into(), standing)
+        };
+        let grant = lock.grant.as_str();
+        let error = denial(&format!("\"c\", updates: [ {{ q: {{ _id: ObjectId('{grant}') }} }} ]"));
         assert_eq!(error.kind(), ErrorKind::Permission);
         let cause = error.source().expect("a cause").to_string();
-        assert!(cause.contains("not authorized on d") && !format!("{error:?} {cause}").contains("canary"), "{cause}");
+        assert!(cause.contains("not authorized on d") && !format!("{error:?} {cause}").contains(grant), "{cause}");
+        let error = denial("\"reports\"");
+        assert!(error.kind() == ErrorKind::Store && error.source().is_some_and(|source| source.is::<DriverError>()));
     }
 }
