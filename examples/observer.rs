@@ -28,10 +28,10 @@ impl Observer for Metrics {
             Event::Granted { key, waited, .. } => ("granted", key.to_string(), *waited),
             Event::Refused { key, .. } => ("refused", key.to_string(), Duration::ZERO),
             Event::Waited { key, .. } => ("looked_again", key.to_string(), Duration::ZERO),
-            Event::Renewed { key, left } => ("renewed", key.to_string(), *left),
-            Event::Lost { loss } => ("lost", loss.key.clone(), loss.held_for),
+            Event::Renewed { key, left, .. } => ("renewed", key.to_string(), *left),
+            Event::Lost { loss, .. } => ("lost", loss.key.clone(), loss.held_for),
             Event::WaitEnded { end, waited, .. } => ("waits", end.name().to_owned(), *waited),
-            Event::Released { key, held_for } => ("released", key.to_string(), *held_for),
+            Event::Released { key, held_for, .. } => ("released", key.to_string(), *held_for),
             // More kinds may come.
             other => ("others", other.key().unwrap_or_default().to_owned(), Duration::ZERO),
         };

@@ -24,10 +24,10 @@
 //! | `wait_began` | debug | |
 //! | `waited` | trace | `leasehold.waited_s` |
 //! | `wait_ended` | debug | `leasehold.end` ([`WaitEnd::name`](crate::WaitEnd::name)), `leasehold.waited_s` |
-//! | `renewed` | debug | `leasehold.left_s`: before it was extended |
-//! | `renewal_late` | warn | `leasehold.left_s` |
+//! | `renewed` | debug | `leasehold.token`, `leasehold.left_s`: before it was extended |
+//! | `renewal_late` | warn | `leasehold.token`, `leasehold.left_s` |
 //! | `lost` | warn | `leasehold.reason` ([`LossReason::name`](crate::LossReason::name)), `leasehold.token`, `leasehold.held_s` |
-//! | `released`, `handed_over`, `left` | info | `leasehold.held_s` |
+//! | `released`, `handed_over`, `left` | info | `leasehold.token`, `leasehold.held_s` |
 //! | `released_data` | info | `leasehold.token` |
 //! | `term_began` | info | `leasehold.token` |
 //! | `term_ended` | info | `leasehold.token`, `leasehold.end` ([`TermEnd::name`](crate::TermEnd::name)), `leasehold.led_s` |
@@ -107,8 +107,12 @@ impl Observer for Tracing {
             Event::WaitEnded { waited, end, .. } => {
                 say!(DEBUG, "wait_ended", "leasehold.end" = end.name(), "leasehold.waited_s" = waited.as_secs_f64());
             }
-            Event::Renewed { left, .. } => say!(DEBUG, "renewed", "leasehold.left_s" = left.as_secs_f64()),
-            Event::RenewalLate { left, .. } => say!(WARN, "renewal_late", "leasehold.left_s" = left.as_secs_f64()),
+            Event::Renewed { fencing_token, left, .. } => {
+                say!(DEBUG, "renewed", "leasehold.token" = *fencing_token, "leasehold.left_s" = left.as_secs_f64());
+            }
+            Event::RenewalLate { fencing_token, left, .. } => {
+                say!(WARN, "renewal_late", "leasehold.token" = *fencing_token, "leasehold.left_s" = left.as_secs_f64());
+            }
             Event::Lost { loss } => {
                 say!(
                     WARN,
@@ -118,11 +122,20 @@ impl Observer for Tracing {
                     "leasehold.held_s" = loss.held_for.as_secs_f64()
                 );
             }
-            Event::Released { held_for, .. } => say!(INFO, "released", "leasehold.held_s" = held_for.as_secs_f64()),
-            Event::HandedOver { held_for, .. } => {
-                say!(INFO, "handed_over", "leasehold.held_s" = held_for.as_secs_f64());
+            Event::Released { fencing_token, held_for, .. } => {
+                say!(INFO, "released", "leasehold.token" = *fencing_token, "leasehold.held_s" = held_for.as_secs_f64());
             }
-            Event::Left { held_for, .. } => say!(INFO, "left", "leasehold.held_s" = held_for.as_secs_f64()),
+            Event::HandedOver { fencing_token, held_for, .. } => {
+                say!(
+                    INFO,
+                    "handed_over",
+                    "leasehold.token" = *fencing_token,
+                    "leasehold.held_s" = held_for.as_secs_f64()
+                );
+            }
+            Event::Left { fencing_token, held_for, .. } => {
+                say!(INFO, "left", "leasehold.token" = *fencing_token, "leasehold.held_s" = held_for.as_secs_f64());
+            }
             Event::ReleasedData { fencing_token, .. } => {
                 say!(INFO, "released_data", "leasehold.token" = *fencing_token);
             }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use super::as_millis;
 use super::callback::{Aside, Callback, Gate};
 use super::code::Code;
+use crate::model::error::Error;
 use crate::model::event::{Event, Observer, Operation, WaitEnd};
 use crate::sys::observing::weight;
 
@@ -62,7 +63,7 @@ pub struct EventInfo {
     /// What went wrong, or how the lock was lost, for people; else empty.
     pub text: *const c_char,
     pub text_len: usize,
-    /// The fencing token of a grant, of a loss, or of data that was released.
+    /// The fencing token of the grant, also of kinds that do not mention it; 0 where it is about none.
     pub token: u64,
     /// A time in milliseconds; the kind says which.
     pub ms: u64,
@@ -116,21 +117,20 @@ struct Parts {
 
 fn parts(event: &Event<'_>) -> Option<(EventKind, Parts)> {
     let about = |key: &str, time: Duration| Parts { key: key.to_owned(), time, ..Parts::default() };
+    let of = |key: &str, token: u64, time: Duration| Parts { token, ..about(key, time) };
     let name = Operation::name;
     Some(match *event {
         Event::Request { operation, key, took, error } => {
             let (text, code) =
-                (error.map(ToString::to_string).unwrap_or_default(), error.map(|error| error.kind().into()));
+                (error.map(Error::with_causes).unwrap_or_default(), error.map(|error| error.kind().into()));
             let about = about(key.unwrap_or_default(), took);
             (EventKind::Request, Parts { operation: name(operation), text, code, ..about })
         }
         Event::Unknown { operation, key, error } => {
-            let (text, code) = (error.to_string(), Some(error.kind().into()));
+            let (text, code) = (error.with_causes(), Some(error.kind().into()));
             (EventKind::Unknown, Parts { operation: name(operation), text, code, ..about(key, Duration::ZERO) })
         }
-        Event::Granted { key, fencing_token: token, waited } => {
-            (EventKind::Granted, Parts { token, ..about(key, waited) })
-        }
+        Event::Granted { key, fencing_token, waited } => (EventKind::Granted, of(key, fencing_token, waited)),
         Event::Refused { key, .. } => (EventKind::Refused, about(key, Duration::ZERO)),
         Event::WaitBegan { key } => (EventKind::WaitBegan, about(key, Duration::ZERO)),
         Event::WaitEnded { key, waited, end } => {
@@ -145,18 +145,16 @@ fn parts(event: &Event<'_>) -> Option<(EventKind, Parts)> {
             (EventKind::WaitEnded, Parts { code, ..about(key, waited) })
         }
         Event::Waited { key, waited } => (EventKind::Waited, about(key, waited)),
-        Event::Renewed { key, left } => (EventKind::Renewed, about(key, left)),
-        Event::RenewalLate { key, left } => (EventKind::RenewalLate, about(key, left)),
+        Event::Renewed { key, fencing_token, left } => (EventKind::Renewed, of(key, fencing_token, left)),
+        Event::RenewalLate { key, fencing_token, left } => (EventKind::RenewalLate, of(key, fencing_token, left)),
         Event::Lost { loss } => {
             let (text, token) = (loss.to_string(), loss.fencing_token);
             (EventKind::Lost, Parts { text, token, ..about(&loss.key, loss.held_for) })
         }
-        Event::Released { key, held_for } => (EventKind::Released, about(key, held_for)),
-        Event::HandedOver { key, held_for } => (EventKind::HandedOver, about(key, held_for)),
-        Event::Left { key, held_for } => (EventKind::Left, about(key, held_for)),
-        Event::ReleasedData { key, fencing_token: token } => {
-            (EventKind::ReleasedData, Parts { token, ..about(key, Duration::ZERO) })
-        }
+        Event::Released { key, fencing_token, held_for } => (EventKind::Released, of(key, fencing_token, held_for)),
+        Event::HandedOver { key, fencing_token, held_for } => (EventKind::HandedOver, of(key, fencing_token, held_for)),
+        Event::Left { key, fencing_token, held_for } => (EventKind::Left, of(key, fencing_token, held_for)),
+        Event::ReleasedData { key, fencing_token } => (EventKind::ReleasedData, of(key, fencing_token, Duration::ZERO)),
         // C has callbacks for those.
         Event::TermBegan { .. } | Event::TermEnded { .. } => return None,
     })
@@ -297,7 +295,7 @@ mod tests {
         let watcher = std::thread::spawn(move || {
             begin_to_keep_time();
             for_watcher.event(&Event::WaitBegan { key: "slow" });
-            for_watcher.event(&Event::Released { key: "k", held_for: LONG });
+            for_watcher.event(&Event::Released { key: "k", fencing_token: 1, held_for: LONG });
         });
         assert!(watcher.join().is_ok() && enters.recv_timeout(LONG).is_ok());
         events.event(&Event::Granted { key: "k", fencing_token: 2, waited: LONG });

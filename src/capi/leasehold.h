@@ -356,7 +356,7 @@ typedef struct {
   // What went wrong, or how the lock was lost, for people; else empty.
   const char *text;
   size_t text_len;
-  // The fencing token of a grant, of a loss, or of data that was released.
+  // The fencing token of the grant, also of kinds that do not mention it; 0 where it is about none.
   uint64_t token;
   // A time in milliseconds; the kind says which.
   uint64_t ms;

@@ -18,7 +18,6 @@ use crate::engine::spec::{Callbacks, Chain, Granted};
 use crate::lease::{End, GrantId, Lease, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
-use crate::model::key::shown;
 use crate::model::lock::Lock;
 use crate::model::loss::LossReason;
 use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, read_key};
@@ -433,7 +432,7 @@ impl Hold {
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
             self.show(&mut state);
             if is_renewed {
-                self.tell_before_its_end(&Event::Renewed { key: &shown(&self.grant.lock.key), left }, state);
+                self.tell_before_its_end(|key, fencing_token| Event::Renewed { key, fencing_token, left }, state);
             }
         }
         pause!("renew.published");

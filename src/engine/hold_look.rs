@@ -102,7 +102,7 @@ impl Hold {
                 state.callbacks.warn_before = None;
                 let on_warning = state.callbacks.on_warning.take();
                 let left = held_until.since(now);
-                self.tell_before_its_end(&Event::RenewalLate { key: &shown(&self.grant.lock.key), left }, state);
+                self.tell_before_its_end(|key, fencing_token| Event::RenewalLate { key, fencing_token, left }, state);
                 self.warn(held_until, left, on_warning);
             }
             return Some(max_hold.map_or(held_until, |end| end.min(held_until)));

@@ -82,13 +82,15 @@ impl Hold {
     }
 
     /// What another thread tells has its place before anything that ends the hold; else it is told once `state` is free.
-    pub(super) fn tell_before_its_end(&self, event: &Event<'_>, state: MutexGuard<'_, State>) {
-        if self.setup.observing.is_told_by_another() {
-            self.setup.observing.tell(event);
-            return;
-        }
-        drop(state);
-        self.setup.observing.tell(event);
+    pub(super) fn tell_before_its_end(&self, event: impl FnOnce(&str, u64) -> Event<'_>, state: MutexGuard<'_, State>) {
+        let kept = self.setup.observing.is_told_by_another().then_some(state);
+        self.tell(event);
+        drop(kept);
+    }
+
+    /// Tells what became of this grant.
+    pub(super) fn tell(&self, event: impl FnOnce(&str, u64) -> Event<'_>) {
+        self.setup.observing.tell(&event(&shown(&self.grant.lock.key), self.grant.lock.token));
     }
 
     /// How the lock was lost, by the record that was found.
@@ -120,7 +122,13 @@ impl Hold {
         // The watcher may not have looked yet.
         self.expire_when_due();
         match self.loss.get() {
-            Some(loss) => self.error(ErrorKind::Lost, &format!("lost: {loss}")),
+            Some(loss) => {
+                let error = self.error(ErrorKind::Lost, &format!("lost: {loss}"));
+                match loss.reason {
+                    LossReason::TakenOver { by: Some(by) } => error.with_holders(vec![by]),
+                    _ => error,
+                }
+            }
             None => self.error(ErrorKind::Lost, "it is not held any more"),
         }
     }

@@ -136,7 +136,8 @@ impl Hold {
             return Err(self.lost());
         }
         if answer.as_ref().is_ok_and(|()| self.finish(false)) {
-            self.tell_end(|key, held_for| Event::Released { key, held_for });
+            let held_for = self.held_for();
+            self.tell(|key, fencing_token| Event::Released { key, fencing_token, held_for });
         }
         answer.inspect_err(|error| {
             if error.kind() == ErrorKind::Lost {
@@ -182,13 +183,13 @@ impl Hold {
 
     /// Stops the heartbeat and leaves the lock as it is in the store.
     pub fn keep_as_data(&self, bound: Duration) -> Lock {
-        self.stop_holding(bound, |key, held_for| Event::HandedOver { key, held_for });
+        self.stop_holding(bound, |key, fencing_token, held_for| Event::HandedOver { key, fencing_token, held_for });
         self.info()
     }
 
     /// The same when nobody continues the hold: the lock ends with its lease.
     pub fn leave(&self, bound: Duration) {
-        self.stop_holding(bound, |key, held_for| Event::Left { key, held_for });
+        self.stop_holding(bound, |key, fencing_token, held_for| Event::Left { key, fencing_token, held_for });
     }
 
     /// Ends the hold without waiting for anything: its heartbeat is told to stop, and its grant is given up in the
@@ -265,7 +266,7 @@ impl Hold {
         BootTime::from_nanos(self.requests.answered_until.load(Ordering::SeqCst))
     }
 
-    fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, Duration) -> Event<'_>) {
+    fn stop_holding(&self, bound: Duration, end: impl FnOnce(&str, u64, Duration) -> Event<'_>) {
         if !self.is_own_process() {
             return;
         }
@@ -278,13 +279,8 @@ impl Hold {
         if self.finish(false) {
             // As at a loss: whoever waits behind its own process knows no end of the lease.
             self.setup.queues.nudge(&self.grant.lock.key);
-            self.tell_end(end);
+            self.tell(|key, fencing_token| end(key, fencing_token, self.held_for()));
         }
-    }
-
-    /// Reports to the observer the end that the caller has just finished.
-    fn tell_end(&self, end: impl FnOnce(&str, Duration) -> Event<'_>) {
-        self.setup.observing.tell(&end(&shown(&self.grant.lock.key), self.held_for()));
     }
 
     /// Marks the hold as ending, so that no later heartbeat can report it as held. Returns the state before.
@@ -325,7 +321,8 @@ impl Hold {
     /// The hold is gone: nobody can release it or learn of its loss any more.
     pub fn let_go(&self) {
         if self.finish(false) {
-            self.tell_end(|key, held_for| Event::Left { key, held_for });
+            let held_for = self.held_for();
+            self.tell(|key, fencing_token| Event::Left { key, fencing_token, held_for });
         }
     }
 

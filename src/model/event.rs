@@ -53,6 +53,7 @@ pub trait Observer: Send + Sync + 'static {
 #[non_exhaustive]
 pub enum Event<'a> {
     /// A request to the store was answered, failed or ran out of time.
+    #[non_exhaustive]
     Request {
         /// What was asked.
         operation: Operation,
@@ -64,6 +65,7 @@ pub enum Event<'a> {
         error: Option<&'a Error>,
     },
     /// No answer settled whether a write happened. It is repeated or given up.
+    #[non_exhaustive]
     Unknown {
         /// What was asked.
         operation: Operation,
@@ -75,6 +77,7 @@ pub enum Event<'a> {
     /// A hold begins: a lock was granted, or a [`LeaseKeeper`](crate::LeaseKeeper) took up a lease. It ends by exactly one of
     /// [`Released`](Event::Released), [`Lost`](Event::Lost), [`HandedOver`](Event::HandedOver) and
     /// [`Left`](Event::Left).
+    #[non_exhaustive]
     Granted {
         /// The key.
         key: &'a str,
@@ -84,6 +87,7 @@ pub enum Event<'a> {
         waited: Duration,
     },
     /// Others hold the lock.
+    #[non_exhaustive]
     Refused {
         /// The key.
         key: &'a str,
@@ -92,11 +96,13 @@ pub enum Event<'a> {
     },
     /// A call begins to wait, behind a refusal or trouble with the store. It ends by exactly one
     /// [`WaitEnded`](Event::WaitEnded). A call for any of several keys waits for each of them.
+    #[non_exhaustive]
     WaitBegan {
         /// The key.
         key: &'a str,
     },
     /// A wait is over.
+    #[non_exhaustive]
     WaitEnded {
         /// The key.
         key: &'a str,
@@ -107,6 +113,7 @@ pub enum Event<'a> {
     },
     /// A wait goes on: sent after each look at the lock, and between two looks when a call of `on_wait` or the log's
     /// warning is due (after 30 s, then each minute).
+    #[non_exhaustive]
     Waited {
         /// The key.
         key: &'a str,
@@ -114,51 +121,68 @@ pub enum Event<'a> {
         waited: Duration,
     },
     /// A heartbeat extended a lease.
+    #[non_exhaustive]
     Renewed {
         /// The key.
         key: &'a str,
+        /// The fencing token of the grant.
+        fencing_token: u64,
         /// What was left to the guard when the answer came, before it was extended.
         left: Duration,
     },
     /// Heartbeats fail, and the guard's deadline is near (`warn_before`).
+    #[non_exhaustive]
     RenewalLate {
         /// The key.
         key: &'a str,
+        /// The fencing token of the grant.
+        fencing_token: u64,
         /// What is left to the guard.
         left: Duration,
     },
     /// A lock was lost. The hold is over.
+    #[non_exhaustive]
     Lost {
         /// How.
         loss: &'a Loss,
     },
     /// A guard released its lock. The hold is over.
+    #[non_exhaustive]
     Released {
         /// The key.
         key: &'a str,
+        /// The fencing token of the grant.
+        fencing_token: u64,
         /// For how long it was held.
         held_for: Duration,
     },
     /// The lock is data from now on, by [`into_lock`](crate::LockGuard::into_lock), or at once by
     /// [`acquire`](crate::LockRequest::acquire); or a keeper ended and its lease goes on. The hold is over, and what it
     /// held still stands in the store.
+    #[non_exhaustive]
     HandedOver {
         /// The key.
         key: &'a str,
+        /// The fencing token of the grant.
+        fencing_token: u64,
         /// For how long it was held.
         held_for: Duration,
     },
     /// A guard ended, and no release was answered, or is yet: the grant of a [`lock_all`](crate::LockClient::lock_all) that
     /// did not get all is released in the background. The hold is over; the lock may stand in the store until its lease
     /// ends.
+    #[non_exhaustive]
     Left {
         /// The key.
         key: &'a str,
+        /// The fencing token of the grant.
+        fencing_token: u64,
         /// For how long it was held.
         held_for: Duration,
     },
     /// A lock that was data was released by [`LockClient::release`](crate::LockClient::release). No hold ends by
     /// it: that of data ended when it was handed over, maybe in another process.
+    #[non_exhaustive]
     ReleasedData {
         /// The key.
         key: &'a str,
@@ -167,6 +191,7 @@ pub enum Event<'a> {
     },
     /// This node has won a term of an [election](crate::Election). The term ends by exactly one
     /// [`TermEnded`](Event::TermEnded). Both are reported by a thread of their own.
+    #[non_exhaustive]
     TermBegan {
         /// The name of the election.
         key: &'a str,
@@ -174,6 +199,7 @@ pub enum Event<'a> {
         fencing_token: u64,
     },
     /// A term of this node is over.
+    #[non_exhaustive]
     TermEnded {
         /// The name of the election.
         key: &'a str,

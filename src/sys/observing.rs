@@ -155,16 +155,16 @@ fn kept(event: &Event<'_>) -> Kept {
             let (key, error) = (key.to_owned(), error.clone());
             Box::new(move |to| to.event(&Event::Unknown { operation, key: &key, error: &error }))
         }
-        Event::Renewed { key, left } => of_key!(Renewed { key, left }),
-        Event::RenewalLate { key, left } => of_key!(RenewalLate { key, left }),
+        Event::Renewed { key, fencing_token, left } => of_key!(Renewed { key, fencing_token, left }),
+        Event::RenewalLate { key, fencing_token, left } => of_key!(RenewalLate { key, fencing_token, left }),
         Event::Lost { loss } => {
             let loss = loss.clone();
             Box::new(move |to| to.event(&Event::Lost { loss: &loss }))
         }
         // The watcher may be the last to have a guard.
-        Event::Released { key, held_for } => of_key!(Released { key, held_for }),
-        Event::HandedOver { key, held_for } => of_key!(HandedOver { key, held_for }),
-        Event::Left { key, held_for } => of_key!(Left { key, held_for }),
+        Event::Released { key, fencing_token, held_for } => of_key!(Released { key, fencing_token, held_for }),
+        Event::HandedOver { key, fencing_token, held_for } => of_key!(HandedOver { key, fencing_token, held_for }),
+        Event::Left { key, fencing_token, held_for } => of_key!(Left { key, fencing_token, held_for }),
         Event::TermBegan { key, fencing_token } => of_key!(TermBegan { key, fencing_token }),
         Event::TermEnded { key, fencing_token, led_for, end } => {
             of_key!(TermEnded { key, fencing_token, led_for, end })

@@ -64,7 +64,7 @@ impl Observer for Ledger {
         let name = match event {
             Event::Granted { .. } => "granted".to_owned(),
             Event::Released { .. } => "released".to_owned(),
-            Event::Lost { loss } => format!("lost {}", loss.reason.name()),
+            Event::Lost { loss, .. } => format!("lost {}", loss.reason.name()),
             Event::HandedOver { .. } => "handed over".to_owned(),
             Event::Left { .. } => "left".to_owned(),
             Event::ReleasedData { .. } => "released data".to_owned(),

@@ -30,7 +30,7 @@ struct Losses(Mutex<Vec<String>>);
 
 impl Observer for Losses {
     fn event(&self, event: &Event<'_>) {
-        if let Event::Lost { loss } = event {
+        if let Event::Lost { loss, .. } = event {
             self.0.lock().push(loss.key.clone());
         }
     }

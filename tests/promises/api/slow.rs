@@ -90,7 +90,7 @@ fn one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat(store: Store) {
 }
 
 fn one_that_hangs_in_a_loss_delays_neither_first_heartbeats_nor_other_losses(store: Store) {
-    let is_loss = |event: &Event<'_>| matches!(event, Event::Lost { loss } if loss.key == "first");
+    let is_loss = |event: &Event<'_>| matches!(event, Event::Lost { loss, .. } if loss.key == "first");
     let (observer, enters, leaves) = Hangs::new(is_loss);
     let client = store.builder().lease(LEASE).heartbeat(millis(20)).observer(observer.clone()).connect().unwrap();
     let lost = |key: &str| {
@@ -380,7 +380,7 @@ fn who_waits_behind_one_whose_observer_hangs_gets_what_was_released() {
 #[test]
 fn who_waits_behind_one_that_hangs_where_its_wait_for_another_key_begins_is_served() {
     let (store, (observer, enters, leaves)) =
-        (Store::memory(), Hangs::new(|event| matches!(event, Event::WaitBegan { key: "other" })));
+        (Store::memory(), Hangs::new(|event| matches!(event, Event::WaitBegan { key: "other", .. })));
     let client = store.builder().observer(observer).connect().unwrap();
     let rival = store.bystander();
     let (held, _other) = (rival.lock("k").unwrap(), rival.lock("other").unwrap());

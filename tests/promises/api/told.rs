@@ -165,9 +165,9 @@ impl Observer for Recorded {
             Event::Request { operation, error, .. } => format!("request {operation:?} {}", error.is_none()),
             Event::Unknown { operation, key, .. } => format!("unknown {operation:?} {key}"),
             Event::Granted { key, .. } => format!("granted {key}"),
-            Event::Refused { key, holders } => format!("refused {key} {}", holders.len()),
+            Event::Refused { key, holders, .. } => format!("refused {key} {}", holders.len()),
             Event::Renewed { key, .. } => format!("renewed {key}"),
-            Event::Lost { loss } => format!("lost {}", loss.key),
+            Event::Lost { loss, .. } => format!("lost {}", loss.key),
             Event::Released { key, .. } => format!("released {key}"),
             other => panic!("{other:?}"),
         };
@@ -336,7 +336,7 @@ impl Observer for Told {
     fn event(&self, event: &Event<'_>) {
         let told = match event {
             Event::Granted { fencing_token, .. } => ("granted", *fencing_token),
-            Event::Lost { loss } => ("lost", loss.fencing_token),
+            Event::Lost { loss, .. } => ("lost", loss.fencing_token),
             Event::Renewed { .. } => ("renewed", 0),
             _ => return,
         };
