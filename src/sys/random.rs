@@ -1,19 +1,21 @@
 //! Ids that no other process has, and chance where it need not be secret.
 
+use fastrand::Rng;
 use uuid::{Builder, Uuid};
 
-use super::thread::lives;
-
-/// A fraction from 0 to 1. In the end of a thread the generator that it would have can't be made any more.
+/// A fraction from 0 to 1.
 pub fn fraction() -> f64 {
-    if lives() { fastrand::f64() } else { 0.5 }
+    generator().f64()
 }
 
-/// In a random order; the same in the end of a thread.
+/// In a random order.
 pub fn shuffle<T>(all: &mut [T]) {
-    if lives() {
-        fastrand::shuffle(all);
-    }
+    generator().shuffle(all);
+}
+
+/// The one of the thread is copied by a fork, and can't be made in the end of a thread.
+fn generator() -> Rng {
+    Rng::with_seed(getrandom::u64().unwrap_or_default())
 }
 
 /// A random UUID. The operating system is asked for each: where any crate of the program turns on the feature `fast-rng`

@@ -165,12 +165,13 @@ impl Leases {
         Ok(all)
     }
 
-    /// Reads a lease afresh.
+    /// Reads a lease afresh, of whatever namespace it is.
     ///
     /// # Errors
     /// `InvalidLease`, with the lease as it stands now, when this claim of it has ended; then `lease` stays as it is.
     pub fn refresh(&self, lease: &mut LeaseStatus) -> Result<()> {
-        let found = self.found(&self.key(lease.name())?)?;
+        self.client.family.check_open()?;
+        let found = self.found(&lease.lock.key)?;
         match LeaseStatus::seen(&found.seen) {
             Some(now) if now.fencing_token() == lease.fencing_token() => {
                 *lease = now;

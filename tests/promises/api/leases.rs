@@ -179,6 +179,8 @@ fn a_listing_has_the_namespace_by_name_and_a_refresh_tells_a_new_claim() {
         let [mut a, mut b] = <[LeaseStatus; 2]>::try_from(all).unwrap();
         leases.extend("a", "unit/0", 5 * MINUTE).unwrap();
         leases.refresh(&mut a).unwrap();
+        // Its own namespace counts.
+        store.client().leases("another").refresh(&mut a).unwrap();
         assert!(near(a.remaining(), 5 * MINUTE));
         leases.revoke("b", "unit/0").unwrap();
         assert!(found(leases.refresh(&mut b)).is_none());

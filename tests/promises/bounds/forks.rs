@@ -11,6 +11,7 @@ use crate::support::process::fork;
 use crate::support::servers::skip;
 use crate::support::wait::wait_until;
 use nix::unistd::ForkResult;
+use parking_lot::Mutex;
 
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::internals::store::memory::Memory;
@@ -111,6 +112,51 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
             other => panic!("{other:?}"),
         });
         assert_eq!(codes.collect::<Vec<_>>(), [1, 2], "granted, then refused");
+    });
+}
+
+#[derive(Default)]
+struct Order(Mutex<Vec<String>>);
+
+impl Observer for Order {
+    fn event(&self, event: &Event<'_>) {
+        if let Event::Refused { key, .. } = event {
+            self.0.lock().push((*key).to_owned());
+        }
+    }
+}
+
+/// Else all ask for the same key, and then for the same next one.
+#[test]
+fn children_that_were_forked_alike_try_several_keys_in_other_orders() {
+    alone("bounds::forks::children_that_were_forked_alike_try_several_keys_in_other_orders", || {
+        let keys: Vec<String> = (0..20).map(|at| format!("k{at}")).collect();
+        let order = |url: &str| {
+            let (order, holder) = (Arc::new(Order::default()), LockClient::connect(url).expect("a client"));
+            let _held: Vec<_> = keys.iter().map(|key| holder.lock(key).expect("a lock")).collect();
+            let client = LockClient::builder(url).observer(order.clone()).connect().expect("a client");
+            assert!(client.try_lock_any(&keys).expect("an answer").is_none());
+            order.0.lock().join(" ")
+        };
+        // The generator has begun, as in a program that has drawn something before it forks.
+        order("memory:parents");
+        let folder = Folder::new();
+        let files = ["first", "second"].map(|name| folder.path().join(name));
+        for file in &files {
+            match fork() {
+                ForkResult::Child => {
+                    let tells = std::panic::AssertUnwindSafe(|| std::fs::write(file, order("memory:childs")));
+                    let told = std::panic::catch_unwind(tells);
+                    std::process::exit(i32::from(!told.is_ok_and(|told| told.is_ok())));
+                }
+                ForkResult::Parent { child } => {
+                    let ended = nix::sys::wait::waitpid(child, None).expect("the end of the child");
+                    assert_eq!(ended, nix::sys::wait::WaitStatus::Exited(child, 0));
+                }
+            }
+        }
+        let orders = files.map(|file| std::fs::read_to_string(file).expect("an order"));
+        assert_ne!(orders[0], orders[1]);
     });
 }
 
