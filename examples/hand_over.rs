@@ -23,7 +23,8 @@ fn heir(folder: &Path) -> Result<(), Box<dyn Error>> {
     println!("{}", guard.fencing_token());
     stdin.read_to_string(&mut json)?;
     guard.ensure_held()?;
-    Ok(guard.release()?)
+    // Into a `Box<dyn Error>` it would take the guard along.
+    Ok(guard.release().map_err(leasehold::Error::from)?)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

@@ -63,8 +63,11 @@
 //! | `cli` | the command `leasehold`; of no use to the library |
 //! | `metrics` | the module `metrics`: counters, gauges and histograms for the crate of that name |
 //! | `tracing` | the module `tracing`: an event of the crate of that name for everything that happens |
-//! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes |
+//! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes: as JSON, or in another format whose fields have names |
 //! | `capi` | the C library, built by `cargo rustc --lib --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
+//!
+//! Who needs no SQLite turns it off, by `default-features = false`. A program links one `libsqlite3-sys` only, so cargo finds no
+//! versions where another crate wants another one than rusqlite: sqlx does with some of its features, without its own SQLite.
 //!
 //! # Compilers, SQLite and TLS
 //! The oldest Rust is 1.89, with `spanner` 1.91, with `dynamodb` 1.94.1: so say their SDKs, and cargo names the package that is

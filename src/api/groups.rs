@@ -81,7 +81,8 @@ impl LockClient {
     }
 
     /// Frees all locks of a group no matter who holds them, including expired ones, from the newest to the
-    /// oldest. Gives them as they were before, in the same order; an empty answer when there is none.
+    /// oldest. Gives them as they were before, in the same order; an empty answer when there is none. It takes a lock id, and no
+    /// key: that is for [`unlock_key`](LockClient::unlock_key) and [`force_release`](LockClient::force_release).
     ///
     /// A guard of the group is told of its loss at its [next heartbeat](crate::guide::guarantees#the-next-heartbeat)
     /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)); until then it counts itself as
@@ -148,11 +149,11 @@ impl LockClient {
             GroupAnswer::TooLate(mode, holder) => {
                 let late = LockStatus::new(seen, mode, &holder);
                 let message = format!("the group has less than a second left on this key: {late}");
-                Err(self.error(ErrorKind::Lost, key, &message).with_holders(vec![late]))
+                Err(self.family.held_by(self.error(ErrorKind::Lost, key, &message), vec![late]))
             }
             GroupAnswer::NoneHeld => {
                 let error = self.error(ErrorKind::Lost, key, "the group lost this key while it was renewed");
-                Err(error.with_holders(LockStatus::live(seen)))
+                Err(self.family.held_by(error, LockStatus::live(seen)))
             }
         }
     }

@@ -25,7 +25,8 @@ use crate::sys::thread::Thread;
 /// A lock that is held. Its own thread renews it; dropping it releases it.
 ///
 /// Keep it in a named variable: `let _guard = client.lock(k)?;`. With `let _ = client.lock(k)?;`
-/// it would be dropped, and the lock released, at once.
+/// it would be dropped, and the lock released, at once; so it would in `if client.try_lock(k)?.is_some() { .. }`, before the
+/// block runs.
 ///
 /// A lease can be lost: when the store is away for longer than the lease, when the machine is
 /// suspended, when an operator releases the lock. Ask [`is_held`](LockGuard::is_held) before each
@@ -223,7 +224,10 @@ impl LockGuard {
 
     /// The same within `bound`, also for a guard that is shared; after an error it can be called again.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
-        if self.is_own_process() { self.hold.release(bound) } else { Err(self.not_held()) }
+        if !self.is_own_process() {
+            return Err(self.not_held());
+        }
+        self.hold.release(bound).map_err(|error| self.family.held_here(error))
     }
 
     /// Declares the loss if it is due, for a caller that must not keep the guard meanwhile: code of the user's is told.
@@ -249,7 +253,7 @@ impl LockGuard {
     pub(crate) fn warn_of_release(&self, error: &Error) {
         if error.kind() != ErrorKind::Lost && self.is_own_process() {
             log::warn!(target: "leasehold::guard", key:? = self.key();
-                "lock {:?} could not be released yet and is given up in the background: {error}", self.key());
+                "lock {:?} could not be released yet and is given up in the background: {}", self.key(), error.with_causes());
         }
     }
 
@@ -304,7 +308,7 @@ impl LockGuard {
     }
 
     fn not_held(&self) -> Error {
-        if self.is_own_process() { self.hold.lost() } else { self.hold.forked() }
+        if self.is_own_process() { self.family.held_here(self.hold.lost()) } else { self.hold.forked() }
     }
 
     /// Whether nothing is left to release; in a forked child that is not known.
@@ -352,8 +356,9 @@ impl fmt::Debug for LockGuard {
 
 /// A failed release. It contains the guard, which no longer counts as held but whose release can be tried again.
 ///
-/// Dropping this error drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` turns it into
-/// an [`Error`] and does not wait for that: the try is made on another thread.
+/// Dropping this error drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` into an [`Error`]
+/// does not wait for that: the try is made on another thread. Into a `Box<dyn Error>` or the like it puts this error with its
+/// guard; for that turn it into an [`Error`] first: `guard.release().map_err(leasehold::Error::from)?`.
 pub struct ReleaseError {
     error: Error,
     guard: LockGuard,
@@ -363,6 +368,11 @@ impl ReleaseError {
     /// What went wrong. `Lost` is final; after anything else another try makes sense.
     pub fn error(&self) -> &Error {
         &self.error
+    }
+
+    /// What kind of error it is.
+    pub fn kind(&self) -> ErrorKind {
+        self.error.kind()
     }
 
     /// The guard, to be released again.

@@ -119,7 +119,7 @@ impl LockRequest {
             // It was held to the end of the work, which is what was asked; the guard tries again.
             Err(failed) => {
                 let error = Error::from(failed);
-                log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {error}");
+                log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {}", error.with_causes());
                 Ok(value)
             }
         }
@@ -469,8 +469,7 @@ pub(crate) fn of_holders(
     if is_here && kind != ErrorKind::Lost {
         message.push_str("; a guard of this very client is among them, and must be released first");
     }
-    let error = family.in_context(Error::new(kind, message).with_holders(holders));
-    if is_here { error.held_here() } else { error }
+    family.held_by(family.in_context(Error::new(kind, message)), holders)
 }
 
 setters!(LockRequest);

@@ -302,7 +302,8 @@ impl LockAllGuard {
         self.guards.iter().all(LockGuard::is_held)
     }
 
-    /// How long all of them stay held if no further heartbeat succeeds; zero when one is not held.
+    /// How long all of them stay held if no further heartbeat succeeds; zero when one is not held, `Duration::MAX` when no
+    /// lease has an end.
     pub fn remaining(&self) -> Duration {
         self.guards.iter().map(LockGuard::remaining).min().unwrap_or_default()
     }

@@ -27,7 +27,7 @@
 //! | one request is lost, or its answer | [`fail_next`](MemoryStore::fail_next), taken back by [`clear_failures`](MemoryStore::clear_failures) |
 //! | others hold the lock | a guard of [`client`](MemoryStore::client), or `take_over` |
 //! | time passes | [`advance`](MemoryStore::advance) |
-//! | a guard lives for longer than its lease | `advance` by less than the lease, again and again, and after each the guard's [`ensure_held_for`](crate::LockGuard::ensure_held_for), which waits for a renewal where too little is left |
+//! | a guard lives for longer than its lease | `advance` by less than the guard's [`remaining`](crate::LockGuard::remaining), again and again, and before each [`ensure_held_for`](crate::LockGuard::ensure_held_for) more than that, which renews it where less is left |
 //!
 //! What `advance` moves are leases, `max_hold`, `hold_at_least` and what clients reckon with them. What a thread waits for
 //! passes in real time: the limits of calls (`try_lock_for`, `wait`, `request_timeout`, `campaign_for`),
@@ -104,8 +104,8 @@ impl MemoryStore {
     }
 
     /// Takes the key from its holders, as an operator does who releases it. Their guards learn of it by heartbeats that
-    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it. Returns how many those holders are: 0 where nobody
-    /// holds this key.
+    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it. Returns how many those are, with those whose lease is
+    /// over: 0 where nobody holds this key.
     pub fn lose(&self, key: &str) -> usize {
         let holders = self.memory.end_holders(key);
         self.advance(Duration::ZERO);

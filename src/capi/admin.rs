@@ -1,13 +1,13 @@
 //! For operators: freeing what others hold, and what is wrong with a store.
 
 use std::ffi::c_char;
-use std::fmt::Display;
 
 use super::client::{Client, ClientHandle};
 use super::code::Code;
 use super::list::{List, ListHandle};
 use super::{call, handle, out_arg, text, text_arg};
 use crate::Diagnosis;
+use crate::model::error::{Error, Result};
 
 /// Frees a key, whoever holds it, and lists who did. That breaks the promise that was given to the holder: it hears of
 /// its loss at its next heartbeat, and until then only the fencing token protects.
@@ -75,8 +75,8 @@ pub unsafe extern "C" fn leasehold_client_diagnose(
 }
 
 fn told(found: &Diagnosis) -> String {
-    fn said<T, E: Display>(answer: &Result<T, E>, ok: impl FnOnce(&T) -> String) -> String {
-        answer.as_ref().map_or_else(|error| format!("failed: {error}"), ok)
+    fn said<T>(answer: &Result<T, Error>, ok: impl FnOnce(&T) -> String) -> String {
+        answer.as_ref().map_or_else(|error| format!("failed: {}", error.with_causes()), ok)
     }
     let off = found.clock_difference_ms.map_or("unknown".to_owned(), |ms| format!("{ms} ms"));
     let mut lines = vec![
@@ -92,4 +92,26 @@ fn told(found: &Diagnosis) -> String {
     };
     lines.extend(found.rights.iter().map(right));
     lines.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::api::builder::ClientBuilder;
+    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::store::memory::Memory;
+    use crate::sys::clock::Clock;
+
+    /// C has nothing else to ask.
+    #[test]
+    fn what_is_wrong_is_told_with_its_cause() {
+        let (faults, clock) = (FaultPlan::default(), Clock::system());
+        faults.always(Call::Acquire, Fault::Refuse);
+        let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults);
+        let client = ClientBuilder::over(Arc::new(store), clock).connect().expect("a client");
+        let text = told(&client.diagnose().expect("an answer"));
+        assert!(text.contains("permission denied"), "{text}");
+    }
 }

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use super::as_millis;
 use super::callback::Callback;
+use crate::model::error::Error;
 use crate::model::waiting::Waiting;
 
 /// A wait that goes on. Its texts end in a NUL that their length leaves out, and are only there during the callback.
@@ -42,7 +43,7 @@ pub type WaitFn = unsafe extern "C" fn(waiting: *const WaitInfo, user: *mut c_vo
 /// Calls it, on the thread that waits.
 pub fn tell(Callback { function, user }: Callback<WaitFn>, waiting: &Waiting) {
     let holder = waiting.holders.first().map(|holder| holder.owner().to_owned()).unwrap_or_default();
-    let text = waiting.last_error.as_ref().map(ToString::to_string).unwrap_or_default();
+    let text = waiting.last_error.as_ref().map(Error::with_causes).unwrap_or_default();
     let [key, holder, text] = [waiting.key.clone(), holder, text].map(|text| text + "\0");
     let left = waiting.until.map(|until| as_millis(until.saturating_duration_since(Instant::now())));
     let info = WaitInfo {

@@ -9,6 +9,7 @@ use crossbeam_channel::{Receiver, RecvTimeoutError, after, bounded, never, selec
 use leasehold::{CancelToken, Error, ErrorKind, Loss, LossReason};
 use nix::sys::signal::Signal;
 
+use crate::failure::chain;
 use crate::held::Held;
 use crate::signals::is_ending;
 use crate::warnings::tell;
@@ -104,7 +105,7 @@ impl Unreleased {
 impl fmt::Display for Unreleased {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unreleased::Failed(error) | Unreleased::IsOver(error) => error.fmt(f),
+            Unreleased::Failed(error) | Unreleased::IsOver(error) => f.write_str(&chain(error)),
             Unreleased::NoAnswer => f.write_str("the store does not answer"),
         }
     }

@@ -10,7 +10,7 @@ use leasehold::{ErrorKind, Filter, LockClient, LockStatus, Mode};
 use serde_json::{Value, json};
 
 use crate::args::{Global, Purge, Release, Renew, States, Status, Times};
-use crate::failure::{Failure, Outcome, code};
+use crate::failure::{Failure, Outcome, chain, code};
 use crate::show::{columns, err, former_holder, holder, holder_json, print, print_json, say};
 use crate::steps;
 use crate::store::{Missing, client};
@@ -40,7 +40,7 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
         }
         match show_status(global, &client, args) {
             // As `run` does, it waits for a store that is in trouble.
-            Err(Failure::Library(error)) if error.is_retryable() => say(&error.to_string()),
+            Err(Failure::Library(error)) if error.is_retryable() => say(&chain(&error)),
             shown => drop(shown?),
         }
         thread::sleep(next.saturating_duration_since(Instant::now()));

@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::args::{Acquire, Global};
-use crate::failure::{Failure, Outcome, code};
+use crate::failure::{Failure, Outcome, chain, code};
 use crate::held::{Held, Wanted};
 use crate::run::{refused, until};
 use crate::session::{Session, internal};
@@ -51,7 +51,7 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
     let lock = still_held(held)?;
     print_unless_told_to_end(&lock, &session.interrupts.signals).inspect_err(|_| {
         if let Err(why) = session.client.release(&lock) {
-            say(&format!("the lock {:?} ends with its lease only: {why}", lock.key()));
+            say(&format!("the lock {:?} ends with its lease only: {}", lock.key(), chain(&why)));
         }
     })?;
     Ok(0)

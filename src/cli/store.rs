@@ -8,7 +8,7 @@ use leasehold::{ClientBuilder, Event, LockClient, Observer};
 
 use crate::args::Global;
 use crate::asked::{Ask, Labels};
-use crate::failure::{Failure, Outcome};
+use crate::failure::{Failure, Outcome, chain};
 use crate::on_loss::OnLoss;
 use crate::secret::has_password;
 use crate::show::holder;
@@ -165,25 +165,27 @@ struct Events {
 impl Observer for Events {
     fn event(&self, event: &Event<'_>) {
         let text = match event {
-            Event::Request { operation, key, took, error } if self.requests => {
+            Event::Request { operation, key, took, error, .. } if self.requests => {
                 let key = key.map_or_else(String::new, |key| format!(" of {key:?}"));
-                let end = error.map_or_else(|| "answered".to_owned(), |error| format!("failed ({error})"));
+                let end = error.map_or_else(|| "answered".to_owned(), |error| format!("failed ({})", chain(error)));
                 format!("request: {operation:?}{key} {end} after {:.1} ms", took.as_secs_f64() * 1000.0)
             }
-            Event::Unknown { operation, key, error } => format!("unknown: {operation:?} of {key:?}: {error}"),
-            Event::Granted { key, fencing_token, waited } => {
+            Event::Unknown { operation, key, error, .. } => {
+                format!("unknown: {operation:?} of {key:?}: {}", chain(error))
+            }
+            Event::Granted { key, fencing_token, waited, .. } => {
                 format!("granted: {key:?} with token {fencing_token} after {}", words(*waited))
             }
-            Event::Refused { key, holders } => {
+            Event::Refused { key, holders, .. } => {
                 let held: Vec<String> = holders.iter().map(holder).collect();
                 format!("refused: {key:?} is held by {}", held.join("; "))
             }
-            Event::Renewed { key, left } => format!("renewed: {key:?} with {} left", words(*left)),
-            Event::RenewalLate { key, left } => {
+            Event::Renewed { key, left, .. } => format!("renewed: {key:?} with {} left", words(*left)),
+            Event::RenewalLate { key, left, .. } => {
                 format!("late: {key:?} could not be renewed and has {} left", words(*left))
             }
-            Event::Lost { loss } => format!("lost: {:?}: {loss}", loss.key),
-            Event::Released { key, held_for } => format!("released: {key:?} after {}", words(*held_for)),
+            Event::Lost { loss, .. } => format!("lost: {:?}: {loss}", loss.key),
+            Event::Released { key, held_for, .. } => format!("released: {key:?} after {}", words(*held_for)),
             _ => return,
         };
         // By a heartbeat, or by whoever has just been granted the lock: neither must wait for standard error.

@@ -80,7 +80,7 @@ impl Wait<'_> {
                 }
                 Err(error) => error,
             };
-            self.in_users_code(|| log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {error}"));
+            self.in_users_code(|| log::debug!(target: "leasehold::client", key:? = self.spec.lock.key; "an acquire failed and is repeated: {}", error.with_causes()));
             family.check_process()?;
             pause!("acquire.failed");
             failures += 1;

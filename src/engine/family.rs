@@ -225,6 +225,17 @@ impl Family {
         self.guard_of(holder).is_some()
     }
 
+    /// An error of a call, with those who hold the lock.
+    pub fn held_by(&self, error: Error, holders: Vec<LockStatus>) -> Error {
+        self.held_here(error.with_holders(holders))
+    }
+
+    /// An error that says whether one of the holders is a guard of this client.
+    pub fn held_here(&self, error: Error) -> Error {
+        let is_here = error.holders().iter().any(|holder| self.holds_here(holder));
+        if is_here { error.held_here() } else { error }
+    }
+
     /// The same of one whose lock is not lost.
     pub fn is_held_here(&self, holder: &LockStatus) -> bool {
         self.guard_of(holder).is_some_and(|hold| hold.is_held())
@@ -262,7 +273,8 @@ impl Family {
     /// A grant as data, which no guard ends.
     pub fn as_data(&self, granted: &Granted) -> Lock {
         let Granted { attempt, holder, now, .. } = granted;
-        let handed_over = Event::HandedOver { key: &attempt.key, held_for: Duration::ZERO };
+        let handed_over =
+            Event::HandedOver { key: &attempt.key, fencing_token: holder.token, held_for: Duration::ZERO };
         hurrying(|| self.options.observing.tell(&handed_over));
         Lock::granted(attempt, holder, *now, self.backend.info())
     }

@@ -6,7 +6,7 @@ use super::acquire::{Effort, Wait};
 use super::queue::{HANGS, Ticket};
 use crate::engine::options::utc;
 use crate::engine::spec::{Obtained, Patience};
-use crate::model::error::Result;
+use crate::model::error::{Error, Result};
 use crate::model::event::{Event, WaitEnd};
 use crate::model::waiting::Waiting;
 use crate::sys::clock::BootTime;
@@ -128,7 +128,7 @@ impl Wait<'_> {
                 |before: &str, text: &str| if text.is_empty() { String::new() } else { format!("{before}{text}") };
             let holder = holders.first().map(ToString::to_string).unwrap_or_default();
             let since = holders.first().map(|holder| utc(holder.created())).unwrap_or_default();
-            let last_error = last_error.as_ref().map(ToString::to_string).unwrap_or_default();
+            let last_error = last_error.as_ref().map(Error::with_causes).unwrap_or_default();
             log::warn!(
                 target: "leasehold::client",
                 key:?, waited_s = waited.as_secs(), attempts = self.effort.attempts, holder:%, last_error:%;

@@ -254,7 +254,7 @@ impl Undo {
         if left.failures == 0 {
             log::warn!(target: "leasehold::client", key:? = left.attempt.key;
                 "a grant of lock {:?} that nobody holds could not be given up yet; if it stands in the store, it does so \
-                 until its lease ends or it is released: {error}", left.attempt.key);
+                 until its lease ends or it is released: {}", left.attempt.key, error.with_causes());
         }
         if error.is_gone() {
             // This client comes to that file no more, but for one that is moved back.

@@ -236,7 +236,7 @@ impl Wakeups {
                     _ if wanted.is_empty() => return End::Done,
                     Ok(true) => freed = next,
                     Ok(false) => return End::Deaf,
-                    Err(error) => return End::Broken(error.to_string()),
+                    Err(error) => return End::Broken(error.with_causes()),
                 }
                 let before = std::mem::replace(&mut watched, wanted);
                 {

@@ -62,7 +62,9 @@ impl LockClient {
         others.retain(|holder| holder.lock_id() != lock_id);
         let freed = self.freed(found, &by, |record| release_group(record, lock_id), group_arrived(lock_id))?;
         if freed.is_empty() && !others.is_empty() {
-            return Err(self.error(ErrorKind::Held, key, "others hold it, under other lock ids").with_holders(others));
+            return Err(self
+                .family
+                .held_by(self.error(ErrorKind::Held, key, "others hold it, under other lock ids"), others));
         }
         Ok(freed)
     }

@@ -67,6 +67,8 @@ use shared::{Ends, Shared};
 /// # Ok::<(), leasehold::Error>(())
 /// ```
 ///
+/// Keep it in a variable: `client.election(name).build()?.run()?;` would drop it, and end its campaign, at once.
+///
 /// [`LockClient::get`]: crate::LockClient::get
 #[must_use = "dropping it ends its campaign"]
 pub struct Election {
@@ -260,7 +262,7 @@ impl Election {
             && error.kind() != ErrorKind::Lost
         {
             log::warn!(target: "leasehold::election", name:? = self.shared.node.name;
-                "the leader of {:?} could not resign; its lease runs out: {error}", self.shared.node.name);
+                "the leader of {:?} could not resign; its lease runs out: {}", self.shared.node.name, error.with_causes());
         }
     }
 }

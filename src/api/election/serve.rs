@@ -61,7 +61,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
             Some(Err(error)) => {
                 log::warn!(target: "leasehold::election", name:? = shared.node.name;
-                    "this node could not campaign for {:?} and tries again: {error}", shared.node.name);
+                    "this node could not campaign for {:?} and tries again: {}", shared.node.name, error.with_causes());
                 out_for(shared)
             }
             None => {
@@ -119,7 +119,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         && !standing.is_awaited.load(Ordering::SeqCst)
     {
         log::warn!(target: "leasehold::election", name:? = shared.node.name;
-            "the leader of {:?} could not resign; its lease runs out: {error}", shared.node.name);
+            "the leader of {:?} could not resign; its lease runs out: {}", shared.node.name, error.with_causes());
     }
     Ok(has_resigned)
 }

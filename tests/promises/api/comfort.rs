@@ -24,28 +24,19 @@ fn a_lock_of_the_test_store_is_lost_on_order() {
     assert!(client.try_lock("k").unwrap().is_some());
 }
 
-/// Also where the lease is too short for time to pass.
+/// Also where its lease is too short for time to pass.
 #[test]
-fn a_short_lease_is_lost_to_whom_the_test_says() {
-    let short = Duration::from_millis(500);
+fn a_lock_of_a_short_lease_is_lost_on_order() {
+    let short = Duration::from_millis(200);
     // A machine that stands still for as long as the lease proves nothing.
-    let reason = |loses: fn(&MemoryStore)| {
-        let ended = (0..20).map(|_| {
-            let store = MemoryStore::new();
-            let guard = store.builder().lease(short).connect().unwrap().lock("k").unwrap();
-            loses(&store);
-            guard.loss().wait_timeout(LONG).expect("it is not lost").reason
-        });
-        let mut told = ended.skip_while(|reason| matches!(reason, LossReason::Expired { .. }));
-        told.next().expect("each has expired")
-    };
-    let reason_of_lose = reason(|store| assert!(store.lose("k") == 1));
-    assert!(matches!(reason_of_lose, LossReason::ReleasedByOther), "{reason_of_lose:?}");
-    let taken = reason(|store| {
-        store.take_over("k");
-        store.advance(Duration::from_millis(1));
+    let mut reasons = (0..20).map(|_| {
+        let store = MemoryStore::new();
+        let guard = store.builder().lease(short).connect().unwrap().lock("k").unwrap();
+        store.lose("k");
+        guard.loss().wait_timeout(LONG).expect("it is not lost").reason
     });
-    assert!(matches!(taken, LossReason::TakenOver { .. }), "{taken:?}");
+    let reason = reasons.find(|reason| !matches!(reason, LossReason::Expired { .. }));
+    assert!(matches!(reason, Some(LossReason::ReleasedByOther)), "{reason:?}");
 }
 
 #[test]
@@ -60,7 +51,7 @@ fn what_a_test_orders_says_whom_it_met() {
     assert_eq!(store.lose("k"), 2);
     store.fail_next(Operation::Read, Failure::NotSent);
     store.fail_next(Operation::Swap, Failure::NotSent);
-    client.get("k").unwrap_err();
+    client.get("k").unwrap();
     assert_eq!((store.clear_failures(), store.clear_failures()), (1, 0));
 }
 
@@ -103,10 +94,10 @@ fn a_client_of_the_test_store_connects_whatever_fails() {
     store.go_offline();
     store.fail_next(Operation::Schema, Failure::AnswerLost);
     let client = store.client();
-    assert_eq!(client.try_lock("k").unwrap_err().kind(), ErrorKind::Store);
     store.go_online();
     assert!(client.try_lock("k").unwrap().is_some());
-    assert_eq!(store.builder().connect().unwrap_err().kind(), ErrorKind::Ambiguous);
+    let error = store.builder().connect().unwrap_err();
+    assert!(error.kind() == ErrorKind::Store && error.to_string().contains("the answer was lost"), "{error}");
 }
 
 #[test]
@@ -134,9 +125,11 @@ fn a_lease_that_was_ended_on_order_can_be_taken_and_is_renewed_otherwise() {
     assert!(kept.is_held());
     let taken = client.lock("taken").unwrap();
     store.expire("taken");
-    let _other = other.try_lock("taken").unwrap().expect("its lease is over");
+    let rival = other.try_lock("taken").unwrap().expect("its lease is over");
     store.advance(Duration::from_millis(500));
     assert!(matches!(taken.loss().wait_timeout(LONG).unwrap().reason, LossReason::TakenOver { .. }));
+    let error = taken.ensure_held().unwrap_err();
+    assert_eq!(error.holders()[0].fencing_token(), rival.fencing_token(), "{error:?}");
 }
 
 #[test]

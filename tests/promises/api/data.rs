@@ -264,9 +264,12 @@ fn what_was_adopted_already_is_lost_and_no_release_helps() {
         let client = store.client();
         let lock = client.request("k").acquire().unwrap();
         let _guard = client.adopt(lock.clone()).unwrap();
-        let error = client.adopt(lock).unwrap_err();
+        let error = client.adopt(lock.clone()).unwrap_err();
         assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Lost, 1), "{error}");
         assert!(!error.to_string().contains("must be released") && error.held_by_this_client(), "{error}");
+        for error in [client.release(&lock).unwrap_err(), client.heartbeat(&lock, MINUTE).unwrap_err()] {
+            assert!(error.holders().len() == 1 && error.held_by_this_client(), "{error:?}");
+        }
     });
 }
 

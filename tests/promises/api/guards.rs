@@ -265,6 +265,8 @@ fn the_same_owner_replaces_its_own_lock_only_where_asked() {
         store.advance(Duration::from_secs(1));
         let loss = old.loss().wait_timeout(LONG).unwrap();
         assert!(matches!(loss.reason, LossReason::TakenOver { .. }), "{loss:?}");
+        let error = old.ensure_held().unwrap_err();
+        assert!(error.holders().len() == 1 && error.held_by_this_client(), "{error:?}");
         assert!(new.is_held());
     });
 }
