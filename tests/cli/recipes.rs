@@ -104,6 +104,8 @@ fn units_are_what_systemd_expects() {
     assert_eq!(units.len(), 4, "{units:?}");
     let folder = tempfile::tempdir().unwrap();
     for (name, text) in &units {
+        let always = text.contains("\nRestart=always\n");
+        assert!(!always || text.contains("\nStartLimitIntervalSec=0\n"), "{name} is given up after five failures");
         // A line may go on behind a backslash.
         let text = text.replace("\\\n", "");
         let mut section = "";
@@ -136,6 +138,10 @@ fn manifests_are_what_kubernetes_expects() {
     assert_eq!(manifests.len(), 3);
     for (page, text) in manifests {
         assert!(text.starts_with("apiVersion: ") && !text.contains('\t'), "{page}: {text}");
+        // Else each pod has a file of its own, and is granted what it asks for.
+        assert!(text.contains("- name: LEASEHOLD_STORE\n"), "{page}: {text}");
+        let has_period = text.contains("\"--every\"");
+        assert!(!has_period || text.contains("startingDeadlineSeconds: "), "{page}: a late start moves the period: {text}");
         let Some(python) = checked_by(Command::new("python3").args(["-c", LOOK]), &text) else { continue };
         assert!(python.status.success(), "{page}: {text}{}", String::from_utf8_lossy(&python.stderr));
         if !python.stdout.is_empty() {

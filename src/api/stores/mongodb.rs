@@ -81,7 +81,7 @@
 //! client share one change stream, and ask only when it reports their key or the holder's lease can be over.
 //!
 //! # Versions
-//! MongoDB 4.4 or newer; below 5.0 waiters poll. The tests run on 6.0.5. Amazon DocumentDB, Azure Cosmos DB and
+//! MongoDB 4.4.2 or newer; below 5.0 waiters poll. The tests run on 6.0.5, and on none below 6. Amazon DocumentDB, Azure Cosmos DB and
 //! FerretDB speak the protocol but not all that locks need, and are refused by name.
 
 use std::mem;

@@ -278,7 +278,10 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
             builder.build()
         }
         Settings::Environment { region, endpoint } => {
-            let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12());
+            // Else the environment's mode of retries counts, and one that this SDK does not know makes it panic. It is for
+            // credentials alone: a request to the table has none.
+            let retries = RetryConfig::standard();
+            let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).retry_config(retries);
             if let Some(region) = region {
                 loader = loader.region(Region::new(region));
             }

@@ -216,7 +216,11 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     settings.server_selection_timeout = sooner(settings.server_selection_timeout, SELECTION.min(patience * 3 / 4));
     settings.connect_timeout = settings.connect_timeout.filter(|set| !set.is_zero());
     settings.connect_timeout = sooner(settings.connect_timeout, CONNECTION.min(patience / 2));
-    let is_polled = settings.server_monitoring_mode == Some(ServerMonitoringMode::Poll);
+    let is_polled = match settings.server_monitoring_mode {
+        Some(ServerMonitoringMode::Poll) => true,
+        Some(ServerMonitoringMode::Stream) => false,
+        _ => is_function(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned())),
+    };
     settings.heartbeat_freq = sooner(settings.heartbeat_freq, if is_polled { LOOK_POLLED } else { LOOK });
     settings.cmap_event_handler = Some(counting_handler(settings.cmap_event_handler.take()));
     settings.max_idle_time.get_or_insert(IDLE);
@@ -227,6 +231,15 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     let locks: Collection<Document> = client.database(&options.database).collection(&options.collection);
     let (sessions, waking) = (Sessions::new(register), Waking::default());
     Ok(Owned { client, locks, sessions, waking, turns })
+}
+
+/// Whether the driver may take the environment for that of a function, which it freezes: then it polls, where nothing else is
+/// said.
+fn is_function(variable: impl Fn(&str) -> Option<String>) -> bool {
+    const NAMES: [&str; 5] =
+        ["AWS_LAMBDA_RUNTIME_API", "VERCEL", "FUNCTIONS_WORKER_RUNTIME", "K_SERVICE", "FUNCTION_NAME"];
+    let is_set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
+    NAMES.iter().any(is_set) || variable("AWS_EXECUTION_ENV").is_some_and(|value| value.starts_with("AWS_Lambda_"))
 }
 
 /// What a lock cannot do without, whatever the user's settings say. Gives what it had to change.
@@ -318,7 +331,11 @@ pub(super) fn topology(
 
 /// Servers of others that answer to MongoDB's protocol.
 fn look_alike(hosts: &[String], hello: &Document, build: &Document) -> Option<&'static str> {
-    let is_at = |domain: &str| hosts.iter().any(|host| host.split(':').next().is_some_and(|h| h.ends_with(domain)));
+    // Where the URL names a tunnel, the server may name itself.
+    let own = ["me", "primary"].into_iter().filter_map(|name| hello.get_str(name).ok());
+    let own = own.chain(hello.get_array("hosts").into_iter().flatten().filter_map(Bson::as_str));
+    let all: Vec<&str> = hosts.iter().map(String::as_str).chain(own).collect();
+    let is_at = |domain: &str| all.iter().any(|host| host.split(':').next().is_some_and(|h| h.ends_with(domain)));
     let says = |name: &str| {
         let text = |value: &Bson| value.to_string().to_ascii_lowercase().contains(name);
         build.iter().chain(hello.iter()).any(|(key, value)| {
@@ -326,7 +343,8 @@ fn look_alike(hosts: &[String], hello: &Document, build: &Document) -> Option<&'
                 || (matches!(key.as_str(), "version" | "gitVersion" | "modules") && text(value))
         })
     };
-    if is_at(".docdb.amazonaws.com") || is_at(".docdb-elastic.amazonaws.com") {
+    let is_of_aws = |domain: &str| is_at(domain) || is_at(&format!("{domain}.cn"));
+    if is_of_aws(".docdb.amazonaws.com") || is_of_aws(".docdb-elastic.amazonaws.com") {
         return Some("Amazon DocumentDB");
     }
     if is_at(".cosmos.azure.com") || is_at(".cosmosdb.azure.com") || says("cosmos") {
@@ -346,6 +364,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn in_a_function_the_driver_polls() {
+        for (name, value, is_it) in [
+            ("K_SERVICE", "reports", true),
+            ("VERCEL", "", false),
+            ("AWS_EXECUTION_ENV", "AWS_Lambda_rust", true),
+            ("AWS_EXECUTION_ENV", "AWS_ECS_FARGATE", false),
+            ("HOME", "/root", false),
+        ] {
+            assert_eq!(is_function(|asked| (asked == name).then(|| value.to_owned())), is_it, "{name}={value}");
+        }
+    }
+
+    #[test]
     fn servers_that_only_look_like_it_are_refused_by_name() {
         let hello = doc! { "maxWireVersion": 17, "setName": "rs0" };
         let mongo =
@@ -360,12 +391,20 @@ mod tests {
         let ferret = doc! { "version": "7.0.42", "ferretdbVersion": "v1.24.0" };
         let cases = [
             (&["a.cluster-x.eu-central-1.docdb.amazonaws.com:27017"][..], &mongo, "Amazon DocumentDB"),
+            (&["x.docdb.cn-north-1.docdb.amazonaws.com.cn:27017"], &mongo, "Amazon DocumentDB"),
             (&["x.mongo.cosmos.azure.com:10255"], &mongo, "Azure Cosmos DB"),
             (&["127.0.0.1:27017"], &ferret, "FerretDB"),
             (&["127.0.0.1:27017"], &doc! { "version": "7.0", "ferretdb": { "version": "v2.0.0" } }, "FerretDB"),
         ];
         for (hosts, build, name) in cases {
             assert!(of(hosts, build).is_err_and(|error| error.contains(name)), "{name}");
+        }
+        let tunnel = ["localhost:27017".to_owned()];
+        for (name, value) in
+            [("me", Bson::from("a.docdb.amazonaws.com:1")), ("hosts", vec!["a.docdb.amazonaws.com:1"].into())]
+        {
+            let said = topology(&tunnel, &doc! { "maxWireVersion": 17, "setName": "rs0", name: value }, &mongo);
+            assert!(said.is_err_and(|error| error.to_string().contains("Amazon DocumentDB")), "{name}");
         }
         let old = topology(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
         assert!(old.to_string().contains("4.2.1"), "{old}");

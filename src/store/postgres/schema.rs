@@ -32,10 +32,12 @@ const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod)
 
 /// Which standbys the commits wait for, how many connections copy them (of backups and subscribers, too), of how many of
 /// these more may be seen, which needs the rights of pg_monitor, how many are waited for, and how many may be: several may
-/// have one name.
+/// have one name. Last, whether a crash of the machine may lose or tear what was committed.
 const STANDBYS: &str = "SELECT current_setting('synchronous_standby_names'), count(*)::bigint, count(sync_state)::bigint, \
      count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))::bigint, \
-     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum', 'potential'))::bigint FROM pg_stat_get_wal_senders()";
+     count(*) FILTER (WHERE sync_state IN ('sync', 'quorum', 'potential'))::bigint, \
+     (SELECT string_agg(name, ', ') FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off') \
+     FROM pg_stat_get_wal_senders()";
 
 /// What a failover costs where the commits wait for these names, and so many connections copy them, can be seen, are waited
 /// for, and have one of the names.
@@ -158,10 +160,14 @@ impl Postgres {
     fn standbys(&self, by: &Deadline) -> String {
         let asked = self.ask(by, Lane::Holding, Statement::once(STANDBYS), |row| {
             let names = row.try_get::<_, Option<String>>(0).ok().flatten().unwrap_or_default();
-            (names, [1, 2, 3, 4].map(|column| row.try_get::<_, i64>(column).unwrap_or_default()))
+            let off = row.try_get::<_, Option<String>>(5).ok().flatten();
+            (names, [1, 2, 3, 4].map(|column| row.try_get::<_, i64>(column).unwrap_or_default()), off)
         });
         match asked.as_deref() {
-            Ok([(names, copies)]) => failover(names, *copies),
+            Ok([(names, copies, None)]) => failover(names, *copies),
+            Ok([(names, copies, Some(off))]) => {
+                format!("{}; a crash of the machine may lose grants: {off} is off", failover(names, *copies))
+            }
             _ => "it can't be told which standbys copy this server".to_owned(),
         }
     }

@@ -94,6 +94,34 @@ fn no_credentials_are_said() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
+/// Other SDKs know it.
+#[test]
+fn a_mode_of_retries_that_the_sdk_does_not_know_is_nothing_to_it() {
+    needs_server!();
+    let endpoint = crate::support::servers::dynamodb_local().unwrap();
+    for (name, value) in [("AWS_RETRY_MODE", "legacy"), ("AWS_MAX_ATTEMPTS", "0")] {
+        let output = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "dynamodb::errors::connects_with_odd_settings", "--nocapture"])
+            .env("LEASEHOLD_TEST_ODD_URL", format!("dynamodb://no-such-table?region=us-east-1&endpoint={endpoint}"))
+            .env("AWS_EC2_METADATA_DISABLED", "true")
+            .env("AWS_ACCESS_KEY_ID", "test")
+            .env("AWS_SECRET_ACCESS_KEY", "test")
+            .env(name, value)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
+    }
+}
+
+#[test]
+fn connects_with_odd_settings() {
+    // Only as the other process of the test before.
+    let Ok(url) = std::env::var("LEASEHOLD_TEST_ODD_URL") else { return };
+    // There is no such table, which the first use tells.
+    let told = LockClient::connect(url).and_then(|client| client.try_lock("k")).unwrap_err();
+    assert_eq!(told.kind(), ErrorKind::Schema, "{told:?}");
+}
+
 #[test]
 fn connects_without_credentials() {
     // Only as the other process of no_credentials_are_said.
