@@ -141,7 +141,10 @@ fn manifests_are_what_kubernetes_expects() {
         // Else each pod has a file of its own, and is granted what it asks for.
         assert!(text.contains("- name: LEASEHOLD_STORE\n"), "{page}: {text}");
         let has_period = text.contains("\"--every\"");
-        assert!(!has_period || text.contains("startingDeadlineSeconds: "), "{page}: a late start moves the period: {text}");
+        assert!(
+            !has_period || text.contains("startingDeadlineSeconds: "),
+            "{page}: a late start moves the period: {text}"
+        );
         let Some(python) = checked_by(Command::new("python3").args(["-c", LOOK]), &text) else { continue };
         assert!(python.status.success(), "{page}: {text}{}", String::from_utf8_lossy(&python.stderr));
         if !python.stdout.is_empty() {
