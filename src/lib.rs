@@ -87,10 +87,13 @@
 //!
 //! | feature | another one | whose certificates are trusted |
 //! |---|---|---|
-//! | `dynamodb` | an HTTP client of yours in the `SdkConfig` for `leasehold::dynamodb::builder` | the system's |
-//! | `mongodb` | OpenSSL, by a dependency of your own on the driver: `mongodb = { version = "3", features = ["openssl-tls"] }` | Mozilla's, which are built in, with OpenSSL the system's; or those of `tlsCAFile=` |
+//! | `dynamodb` | none: the HTTP client of an `SdkConfig` is not used, since it belongs to your runtime | the system's |
+//! | `mongodb` | OpenSSL, by a dependency of your own on the driver: `mongodb = { version = "3", default-features = false, features = ["bson-2", "compat-3-3-0", "openssl-tls"] }` | Mozilla's, which are built in, with OpenSSL the system's; or those of `tlsCAFile=` |
 //! | `postgres` | none | the system's, or those of `sslrootcert=` |
 //! | `spanner` | a default provider that your program sets for rustls (`CryptoProvider::install_default`) before it connects | the system's |
+//!
+//! Where your program also has rustls with ring, rustls can't choose for your own connections, and panics: call
+//! `CryptoProvider::install_default` first in `main`.
 //!
 //! The driver's feature `bson-3` may be on elsewhere in your program: `mongodb::driver::bson` is the newer one then.
 //! The command builds as a static binary for musl: `.github/packaging` says how.
@@ -109,7 +112,12 @@
 //! - Call it through `spawn_blocking`, never in a task itself: a task that waits for a lock keeps a worker of the runtime
 //!   from all other work; on a current-thread runtime that is all there is, and the lock's holder may be among it.
 //! - A guard may be kept across `.await`: its heartbeats have a thread of their own, which a busy runtime doesn't
-//!   delay. Drop it by `spawn_blocking(move || drop(guard))`.
+//!   delay. Drop it by `spawn_blocking(move || drop(guard))`, or by a thread.
+//! - The threads of `spawn_blocking` have a bound (512 in tokio). Where waiters of a lock have all of them, the task that holds it
+//!   gets none to release it by, nor tokio's files and names: nothing ends that. Have fewer waiters at a time than there are
+//!   threads, by a semaphore of yours, or let each wait have a limit.
+//! - Callbacks run on threads of the library, where no runtime is current: what they start there, they start by a `Handle` of
+//!   yours.
 //! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread goes on waiting, may be granted the
 //!   lock, and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for),
 //!   or a request's [`wait`](LockRequest::wait) and [`with_lock`](LockRequest::with_lock)), or a [`CancelToken`] whose

@@ -12,7 +12,8 @@
 //! ```
 //!
 //! All have the target `leasehold`, and no key unless you say how. They stand in the span of the call that they belong
-//! to; those of heartbeats, and of a loss that no call finds, come from a thread of the library, and stand in none. The lines of the
+//! to; those of heartbeats, of a close, of elections' terms, and of a loss that no call finds, come from a thread of the library, and
+//! stand in none. The lines of the
 //! crate `log` stay as they are; a subscriber that has those, too, hears of a loss twice.
 //!
 //! | event | level | fields |

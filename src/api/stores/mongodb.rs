@@ -181,7 +181,8 @@ fn over(options: crate::Result<MongodbOptions>) -> ClientBuilder {
 /// client or by the server's default, one that a server commits after it ceased to be the primary is answered, and taken back
 /// later, while a rival has the lock.
 pub trait AssertIn: Fenced {
-    /// Asserts in the transaction of a session of the driver's blocking API, which must have been started.
+    /// Asserts in the transaction of a session of the driver's blocking API, which must have been started. In a task of an async
+    /// runtime that API panics: see [`assert_in_async`](AssertIn::assert_in_async).
     ///
     /// # Errors
     /// `Lost` when it is not held any more, or was granted after the transaction read something: abort the transaction. A
@@ -215,6 +216,8 @@ impl<T: Fenced> AssertIn for T {
 ///
 /// The assertion comes last in the first try, and first in those that follow: then the guard's heartbeats wait, and
 /// can't make a transaction that is longer than their interval fail again and again. Keep it shorter than the lease.
+///
+/// The driver's blocking API, which it uses, panics in a task of an async runtime: see [`run_fenced_async`].
 ///
 /// # Errors
 /// `Lost` when it is not held any more; what `work` gives, as the source of an error of kind `Store`; `Ambiguous` when no
