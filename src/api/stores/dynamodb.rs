@@ -38,7 +38,8 @@
 //! connect anew. What an instance, a container, a process or single sign-on gives is asked for again.
 //!
 //! No time to live: rows are small, and a purge deletes those that are free and were last granted a month ago. After a
-//! restore from a backup fencing tokens still rise, since they are made from the time; who held a lock before it has lost it.
+//! restore from a backup fencing tokens still rise, since they are made from the time; see
+//! the guide's page on [operating](crate::guide::operating) for what a backup brings back.
 //!
 //! # Shared holders
 //! They stand in one row, some 256 bytes each, and each renewal writes the whole row. The service writes no more than

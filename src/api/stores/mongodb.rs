@@ -16,7 +16,7 @@
 //! from a second one: where such clients run, or such documents are restored, stop all of them before you drop or
 //! restore, or two may hold one lock. What has a key as its `_id` and is no lock's is an error of kind `Schema`.
 //!
-//! An index with a time to live on what locks have (`exclusive.createdAt`, `shared.locks.expiresAt`) would delete locks that
+//! An index with a time to live on what locks have (`exclusive.createdAt`, `shared.locks.expiresAt`, `ended`) would delete locks that
 //! are held, since a document goes by the first of its readers that ends: connecting and `create_schema` refuse it. Whoever
 //! makes one later is not noticed by clients that run; `leasehold doctor` says so. What is over is deleted by
 //! [`purge`](crate::LockClient::purge). A validator or another unique index that refuses the documents of locks is an

@@ -165,7 +165,8 @@
 //! their holders still believe in them, also with a synchronous standby; so does an NTP step of a primary. There is no grace time here. Where the clock falls, tokens
 //! rise all the same (if by more than 30 days, not those of a key whose row a purge has deleted since), and the lock of a holder that died stays for as much longer.
 //!
-//! A table that is `UNLOGGED` or no plain table is refused. With `fsync = off` or `full_page_writes = off` a crash of the
+//! A table that is `UNLOGGED` or a view is refused. A partitioned one is taken: each partition must be logged, and to detach or
+//! drop one takes the locks in it from their holders. With `fsync = off` or `full_page_writes = off` a crash of the
 //! machine may lose grants; `diagnose` says so.
 //!
 //! # Neighbours at the server

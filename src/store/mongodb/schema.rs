@@ -284,7 +284,8 @@ fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbE
     // One that is being built is in a document of its own.
     let mut all = indexes.iter().map(|index| index.get_document("spec").unwrap_or(index));
     let deletes = |index: &&Document| {
-        let of_a_lock = |field: &String| field.starts_with("exclusive.") || field.starts_with("shared.");
+        let of_a_lock =
+            |field: &String| field.starts_with("exclusive.") || field.starts_with("shared.") || field == "ended";
         index.contains_key("expireAfterSeconds") && index.get_document("key").is_ok_and(|key| key.keys().any(of_a_lock))
     };
     if let Some(index) = all.find(deletes) {

@@ -122,7 +122,7 @@ fn an_index_that_deletes_locks_is_refused() {
         rows.raw().create_index(IndexModel::builder().keys(doc! { field: 1 }).options(options).build()).run().unwrap();
         rows.open()
     };
-    for field in ["shared.locks.expiresAt", "exclusive.createdAt"] {
+    for field in ["shared.locks.expiresAt", "exclusive.createdAt", "ended"] {
         let rows = Rows::unmade();
         let store = with_ttl(&rows, field);
         for what in [Schema::Create, Schema::Check, Schema::Connect(Missing::IsAllowed)] {
