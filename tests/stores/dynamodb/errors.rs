@@ -118,7 +118,7 @@ fn connects_with_odd_settings() {
     // Only as the other process of the test before.
     let Ok(url) = std::env::var("LEASEHOLD_TEST_ODD_URL") else { return };
     // There is no such table, which the first use tells.
-    let told = LockClient::connect(url).and_then(|client| client.try_lock("k")).unwrap_err();
+    let told = LockClient::connect(&url).and_then(|client| client.try_lock("k")).unwrap_err();
     assert_eq!(told.kind(), ErrorKind::Schema, "{told:?}");
 }
 

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::internals::lease::Lease;
-use leasehold::internals::store::{Acquired, Renewed};
+use leasehold::internals::store::{Acquired, Renewed, Schema};
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::{ErrorKind, LockClient};
 
@@ -198,4 +198,18 @@ fn what_was_freed_is_not_known_until_a_standby_has_it() {
     let [forced, unlocked, shared] = frees();
     assert!(forced.unwrap().is_empty() && unlocked.unwrap().is_empty());
     assert_eq!(shared.unwrap_err().kind(), ErrorKind::Held, "others share it");
+}
+
+/// What is answered as granted may be gone after it.
+#[test]
+fn a_server_that_a_crash_may_tear_is_told_of() {
+    let Some(server) = Server::start() else { return };
+    let store = server.store();
+    store.schema(Schema::Create, &soon()).unwrap();
+    let said = || unless_late(|| store.schema(Schema::Check, &soon())).unwrap();
+    for (value, is_told) in [("off", true), ("on", false)] {
+        server.sql(&format!("ALTER SYSTEM SET full_page_writes = {value}"));
+        server.sql("SELECT pg_reload_conf()");
+        wait_until("it is told, or is no more", || said().contains("full_page_writes") == is_told);
+    }
 }
