@@ -116,8 +116,8 @@
 //! - The threads of `spawn_blocking` have a bound (512 in tokio). Where waiters of a lock have all of them, the task that holds it
 //!   gets none to release it by, nor tokio's files and names: nothing ends that. Have fewer waiters at a time than there are
 //!   threads, by a semaphore of yours, or let each wait have a limit.
-//! - Callbacks run on threads of the library, where no runtime is current: what they start there, they start by a `Handle` of
-//!   yours.
+//! - `on_loss`, `on_warning` and the callbacks of an election run on threads of the library, where no runtime is current: start
+//!   tasks there by a `Handle` of yours. An [`Observer`] runs on the caller's thread or on one of the library.
 //! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread goes on waiting, may be granted the
 //!   lock, and keeps the program from ending. Give the wait the limit itself ([`try_lock_for`](LockClient::try_lock_for),
 //!   or a request's [`wait`](LockRequest::wait) and [`with_lock`](LockRequest::with_lock)), or a [`CancelToken`] whose

@@ -166,8 +166,8 @@
 //! rise all the same (if by more than 30 days, not those of a key whose row a purge has deleted since), and the lock of a holder that died stays for as much longer.
 //!
 //! A table that is `UNLOGGED` or a view is refused. A partitioned one is taken: each partition must be logged, and to detach or
-//! drop one takes the locks in it from their holders. With `fsync = off` or `full_page_writes = off` a crash of the
-//! machine may lose grants; `diagnose` says so.
+//! drop one takes the locks in it from their holders. With `fsync = off` a crash of the machine may lose grants, and with `full_page_writes = off` damage the table, unless the storage
+//! itself guards against that; `diagnose` says so.
 //!
 //! # Neighbours at the server
 //! * A transaction that asserts a **shared** lock ([`AssertIn`]) makes the heartbeats of **all** holders of that key wait,

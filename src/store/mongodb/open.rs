@@ -318,7 +318,7 @@ pub(super) fn topology(
     let wire = hello.get_i32("maxWireVersion").unwrap_or(0);
     if wire < OLDEST_WIRE {
         let version = build.get_str("version").unwrap_or("of an unknown version");
-        return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4 or newer")));
+        return Err(MongodbError::Config(format!("the server is MongoDB {version}, but must be 4.4.2 or newer")));
     }
     Ok(if hello.get_str("msg").is_ok_and(|msg| msg == "isdbgrid") {
         Topology::Router

@@ -166,7 +166,9 @@ impl Postgres {
         match asked.as_deref() {
             Ok([(names, copies, None)]) => failover(names, *copies),
             Ok([(names, copies, Some(off))]) => {
-                format!("{}; a crash of the machine may lose grants: {off} is off", failover(names, *copies))
+                let unless =
+                    "unless the storage itself guards against that, a crash of the machine may lose or damage grants";
+                format!("{}; {off} is off: {unless}", failover(names, *copies))
             }
             _ => "it can't be told which standbys copy this server".to_owned(),
         }
