@@ -82,7 +82,7 @@ const NOT_DONE_EITHER: [i32; 15] = [13436, 13388, 63, 150, 193, 234, 462, 165, 3
 /// By these labels a server says of a code that no list here has that nothing was written, or that it may have been.
 const NOTHING_WRITTEN: &str = "NoWritesPerformed";
 const MAY_BE_WRITTEN: &str = "RetryableWriteError";
-pub(super) const DENIED: i32 = 13;
+const DENIED: i32 = 13;
 /// By it Atlas says whatever it does not allow: only the text tells what.
 const ATLAS: i32 = 8000;
 const DISK_FULL: i32 = 14031;
@@ -237,7 +237,7 @@ fn text(error: &DriverError) -> &str {
 }
 
 /// The server's code and words. Not the driver's whole text, which may quote a document.
-pub(super) fn cause(error: &DriverError) -> Cause {
+fn cause(error: &DriverError) -> Cause {
     let told = match error.kind.as_ref() {
         DriverKind::Command(command) => {
             format!("{} ({}): {}", command.code_name, command.code, unquoted(&command.message))

@@ -8,7 +8,7 @@ use mongodb::options::WriteConcern;
 use mongodb::{Client, Collection};
 
 use super::Mongodb;
-use super::error::{DENIED, cause};
+use super::error::{MongodbError, Own};
 use super::row::{object_id, token};
 use super::send::majority;
 use crate::lease::Mode;
@@ -119,12 +119,14 @@ pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
     };
     let failed = if format!("{error:?}").contains(standing.lock.grant.as_str()) {
         // Mostly a denial, which quotes the whole command.
-        let is_denied = matches!(error.kind.as_ref(), DriverKind::Command(command) if command.code == DENIED);
-        let (kind, message) = match is_denied {
-            true => (ErrorKind::Permission, "the server does not let the session's user assert it"),
-            false => (ErrorKind::Store, message),
+        let (_, known) = MongodbError::classify(&error, None);
+        let failed = match known {
+            MongodbError::Own(Own::Denied, _) => {
+                standing.error(ErrorKind::Permission, "the server does not let the session's user assert it")
+            }
+            _ => standing.error(ErrorKind::Store, message),
         };
-        standing.error(kind, message).caused_by(cause(&error))
+        known.cause().cloned().into_iter().fold(failed, Error::caused_by)
     } else {
         standing.error(ErrorKind::Store, message).caused_by(error)
     };
@@ -148,7 +150,7 @@ mod tests {
         let standing = Standing { lock: &lock, backend: &*client.family.backend };
         let denial = |command: &str| {
             let text = format!("not authorized on d to execute command {{ update: {command} }}");
-            let answer = doc! { "code": DENIED, "codeName": "Unauthorized", "errmsg": text };
+            let answer = doc! { "code": 13, "codeName": "Unauthorized", "errmsg": text };
             let answer: CommandError = from_document(answer).expect("an answer");
             in_context(DriverKind::Command(answer).into(), standing)
         };

@@ -63,12 +63,11 @@ impl Spanner {
         let rows = self.rows(statement.build(), by)?;
         let Some(row) = rows.first() else { return Ok(()) };
         let owner: String = row.get(0).map_err(unread)?;
-        let (table, whose) = (
-            &self.target.table,
-            if owner.eq_ignore_ascii_case(&index) { "a table".to_owned() } else { format!("one of the table {owner}") },
-        );
+        let is_table = owner.eq_ignore_ascii_case(&index);
+        let whose = if is_table { "a table".to_owned() } else { format!("one of the table {owner}") };
         Err(SpannerError::Schema(format!(
-            "the table {table} lacks its index {index}, whose name {whose} has: drop that, or name another table for the locks"
+            "the table {} lacks its index {index}, whose name {whose} has: drop that, or name another table for the locks",
+            self.target.table
         )))
     }
 
