@@ -14,6 +14,9 @@ use crate::sys::log;
 /// Rows that nobody had a grant of for so long may be deleted by a purge.
 const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 
+/// So many rows in a row that can't be written are passed over: each takes the request timeout.
+const MOST_UNDONE: u32 = 10;
+
 impl LockClient {
     /// Frees holders whose lease ended more than `older_than` ago, and deletes the rows of free keys that were last granted
     /// 30 days ago or earlier, also of leases that nobody holds or pins; at once those without a token, as of a lock that
@@ -50,7 +53,8 @@ impl LockClient {
     /// of one page. Each request to the store may take the request timeout.
     ///
     /// # Errors
-    /// What the store says is the last item; before it comes what was freed on the same page.
+    /// What the store says is the last item; before it comes what was freed on the same page, and all the others where only
+    /// some rows can't be written now.
     ///
     /// # Example
     /// ```
@@ -63,7 +67,7 @@ impl LockClient {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn purge_pages(&self, older_than: Duration) -> PurgePages<'_> {
-        PurgePages { client: self, older_than, writes: Writes::Yes, next: Next::Page(None) }
+        PurgePages { client: self, older_than, writes: Writes::Yes, next: Next::Page(None), undone: None, in_a_row: 0 }
     }
 }
 
@@ -76,6 +80,11 @@ pub struct PurgePages<'a> {
     older_than: Duration,
     writes: Writes,
     next: Next,
+    /// Why the first row could not be written that can be read, as where somebody's transaction has it: the others are purged
+    /// all the same, ..
+    undone: Option<Error>,
+    /// .. but for so many in a row, where it is the store's trouble.
+    in_a_row: u32,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,9 +124,16 @@ impl PurgePages<'_> {
         self.next = page.next.map_or(Next::Nothing, |next| Next::Page(Some(next)));
         let mut purged = Purged::default();
         for seen in page.records {
-            if let Err(error) = self.row(&seen, &mut purged) {
-                self.next = Next::Failed(error);
-                break;
+            match self.row(&seen, &mut purged) {
+                Err(error) if error.is_retryable() && self.in_a_row < MOST_UNDONE && self.now(&seen).is_ok() => {
+                    self.in_a_row += 1;
+                    self.undone.get_or_insert(error);
+                }
+                Err(error) => {
+                    self.next = Next::Failed(error);
+                    break;
+                }
+                Ok(()) => self.in_a_row = 0,
             }
         }
         Ok(purged.sorted())
@@ -149,7 +165,7 @@ impl PurgePages<'_> {
                         );
                         false
                     }
-                    Err(error) => return Err(error),
+                    Err(error) => return Err(family.in_context(error.with_key(&seen.record.key))),
                 }
             }
         };
@@ -188,7 +204,7 @@ impl Iterator for PurgePages<'_> {
         match std::mem::replace(&mut self.next, Next::Nothing) {
             Next::Page(from) => Some(self.page(from)),
             Next::Failed(error) => Some(Err(error)),
-            Next::Nothing => None,
+            Next::Nothing => self.undone.take().map(Err),
         }
     }
 }

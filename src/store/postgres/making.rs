@@ -3,12 +3,13 @@
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
+use std::time::Instant;
 
 use tokio::sync::oneshot::{self, error::TryRecvError};
 use tokio::task::AbortHandle;
 
 use super::error::PostgresError;
-use super::send::{Connected, Owned};
+use super::send::{Connected, Owned, QUIET};
 use super::turns::CONNECTIONS;
 use crate::store::failure::Fate;
 
@@ -22,6 +23,7 @@ pub(super) struct Making(RefCell<Vec<Begun>>);
 struct Begun {
     made: oneshot::Receiver<Made>,
     task: AbortHandle,
+    since: Instant,
     /// The host that is asked.
     asked: Rc<Cell<Option<usize>>>,
 }
@@ -48,17 +50,25 @@ impl Owned {
         if let Some(spare) = self.spare() {
             return Ok(spare);
         }
-        // There are no more than there are turns: where others have all of those, it waits for one that was left.
-        let mut left = self.making.0.take();
-        let is_full = left.len() + self.turns.taken() > 2 * CONNECTIONS;
-        let adopted = if is_full { Some(left.remove(0)) } else { None };
-        self.making.0.replace(left);
-        if let Some(begun) = adopted
-            && let made @ Ok(_) = self.wait_for(begun).await
-        {
-            return made;
+        let begun = self.adopted().unwrap_or_else(|| self.begin());
+        self.wait_for(begun).await
+    }
+
+    /// There are no more than there are turns. Where others have all of those, it waits for one that was left, unless
+    /// that may be stuck, which ends then.
+    fn adopted(&self) -> Option<Begun> {
+        let mut left = self.making.0.borrow_mut();
+        if left.len() + self.turns.taken() <= 2 * CONNECTIONS {
+            return None;
         }
-        self.wait_for(self.begin()).await
+        let first = self.first_host();
+        let may_come =
+            |begun: &Begun| begun.since.elapsed() < QUIET && begun.asked.get().is_none_or(|host| host == first);
+        let at = left.iter().position(may_come);
+        if at.is_none() {
+            left.remove(0).task.abort();
+        }
+        at.map(|at| left.remove(at))
     }
 
     async fn wait_for(&self, begun: Begun) -> Made {
@@ -76,7 +86,7 @@ impl Owned {
             let made = owned.connect(&at, |_| {}).await.map(|(connected, _)| connected);
             let _ = done.send(made);
         };
-        Begun { made, task: tokio::task::spawn_local(making).abort_handle(), asked }
+        Begun { made, task: tokio::task::spawn_local(making).abort_handle(), since: Instant::now(), asked }
     }
 
     /// Puts those that are made to those that are idle.

@@ -37,7 +37,7 @@ const CONNECTION: Duration = Duration::from_secs(3);
 /// The time between two tries of a server that wakes up.
 const AGAIN: Duration = Duration::from_millis(200);
 /// A network that says nothing for so long may be dead.
-const QUIET: Duration = Duration::from_secs(1);
+pub(super) const QUIET: Duration = Duration::from_secs(1);
 
 /// What lives on the driver's thread.
 pub(super) struct Owned {
@@ -198,6 +198,11 @@ impl Owned {
             connected.keeps_statements();
         }
         Ok((connected, server))
+    }
+
+    /// The host that a connection begins with now.
+    pub fn first_host(&self) -> usize {
+        self.known.first.get()
     }
 
     /// This host says nothing, or who waits for it has no more time: the next connection begins with another one.

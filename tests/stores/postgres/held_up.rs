@@ -321,3 +321,29 @@ fn a_release_that_waits_for_a_turn_keeps_no_heartbeat_of_its_key_waiting() {
         });
     });
 }
+
+/// What the others have is no reason to leave all that comes after it.
+#[test]
+fn a_purge_goes_on_after_a_row_that_somebody_has_and_says_so() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let store = rows.open();
+    for key in ["a", "b", "c"] {
+        granted(&store, &mut exclusive(&store, key));
+    }
+    rows.age(Duration::from_secs(24 * 3600));
+    let client = connected(|| LockClient::builder(rows.url()).request_timeout(SHORT));
+    block_on(async {
+        let (theirs, pid) = holds(&rows, "WHERE key = 'b' FOR UPDATE").await;
+        let mut pages: Vec<_> = client.purge_pages(Duration::ZERO).collect();
+        let error = pages.pop().unwrap().unwrap_err();
+        assert_eq!(error.key(), Some("b"), "{error}");
+        let mut freed: Vec<String> =
+            pages.iter().flat_map(|page| &page.as_ref().unwrap().freed).map(|status| status.key().to_owned()).collect();
+        freed.sort();
+        assert_eq!(freed, ["a", "c"], "{error}");
+        end(&rows, pid);
+        drop(theirs);
+    });
+    assert_eq!(unless_late(|| client.purge(Duration::ZERO)).unwrap().freed.len(), 1);
+}
