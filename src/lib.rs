@@ -21,11 +21,12 @@
 //! 2. The [fencing tokens](LockGuard::fencing_token) of a key rise with every grant: after a release, an expiry, a purge, a
 //!    restart.
 //! 3. A lock that you were given is yours for at least the lease, and [`is_held`](LockGuard::is_held) turns false before
-//!    anybody else can be given it, unless somebody takes the lock away by order.
+//!    anybody else can be given it, unless somebody takes the lock away by an order, such as
+//!    [`force_release`](LockClient::force_release).
 //! 4. Every call ends by its deadline, if it has one, and every drop returns within `drop_timeout`. No call panics.
 //! 5. An error says what failed, with which key, on which store, and never shows a secret.
 //!
-//! What each rests on, which orders take a lock away, and the exceptions: [`guide::guarantees`].
+//! [`guide::guarantees`] says what each promise rests on, which orders take a lock away, and what the exceptions are.
 //!
 //! What no lease can prevent: a holder that is stopped between its last look at [`is_held`](LockGuard::is_held) and its
 //! next write may write late. Let the resource refuse a token below the highest it has seen; the README shows how.
@@ -40,9 +41,9 @@
 //! | `spanner:projects/P/instances/I/databases/D` | a table of Cloud Spanner; credentials are found as Google's client finds them, and `SPANNER_EMULATOR_HOST` names an emulator | `spanner` |
 //! | `memory:NAME` | inside the process; clients with the same name share it; without a name each client has its own | always |
 //!
-//! What each URL may say behind its `?`; an option that is not known is refused. With settings of your own, or a path with
-//! `%` or `?`: the function `builder` of the store's module (`leasehold::dynamodb::builder`). `mode=`, `unsafe_fs=`, `pooler=`
-//! and `admin_endpoint=` exist in URLs only.
+//! The next table has the options that each URL takes after its `?`; an unknown option is refused. For settings of your
+//! own, or a path with `%` or `?`, use the function `builder` of the store's module (`leasehold::dynamodb::builder`).
+//! `mode=`, `unsafe_fs=`, `pooler=` and `admin_endpoint=` exist in URLs only.
 //!
 //! | store | options, with their defaults |
 //! |---|---|
@@ -50,14 +51,14 @@
 //! | DynamoDB | `region=`, `endpoint=`, `grace=1s`, `fleet=own`, `partition_key=key`, `sort_key=NAME:VALUE`, `deletion_protection=0`, `point_in_time_recovery=0` |
 //! | MongoDB | `collection=locks`, `fleet=own`, and those of MongoDB's own URLs |
 //! | PostgreSQL | `table=leasehold`, `pooler=` unset, or `transaction`, and those of libpq, as far as tokio-postgres has them |
-//! | Cloud Spanner | `table=`, which must be said, `admin_endpoint=`, `spindle_duration=20s`, `fleet=own` |
+//! | Cloud Spanner | `table=`, which is required, `admin_endpoint=`, `spindle_duration=20s`, `fleet=own` |
 //!
 //! # Features
 //! | feature | what |
 //! |---|---|
 //! | `sqlite` | the embedded store (default) |
 //! | `dynamodb` | DynamoDB; brings the AWS SDK, which runs on one background thread |
-//! | `mongodb` | MongoDB; brings its driver, which runs on one background thread, beside one that sleeps |
+//! | `mongodb` | MongoDB; brings its driver, which runs on one background thread, next to one that sleeps |
 //! | `postgres` | PostgreSQL; brings tokio-postgres, which runs on one background thread |
 //! | `spanner` | Cloud Spanner; brings Google's client, a preview, which runs on one background thread |
 //! | `cli` | the command `leasehold`; of no use to the library |
@@ -66,24 +67,26 @@
 //! | `serde` | `Serialize` and `Deserialize` for [`Lock`], so that it can travel between processes: as JSON, or in another format whose fields have names |
 //! | `capi` | the C library, built by `cargo rustc --lib --features capi --crate-type cdylib`; its header is `src/capi/leasehold.h` |
 //!
-//! Who needs no SQLite turns it off, by `default-features = false`. A program links one `libsqlite3-sys` only, so cargo finds no
-//! versions where another crate wants another one than rusqlite: sqlx does with some of its features, without its own SQLite.
+//! If you do not need SQLite, turn it off by `default-features = false`. A program can link only one version of
+//! `libsqlite3-sys`, so cargo can't resolve the versions if another crate wants a different one than rusqlite: sqlx
+//! does so with some of its features, even without its own SQLite.
 //!
 //! # Compilers, SQLite and TLS
-//! The oldest Rust is 1.89, with `spanner` 1.91, with `dynamodb` 1.94.1: so say their SDKs, and cargo names the package that is
-//! in the way. No older versions of these SDKs are taken than those that CI tests. It tries 1.89 with all that has no server's
-//! SDK.
+//! The oldest supported Rust is 1.89; with `spanner` it is 1.91, with `dynamodb` 1.94.1, because their SDKs require
+//! that. With an older compiler cargo names the package that requires a newer one. No older versions of these SDKs are
+//! accepted than those that CI tests. CI tests Rust 1.89 with everything that needs no server's SDK.
 //!
-//! SQLite is built along, from C. With `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` in the environment of the build the system's is linked instead
-//! (its headers and `pkg-config` must be there). rusqlite 0.41 needs 3.44 for that; on an older system, like Debian 12, take
-//! `cargo update --package rusqlite --precise 0.39.0`, with which 3.37 is enough, as CI tries. It is no feature of
-//! this crate, since features add up: any other crate that asks rusqlite for the bundled one would turn it back on.
-//! The system's should have the fix of a [race](https://sqlite.org/wal.html#walresetbug) by which, rarely, a commit is
-//! lost and a lock has two holders: 3.51.3 and later have it, and 3.50.7 and 3.44.6 with the later ones of those two
-//! lines. A distribution may have put it into an older one, whose number does not tell: a client warns of every number
-//! that may lack it, once.
+//! SQLite is compiled from C as part of the build. With `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` in the environment of the
+//! build, the system's SQLite is linked instead (its headers and `pkg-config` must be installed). rusqlite 0.41 needs
+//! SQLite 3.44 for that; on an older system, like Debian 12, run `cargo update --package rusqlite --precise 0.39.0`:
+//! then 3.37 is enough, which CI tests. This choice is not a feature of this crate, since features add up: any other
+//! crate that asks rusqlite for the bundled SQLite would turn it back on. The system's SQLite should have the fix of a
+//! [race](https://sqlite.org/wal.html#walresetbug) by which, rarely, a commit is lost and a lock has two holders:
+//! 3.51.3 and later have it, and so do 3.50.7 and 3.44.6 with the later versions of those two lines. A distribution may
+//! have put the fix into an older version, whose number does not show it. So a client warns, once per process, of every
+//! number that may lack the fix.
 //!
-//! TLS is rustls with aws-lc for every server, so that a program has one stack. What you can choose:
+//! TLS is rustls with aws-lc for every server, so that a program has one TLS stack. What you can choose:
 //!
 //! | feature | another one | whose certificates are trusted |
 //! |---|---|---|
@@ -92,11 +95,11 @@
 //! | `postgres` | none | the system's, or those of `sslrootcert=` |
 //! | `spanner` | a default provider that your program sets for rustls (`CryptoProvider::install_default`) before it connects | the system's |
 //!
-//! Where your program also has rustls with ring, rustls can't choose for your own connections, and panics: call
-//! `CryptoProvider::install_default` first in `main`.
+//! If your program also has rustls with ring, rustls can't choose between the two for your own connections, and panics:
+//! call `CryptoProvider::install_default` first in `main`.
 //!
-//! The driver's feature `bson-3` may be on elsewhere in your program: `mongodb::driver::bson` is the newer one then.
-//! The command builds as a static binary for musl: `.github/packaging` says how.
+//! If another part of your program turns on the feature `bson-3` of MongoDB's driver, `mongodb::driver::bson` is the
+//! newer `bson`. The command builds as a static binary for musl: `.github/packaging` says how.
 //!
 //! # Logs and metrics
 //! The library logs by the crate [`log`](https://docs.rs/log): nothing is seen until the program has a logger. The targets
@@ -110,12 +113,13 @@
 //! runtime, and leaves yours alone.
 //!
 //! - Call it through `spawn_blocking`, never in a task itself: a task that waits for a lock keeps a worker of the runtime
-//!   from all other work; on a current-thread runtime that is all there is, and the lock's holder may be among it.
+//!   from all other work; a current-thread runtime has no other worker, and the lock's holder may be one of its tasks.
 //! - A guard may be kept across `.await`: its heartbeats have a thread of their own, which a busy runtime doesn't
 //!   delay. Drop it by `spawn_blocking(move || drop(guard))`, or by a thread.
-//! - The threads of `spawn_blocking` have a bound (512 in tokio). Where waiters of a lock have all of them, the task that holds it
-//!   gets none to release it by, nor tokio's files and names: nothing ends that. Have fewer waiters at a time than there are
-//!   threads, by a semaphore of yours, or let each wait have a limit.
+//! - The number of threads of `spawn_blocking` is limited (512 in tokio). If waiters of a lock occupy all of them, the
+//!   task that holds the lock gets no thread to release it with, nor do tokio's file operations and name look-ups get
+//!   one: nothing ends that state. Allow fewer waiters at a time than there are threads, by a semaphore of yours, or
+//!   give each wait a limit.
 //! - `on_loss`, `on_warning` and the callbacks of an election run on threads of the library, where no runtime is current: start
 //!   tasks there by a `Handle` of yours. An [`Observer`] runs on the caller's thread or on one of the library.
 //! - `timeout(d, spawn_blocking(..))` gives up the answer, not the wait: the thread goes on waiting, may be granted the
@@ -183,7 +187,7 @@
 
 #![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs)]
-// Only the C API, which is off by default, has any.
+// Only the C API, which is off by default, has unsafe code.
 #![cfg_attr(not(feature = "capi"), forbid(unsafe_code))]
 #![cfg_attr(feature = "capi", deny(unsafe_code))]
 
@@ -196,7 +200,7 @@ mod engine;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
 mod model;
-// The whole contract and the fault switch serve the tests; a build with few stores uses less of them.
+// Some of the contract of stores, and the fault switch, only the tests use; a build with few stores uses even less.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod store;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
@@ -342,7 +346,7 @@ pub mod internals {
         pub use crate::sys::{clock, deadline};
     }
 
-    /// A client of a store that is open already.
+    /// The builder of a client for a store that is open already.
     pub fn builder_over(
         store: std::sync::Arc<dyn crate::store::Backend>,
         clock: std::sync::Arc<crate::sys::clock::Clock>,
@@ -350,7 +354,7 @@ pub mod internals {
         crate::ClientBuilder::over(store, clock)
     }
 
-    /// How many that wait for `key` are in their callbacks: nothing is handed over to them there.
+    /// How many waiters for `key` are inside their callbacks, where no lock is handed over to them.
     pub fn in_users_code(client: &crate::LockClient, key: &str) -> usize {
         client.family.queues.in_users_code(key)
     }

@@ -32,7 +32,7 @@ pub(super) struct Wait<'a> {
     pub(super) patience: Patience,
     /// The call also waits for other keys, which errors of this one must not delay.
     pub(super) is_one_of_several: bool,
-    /// The same for all that wait in one call.
+    /// Shared by all waits of one call.
     pub(super) users_code: Arc<UsersCode>,
     pub(super) effort: Effort,
     pub(super) line: InLine,
@@ -150,8 +150,8 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Whether others of this process, who wait for the lock, come first. Behind them it would wait for itself if this
-    /// client holds the lock with the same lock id: the store's answer says so.
+    /// Whether others of this process that wait for the lock come first. Not so if this client holds the lock with the
+    /// same lock id: behind them the call would wait for itself, so it asks the store, whose answer says so.
     pub(super) fn yields_to_line(&self) -> bool {
         let LockSpec { key, lock_id, .. } = &self.spec.lock;
         let is_mine = |lock: &Lock| lock.key() == key && Some(lock.lock_id()) == lock_id.as_deref();
@@ -216,14 +216,14 @@ impl<'a> Wait<'a> {
         self.stand(overall);
     }
 
-    /// The same for a wait whose begin is reported.
+    /// The same, where the beginning of the wait is reported elsewhere.
     pub(super) fn stand(&mut self, overall: &Deadline) {
         if !self.family.is_own_process() {
             return;
         }
         let enter = || self.family.queues.enter(self.spec.lock.clone(), &self.users_code, overall);
         self.line.ticket.get_or_insert_with(enter);
-        // What it asked before it stood there.
+        // What it saw when it asked, before it joined the line: the waiters behind it may use that.
         self.known.last_seen.take().into_iter().for_each(|seen| self.saw(seen));
         pause!("acquire.entered");
     }
@@ -231,7 +231,7 @@ impl<'a> Wait<'a> {
     /// Waits for the turn to ask, or for a hand-over.
     fn turn(&mut self, overall: &Deadline) -> Turn {
         loop {
-            // A callback may have forked: nobody nudges it here.
+            // A callback may have forked: in the child nothing nudges this waiter.
             if !self.family.is_own_process() || self.is_past_end() {
                 return Turn::Over;
             }
@@ -262,7 +262,8 @@ impl<'a> Wait<'a> {
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                     Waited::Over => return Turn::Over,
-                    // Nobody nudges it when all before it hang, so it looks; if they do not, there is nothing to report.
+                    // If all before it hang, nobody nudges it: so it checks. If they do not, there is nothing to report
+                    // yet.
                     Waited::Limit if left > HANGS && !ticket.is_first() && !self.is_past_end() => {}
                     Waited::Limit | Waited::Event => break,
                 }
@@ -270,7 +271,8 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Asks for it, as one of several keys that are asked for in turn, unless the call has ended.
+    /// Asks for this key, one of several that are asked for in turn, unless the client was closed or the call was
+    /// cancelled.
     pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
         self.family.check_open()?;
         self.check_cancelled()?;
@@ -307,13 +309,13 @@ impl<'a> Wait<'a> {
             self.known.is_out = true;
             self.known.last_error.get_or_insert(trouble);
         }
-        // Taken: a grant that fails after this is a reason of its own.
+        // Both are taken: if a lock that is handed over after this can't be held, only that is to be reported.
         let (holders, _) = (self.holders(), self.known.last_seen.take());
         match (holders, self.known.last_error.take()) {
             // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
             (Some(holders), _) => Ok(Obtained::Refused(holders)),
-            // It never came to the head of the line, or its end cut off its first look there.
+            // It waited in the line and never asked the store, of which no failure is known.
             (None, _) if self.is_in_line() && self.effort.attempts == 0 && !self.known.is_out => {
                 Ok(Obtained::Refused(Vec::new()))
             }

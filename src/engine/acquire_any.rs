@@ -120,12 +120,12 @@ impl AnyWait<'_> {
         self.ended()
     }
 
-    /// Waits in the line of each key from now on. Reports it until the call's time is over.
+    /// Waits in the line of each key from now on. Reports each wait that begins, until the call's time is over.
     fn enter(&mut self, overall: &Deadline) {
         let (begun, mut is_late) = (Instant::now(), false);
         for wait in &mut self.waits {
             if !is_late {
-                // It stands in lines already.
+                // It may be in other lines already: the waiters behind it there must see that the user's code runs.
                 wait.mark_users_code_of_many(begun);
                 wait.begins();
                 is_late = overall.is_over();
@@ -145,14 +145,15 @@ impl AnyWait<'_> {
             };
             let Some(handed) = wait.leave(leaves) else { continue };
             if !matches!(outcome, Ok(Obtained::Refused(_))) {
-                // Not waited for: nothing renews the lock that was granted before it has a guard.
+                // In the background: nothing renews a lock that was granted before it has a guard, so it must not wait
+                // for this.
                 self.family.give_up_later(handed.attempt);
                 continue;
             }
             match wait.act(Turn::Given(*handed), overall) {
                 Ok(Round::Granted(granted)) => outcome = Ok(Obtained::Granted(granted)),
                 Ok(_) => {}
-                // What the other lines were given is given back.
+                // After an error, what is handed over in the other lines is given back, too.
                 Err(error) => outcome = Err(error),
             }
         }
@@ -196,8 +197,8 @@ impl AnyWait<'_> {
         Ok(None)
     }
 
-    /// Takes what was handed over, or else looks at the keys that were reported or are due, and asks for those that look
-    /// free. Each only at the head of its line.
+    /// Takes what was handed over, or else looks at the keys that were reported or are due, and asks for those that
+    /// look free. It looks at a key only while it is at the head of that line.
     pub(super) fn look_at_each(&mut self, overall: &Deadline) -> Result<Option<Granted>> {
         let now = Instant::now();
         let is_due = |wait: &Wait<'_>| wait.line.look_at.is_some_and(|at| at <= now);
@@ -208,7 +209,7 @@ impl AnyWait<'_> {
             let looks = is_nudged || is_due(wait) || (is_round && !wait.line.is_woken);
             let others_turn = wait.ticket().and_then(Ticket::others_turn);
             if looks {
-                // Once others had their turn: no report comes again.
+                // When others have their turn first, it looks after that: the report does not come again.
                 wait.line.look_at = others_turn;
             }
             let Some(ticket) = wait.ticket().filter(|_| !overall.is_over()) else { continue };
@@ -245,15 +246,16 @@ impl AnyWait<'_> {
             // At least once, however long the reports take.
             loop {
                 let left = until.min(tell_at).saturating_duration_since(Instant::now());
-                // A callback may have forked: nobody nudges it here.
+                // A callback may have forked: in the child nothing nudges this waiter.
                 if !self.family.is_own_process() {
                     return true;
                 }
                 if self.waits.iter().any(Wait::is_past_end) {
                     return false;
                 }
-                // Nobody reports that all before it hang, so it looks; twice in that time, for one that comes back and hangs
-                // again is first for so long at least.
+                // If all before it hang, nobody nudges it: so it checks. It does so twice within `HANGS`, to see also
+                // that one of those has come back: that one is first for at least `HANGS` before it counts as hanging
+                // again.
                 if !overall.wait_for_any(left.min(HANGS / 2), self.tickets().map(Ticket::nudged)) {
                     return false;
                 }
@@ -276,8 +278,9 @@ impl AnyWait<'_> {
         self.waits.iter().filter_map(Wait::ticket)
     }
 
-    /// Whether its turn has come for a key and nobody told it, since all before it hang: that one is looked at now. One that
-    /// came back has its turn, and all that is reported meanwhile.
+    /// Whether it has become the first of a line without a nudge, since all before it hang: it looks at that key now.
+    /// Where it is not the first (one that hung has come back), it does not look: the first has the turn, and gets all
+    /// reports.
     fn finds_turn(&mut self) -> bool {
         let mut finds = false;
         for wait in &mut self.waits {
@@ -289,7 +292,8 @@ impl AnyWait<'_> {
         finds
     }
 
-    /// Reports of each key that the wait goes on, until there is something else to do: the next round goes on from there.
+    /// Reports for each key that the wait goes on, until there is something else to do; the next round continues from
+    /// there.
     fn report_each(&mut self, overall: &Deadline) {
         let begun = Instant::now();
         for _ in 0..self.waits.len() {

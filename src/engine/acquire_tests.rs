@@ -62,7 +62,7 @@ impl Bench {
         page.records.first().is_some_and(|seen| seen.live().count() > 0)
     }
 
-    /// Nothing stands once the background has done what it was left to do.
+    /// Whether nothing remains once the background has done what it was left to do.
     fn is_given_up(&self) -> bool {
         self.family.close(SLACK).expect("there are no guards");
         !self.stands()
@@ -73,8 +73,8 @@ impl Bench {
         Wait::new(&self.family, spec, patience)
     }
 
-    /// What a waiter does whose turn it is while the one before it hangs, until it has read the lock. Its call is over
-    /// then.
+    /// What a waiter does (`does`) that has the turn because the one before it hangs, until it has read the lock. By
+    /// then the first one has come back, and the waiter's call is over.
     fn passed_by<'a, T>(&'a self, does: impl FnOnce(Wait<'a>, &Deadline) -> T) -> T {
         let (users_code, cancel) = (Arc::<UsersCode>::default(), CancelToken::new());
         let _first = self.family.queues.enter(spec(), &users_code, &Deadline::after(SLACK));
@@ -90,14 +90,14 @@ impl Bench {
                     std::thread::yield_now();
                 }
                 users_code.runs(None);
-                // It has its answer at once.
+                // The read is answered at once.
                 cancel.cancel();
             });
             does(wait, &overall)
         })
     }
 
-    /// What a call gets to which the lock is handed over when its time is over and it has not left the line yet.
+    /// What a call gets if the lock is handed over to it when its time is over, but it has not left the line yet.
     fn at_the_last_moment(&self, held_until: BootTime, cancels: bool) -> Result<Obtained> {
         let (queues, granted) = (self.family.queues.clone(), self.granted(held_until));
         let mut handed = Some((queues.enter(spec(), &Arc::default(), &Deadline::after(SLACK)), granted));
@@ -106,7 +106,7 @@ impl Bench {
         let on_wait = move |_: &Waiting| {
             if let Some((first, granted)) = handed.take() {
                 drop(first);
-                // As if this had returned: nothing is handed over to one in code of its user's.
+                // As if this callback had returned: nothing is handed over to a call while it runs the user's code.
                 its_code.runs(None);
                 assert!(queues.reserve("k", |_| true).expect("it waits").give(granted).is_ok());
                 if cancels {
@@ -123,7 +123,7 @@ impl Bench {
         };
         let mut wait = Wait::new(&self.family, spec, Patience::Until(Instant::now()));
         wait.users_code = users_code;
-        // It was reserved before.
+        // With a longer deadline, as if it had been reserved before its time was over.
         wait.stand(&Deadline::after(SLACK));
         let outcome = wait.run();
         assert_eq!(self.family.queues.len("k"), 0);
@@ -140,7 +140,7 @@ fn what_is_handed_over_at_the_last_moment_comes_along() {
 
 #[test]
 fn what_is_handed_over_at_the_last_moment_and_can_not_be_held_is_given_up() {
-    // The end cuts off what its lease takes; only what the store refuses is trouble.
+    // The end of the call cuts off the renewal that sets its lease; only a refusal by the store is trouble.
     let (late, in_time) = (BootTime::PAST, BootTime::NEVER);
     let faults = [Fault::FailBefore, Fault::ApplyThenHang, Fault::Refuse].map(|fault| (in_time, Some(fault)));
     for (held_until, fault) in [(late, None)].into_iter().chain(faults) {
@@ -160,7 +160,7 @@ fn what_is_handed_over_to_a_call_that_was_cancelled_is_given_back() {
     assert!(bench.is_given_up());
 }
 
-/// Behind others of the process it would wait for itself, or for those who wait for the very holder that it replaces.
+/// Behind others of the process it would wait for itself, or for those that wait for the very holder that it replaces.
 #[test]
 fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let bench = Bench::new();
@@ -170,7 +170,7 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     let hold = bench.held(held);
     let _first = bench.family.queues.enter(spec(), &Arc::default(), &Deadline::after(SLACK));
     let obtain = |lock: LockSpec, stands_back, any: bool| {
-        // Only who waits behind the first one needs its time.
+        // Only a call that waits behind the first one uses all of its time.
         let is_answered = lock.lock_id.is_some() || lock.replace_same_owner;
         let time = if is_answered { SLACK } else { Duration::from_millis(200) };
         let patience = Patience::Until(Instant::now() + time);
@@ -190,12 +190,12 @@ fn who_waits_for_itself_or_replaces_the_holder_asks_though_others_wait() {
     hold.abandon();
 }
 
-/// The wall clock says nothing of how long the grant stands: somebody may set it.
+/// The wall clock says nothing about how long the grant remains: somebody may set it.
 #[test]
 fn what_is_given_up_is_tried_for_as_long_as_it_stands_whatever_the_wall_clock_says() {
     let bench = Bench::new();
     let mut granted = bench.granted(BootTime::NEVER);
-    // Whoever renewed the group of it.
+    // As after somebody has renewed its group.
     granted.holder.until = End::At(granted.now.plus(2 * MAX_ACQUIRE_LEASE));
     let hold = bench.held(granted);
     hold.state.lock().lock.leased_until = Some(std::time::SystemTime::UNIX_EPOCH);
@@ -203,7 +203,7 @@ fn what_is_given_up_is_tried_for_as_long_as_it_stands_whatever_the_wall_clock_sa
     hold.abandon();
     let until = Instant::now() + Duration::from_secs(60);
     let stands_for = loop {
-        // What is being tried is not in the list.
+        // A grant that is being given up right now is not in the list.
         match bench.family.undo().longest() {
             Some(longest) => break longest,
             None => assert!(Instant::now() < until, "it is to be given up"),
@@ -238,7 +238,7 @@ fn a_lock_that_was_granted_does_not_wait_until_what_was_handed_over_beside_it_is
     assert!(bench.is_given_up());
 }
 
-/// Takes a while for each event, counts them, and looks who waits at each; the last one ends the call.
+/// Takes a while for each event, and notes how many wait then; the last one ends the call.
 struct Slow {
     queues: std::sync::OnceLock<Arc<Queues>>,
     waiting: parking_lot::Mutex<Vec<usize>>,
@@ -279,11 +279,11 @@ fn waiting_at_slow_reports() -> Vec<usize> {
     waiting.clone()
 }
 
-/// None of them takes as long as one that hangs.
+/// No single report takes as long as one that hangs.
 #[test]
 fn many_slow_reports_that_a_wait_begins_hold_up_neither_others_nor_its_end() {
-    // First in its line at the second report, and passed over at the last. On a busy machine the second may come so
-    // late that the first counts as one that hangs: then again.
+    // The call is first in its line at the second report, and passed over at the last. On a busy machine the second may
+    // come so late that the call counts as hanging by then: so this is tried up to three times.
     let is_first = (0..3).any(|_| {
         let waiting = waiting_at_slow_reports();
         assert_eq!((waiting.len(), waiting[5]), (6, 0), "{waiting:?}");
@@ -299,7 +299,7 @@ fn a_grant_that_comes_too_late_is_given_up_and_asked_for_again() {
     let round = wait.act(Turn::Given(bench.granted(BootTime::PAST)), &Deadline::after(SLACK));
     assert!(matches!(round, Ok(Round::Trouble)));
     assert!(!bench.stands());
-    // The one whose place it took has given it up already: there is nothing to ask for again.
+    // The holder that it replaced has given the lock up already: there is nothing to ask for again.
     wait.spec.lock.instead_of = Some((bench.store.info().grant_form.fresh(), 1));
     let round = wait.act(Turn::Given(bench.granted(BootTime::PAST)), &Deadline::after(SLACK));
     assert_eq!(round.err().expect("an error").kind(), ErrorKind::TimedOut);
@@ -340,7 +340,8 @@ fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
     assert!(matches!(round, Ok(Round::Trouble)));
     let error = wait.ended().err().expect("an error").to_string();
     assert!(error.contains("it refuses connections"), "{error}");
-    // Also where both may be done. A machine that stands still for longer than `SILENT` in the second leaves that to be told.
+    // The same where both may be done. If the machine pauses for more than `SILENT` in the second, that one is
+    // reported.
     let last = || {
         let bench = Bench::new();
         let mut wait = bench.wait(Patience::Endless);
@@ -423,7 +424,7 @@ fn a_long_wait_is_told_now_and_then() {
     let mut wait = bench.wait(Patience::Until(Instant::now() + Duration::from_millis(300)));
     wait.spec.on_wait = Some(Box::new(move |_| *count.lock() += 1));
     assert!(matches!(wait.run(), Ok(Obtained::Refused(_))));
-    // It polls each 150 ms at the most, and is told beside each.
+    // It polls every 150 ms at most, and reports at each poll.
     assert!((1..10).contains(&*told.lock()), "told {} times", told.lock());
 }
 
@@ -460,7 +461,7 @@ fn who_is_not_first_any_more_once_it_has_looked_does_not_ask() {
     assert_eq!(bench.faults.count(Call::Acquire), 0);
 }
 
-/// As by a heartbeat: where the store's time has gone back, an end that was set before is too far in the future.
+/// As with a heartbeat: where the store's time has gone back, an end that was set before is too far in the future.
 #[test]
 fn a_first_renewal_counts_for_no_longer_than_it_asks_for() {
     let (bench, by) = (Bench::new(), Deadline::after(SLACK));
@@ -473,7 +474,7 @@ fn a_first_renewal_counts_for_no_longer_than_it_asks_for() {
     assert!(held_for < LEASE, "{held_for:?}");
 }
 
-/// The holder that it replaced is gone: asked again, it would report as lost what it has transferred itself.
+/// The holder that it replaced is gone: asking again would report as lost a lock that it has transferred itself.
 #[test]
 fn a_transfer_whose_lease_is_not_set_is_not_asked_for_again() {
     let (bench, by) = (Bench::new(), Deadline::after(SLACK));
@@ -483,7 +484,7 @@ fn a_transfer_whose_lease_is_not_set_is_not_asked_for_again() {
     let _ = bench.store.release(&mut gone.attempt, Purpose::Release, &by).expect("an answer");
     let lost = wait.act(Turn::Given(gone), &by).err().expect("it is gone");
     assert_eq!((lost.kind(), lost.is_retryable()), (ErrorKind::Lost, false), "a second one would be lost, too");
-    // More than the lease.
+    // A margin that is longer than the lease: each grant comes too late.
     wait.spec.lock.terms.margin = 2 * LEASE;
     let late = |wait: &mut Wait<'_>| {
         let late = wait.act(Turn::Given(bench.granted(BootTime::NEVER)), &by).err().expect("it comes too late");

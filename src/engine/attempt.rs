@@ -44,11 +44,12 @@ impl Wait<'_> {
                 pause!("acquire.answered");
                 answer
             });
-            // What it had to report may have forked.
+            // The observer to which the request was reported may have forked.
             family.check_process()?;
             let error = match answer {
                 Ok(Acquired::Granted { holder, repeated, now }) => {
-                    // What an unanswered one was granted may be over, and granted anew: others act on that end.
+                    // An earlier try without an answer may have been granted, and this may be a new grant after that
+                    // one's end. Others act on that end, so the lease counts from the first try.
                     let from = if repeated || unanswered.is_some() { first_sent } else { sent };
                     let held_until = terms.first_held_until((from, lease), sent, holder.until, now);
                     if clock.now() >= held_until {
@@ -73,7 +74,7 @@ impl Wait<'_> {
                     if unanswered.is_some() {
                         family.give_up_later(attempt);
                     }
-                    // It is given up; but it may have ended another's hold.
+                    // That try is given up; but it may have ended the hold of another.
                     let LockSpec { instead_of, replace_same_owner, .. } = &self.spec.lock;
                     let matters = instead_of.is_some() || *replace_same_owner;
                     return Err(refused_at_last(unanswered.filter(|_| matters), error));
@@ -86,7 +87,7 @@ impl Wait<'_> {
             failures += 1;
             self.begins();
             self.failed(error.clone(), asked, overall);
-            // One repeat first: before asking for another key, it finds a grant whose answer was lost.
+            // One repeat comes before the call asks for another key: it finds a grant whose answer was lost.
             let others_turn =
                 self.is_one_of_several && (failures > 1 || clock.now() >= first_sent + family.options.request_timeout);
             let too_old = others_turn || clock.now() >= first_sent + lease / 2;
@@ -101,13 +102,13 @@ impl Wait<'_> {
                         return Err(unanswered.unwrap_or(error).retryable());
                     }
                 }
-                // Else what `failed` made of it.
+                // Without an unanswered try, `last_error` stays as `failed` has set it.
                 if let Some(unanswered) = unanswered {
                     self.known.last_error = Some(unanswered.retryable());
                 }
                 return Ok(Round::Trouble);
             }
-            // What may still be granted is given up before `on_wait` can hang or close the client.
+            // Not while a try may still be granted: it must be given up before `on_wait` can hang or close the client.
             unanswered.is_none().then(|| self.report_trouble());
             family.check_process()?;
         }
@@ -144,10 +145,10 @@ impl Wait<'_> {
         Ok(Round::Refused)
     }
 
-    /// A try of this acquisition begins, which replaces no guard that its own client has got since the call began.
+    /// Begins a try of this acquisition. It does not replace a guard that this client was granted since the call began.
     pub(super) fn begins_try(&mut self, attempt: &mut Attempt) {
         let (key, called) = (&self.spec.lock.key, self.effort.called);
-        // A guard learns late that another process took its lock.
+        // A guard learns late that another process took its lock: that process has a higher token.
         let known = self.known.last_seen.iter().flat_map(|seen| seen.live()).map(|(_, holder)| holder.token).max();
         let has = |lock: &Lock| lock.key() == key && known.is_none_or(|known| known <= lock.fencing_token());
         let is_newer = |hold: &Arc<Hold>| has(hold.granted()) && hold.stands_since(called);
@@ -157,8 +158,8 @@ impl Wait<'_> {
         self.effort.attempts += 1;
     }
 
-    /// Sends a request, which those behind it see. What that has to report comes once it is answered, for whoever hangs
-    /// there is to be passed over.
+    /// Sends a request, and shows the waiters behind it since when. What the request has to report to the observer
+    /// comes once it is answered, so that a waiter whose observer hangs is passed over.
     pub(super) fn asking<T>(&self, since: Instant, request: impl FnOnce() -> T) -> T {
         let later = later();
         self.asks(Some(since));

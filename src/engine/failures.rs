@@ -24,10 +24,11 @@ impl Failures {
     /// Waits after a try that failed by `error`, until the next one begins.
     ///
     /// # Errors
-    /// The one that says most of all, once `by` is over.
+    /// The error that says most, of all tries, once `by` is over.
     pub fn wait(&mut self, error: Error, by: &Deadline) -> Result<(), Error> {
         let known = match self.known.take() {
-            // That another try did nothing says nothing of the one that may be done.
+            // Only one of the two tries may have been done: its error counts, since the other one says nothing about
+            // it.
             Some(known) if may_be_done(&known) != may_be_done(&error) => {
                 if may_be_done(&known) {
                     known
@@ -48,7 +49,7 @@ impl Failures {
     /// The same as [`wait`](Self::wait), but what is final is not tried again.
     ///
     /// # Errors
-    /// `error` itself if it is final, unless an earlier try may be done, of which it says nothing.
+    /// `error` itself if it is final, unless an earlier try may have been done: see `refused_at_last`.
     pub fn wait_if_retryable(&mut self, error: Error, by: &Deadline) -> Result<(), Error> {
         if error.is_retryable() {
             return self.wait(error, by);
@@ -57,7 +58,7 @@ impl Failures {
     }
 }
 
-/// What is told where a repeat was refused for good: that says nothing of an earlier try that may be done.
+/// The error to report when a repeat was refused for good: that says nothing of an earlier try that may have been done.
 pub fn refused_at_last(earlier: Option<Error>, refusal: Error) -> Error {
     match earlier.filter(may_be_done) {
         Some(done) => done.final_now().caused_by(refusal),
@@ -65,7 +66,7 @@ pub fn refused_at_last(earlier: Option<Error>, refusal: Error) -> Error {
     }
 }
 
-/// What is told of a lock that was taken over from who handed it over, and lost by that.
+/// The error to report for a lock that was taken over from its holder, who lost it by that, and could not be held.
 pub fn handed_over_in_vain(error: Error) -> Error {
     let message = "it was handed over, but could not be held for its whole lease, and is given up";
     Error::new(ErrorKind::Ambiguous, message).caused_by(error)
@@ -75,8 +76,8 @@ fn may_be_done(error: &Error) -> bool {
     error.kind() == ErrorKind::Ambiguous
 }
 
-/// What is told of two errors: what the end of a call cut off right after it began says nothing of the store, and hides none
-/// that does.
+/// Which of two errors to report. One that the end of a call cut off right after it began says nothing about the store,
+/// and must not replace one that does.
 pub fn tells_most(known: Option<Error>, error: Error, is_cut_off: bool) -> Error {
     known.filter(|_| is_cut_off).unwrap_or(error)
 }
@@ -95,7 +96,7 @@ mod tests {
         failures.wait(last, &Deadline::at(Instant::now())).expect_err("no time is left").to_string()
     }
 
-    /// As with a full disk, when the last try has hardly begun.
+    /// For example with a full disk, when the last try has hardly begun.
     #[test]
     fn what_the_end_cut_off_right_after_it_began_hides_no_error() {
         let tries = [(ErrorKind::Store, "the disk is full"), (ErrorKind::Store, "no answer in 1 ms")];

@@ -40,9 +40,9 @@ pub struct Family {
     pub backend: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
     pub options: ClientOptions,
-    /// Who waits in this process.
+    /// The waiters of this process.
     pub queues: Arc<Queues>,
-    /// What wakes them when a lock may be free.
+    /// Wakes them when a lock may be free.
     pub wakeups: Arc<Wakeups>,
     labels: Labels,
     process: ProcessId,
@@ -60,13 +60,14 @@ struct Closing {
     obtaining: Mutex<Vec<usize>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
-    /// The last field, so that it is dropped last: the store's own end is then part of the client's drop.
+    /// The last field, so that it is dropped last: the bound of the client's drop then also covers the end of the
+    /// store.
     drop_bound: DropBound,
 }
 
 /// Work that uses a lock and must end before `close` releases the lock.
 pub trait EndsFirst: Send + Sync {
-    /// Asks it to end by then, without waiting for that.
+    /// Asks the work to end by `by`, without waiting for that.
     fn ask_to_end(&self, by: Instant);
     /// Waits for its end until `by`.
     fn wait_for_end(&self, by: Instant);
@@ -77,7 +78,7 @@ pub struct Obtaining(Arc<Family>);
 
 impl Drop for Obtaining {
     fn drop(&mut self) {
-        // Code of the user's may have forked.
+        // The user's code may have forked: this may be the child.
         if !self.0.is_own_process() {
             return;
         }
@@ -131,7 +132,7 @@ impl Family {
         Ok(())
     }
 
-    /// Refuses what goes on in a child after code of the user's has forked.
+    /// Fails in a child after the user's code has forked during a call.
     pub fn check_process(&self) -> Result<()> {
         self.process.check().map_err(|error| self.in_context(error))
     }
@@ -144,7 +145,7 @@ impl Family {
         pause!("acquire.begins");
         self.closing.obtaining.lock().push(here());
         let call = Obtaining(self.clone());
-        // `close` may have looked before.
+        // Checked again: `close` may have looked at `obtaining` before this call was added.
         self.check_open().map(|()| call)
     }
 
@@ -172,12 +173,12 @@ impl Family {
         self.backend.info().limits.map_or(Ok(()), |limits| limits.check_key(key))
     }
 
-    /// The deadline of one request that nobody set a closer one for.
+    /// The deadline of one request, where nobody has set a closer one.
     pub fn request_deadline(&self) -> Deadline {
         Deadline::after(self.options.request_timeout).or_cancel(&self.closing.token)
     }
 
-    /// Makes the request again after each failure that may be over soon.
+    /// Repeats the request after each retryable failure, until `by` is over.
     pub fn repeated_until<T>(&self, by: &Deadline, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
         let mut failures = Failures::none();
         loop {
@@ -191,7 +192,8 @@ impl Family {
         }
     }
 
-    /// What a call says that has failed: that the client was closed meanwhile, unless it may be done.
+    /// The error of a call that failed: `Closed` if the client was closed meanwhile, unless the call may have been
+    /// done.
     pub fn or_closed(&self, error: Error) -> Error {
         match self.check_open() {
             Err(_) if error.kind() == ErrorKind::Ambiguous => error.final_now(),
@@ -200,7 +202,7 @@ impl Family {
         }
     }
 
-    /// An error of a call, with the store that it was about.
+    /// The error, with the store that it is about.
     pub fn in_context(&self, error: Error) -> Error {
         error.with_store(&self.backend.info().label)
     }
@@ -225,23 +227,24 @@ impl Family {
         self.guard_of(holder).is_some()
     }
 
-    /// An error of a call, with those who hold the lock.
+    /// The error of a call, with the holders of the lock, and whether one of them is a guard of this client.
     pub fn held_by(&self, error: Error, holders: Vec<LockStatus>) -> Error {
         self.held_here(error.with_holders(holders))
     }
 
-    /// An error that says whether one of the holders is a guard of this client.
+    /// The error, which then says whether one of its holders is a guard of this client.
     pub fn held_here(&self, error: Error) -> Error {
         let is_here = error.holders().iter().any(|holder| self.holds_here(holder));
         if is_here { error.held_here() } else { error }
     }
 
-    /// The same of one whose lock is not lost.
+    /// Whether this holder is a guard of this client whose lock is still held.
     pub fn is_held_here(&self, holder: &LockStatus) -> bool {
         self.guard_of(holder).is_some_and(|hold| hold.is_held())
     }
 
-    /// The same of one granted since then, also while its guard gives it back: it stands until the store has answered.
+    /// Whether this holder is a guard of this client that was granted after `since`, and that is held or being
+    /// released: until the store has answered the release, the grant remains.
     pub fn stands_here_since(&self, since: BootTime, holder: &LockStatus) -> bool {
         self.guard_of(holder).is_some_and(|hold| hold.stands_since(since))
     }
@@ -257,7 +260,7 @@ impl Family {
         &self.undo
     }
 
-    /// A lock that was just granted to a call with this deadline, with heartbeat and watcher at work.
+    /// Makes the hold of a lock that was just granted to a call with deadline `by`, and gives it to the watcher.
     pub fn hold(&self, granted: Granted, terms: Terms, callbacks: Callbacks, by: &Deadline) -> Result<Arc<Hold>> {
         self.hold_with(granted, terms, callbacks, AtEnd::Release, by)
     }
@@ -270,7 +273,7 @@ impl Family {
         self.hold_with(granted, terms, callbacks, AtEnd::Keep, &Deadline::after(self.options.drop_timeout))
     }
 
-    /// A grant as data, which no guard ends.
+    /// A grant as data: no guard ends it.
     pub fn as_data(&self, granted: &Granted) -> Lock {
         let Granted { attempt, holder, now, .. } = granted;
         let handed_over =
@@ -287,7 +290,8 @@ impl Family {
         at_end: AtEnd,
         by: &Deadline,
     ) -> Result<Arc<Hold>> {
-        // The observer that was told of the grant may have forked: it is the parent's.
+        // The observer to which the grant was reported may have forked. A child leaves the grant alone: it is the
+        // parent's.
         if let Err(forked) = self.check_process() {
             std::mem::forget((granted, callbacks));
             return Err(forked);
@@ -306,8 +310,8 @@ impl Family {
         };
         let hold = Hold::new(granted, setup, callbacks);
         pause!("hold.made");
-        // Without its threads nobody would renew it; and `close` may have looked at the guards before this one was there,
-        // or release it already.
+        // Without the watcher nothing would renew the lock. And `close` may have listed the guards before this one was
+        // there, or may be releasing this one already.
         let made = hold.start().and_then(|()| self.check_open()).and_then(|()| hold.stands_at_least(terms.at_least));
         pause!("hold.started");
         if let Err(error) = made {
@@ -327,7 +331,8 @@ impl Family {
         }
     }
 
-    /// A call for a grant that no guard owns yet: when the store panics, it is given up, and the panic goes on.
+    /// Makes a store call for a grant that no guard owns yet: if the store panics, the grant is given up, and the panic
+    /// goes on.
     pub fn unowned<T>(&self, attempt: &mut Attempt, call: impl FnOnce(&mut Attempt) -> T) -> T {
         catch_unwind(AssertUnwindSafe(|| call(attempt))).unwrap_or_else(|panic| {
             self.give_up_later(attempt.without_native());
@@ -335,13 +340,13 @@ impl Family {
         })
     }
 
-    /// Ends everything within one bound. The first release that failed is its error.
+    /// Ends everything within one bound. Returns the first error.
     pub fn close(&self, bound: Duration) -> Result<()> {
         self.closing.token.cancel();
         let now = Instant::now();
         pause!("close.begun");
         let by = far_from(now, bound);
-        // What is asked to end here needs some time for it.
+        // Work may go on until `soon`. What is asked to end then has the last tenth of the time for that.
         let soon = by - by.saturating_duration_since(now) / 10;
         let first: Vec<_> = { self.closing.ends_first.lock().iter().filter_map(Weak::upgrade).collect() };
         let half = by - by.saturating_duration_since(now) / 2;
@@ -357,14 +362,14 @@ impl Family {
         released.and(obtained).and(left)
     }
 
-    /// Afterwards nothing is reported any more, unless the observer hangs.
+    /// Ends the watcher. Afterwards nothing is reported any more, unless the observer hangs.
     fn end_watch(&self, by: Instant) {
         self.watcher.close(by);
         self.options.observing.wait_until_told(by);
         log::write_rest(by);
     }
 
-    /// Unanswered acquisitions can be given up until `soon`.
+    /// Ends the background threads. Unanswered acquisitions can be given up until `soon`.
     fn end_background(&self, soon: Instant, by: Instant) -> Result<()> {
         let left = self.undo.end(soon, by);
         self.wakeups.close(by);
@@ -374,8 +379,8 @@ impl Family {
         Err(self.in_context(Error::new(ErrorKind::Store, format!("{left} {LEFT}")).retryable()))
     }
 
-    /// Releases every guard until `soon`, and waits until `by`: a store that hangs, against its contract, blocks nobody
-    /// for longer.
+    /// Releases every guard until `soon`, and waits until `by`: a store that hangs, against its contract, does not
+    /// block the caller for longer.
     fn release_all(&self, soon: Instant, by: Instant) -> Result<()> {
         let holds = self.holds();
         holds.iter().for_each(|hold| hold.leave_own_heartbeat());
@@ -389,7 +394,7 @@ impl Family {
                     pause!("close.releases");
                     let left = soon.saturating_duration_since(Instant::now());
                     let released = hold.release(left);
-                    // What has ended by itself is left to nobody, whatever the store says.
+                    // A grant that has ended by itself is gone, whatever the store says: that is no failure.
                     let _ = done.send(if hold.has_ended() { Ok(()) } else { released });
                 }
             }
@@ -397,7 +402,8 @@ impl Family {
         let start = || {
             let work = work();
             let run = move || {
-                // The logger and the observer may hang, and the locks of others wait for this thread.
+                // This thread must not wait for the logger or the observer, which may hang: other locks are still to be
+                // released.
                 begin_to_keep_a_lock();
                 work();
             };
@@ -438,8 +444,8 @@ impl Family {
         released
     }
 
-    /// Calls that were woken by the closing give up what they have sent. One that closes by itself, in a
-    /// callback, is not waited for.
+    /// Waits for the calls that may obtain a lock: closing has woken them, and they give up what they have sent. A call
+    /// that closes the client itself, in a callback, is not waited for.
     fn wait_for_obtaining(&self, by: Instant) -> Result<()> {
         let here = here();
         let mut obtaining = self.closing.obtaining.lock();
@@ -470,10 +476,10 @@ impl Drop for Family {
         let by = self.drop_by();
         self.closing.drop_bound.begin(by);
         let by = by.instant();
-        // What is asked to end here needs some time for it.
+        // Work may go on until `soon`. What is asked to end then has the last tenth of the time for that.
         let soon = by - by.saturating_duration_since(Instant::now()) / 10;
         if !was_closed {
-            // It is logged.
+            // What is left is logged there.
             let _ = self.end_background(soon, by);
         }
         self.end_watch(by);

@@ -1,4 +1,4 @@
-//! A close beside a grant, and what it leaves.
+//! A close at the same time as a grant, and what a family remembers of what it must end first.
 
 use super::*;
 use crate::engine::orders::{LEASE, spec};

@@ -1,4 +1,4 @@
-//! What follows a grant: its lease, where it is longer than an acquire may ask for.
+//! What follows a grant: its lease is set, where that is longer than an acquire may ask for.
 
 use std::time::{Duration, Instant};
 
@@ -16,8 +16,8 @@ use crate::sys::observing::later;
 use crate::sys::pause::pause;
 
 impl Wait<'_> {
-    /// A lease of more than a minute, or without end, is set by a first renewal, so that no
-    /// unanswered acquire leaves more than a minute.
+    /// A lease of more than a minute, or without end, is set by a first renewal, so that no unanswered acquire leaves a
+    /// grant for more than a minute.
     pub(super) fn granted(&mut self, mut granted: Granted, overall: &Deadline) -> Result<Round> {
         let clock = &self.family.clock;
         let (mut failures, granted_at) = (Failures::none(), Instant::now());
@@ -60,10 +60,10 @@ impl Wait<'_> {
                 }
                 Ok(Renewed::Unknown(error)) | Err(error) => error,
             };
-            // What the renewal may have done, this undoes.
+            // If the renewal may have been done, giving up the grant below undoes it.
             let waited = if error.is_retryable() { failures.wait(error, &end) } else { Err(error) };
             if let Err(error) = waited {
-                // It came so late that the end of the call cut that off at once.
+                // The grant came so late that the end of the call cut off the renewal at once.
                 let is_late = overall.cut_off(granted_at, SILENT) && self.spec.lock.instead_of.is_none();
                 if is_late && error.is_retryable() {
                     return self.void(granted.attempt, overall);
@@ -96,7 +96,8 @@ impl Wait<'_> {
 
     /// The lock was granted, but not for as long as asked. An earlier refusal is out of date.
     fn not_had(&mut self, error: Error) -> Result<Round> {
-        // What a transfer replaced is gone: asked again, it would report as lost what it has transferred itself.
+        // The grant that a transfer replaced is gone: asking again would report as lost a lock that this call has
+        // transferred itself.
         if self.spec.lock.instead_of.is_some() {
             self.family.check_open()?;
             self.check_cancelled()?;

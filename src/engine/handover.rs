@@ -30,7 +30,7 @@ impl Hold {
         let (setup, now) = (&self.setup, self.setup.clock.now());
         let held_in_a_row = now.since(self.grant.chain.since);
         let fair = self.grant.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
-        // A copy of its acquire that is still on its way is stopped by a release alone.
+        // A copy of its acquire may still be on its way, unless it was sent once: only a release stops such a copy.
         if self.grant.lock.mode() != Mode::Exclusive || !self.grant.lock.sent_once {
             return PassedOn::No;
         }
@@ -84,7 +84,8 @@ impl Hold {
                 }
             }
             Ok(Acquired::Refused(_)) if by_another => PassedOn::Yes(Ok(())),
-            // Its own release says whether it stands: a store may refuse a hand-over of what does, near its end.
+            // Its own release finds out whether the grant remains: near its end, a store may refuse to hand over one
+            // that does.
             Ok(Acquired::Refused(_)) => PassedOn::No,
             Ok(Acquired::Unknown(_)) => {
                 pause!("hand.unanswered");
@@ -132,7 +133,7 @@ mod tests {
     use crate::store::memory::Memory;
     use crate::sys::clock::Clock;
 
-    /// The heartbeat, or a waiter, waits for what is locked meanwhile.
+    /// During these calls a mutex is locked that the heartbeat, or a waiter, waits for.
     #[test]
     fn where_a_logger_hangs_at_what_the_store_says_no_renewal_and_no_hand_over_does() {
         let (clock, faults) = (Clock::system(), FaultPlan::default());

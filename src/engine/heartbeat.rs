@@ -21,26 +21,26 @@ use crate::sys::thread::{self, Thread};
 
 /// How often the guard of a lock without end checks whether it was released or replaced, or has an end by now.
 const ENDLESS_LOOK: Duration = Duration::from_secs(30);
-/// The same where it has an end that is near.
+/// The shortest time between two such checks, where it has an end that is near.
 const LEAST_LOOK: Duration = Duration::from_secs(1);
-/// An end of a lock that has none is not nearer than this, so that its guard knows of it before.
+/// A lock without end is given no end that is nearer than this, so that its guard finds out before.
 pub const NEAREST_END: Duration = ENDLESS_LOOK.saturating_mul(2);
-/// Of heartbeats that fail one after the other one in this time is warned of.
+/// While heartbeats fail one after the other, one failure in this time is logged as a warning.
 const SAY_AGAIN: Duration = Duration::from_secs(60);
 /// The shortest time between repeats, however little of the lease is left: in less than that hardly any answer comes.
 const MIN_RETRY: Duration = Duration::from_millis(5);
 
-/// How long to wait for the next heartbeat, when the lock counts as held for `left` from `now` on; a hold that is shorter
-/// than the first one needs no thread. A third of that time is left for the renewal and its repeats, also where an answer
-/// that came late, or a wide margin, leaves less than the interval; but not where a renewal gives next to nothing, since
-/// the lock is held almost to its fixed end.
+/// How long to wait for the next heartbeat, when the lock counts as held for `left` from `now` on. (A hold that ends
+/// before its first heartbeat needs no thread.) A third of `left` is kept for the renewal and its repeats, even if an
+/// answer that came late, or a wide margin, leaves less than the interval. It is not kept where a renewal gives next to
+/// nothing, because the lock is held almost to its fixed end.
 pub(super) fn next_after(terms: &Terms, left: Duration, now: BootTime) -> Duration {
     let usual = backoff::with_jitter(interval(terms), random::fraction());
     let gives_more = |end: BootTime| end.since(now).saturating_sub(terms.margin) > left.saturating_add(left / 8);
     match terms.lease {
         Lease::For(_) if terms.ends_at.is_none_or(gives_more) => usual.min(left / 3 * 2),
         Lease::For(_) => usual,
-        // An end that it was given may be moved on, by somebody who does not tell.
+        // Others may move the end that it was given, and this guard finds that out only by looking.
         Lease::Forever => usual.min((left / 3 * 2).max(LEAST_LOOK)),
     }
 }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(next_after(&later, left, now), left / 3 * 2);
         let endless = Terms { lease: Lease::Forever, ..terms };
         assert!(next_after(&endless, Duration::MAX, now) > ENDLESS_LOOK / 2);
-        // It was given an end, which may be moved on.
+        // It was given an end, which others may move.
         assert_eq!(next_after(&endless, LEAST_LOOK * 21, now), LEAST_LOOK * 14);
         assert_eq!(next_after(&endless, LEAST_LOOK / 2, now), LEAST_LOOK);
     }

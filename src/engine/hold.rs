@@ -61,7 +61,7 @@ pub struct Hold {
     held_until: AtomicU64,
     pub(super) state: Mutex<State>,
     pub(super) requests: Requests,
-    /// The copy that the user sees. Nobody waits for its mutex.
+    /// The copy that the user sees. The library never blocks on its mutex, since the user may hold it.
     shown: Arc<Mutex<Lock>>,
     pub(super) loss: LossWatch,
     pub(super) beats: Beats,
@@ -72,7 +72,7 @@ pub(super) struct Grant {
     /// The lock as it was granted.
     pub lock: Lock,
     pub at: BootTime,
-    /// When the store made it, by its clock; where clients estimate that, as late as it may have been.
+    /// When the store made it, by its clock; where clients estimate that clock, as late as it may have been.
     pub created: StoreTime,
     pub chain: Chain,
 }
@@ -85,37 +85,37 @@ pub(super) struct Requests {
     pub spare: Mutex<Attempt>,
     /// An unanswered hand-over that may have happened, and that was not given up yet.
     pub handed: Mutex<Option<Attempt>>,
-    /// Locked while a hand-over is under way: whether a waiter has it, or somebody must give it up, is not known before.
+    /// Locked during a hand-over: before its end nobody knows whether a waiter has the grant or it must be given up.
     pub handing: Mutex<()>,
-    /// By when the grant has ended by itself, as the answers say, in boot time.
+    /// When the grant will have ended by itself, according to the store's answers, in boot time.
     pub answered_until: AtomicU64,
-    /// The same where all that was asked for has arrived, whatever was answered.
+    /// The same if every renewal that was sent has arrived, answered or not.
     pub asked_until: AtomicU64,
-    /// The grant id under which the place of the grant is kept, where the hold ends too early.
+    /// The grant id that keeps the place of the grant, where the hold ends before its minimum time.
     pub kept_as: GrantId,
 }
 
 /// How the heartbeat is ended, or made to send at once.
 pub(super) struct Beats {
-    /// Ends it and its request.
+    /// Ends the heartbeat and its request.
     pub stop: CancelToken,
     now: Sender<()>,
     /// A message makes it send at once.
     pub wishes: Receiver<()>,
-    /// When a failure was warned of last, since one that was answered.
+    /// When a failed heartbeat was last logged as a warning; `None` again after one that was answered.
     pub warned: Mutex<Option<Instant>>,
 }
 
 pub(super) struct State {
     pub phase: Phase,
     pub ends: Ends,
-    /// The guard's own copy of what it shows.
+    /// The lock as it is now; `shown` is a copy of it.
     pub lock: Lock,
     pub shown_is_behind: bool,
     pub last_error: Option<Error>,
-    /// The grant stands for so long, however the hold ends.
+    /// How long the grant must remain in the store at least, however the hold ends.
     pub at_least: Duration,
-    /// The same where that is being asked for, and may be answered at any moment.
+    /// The same for requests for a minimum hold that are under way, and may be answered at any moment.
     pub asked_least: Vec<Duration>,
     pub callbacks: Callbacks,
     /// When the heartbeat must be started; `None` once it was.
@@ -126,11 +126,11 @@ pub(super) struct State {
 /// The requests that end the hold.
 #[derive(Default)]
 pub(super) struct Ends {
-    /// A `close` may send one beside that of the guard.
+    /// How many are under way: a `close` may send one at the same time as the guard.
     pub under_way: u32,
-    /// One was done, or may be done, since it was not answered.
+    /// One was done, or may have been done, since it was not answered.
     pub may_be_done: bool,
-    /// Nobody has the hold any more, and the background was not told yet to give it up.
+    /// The hold has no owner any more, but the background thread has not been asked yet to give it up.
     pub is_owed: bool,
 }
 
@@ -190,7 +190,7 @@ impl Hold {
                 lock: lock.clone(),
                 shown_is_behind: false,
                 last_error: None,
-                // Whoever was not given the guard is owed nothing.
+                // The minimum hold applies only once the user can get the guard: see `stands_at_least`.
                 at_least: Duration::ZERO,
                 asked_least: Vec::new(),
                 callbacks,
@@ -263,7 +263,7 @@ impl Hold {
         matches!(self.state.lock().phase, Phase::Over { .. })
     }
 
-    /// Whether the user has a guard of it, and it is no lease of a name.
+    /// Whether the user has a guard for it; the lease of a name has none.
     pub fn is_guarded(&self) -> bool {
         self.setup.at_end == AtEnd::Release
     }
@@ -323,13 +323,13 @@ impl Hold {
         let end = Deadline::after(left / 3).or_cancel(&self.beats.stop);
         let asked = Instant::now();
         let answer = self.ask(least, &end.clone().within(self.setup.request_timeout));
-        // The observer that was told of it may have forked.
+        // The observer to which the request was reported may have forked.
         if !self.is_own_process() {
             return Beat::Over;
         }
         match answer {
             Ok(answer) => self.answered(answer),
-            // A lock without end is only read; of any other the store says that it is lost.
+            // Only a lock without end comes here, since it is only read: any other is answered as lost.
             Err(error) if error.is_gone() => {
                 self.lose(LossReason::Gone);
                 Beat::Over
@@ -349,12 +349,12 @@ impl Hold {
     }
 
     fn ask(&self, least: Duration, by: &Deadline) -> Result<BeatAnswer> {
-        // Dropped after `attempt` is free again: an observer may call the guard.
+        // Dropped after `attempt` is free again: the observer then gets its reports, and may call the guard.
         let _later = later();
         let Some(mut attempt) = self.requests.attempt.try_lock_until(by.instant()) else {
             return Err(self.error(ErrorKind::Store, "an earlier heartbeat is still under way").retryable());
         };
-        // Any thread may ask, and a logger hang at what the store says: the heartbeat waits for `attempt`.
+        // Any thread may ask. It must not wait for the logger while it has locked `attempt`: the heartbeat needs that.
         keeping_a_lock(|| self.ask_by(&mut attempt, least, by))
     }
 
@@ -367,7 +367,7 @@ impl Hold {
         let terms = Terms { at_least: least, ..self.setup.terms };
         let lease = terms.granted_lease_at(sent);
         if let Lease::For(time) = lease {
-            // For so long, should it arrive and no answer.
+            // The grant may remain that long, if the request arrives but its answer does not.
             let by = sent + time + by.remaining();
             self.requests.asked_until.fetch_max(by.as_nanos(), Ordering::SeqCst);
         }
@@ -375,7 +375,7 @@ impl Hold {
             Lease::Forever => {
                 let seen = read_key(&**backend, &attempt.key, by)?;
                 match seen.record.standing(attempt.grant()) {
-                    // A clock that this one can't compare gave it, or a failover takes it back, perhaps: it is written anew.
+                    // Its end may be by a clock that can't be compared, or a failover may undo it: write it anew.
                     Some((_, holder)) if holder.until != End::Never && is_doubtful(&seen.times) => {
                         let left = holder.until.left(seen.times.now).unwrap_or_default();
                         match backend.renew(attempt, Renewal::heartbeat(Lease::For(left)), by)? {
@@ -402,12 +402,12 @@ impl Hold {
     fn renewed(&self, held_until: BootTime, until: End, now: StoreTime) -> Beat {
         let left = self.remaining();
         if left.is_zero() {
-            // The answer came too late: the lock was not held for a moment, and so is lost.
+            // The answer came too late: for a moment the lock was not held, and so it is lost.
             self.expire();
             return Beat::Over;
         }
         pause!("renew.publishes");
-        // Of a lock without end it was only looked whether it stands.
+        // A lock without end was not renewed: this only read whether its grant remains.
         let is_renewed = self.setup.terms.lease != Lease::Forever;
         {
             let mut state = self.state.lock();
@@ -426,7 +426,7 @@ impl Hold {
                 self.requests.answered_until.fetch_max(end, Ordering::SeqCst);
                 state.lock.renewed = Some(wall);
             } else {
-                // Others may have given it an end; by now it is only read.
+                // May be earlier than before: others may have given this lock, which is only read, an end.
                 self.requests.answered_until.store(end, Ordering::SeqCst);
             }
             state.lock.leased_until = until.left(now).and_then(|left| wall.checked_add(left));
@@ -442,7 +442,7 @@ impl Hold {
     /// Moves the deadline, unless it has passed. The caller must have locked `state`.
     fn extend(&self, held_until: BootTime) -> bool {
         let extended = |before: u64| match self.setup.terms.lease {
-            // Others may have given a lock without end an end; then it is not renewed.
+            // Others may have given a lock without end an end: nothing renews it, so the deadline moves back.
             Lease::Forever => held_until.as_nanos(),
             Lease::For(_) => held_until.as_nanos().max(before),
         };
@@ -451,7 +451,7 @@ impl Hold {
         self.held_until.fetch_update(Ordering::SeqCst, Ordering::SeqCst, update).is_ok()
     }
 
-    /// What the end of its lease cut off right after it began hides nothing that is known.
+    /// What the end of the lease cut off right after it began must not replace an error that is already known.
     fn beat_failed(&self, error: Error, is_cut_off: bool) -> Beat {
         pause!("renew.failed");
         {
@@ -460,7 +460,7 @@ impl Hold {
                 return Beat::Over;
             }
             state.last_error = Some(tells_most(state.last_error.take(), error.clone(), is_cut_off));
-            // A warning may have been due already.
+            // A warning may be due already, which has waited for an error.
             if state.callbacks.warn_before.is_some() {
                 self.setup.watcher.look_now();
             }
@@ -470,8 +470,8 @@ impl Hold {
         Beat::Failed(error)
     }
 
-    /// Drops the callbacks that were not called. What they own is the user's, and may take long: whoever ends the guard
-    /// does that, not whoever has the hold last, such as the watcher.
+    /// Drops the callbacks that were not called. What they own is the user's, and its drop may take long: so the caller
+    /// that ends the guard does this, not the last owner of the hold, such as the watcher.
     pub fn drop_callbacks(&self) {
         let callbacks = std::mem::take(&mut self.state.lock().callbacks);
         drop(callbacks);
@@ -489,7 +489,7 @@ impl Hold {
     }
 }
 
-/// The end of a lease in boot time, where it is `at` when the store's time is `now`, or later.
+/// The end of a lease in boot time, if the store's time was `now` at boot time `at` or earlier.
 fn end_of(until: End, now: StoreTime, at: BootTime) -> BootTime {
     until.left(now).map_or(BootTime::NEVER, |left| at + left)
 }

@@ -1,8 +1,9 @@
-//! A minimum hold: the grant stands for so long, whatever ends its hold.
+//! A minimum hold: the grant remains in the store for at least that long, whatever ends its hold.
 //!
-//! From the start its lease lasts at least that long, so a release only has to make it shorter, and one that is not
-//! answered, or a process that dies, leaves the lock standing for longer, never for less: but on DynamoDB such a process for
-//! up to half of what was not known of the time, since the row's end counts from the middle.
+//! From the start its lease lasts at least that long, so a release only has to make it shorter. A release that is not
+//! answered, or a process that dies, leaves the lock held for longer, never for less. One exception: on DynamoDB a
+//! process that dies may leave it for less, by up to half of what was not known of the time, since the end in the row
+//! counts from the middle.
 
 use std::time::{Duration, Instant};
 
@@ -29,17 +30,17 @@ enum Look {
     Is(KeepAnswer),
     /// It was changed by others.
     Changed(Error),
-    /// It may be written.
+    /// It may have been written.
     Unanswered(Error),
 }
 
 impl Hold {
-    /// From now on the grant stands for `least`, counted from its begin. Anything but `Renewed`: nobody is owed that, but
-    /// a release at the same time may have kept it.
+    /// From now on the grant must remain for `least`, counted from its beginning. Any answer but `Renewed` promises
+    /// nothing, but a concurrent release may have kept the grant for that time.
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {
         check_at_least(least, &self.setup.terms, self.setup.backend.info().limits)?;
         if self.setup.clock.now() >= self.grant.at + least {
-            // It was held for so long.
+            // It was held for that long already.
             return Ok(Beat::Renewed);
         }
         // Before the renewal, since a release may begin as soon as it is answered.
@@ -50,7 +51,8 @@ impl Hold {
             }
             state.asked_least.push(least);
         }
-        // By a store whose clock was put back meanwhile, too.
+        // A tenth more than what is left, but at most `least`: also enough for a store whose clock was put back
+        // meanwhile.
         let beat = self.renew_for(self.left_of(least).min(least));
         let mut state = self.state.lock();
         if let Some(at) = state.asked_least.iter().position(|asked| *asked == least) {
@@ -62,8 +64,8 @@ impl Hold {
         Ok(beat)
     }
 
-    /// The same for a grant that was made for so long, now that its guard can be given to its user: an error once a
-    /// `close` has begun to release it, for then nobody gets the guard.
+    /// The same for a grant whose first lease is long enough, now that its guard can be given to its user. An error
+    /// once a `close` has begun to release it, because then nobody gets the guard.
     pub fn stands_at_least(&self, least: Duration) -> Result<()> {
         let mut state = self.state.lock();
         if matches!(state.phase, Phase::Releasing | Phase::Over { .. }) {
@@ -88,7 +90,7 @@ impl Hold {
         (self.grant.at + least + least / 10).since(self.setup.clock.now())
     }
 
-    /// Ends the hold before its least time is over.
+    /// Ends the hold before its minimum time is over: an entry of nobody's keeps the place of the grant until then.
     pub(super) fn keep(&self, before: Phase, by: Instant) -> Kept {
         let least = match before {
             Phase::Lost(LostBy::Store) => Duration::ZERO,
@@ -98,7 +100,7 @@ impl Hold {
             return Kept::No(before);
         }
         let is_expired = matches!(before, Phase::Lost(_)) && self.is_expired();
-        // Nothing is asked first: while it must stand it does so until its lease ends, which is later.
+        // No request is needed: the grant remains until its lease ends, which is later than its minimum time.
         if is_expired && self.setup.clock.now() < self.grant.at + least {
             if self.stands_for() > self.must_stand_for() + SHORT_REST {
                 self.give_up_later();
@@ -107,11 +109,12 @@ impl Hold {
         }
         let (mut phase, mut failures) = (before, Failures::none());
         loop {
-            // Also while the store answers no reads: the release asks for none.
+            // Checked before each read: once the minimum time is over a release needs no read, which the store may not
+            // answer.
             if self.must_stand_for().is_zero() {
                 return Kept::No(phase);
             }
-            // What has expired does not stand for long: one try, which may take all of the time.
+            // An expired grant does not remain for long: one try, which may take all of the time.
             let all = Deadline::at(by).within(self.setup.request_timeout);
             let deadline = if is_expired { all } else { all.of_try() };
             let may_be_done = |look: &Look| matches!(look, Look::Is(KeepAnswer::Kept) | Look::Unanswered(_));
@@ -122,13 +125,13 @@ impl Hold {
                 Ok(Look::Is(KeepAnswer::Over)) => return Kept::No(phase),
                 Ok(Look::Changed(error)) => error,
                 Ok(Look::Unanswered(error)) => {
-                    // Who finds nothing afterwards cannot tell that it was not this very release.
+                    // A later request that finds no grant can't tell whether this one ended it.
                     if phase == Phase::Held {
                         phase = Phase::Releasing;
                     }
                     error
                 }
-                // The release knows what became of it.
+                // The release finds out what became of it.
                 Err(error) if error.is_gone() => return Kept::No(phase),
                 Err(error) => error,
             };
@@ -143,7 +146,8 @@ impl Hold {
 
     fn keep_once(&self, least: Duration, by: &Deadline) -> Result<Look> {
         let (backend, key) = (&self.setup.backend, self.grant.lock.key());
-        // Before the store's now is known: what passes in between is not to be taken off twice.
+        // Computed before the read: the new end counts from the store's time in the answer, and the time since then
+        // must not be subtracted as well.
         let left = self.left_of(least);
         let seen = read_key(&**backend, key, by)?;
         let least = Least { granted: self.grant.created, time: least, left };

@@ -15,8 +15,8 @@ use crate::sys::log;
 use crate::sys::pause::pause;
 
 impl Hold {
-    /// Starts the heartbeat if it is due at `now`; says when to try that. A thread that can't be started is
-    /// tried again until the deadline, like a request that fails, and the loss then says why.
+    /// Starts the heartbeat if it is due at `now`; otherwise returns when to try that. A thread that can't be started
+    /// is tried again until the deadline, like a request that fails, and the loss then says why.
     pub fn start_when_due(self: &Arc<Self>, now: BootTime) -> Option<BootTime> {
         pause!("watch.starts");
         let mut state = self.state.lock();
@@ -44,7 +44,7 @@ impl Hold {
         }
     }
 
-    /// Declares the loss this long from now on, unless that is to happen earlier.
+    /// Makes the watcher declare the loss this long from now, unless it would do so earlier.
     pub fn end_in(&self, time: Duration) {
         let from_grant = self.setup.clock.now().since(self.grant.at).saturating_add(time);
         {
@@ -113,7 +113,7 @@ impl Hold {
     fn warn(&self, until: BootTime, left: Duration, on_warning: Option<OnWarning>) {
         let key = &*shown(&self.grant.lock.key);
         if let Some(on_warning) = on_warning {
-            // It may wait for a thread.
+            // The callback may have to wait for a thread: it works out anew how much time is left.
             let clock = self.setup.clock.clone();
             self.setup.watcher.run("warning callback", Box::new(move || on_warning(until.since(clock.now()))));
         }

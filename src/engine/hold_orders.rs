@@ -33,18 +33,18 @@ impl Observer for Told {
     }
 }
 
-/// Somebody, and what that one does next.
+/// An actor, and what it does next.
 #[derive(Clone)]
 enum Actor {
     /// Sends a heartbeat, and this many more.
     Beats(u32),
-    /// Has an answer of the store's.
+    /// Has an answer of the store's, and this many heartbeats still to send.
     Answered(u32),
     /// The watcher's thread looks.
     Looks,
     /// A drop or a `close`.
     Releases,
-    /// The end of a group that was not had whole.
+    /// The end of a group of locks of which not all were granted.
     Abandons,
     /// It was given up in the background meanwhile.
     LetsGo,
@@ -58,7 +58,7 @@ enum Actor {
     Waits,
     /// Ends the grant in the store, whoever holds it, also where only its place is kept.
     Operator,
-    /// The guard is given to its user, to whom the lock stands for `LEAST` from then on.
+    /// The guard is given to its user: from then on the lock must remain for `LEAST`.
     Given,
     /// The user asks for that.
     Asks,
@@ -77,11 +77,11 @@ struct World {
     sent: Vec<Option<Result<()>>>,
     outcomes: Vec<Result<()>>,
     was_held: bool,
-    /// Ended on order: the holder learns of it at its next heartbeat.
+    /// An operator has ended the grant: the holder learns of it at its next heartbeat.
     is_ordered: bool,
     rival: Option<Attempt>,
     ticket: Option<Ticket>,
-    /// The lock stands for `LEAST`.
+    /// The lock must remain for `LEAST`.
     is_owed: bool,
     /// Time passes, or an operator is at work.
     may_be_lost: bool,
@@ -271,7 +271,7 @@ impl orders::World for World {
         let grant = self.hold.requests.spare.lock().ask.grant.clone();
         let (lost, released, left) = (*self.told.lost.lock(), *self.told.released.lock(), *self.told.left.lock());
         assert!(!self.hold.is_held());
-        // What expired while it must stand ends with its lease.
+        // A grant that expired before its minimum time was over ends with its lease.
         let is_left = self.is_owed && lost == 1;
         assert!(is_left || self.seen().record.standing(&grant).is_none(), "its grant is left in the store");
         assert!(matches!(self.hold.state.lock().phase, Phase::Over { .. }));
@@ -281,7 +281,7 @@ impl orders::World for World {
         let went_well = self.outcomes.iter().any(Result::is_ok);
         // The second of two releases can't tell what the first did from what an operator did behind it.
         let is_unclear = self.is_ordered && self.outcomes.len() > 1;
-        // What was abandoned meanwhile is not told a second time.
+        // The end of what was abandoned meanwhile is not reported a second time.
         assert!(went_well == (released == 1) || left == 1 || is_unclear, "{:?}", self.outcomes);
         assert!(self.outcomes.iter().flat_map(|outcome| outcome.as_ref().err()).all(|e| e.kind() == ErrorKind::Lost));
         assert!(lost == 0 || !went_well || is_unclear, "it was lost and released");
@@ -293,7 +293,7 @@ impl orders::World for World {
 const LEAST: Duration = Duration::from_secs(3650);
 /// Past the local deadline, and not past the end in the store.
 const MOST: Duration = Duration::from_secs(3400);
-/// Together with that past both.
+/// Together with `MOST` past both.
 const REST: Duration = Duration::from_secs(300);
 
 fn in_every_order(actors: &[Actor]) {
@@ -357,7 +357,7 @@ fn in_every_order_a_lock_stands_for_the_least_time_that_it_is_asked_for() {
     in_every_order(&[&others[..], &passes[..]].concat());
 }
 
-/// It may arrive still.
+/// The unanswered one may still arrive.
 #[test]
 fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_answer() {
     let World { hold, clock, .. } = World::new(&[]);
@@ -367,7 +367,7 @@ fn what_a_renewal_without_an_answer_may_have_left_is_not_forgotten_at_another_an
     assert!(hold.stands_until().since(clock.now()) > 9 * LEASE);
 }
 
-/// Else it would be given up for ever, once it is lost.
+/// Otherwise the background would try for ever to give it up, once it is lost.
 #[test]
 fn a_lock_without_end_that_was_given_one_stands_until_then() {
     let World { mut hold, clock, .. } = World::new(&[]);
@@ -403,7 +403,7 @@ fn a_release_beside_another_one_that_hangs_ends_in_time_and_can_be_repeated() {
 }
 
 impl Told {
-    /// Of the caller, who keeps a lock, it is told by another thread.
+    /// The caller keeps a lock, so another thread reports its events.
     fn waits_for_a_loss(&self) {
         let by = Instant::now() + SLACK;
         while *self.lost.lock() == 0 && Instant::now() < by {
@@ -412,7 +412,8 @@ impl Told {
     }
 }
 
-/// By a suspend, say, after which the release is quicker than the watcher, and its first request may not be answered.
+/// For example after a suspend, when the release is quicker than the watcher, and its first request may not be
+/// answered.
 #[test]
 fn what_is_over_when_it_is_released_is_lost_whoever_has_looked() {
     for is_answered in [true, false] {
@@ -447,7 +448,7 @@ fn what_is_over_when_it_is_handed_over_is_lost() {
     assert_eq!(*told.lost.lock(), 1);
 }
 
-/// As a shared one is cleared away by a writer who came after its end and has gone.
+/// For example a shared one that was cleared away by a writer that came after its end and has gone.
 #[test]
 fn what_is_not_there_any_more_after_its_end_was_released_by_nobody() {
     let mut world = World::new(&[Actor::Operator]);
@@ -467,13 +468,13 @@ fn what_hinders_a_heartbeat_names_lock_and_store() {
     drop(hangs);
 }
 
-/// Else the tries in the last moments of a lease would hide why it ends.
+/// Otherwise the tries in the last moments of a lease would hide why it ends.
 #[test]
 fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
     assert!((0..10).any(|_| is_known_in_the_end()), "it hides what was known");
 }
 
-/// False also where this machine stood still in one of the two tries.
+/// False also where this machine was paused in one of the two tries.
 fn is_known_in_the_end() -> bool {
     let World { hold, clock, .. } = World::new(&[]);
     let last_error = || hold.state.lock().last_error.as_ref().map(ToString::to_string).unwrap_or_default();

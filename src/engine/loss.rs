@@ -1,4 +1,4 @@
-//! The end of a hold that its holder did not want: how it is found, and who is told.
+//! The end of a hold that its holder did not want: how it is found, and how it is reported.
 
 use parking_lot::MutexGuard;
 
@@ -35,7 +35,8 @@ impl Hold {
 
     /// Declares the loss, once, and reports it. No mutex is held while code of the user's is called.
     pub fn lose(&self, reason: LossReason) {
-        // A child of a fork does not hold it, but has not lost it: who looks at what it shares with the parent may not be told.
+        // A forked child does not hold the lock, but has not lost it: what it shares with the parent must not report a
+        // loss.
         if !self.is_own_process() {
             return;
         }
@@ -53,7 +54,7 @@ impl Hold {
             }
             state.phase = Phase::Lost(by);
             self.hold_no_longer();
-            // What another thread tells has its place before anyone sees the loss, and has the key granted again.
+            // What another thread reports must be queued before anybody sees the loss, and is granted the key again.
             if is_told_by_another {
                 self.setup.observing.tell(&Event::Lost { loss: &loss });
             }
@@ -63,14 +64,14 @@ impl Hold {
         };
         pause!("loss.declared");
         self.beats.stop.cancel();
-        // Whoever waits behind its own process knows no end of the lease, and a release may never come.
+        // A waiter behind a guard of its own process does not know when the lease ends, and a release may never come.
         self.setup.queues.nudge(&self.grant.lock.key);
         at_loss.into_iter().for_each(|at_loss| at_loss(&loss));
         if let Some(on_loss) = on_loss {
             let loss = loss.clone();
             self.setup.watcher.run("loss callback", Box::new(move || on_loss(loss)));
         }
-        // Where its user hangs the guard is never dropped.
+        // If its user hangs, the guard is never dropped: then only the end that it gets here frees the lock.
         if by == LostBy::Clock && self.setup.terms.lease == Lease::Forever && !self.is_expired() {
             self.end_later();
         }
@@ -81,14 +82,15 @@ impl Hold {
         warn_of(&loss);
     }
 
-    /// What another thread tells has its place before anything that ends the hold; else it is told once `state` is free.
+    /// Reports an event before anything that ends the hold. What another thread reports is queued while `state` is
+    /// locked; otherwise the event is reported once `state` is free.
     pub(super) fn tell_before_its_end(&self, event: impl FnOnce(&str, u64) -> Event<'_>, state: MutexGuard<'_, State>) {
         let kept = self.setup.observing.is_told_by_another().then_some(state);
         self.tell(event);
         drop(kept);
     }
 
-    /// Tells what became of this grant.
+    /// Reports what became of this grant.
     pub(super) fn tell(&self, event: impl FnOnce(&str, u64) -> Event<'_>) {
         self.setup.observing.tell(&event(&shown(&self.grant.lock.key), self.grant.lock.token));
     }
@@ -98,22 +100,24 @@ impl Hold {
         if !seen.record.exists() {
             return LossReason::Gone;
         }
-        // Where others may be about to take what is over, it is renewed by nobody.
+        // The grant is still there, but its lease is over, and others may be about to take the lock: so it was not
+        // renewed.
         let own = |h: &Holder| h.token == self.grant.lock.token && h.lock_id == self.grant.lock.lock_id;
         if seen.record.holders().any(|(_, h)| own(h)) {
             return LossReason::Expired { last_error: None };
         }
-        // Who adopts a shared lock has its lock id, which a key has once.
+        // A client that adopts a shared lock keeps its lock id, which a key has only once.
         let Lock { mode: ours, lock_id, .. } = &self.grant.lock;
         let takes = |mode: Mode, h: &Holder| [mode, *ours].contains(&Mode::Exclusive) || h.lock_id == *lock_id;
         let rival = seen.live().find(|(mode, h)| takes(*mode, h));
         let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
-        // Others may share with a shared holder that an operator has released.
+        // A higher token shows this only for an exclusive lock: others may share a lock with a holder that an operator
+        // has released.
         let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;
         if by.is_some() || granted_since {
             return LossReason::TakenOver { by };
         }
-        // Whoever comes after its end clears it away, and may have gone since.
+        // After its end, any client that comes removes the grant, and may have gone since.
         if self.is_running() { LossReason::ReleasedByOther } else { LossReason::Expired { last_error: None } }
     }
 

@@ -78,9 +78,9 @@ impl LossWatch {
 
     /// The same for at most `timeout`.
     ///
-    /// A loss by the clock is reported by a thread. Where the process or the machine stood still, this may end before that
-    /// has looked: only [`is_held`](crate::LockGuard::is_held) says then whether the lock is held.
-    /// [`sleep`](crate::LockGuard::sleep) asks it.
+    /// A thread of the library reports a loss by the clock. If the process or the machine was paused, this call may end
+    /// before that thread has looked: then only [`is_held`](crate::LockGuard::is_held) says whether the lock is held.
+    /// [`sleep`](crate::LockGuard::sleep) checks that.
     pub fn wait_timeout(&self, timeout: Duration) -> Option<Loss> {
         if !self.is_own_process() {
             return None;
@@ -100,7 +100,7 @@ impl LossWatch {
         }
     }
 
-    /// Whether its release or hand-over has begun, so that a loss is told no more.
+    /// Whether its release or hand-over has begun, so that no loss is reported any more.
     #[cfg(feature = "capi")]
     pub(crate) fn has_ended(&self) -> bool {
         !self.is_own_process() || matches!(*self.0.outcome.lock(), Outcome::Ended)
@@ -136,7 +136,7 @@ impl LossWatch {
         channel
     }
 
-    /// The loss, or that none can come any more.
+    /// Reports the loss; `None`: none can come any more.
     pub(crate) fn end(&self, loss: Option<Loss>) {
         let mut outcome = self.0.outcome.lock();
         if matches!(*outcome, Outcome::Lost(_) | Outcome::Ended) {
@@ -161,8 +161,8 @@ impl fmt::Debug for LossWatch {
 /// Receives the loss of one lock, made by [`LossWatch::receiver`]. It works like a reference to a crossbeam receiver,
 /// also in `select!`. Clones share its one message.
 ///
-/// Where the process or the machine stood still, the message comes up to a second after the loss: then
-/// [`is_held`](crate::LockGuard::is_held) answers.
+/// If the process or the machine was paused, the message may come up to a second after the loss: until then only
+/// [`is_held`](crate::LockGuard::is_held) says whether the lock is held.
 ///
 /// Keep this value: a crossbeam `Receiver` that is cloned out of it may be disconnected without a message once this
 /// value and its clones are dropped.

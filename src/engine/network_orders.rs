@@ -21,7 +21,7 @@ use crate::sys::deadline::Deadline;
 /// A store stops this many copies of an acquire that was given up.
 const MOST_COPIES: usize = 2;
 
-/// By when a call must be over; so each sends one request, and its repeat is a step of its own.
+/// The deadline of all calls here: over at once, so that each sends one request, and its repeat is a step of its own.
 pub fn at_once() -> Deadline {
     Deadline::at(Instant::now())
 }
@@ -30,7 +30,7 @@ pub fn one_in(n: u32) -> bool {
     fastrand::u32(..n) == 0
 }
 
-/// The clocks: the store's, and each process's with its error.
+/// The clocks: the store's, and each process's with its rate.
 #[derive(Debug)]
 pub struct Clocks {
     pub store: Arc<Clock>,
@@ -131,7 +131,7 @@ impl Network {
         }
     }
 
-    /// Takes its time, now and then more than a lease.
+    /// Lets time pass, now and then more than a lease.
     fn dawdle(&self) {
         if one_in(12) {
             self.clocks.pass(LEASE.mul_f64(fastrand::f64() * 1.2));

@@ -23,7 +23,7 @@ pub(crate) struct ClientOptions {
     pub margin: Option<Duration>,
     /// The smallest margin of the store.
     pub min_margin: Duration,
-    /// What may not be asked for on the store.
+    /// What a request on this store may not ask for.
     pub limits: Option<Limits>,
     pub poll: RangeInclusive<Duration>,
     pub request_timeout: Duration,
@@ -63,22 +63,23 @@ impl ClientOptions {
         positive("drop_timeout", self.drop_timeout)
     }
 
-    /// The lease of a lock as data, which no heartbeat of this client renews.
+    /// The checked lease of a lock that is held as data: no heartbeat of this client renews it.
     pub fn lease_of_data(&self, lease: Duration, min_lease: Duration) -> Result<Lease> {
         check_duration("lease", lease, min_lease, "")?;
         let lease = Lease::For(lease);
         self.limits.map_or(Ok(lease), |limits| limits.check_lease(lease).map(|()| lease))
     }
 
-    /// For keeping the lease of a name: the defaults. A larger margin is for servers whose clocks differ, and so for these, too.
+    /// The terms for keeping the lease of a name: the defaults, but the client's margin where that is larger, up to
+    /// half of the duration. A larger margin is for servers whose clocks differ, and so for these leases, too.
     pub fn terms_of_named_lease(&self, duration: Duration) -> Terms {
         let own = Terms::by_default(duration);
         Terms { margin: self.margin.map_or(own.margin, |margin| margin.min(duration / 2).max(own.margin)), ..own }
     }
 
-    /// Lease, heartbeat and margin of one hold. `ends_at`: a lease with a fixed end.
+    /// Lease, heartbeat and margin of one hold. `ends_at`: the fixed end of the lease, if it has one.
     pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
-        // A client has no lease without end.
+        // The client's own lease (`lease` is `None`) is never endless, so its error does not offer that.
         let or = if lease.is_some() { ", or lease_forever()" } else { "" };
         let field = if ends_at.is_some() { "lease_until" } else { "lease" };
         let lease = lease.unwrap_or(Lease::For(self.lease));
@@ -93,11 +94,12 @@ impl ClientOptions {
         };
         let is_endless = lease == Lease::Forever;
         let mut heartbeat = self.heartbeat.unwrap_or(counted / 3);
-        // One of the client's that suits its own leases is no reason to refuse one without end, or one that ends soon.
+        // A heartbeat of the client's that suits its own leases must not make a lease without end, or one that ends
+        // soon, invalid.
         if is_endless || ends_at.is_some() {
             heartbeat = heartbeat.min(counted / 3);
         }
-        // Where others decide by a duration of their own, one heartbeat may come to nothing.
+        // Where another library decides by a duration of its own, one heartbeat must be able to fail without harm.
         let (most, part) = match self.limits.and_then(|limits| limits.one_lease) {
             Some(_) => (counted / 3, "a third of"),
             None => (counted / 2, "half"),
@@ -107,7 +109,7 @@ impl ClientOptions {
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
         let margin = self.margin.unwrap_or((counted / 10).max(self.min_margin));
-        // Of one without end it counts once it is given an end.
+        // A lease without end has no length to compare with: the margin applies once the lease is given an end.
         if margin < self.min_margin || (!is_endless && margin >= counted - heartbeat) {
             let least = match self.min_margin.is_zero() {
                 true => String::new(),
@@ -129,9 +131,9 @@ pub(crate) struct Terms {
     pub heartbeat: Duration,
     /// How long before the end of the lease the lock already counts as lost.
     pub margin: Duration,
-    /// Not renewed past this point.
+    /// The lease is not renewed past this time.
     pub ends_at: Option<BootTime>,
-    /// The grant stands for so long, whoever ends the hold.
+    /// How long the grant must remain in the store at least, however the hold ends.
     pub at_least: Duration,
 }
 
@@ -165,7 +167,7 @@ impl Terms {
         }
     }
 
-    /// For how long the grant of a request at `now` must stand before anybody gets it.
+    /// The lease that the grant of a request at `now` must have before its caller gets it: at least the minimum hold.
     pub fn granted_lease_at(&self, now: BootTime) -> Lease {
         match self.lease_at(now) {
             Lease::For(d) => Lease::For(d.max(self.at_least)),
@@ -183,21 +185,23 @@ impl Terms {
 
     /// Whether a lock that is requested at `now` can be held at all: a fixed end may be too close.
     pub fn leave_time_at(&self, now: BootTime) -> bool {
-        // Then the first lease, which may be shorter, is also longer than its own margin: see `first_margin`.
+        // If so, the first lease, which may be shorter, is also longer than its own margin: see `first_margin`.
         match self.lease_at(now) {
             Lease::For(d) => d > self.margin,
             Lease::Forever => true,
         }
     }
 
-    /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`. It never does
-    /// for longer than was asked: where the store's time has gone back, an end that was set before seems too far away.
+    /// Until when the lock counts as held, if the store answered at its `now` that the lease ends at `until`. It never
+    /// counts for longer than was asked for: where the store's time has gone back, an end that was set before seems too
+    /// far away.
     pub fn held_until(&self, asked: Lease, sent: BootTime, until: End, now: StoreTime) -> BootTime {
         let until = until.min(asked.end(now));
         self.at_most_until(held_until(sent, until, now, self.share(self.margin, until, now)))
     }
 
-    /// The same of a grant that was asked for with this lease, from `asked` on: the first request that may have brought it.
+    /// The same for a new grant. It lasts at most for `lease`, less the margin, from `asked` on, when the first request
+    /// that may have brought the grant was sent.
     pub fn first_held_until(
         &self,
         (asked, lease): (BootTime, Duration),
@@ -212,19 +216,20 @@ impl Terms {
     fn held_at_first(&self, sent: BootTime, until: End, now: StoreTime) -> BootTime {
         let first = held_until(sent, until, now, self.share(self.first_margin(), until, now));
         match (self.lease, self.ends_at) {
-            // Near a fixed end no longer lease follows, and the margin is that of the lease that was asked for.
+            // Near a fixed end no longer lease follows the first one, so the margin of the lease that was asked for
+            // applies.
             (Lease::For(d), Some(end)) if d > MAX_ACQUIRE_LEASE => first.min(end - self.margin),
             _ => self.at_most_until(first),
         }
     }
 
-    /// An acquire that is repeated asks for its whole lease again, beyond a fixed end.
+    /// Never past a fixed end: an acquire that is repeated asks for its whole lease again, which may end later.
     fn at_most_until(&self, held_until: BootTime) -> BootTime {
         self.ends_at.map_or(held_until, |end| held_until.min(end))
     }
 
-    /// The margin is for clocks that run at other rates, so its share stays the same where more than one lease is left:
-    /// a minimum hold.
+    /// The margin is for clocks that run at other rates. So where more than one lease is left (a minimum hold), the
+    /// margin grows with it, and its share stays the same.
     fn share(&self, margin: Duration, until: End, now: StoreTime) -> Duration {
         match (self.lease, until.left(now)) {
             (Lease::For(d), Some(left)) if left > d => margin.mul_f64(left.as_secs_f64() / d.as_secs_f64()),
@@ -232,7 +237,7 @@ impl Terms {
         }
     }
 
-    /// The margin of the first lease, which is shorter than the one that follows it.
+    /// The margin of the first lease, which is shorter than the lease that follows it, if one follows.
     fn first_margin(&self) -> Duration {
         match self.lease {
             Lease::For(d) if d <= MAX_ACQUIRE_LEASE => self.margin,
@@ -241,8 +246,8 @@ impl Terms {
     }
 }
 
-/// The one place that computes this, on this host's clock: the rest of the lease as the store gave it, counted from
-/// before the request was sent, less the margin.
+/// The only place that computes until when a lock counts as held, on this host's clock: the rest of the lease as the
+/// store gave it, counted from before the request was sent, less the margin.
 fn held_until(sent: BootTime, until: End, now: StoreTime, margin: Duration) -> BootTime {
     until.left(now).map_or(BootTime::NEVER, |left| sent + left) - margin
 }
@@ -375,7 +380,7 @@ mod tests {
     fn a_lease_of_a_name_is_renewed_after_a_third_with_a_tenth_kept_back() {
         let terms = Terms::by_default(30 * SECOND);
         assert_eq!((terms.heartbeat, terms.margin), (10 * SECOND, 3 * SECOND));
-        // A margin of the client's counts where it is larger, up to half.
+        // The client's margin applies where it is larger, up to half of the lease.
         for (margin, right) in [(None, 3), (Some(1), 3), (Some(5), 5), (Some(40), 15)] {
             let options = ClientOptions { margin: margin.map(|margin| margin * SECOND), ..ClientOptions::default() };
             let terms = options.terms_of_named_lease(30 * SECOND);
@@ -412,7 +417,7 @@ mod tests {
         assert_eq!([terms(None), terms(Some(end))].map(|terms| terms.most_left(sent)), [59 * SECOND, 29 * SECOND]);
     }
 
-    /// As where the answer tells another time than the one by which the end was counted.
+    /// The store's `now` in an answer may differ from the time from which the end was counted.
     #[test]
     fn no_first_lease_is_longer_than_was_asked_for() {
         let (sent, now) = (BootTime::from_nanos(1), StoreTime::from_nanos(0));
@@ -427,7 +432,7 @@ mod tests {
         assert_eq!([5, 20, 45].map(|left| held(left).since(sent)), [4, 19, 19].map(|held| held * SECOND));
     }
 
-    /// No renewal follows that would bring the margin of the lease.
+    /// No renewal follows the first lease here, so the first lease must keep the whole margin.
     #[test]
     fn a_fixed_end_that_is_near_keeps_the_margin_of_the_lease_that_was_asked_for() {
         let (sent, now) = (BootTime::from_nanos(1), StoreTime::from_nanos(0));

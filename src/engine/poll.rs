@@ -41,7 +41,7 @@ impl Wait<'_> {
             let begun = std::mem::replace(&mut begin, Begin::Wait);
             if begun != Begin::Look {
                 self.report_if_due();
-                // That may have forked: here is nobody who answers, or wakes it.
+                // The report may have forked: in the child nobody answers this waiter, or wakes it.
                 if !self.family.is_own_process() {
                     return false;
                 }
@@ -66,20 +66,21 @@ impl Wait<'_> {
         }
     }
 
-    /// Whether the end that the lease must have leaves it no time. The deadline of the call does not count a suspend.
+    /// Whether the fixed end of the lease leaves no time for it. The deadline of the call can't say so: it does not
+    /// count a suspend.
     pub(super) fn is_past_end(&self) -> bool {
         !self.spec.lock.terms.leave_time_at(self.family.clock.now())
     }
 
-    /// Whether it may ask, or take what is handed over. One that hung before it may come back at any time, and is first
-    /// again; what was handed over until then stays.
+    /// Whether it may ask, or take what is handed over. A waiter before it that hung may come back at any time, and is
+    /// first again; but what was handed over to this one before that stays its own.
     pub(super) fn has_turn(&self) -> bool {
         let may = |ticket: &Ticket| ticket.is_first() || ticket.is_handed();
         self.family.is_own_process() && self.line.ticket.as_ref().is_none_or(may)
     }
 
-    /// Its place in the line. Code of the user's may have forked: the child has none, since what other threads had locked
-    /// just then stays so there.
+    /// Its place in the line. The user's code may have forked: a child has no place, because mutexes that other threads
+    /// had locked at the fork stay locked there.
     pub(super) fn ticket(&self) -> Option<&Ticket> {
         self.line.ticket.as_ref().filter(|_| self.family.is_own_process())
     }
@@ -117,7 +118,8 @@ impl Wait<'_> {
     /// other keys must not delay it.
     pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
         let Some(ticket) = self.ticket().filter(|ticket| ticket.is_first()) else {
-            // One that hung before it came back: when it looks is worked out anew, should its turn come again.
+            // A waiter before it that hung has come back. When this one looks is worked out anew, if its turn comes
+            // again.
             self.line.look_at = None;
             return None;
         };
@@ -126,7 +128,7 @@ impl Wait<'_> {
             let free_in = self.free_in().filter(|_| self.known.last_error.is_none());
             let is_free = free_in.is_some_and(|free| free.is_zero());
             let is_unknown = self.known.last_seen.is_none();
-            // It stood back behind those who are gone: nobody tells it.
+            // It stood back behind waiters that are gone, and nobody nudges it: it looks at once.
             let is_unasked = begin == Begin::Refused && is_unknown && self.known.last_error.is_none();
             let begin = if is_unknown || is_free { Begin::Wait } else { begin };
             let delay = if is_unasked { Duration::ZERO } else { self.look_after(begin, free_in.filter(|_| !is_free)) };
@@ -144,7 +146,7 @@ impl Wait<'_> {
     /// When the wait is reported next, however seldom it looks: to a callback at each longest poll, to the log when a
     /// warning is due.
     pub(super) fn report_after(&self) -> Duration {
-        // Nothing is said while a lock is handed over to it, and the end of that is told.
+        // Nothing is reported while a lock is being handed over to it; it is nudged when that ends.
         if self.users_code.is_handed() {
             return HANGS;
         }
@@ -161,7 +163,8 @@ impl Wait<'_> {
         self.effort.told.map_or(Duration::ZERO, |told| every.saturating_sub(told.elapsed()))
     }
 
-    /// Waits for this long or until it is worth looking; false when the call's time is over, and where nobody wakes it.
+    /// Waits for this long or until it is worth looking; false when the call's time is over, or in a forked child,
+    /// where nobody wakes it.
     fn sleep(&mut self, overall: &Deadline, delay: Duration) -> bool {
         let until = far_from(Instant::now(), delay);
         let mut due = far_from(Instant::now(), self.report_after());
@@ -175,7 +178,8 @@ impl Wait<'_> {
             match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
                 Waited::Over => return false,
                 Waited::Event => break,
-                // One that hung before it came back. Whoever waits for its turn sees whether that one hangs again.
+                // A waiter before it that hung has come back. This one waits for its turn again, and there it sees if
+                // that one hangs again.
                 Waited::Limit if !ticket.is_first() => return true,
                 Waited::Limit if until <= Instant::now() => break,
                 Waited::Limit if due <= Instant::now() => {
@@ -227,7 +231,7 @@ impl Wait<'_> {
         }
     }
 
-    /// What the store said of the lock, for those behind it, too.
+    /// Notes what the store said of the lock, also for the waiters behind it.
     pub(super) fn saw(&mut self, seen: Seen) {
         self.ticket().into_iter().for_each(|ticket| ticket.saw(LockStatus::live(&seen)));
         self.known.last_seen = Some(seen);
@@ -237,7 +241,8 @@ impl Wait<'_> {
         self.line.ticket.is_some() || self.line.stood_back
     }
 
-    /// Who holds the lock, as far as is known: only the head of the line asks, for whoever stands behind it, or stood back.
+    /// Who holds the lock, as far as is known. Only the head of the line asks; those behind it, and those that stood
+    /// back, use what it saw.
     pub(super) fn holders(&self) -> Option<Vec<LockStatus>> {
         let heads = self.family.queues.holders(&self.spec.lock.key).filter(|_| self.is_in_line());
         heads.or_else(|| self.known.last_seen.as_ref().map(LockStatus::live))
@@ -252,7 +257,7 @@ impl Wait<'_> {
     pub(super) fn free_in(&self) -> Option<Duration> {
         let seen = self.known.last_seen.as_ref()?;
         let mut wanted = self.spec.lock.wanted();
-        // Else the calls of one client that wait would take the lock from each other, one after the other.
+        // Otherwise waiting calls of one client would take the lock from each other, one after the other.
         let is_here =
             || LockStatus::live(seen).iter().any(|holder| self.family.stands_here_since(self.effort.called, holder));
         wanted.replaces = wanted.replaces.filter(|_| !is_here());

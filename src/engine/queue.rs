@@ -18,7 +18,7 @@ use crate::sys::pause::pause;
 
 /// A store that takes longer to answer counts as failing.
 pub const SILENT: Duration = Duration::from_secs(1);
-/// A waiter whose user's code runs for longer counts as one that hangs there.
+/// A waiter counts as hanging in the user's code if that code runs for longer.
 pub const HANGS: Duration = Duration::from_secs(3);
 
 /// The lines of one client family, by key.
@@ -49,7 +49,7 @@ struct Place {
     users_code: Arc<UsersCode>,
     /// When the wait is over.
     by: Deadline,
-    /// The store fails, as the last requests found.
+    /// The error of the last requests, while the store fails.
     trouble: Mutex<Option<Error>>,
     /// Who holds the lock, as it saw last.
     holders: Mutex<Option<Vec<LockStatus>>>,
@@ -61,8 +61,8 @@ struct Place {
 pub struct UsersCode {
     /// Since when it runs.
     since: Mutex<Option<Instant>>,
-    /// How many locks are being handed over to the call, or were, and wait to be taken. None more while its code runs, which
-    /// may hang, or close the client: nobody would renew them.
+    /// How many locks are being handed over to the call, or were and wait to be taken. No hand-over begins while the
+    /// user's code runs, which may hang, or close the client: nobody would renew the lock.
     handed: AtomicUsize,
     nudges: Mutex<Vec<Sender<()>>>,
 }
@@ -78,12 +78,13 @@ impl UsersCode {
         self.handed.load(Ordering::SeqCst) > 0
     }
 
-    /// It runs since then; `None`: it has returned.
+    /// Notes since when it runs; `None`: it has returned.
     pub fn runs(&self, since: Option<Instant>) {
-        // At once: whoever takes it for one that hangs has seen it so before that time ends here.
+        // In this order: a thread that took this waiter for a hanging one did so before `since` changes, and so `hangs`
+        // below is true.
         let before = std::mem::replace(&mut *self.since.lock(), since);
         if hangs(before) {
-            // What was reported meanwhile went to one behind it, who may not be first any more.
+            // Nudges meanwhile went to a waiter behind it, which may not be first any more.
             self.nudges.lock().iter().for_each(nudge);
         }
     }
@@ -123,7 +124,7 @@ impl Queues {
         lines.get(key).into_iter().flatten().filter(|place| place.users_code.is_running()).count()
     }
 
-    /// Takes a place at the end of the line of this key until then, for a call that runs this code.
+    /// Takes a place at the end of the line of this key, until `by`, for a call with this `users_code`.
     pub fn enter(self: &Arc<Self>, spec: LockSpec, users_code: &Arc<UsersCode>, by: &Deadline) -> Ticket {
         let nudge = crossbeam_channel::bounded(1);
         users_code.nudges.lock().push(nudge.0.clone());
@@ -148,9 +149,9 @@ impl Queues {
     pub fn reserve(&self, key: &str, fits: impl FnOnce(&LockSpec) -> bool) -> Option<Reservation> {
         let head = self.head(key)?;
         let mut turn = head.turn.lock();
-        // Until it is counted none may begin.
+        // Locked until the hand-over is counted in `handed`: no user's code may begin before that.
         let since = head.users_code.since.lock();
-        // Whose wait is over would give it back, but its process may end before.
+        // A waiter whose time is over would give the lock back, but its process may end before that.
         if !matches!(*turn, PlaceState::Waiting) || since.is_some() || head.by.is_over() || !fits(&head.spec) {
             return None;
         }
@@ -175,7 +176,7 @@ impl Queues {
         }
     }
 
-    /// The error that the head of the line got from a failing store; nobody behind it asks.
+    /// The error that the head of the line got from a failing store, for the waiters behind it, which do not ask.
     pub fn trouble(&self, key: &str) -> Option<Error> {
         let head = self.head(key)?;
         if let Some(error) = head.trouble.lock().clone() {
@@ -186,7 +187,7 @@ impl Queues {
         Some(Error::new(ErrorKind::Store, message).retryable())
     }
 
-    /// Who holds the lock, as the head of the line saw last; nobody behind it asks.
+    /// Who holds the lock, as the head of the line saw last, for the waiters behind it, which do not ask.
     pub fn holders(&self, key: &str) -> Option<Vec<LockStatus>> {
         self.head(key)?.holders.lock().clone()
     }
@@ -214,7 +215,7 @@ fn nudge(waiter: &Sender<()>) {
     let _ = waiter.try_send(());
 }
 
-/// What one that leaves the line has found becomes that of the next, unless it has found something itself.
+/// Passes what a leaving waiter has found on to the next one, unless that one has found something itself.
 fn pass_on<T>(from: &Mutex<Option<T>>, to: &Mutex<Option<T>>) {
     let found = from.lock().take();
     let mut next = to.lock();
@@ -244,7 +245,7 @@ impl Place {
         before
     }
 
-    /// Whether it can't take its turn, for its user's code has not returned for long.
+    /// Whether it can't take its turn, because its user's code has not returned for long.
     fn hangs(&self) -> bool {
         hangs(*self.users_code.since.lock())
     }
@@ -311,7 +312,7 @@ impl Ticket {
         before.take_while(|place| !Arc::ptr_eq(place, &self.place)).filter(|place| !place.hangs()).count()
     }
 
-    /// Whether its turn has come, which takes no count of all that wait.
+    /// Whether its turn has come; unlike `place`, this does not count all that wait.
     pub fn is_first(&self) -> bool {
         let lines = self.queues.lines.lock();
         let mut before = lines.get(&self.place.spec.key).into_iter().flatten();
@@ -325,17 +326,18 @@ impl Ticket {
         &self.place.nudge.1
     }
 
-    /// Its request is under way since `at`; `None`: it has ended.
+    /// Notes since when its request is under way; `None`: it has ended.
     pub fn asks(&self, at: Option<Instant>) {
         *self.place.asked_at.lock() = at;
     }
 
-    /// The error that the waiters behind it see: to them the store did not answer.
+    /// Sets the error that the waiters behind it see. They sent no write, so to them it is only that the store did not
+    /// answer.
     pub fn is_in_trouble(&self, trouble: Option<Error>) {
         *self.place.trouble.lock() = trouble.map(Error::of_read);
     }
 
-    /// Who holds the lock, as those behind it see.
+    /// Sets who holds the lock, for the waiters behind it.
     pub fn saw(&self, holders: Vec<LockStatus>) {
         *self.place.holders.lock() = Some(holders);
     }
@@ -405,10 +407,11 @@ impl Ticket {
             let has_lock = leaves == Leaves::WithLock || matches!(before, PlaceState::Given(_));
             head.is_held.store(has_lock && !share, Ordering::SeqCst);
             if has_lock {
-                // Whoever it saw hold the lock, when it asked before it stood here, does so no more.
+                // The holders that the new head saw when it asked, before it joined the line, do not hold the lock any
+                // more.
                 *head.holders.lock() = None;
             } else {
-                // The next one has not asked yet; until it does it knows the same.
+                // The new head has not asked yet: until it does, it knows what the one before it knew.
                 pass_on(&self.place.trouble, &head.trouble);
                 if was_first {
                     pass_on(&self.place.holders, &head.holders);

@@ -36,7 +36,7 @@ enum State {
     Waits(Ticket),
     /// It may ask the store.
     Asks(Ticket),
-    /// It was refused and has not said so.
+    /// It was refused and has not called `asked` yet.
     Refused(Ticket),
     Holds,
     /// It hands over.
@@ -74,7 +74,7 @@ impl World {
         self.grants
     }
 
-    /// Gets the lock, or gives back what was handed over in vain.
+    /// Leaves the line: it then holds the lock, or is done, or has to release what was handed over in vain.
     fn leave(&mut self, ticket: Ticket, leaves: Leaves) -> State {
         match ticket.leave(leaves) {
             None if leaves == Leaves::WithLock => State::Holds,
@@ -90,7 +90,7 @@ impl World {
 }
 
 impl crate::engine::orders::World for World {
-    /// Who, and whether it goes away instead.
+    /// Which actor, and whether it goes away instead of taking its step.
     type Choice = (usize, bool);
 
     fn choices(&self) -> Vec<(usize, bool)> {
@@ -117,7 +117,7 @@ impl crate::engine::orders::World for World {
         self.states[at] = match state {
             State::Outside => {
                 let ticket = self.queues.enter(spec(), &Arc::default(), &never_over());
-                // As after a refusal: a look that the wakeups or the first poll brings.
+                // As after a refusal: the wakeups, or the first poll, make it look.
                 let _ = ticket.place.nudge.0.try_send(());
                 State::Waits(ticket)
             }
@@ -217,7 +217,7 @@ fn who_hangs_in_code_of_its_users_is_passed_over() {
     queues.nudge("k");
     assert_eq!((first.nudged().len(), second.nudged().len()), (0, 1));
     let reserved = queues.reserve("k", |_| true).expect("the second waits");
-    // It may come back before the other one has what is handed over.
+    // The first may come back before the second has taken what is handed over.
     code.runs(None);
     assert!(second.place() == 1 && second.is_handed());
     assert!(reserved.give(granted(1)).is_ok());
@@ -287,7 +287,7 @@ fn in_random_orders_so_do_many() {
         for steps in 0.. {
             assert!(steps < 2_000, "it goes round in circles");
             let mut choices = world.choices();
-            // Most go on.
+            // Most waiters stay.
             choices.retain(|(_, goes)| !goes || fastrand::u8(..) < 40);
             let Some(choice) = fastrand::choice(choices) else {
                 if world.choices().iter().any(|(_, goes)| *goes) && world.stands.is_some() {

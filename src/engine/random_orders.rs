@@ -24,7 +24,7 @@ use crate::sys::observing::Observing;
 pub const LEASE: Duration = Duration::from_secs(60);
 const HISTORIES: u64 = 10_000;
 const PROCESSES: usize = 3;
-/// Of each process.
+/// Per process.
 const WORKERS: usize = 2;
 /// How often a worker wants the lock.
 const ROUNDS: u32 = 3;
@@ -62,7 +62,7 @@ struct World {
     /// The highest token of a grant that was held, and of a write.
     granted: u64,
     written: u64,
-    /// Grants of holds that were lost: they may stand until their lease ends.
+    /// Grants of holds that were lost: they may remain until their lease ends.
     lost: HashSet<GrantId>,
 }
 
@@ -116,7 +116,7 @@ impl World {
             At::Outside if self.workers[n].rounds == 0 => At::Outside,
             At::Outside => {
                 self.workers[n].rounds -= 1;
-                // As a waiter that was refused once, or somebody who asks before it stands in line.
+                // As a waiter that was refused once, or as a caller that asks before it joins the line.
                 if one_in(2) {
                     let ticket = process.queues.enter(
                         self.workers[n].spec.clone(),
@@ -225,7 +225,7 @@ impl World {
             at_end: AtEnd::Release,
         };
         let hold = Hold::new(granted, setup, Callbacks::default());
-        // What was handed over long ago may be over; and of those who share, one may hear late of its grant.
+        // What was handed over long ago may be over; and of several shared holders, one may learn late of its grant.
         if hold.is_held() {
             let above = if is_exclusive(&hold) { self.granted } else { self.written };
             assert!(token > above, "token {token} after {above}");
@@ -245,7 +245,7 @@ impl World {
         }
     }
 
-    /// Who holds the lock, by what they believe.
+    /// The holds that count themselves as held.
     fn held(&self) -> impl Iterator<Item = &Arc<Hold>> {
         self.workers.iter().filter_map(|worker| match &worker.at {
             At::Holds(hold) if hold.is_held() => Some(hold),
@@ -257,7 +257,7 @@ impl World {
         let (all, exclusive) = (self.held().count(), self.held().filter(|hold| is_exclusive(hold)).count());
         assert!(exclusive == 0 || all == 1, "{exclusive} hold it exclusively, {all} in all");
         assert!(all <= 2, "{all} share it");
-        // A write of an exclusive holder: no later one may bear a lower token.
+        // A write of an exclusive holder: no later one may carry a lower token.
         let token = self.held().find(|hold| is_exclusive(hold)).map(|hold| hold.granted().fencing_token());
         if let Some(token) = token {
             assert!(token >= self.written, "a write with token {token} after one with {}", self.written);
@@ -265,7 +265,7 @@ impl World {
         }
     }
 
-    /// All is answered from now on, and what was held back arrives: nothing is left.
+    /// From now on everything is answered, and what was held back arrives: nothing may be left.
     fn end(&mut self) {
         self.network.heal();
         for steps in 0.. {
@@ -302,7 +302,7 @@ fn in_random_histories_nobody_holds_what_another_holds() {
     let first = seed::seed();
     let histories = seed::setting("LEASEHOLD_TEST_HISTORIES").unwrap_or(HISTORIES);
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    // Whether it had a holder.
+    // Runs one history. Returns whether it had a holder.
     let run = |history: &u64| {
         seed::sow(first, *history);
         let mut world = World::new();
@@ -323,7 +323,7 @@ fn in_random_histories_nobody_holds_what_another_holds() {
     assert!(held as u64 * 10 > histories * 9, "only {held} of {histories} histories had a holder");
 }
 
-/// Says on the way of a panic which seed it was.
+/// Prints the seed if a panic unwinds.
 struct Told(u64);
 
 impl Drop for Told {

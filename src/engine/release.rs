@@ -26,9 +26,9 @@ use crate::sys::thread::keeping_a_lock;
 
 /// How long the first in line waits before it asks, so that other processes, which are woken at the same time, get a turn.
 const OTHERS_TURN: Duration = Duration::from_millis(25);
-/// How it ended under its holder where nobody else was granted it.
+/// Why a hold ended without its holder's doing, where nobody else was granted the lock.
 const ENDED: &str = "it was released by another, or its row, table or file was deleted or replaced";
-/// What is left of a lease for no longer is left to end by itself.
+/// What remains of a lease for no longer than this is left to end by itself.
 pub(super) const SHORT_REST: Duration = Duration::from_secs(60);
 
 /// How often a release is sent.
@@ -51,10 +51,11 @@ impl Hold {
             return Ok(());
         }
         let by = far_from(Instant::now(), bound);
-        // What is over is lost, also where nobody has looked yet: else a release without an answer would hide it.
+        // A hold that is over is lost, even if nobody has looked yet: otherwise an unanswered release would hide the
+        // loss.
         keeping_a_lock(|| self.expire_when_due());
         let before = self.begin_release();
-        // A close that was first has told nobody of the loss that it found.
+        // A `close` that came first may have found a loss, which was not reported to this caller.
         match before {
             Phase::Over { lost: true } => return Err(self.lost()),
             Phase::Over { .. } if self.state.lock().ends.is_owed => return Err(self.other_release()),
@@ -71,7 +72,8 @@ impl Hold {
 
     /// Ends the hold in the store.
     pub(super) fn send_end(&self, before: Phase, by: Instant) -> Result<()> {
-        // No observer is told anything before the lock is free, and `handing` and `attempt`: it may call the guard.
+        // Observers get their reports once the lock is free, and so are `handing` and `attempt`: they may call the
+        // guard.
         let _later = later();
         let mut worth_a_look = true;
         let answer = match self.keep(before, by) {
@@ -121,15 +123,15 @@ impl Hold {
     pub(super) fn ended(&self, before: Phase, answer: Result<()>) -> Result<()> {
         if matches!(before, Phase::Lost(_)) {
             if let Err(error) = &answer {
-                // Its grant may stand in the store for long, or for ever, and nobody else knows of it: where the guard has
-                // expired, since somebody renewed its group, or by a wide margin.
+                // The grant may remain in the store for long, or for ever, and nobody else knows of it. For an expired
+                // guard that is so where somebody renewed its group, or the margin is wide.
                 let stands_long = !self.is_expired() || self.stands_for() > SHORT_REST;
                 if before == Phase::Lost(LostBy::Clock) && stands_long && error.kind() != ErrorKind::Lost {
                     self.give_up_later();
                 }
             }
             self.finish(true);
-            // At last, for the logger may hang.
+            // Last, because the logger may hang.
             if let Err(error) = answer {
                 log::debug!(target: "leasehold::guard", key:? = self.grant.lock.key; "releasing a lost lock: {error}");
             }
@@ -143,29 +145,32 @@ impl Hold {
             if error.kind() == ErrorKind::Lost {
                 let by = error.holders().first().cloned();
                 let reason = if by.is_some() { LossReason::TakenOver { by } } else { LossReason::ReleasedByOther };
-                // The guard's own watch ends without a loss, as by any release: the caller has the error.
+                // The guard's own watch ends without a loss, as with any release: the caller has the error.
                 if self.finish(true) {
                     let loss = self.loss_by(reason);
                     self.setup.observing.tell(&Event::Lost { loss: &loss });
-                    // Whoever drops the guard has no error, and says nothing of one that is lost. Of several the others are
-                    // still to be released: none waits for the logger.
+                    // A drop of the guard has no error to return, and does not report a lost lock itself. Of several
+                    // guards the others are still to be released: that must not wait for the logger.
                     keeping_a_lock(|| warn_of(&loss));
                 }
             }
         })
     }
 
-    /// Whether it was granted since then, and is held, or just being released: then it stands until the store has answered.
+    /// Whether it was granted after `since`, and is held or being released: until the store has answered, its grant
+    /// remains.
     pub fn stands_since(&self, since: BootTime) -> bool {
         self.grant.at > since && (self.is_held() || self.state.lock().phase == Phase::Releasing)
     }
 
-    /// The end may be noticed long after the lease's, as by a process that was stopped: others may have had the lock since.
+    /// How long the lock was held, at most until the end of its lease: a process that was stopped, for example, notices
+    /// that end much later, and others may have had the lock since.
     pub(super) fn held_for(&self) -> Duration {
         self.setup.clock.now().min(self.answered_until()).since(self.grant.at)
     }
 
-    /// Sends what ends the hold. Gives its answer, and whether another request of this very hold may have ended it.
+    /// Sends a request that ends the hold. Returns its answer, and whether another request of this hold may have ended
+    /// it.
     pub(super) fn counted_end<T>(
         &self,
         request: impl FnOnce() -> Result<T>,
@@ -192,8 +197,8 @@ impl Hold {
         self.stop_holding(bound, |key, fencing_token, held_for| Event::Left { key, fencing_token, held_for });
     }
 
-    /// Ends the hold without waiting for anything: its heartbeat is told to stop, and its grant is given up in the
-    /// background, as that of an acquire without an answer.
+    /// Ends the hold without waiting for anything: its heartbeat is asked to stop, and its grant is given up in the
+    /// background, like that of an unanswered acquire.
     pub fn abandon(&self) {
         if self.is_own_process() {
             self.begin_abandon();
@@ -214,50 +219,51 @@ impl Hold {
     pub(super) fn give_up_later(&self) {
         {
             let ends = &mut self.state.lock().ends;
-            // What the background ends is no loss for a release at the same time.
+            // If the background thread ends the grant, a concurrent release must not take that for a loss.
             (ends.may_be_done, ends.is_owed) = (true, true);
         }
         self.give_up_owed();
     }
 
-    /// Gives up what is owed, unless another release is under way: that one does, should it fail.
+    /// Gives up the grant if that is owed, unless another release is under way: that one does so if it fails.
     fn give_up_owed(&self) {
         let Some(attempt) = self.for_background() else { return };
         let is_owed = self.state.lock().ends.is_owed;
         if is_owed {
             self.setup.undo.push_after(attempt, self.must_stand_for());
-            // Now, for a close between the two would find it nowhere.
+            // Not before the push: a close in between would find the grant in neither place.
             self.state.lock().ends.is_owed = false;
         }
     }
 
-    /// Gives a lock without end an end in the background, until which its holder has time to stop.
+    /// In the background, gives a lock without end an end, which leaves its holder time to stop.
     pub(super) fn end_later(&self) {
         let end = Renewal { lease: Lease::For(NEAREST_END), may_end_endless: true };
         self.for_background().into_iter().for_each(|attempt| self.setup.undo.push_end(attempt, end));
     }
 
-    /// What the background needs for its requests; `None`: another release has it locked, which is under way.
+    /// What the background needs for its requests; `None`: another release that is under way has it locked.
     fn for_background(&self) -> Option<Attempt> {
         let mut attempt = self.requests.spare.try_lock()?.without_native();
         attempt.ask.lease = attempt.ask.lease.max(self.stands_for());
         Some(attempt)
     }
 
-    /// How long the grant stands in the store, as far as is known. Whoever renewed its group may have made the lease longer
-    /// than the guard does.
+    /// How long the grant may remain in the store, as far as is known. That may be longer than the guard's own lease:
+    /// somebody may have renewed its group.
     pub(super) fn stands_for(&self) -> Duration {
         self.stands_until().since(self.setup.clock.now())
     }
 
-    /// Whether nothing of it can stand in the store any more.
+    /// Whether nothing of the hold can remain in the store any more.
     pub(super) fn has_ended(&self) -> bool {
-        // One that is under way may have given it to another, for longer.
+        // A hand-over that is under way may have granted the lock to another, for longer.
         let handing = self.requests.handing.try_lock();
         self.stands_for().is_zero() && handing.is_some() && self.requests.handed.lock().is_none()
     }
 
-    /// An earlier renewal without an answer may arrive still, and have asked for more than the last one that was answered.
+    /// Until when the grant may remain in the store. An unanswered renewal may still arrive, and may have asked for
+    /// more than the last one that was answered.
     pub(super) fn stands_until(&self) -> BootTime {
         self.answered_until().max(BootTime::from_nanos(self.requests.asked_until.load(Ordering::SeqCst)))
     }
@@ -270,14 +276,14 @@ impl Hold {
         if !self.is_own_process() {
             return;
         }
-        // As in a release, what is over is lost.
+        // As in a release, a hold that is over is lost.
         keeping_a_lock(|| self.expire_when_due());
         self.begin_release();
         pause!("data.begun");
         self.stop_heartbeat(bound);
         pause!("data.stopped");
         if self.finish(false) {
-            // As at a loss: whoever waits behind its own process knows no end of the lease.
+            // As after a loss: a waiter behind a guard of its own process does not know when the lease ends.
             self.setup.queues.nudge(&self.grant.lock.key);
             self.tell(|key, fencing_token| end(key, fencing_token, self.held_for()));
         }
@@ -290,7 +296,7 @@ impl Hold {
         self.hold_no_longer();
         if before == Phase::Held {
             state.phase = Phase::Releasing;
-            // Also where the store does not answer: whoever waits for the loss may have the guard.
+            // Now, since the store may not answer: a caller that waits for the loss may have the guard.
             self.loss.end(None);
         }
         before
@@ -300,20 +306,21 @@ impl Hold {
     fn stop_heartbeat(&self, bound: Duration) {
         self.beats.stop.cancel();
         let heartbeat = self.state.lock().heartbeat.take();
-        // Without a bound it is not asked whether it hangs, nor where it ends its hold itself, as in an event of C's.
+        // It is not waited for if `bound` is zero, nor on its own thread, where an event handler of the C library may
+        // end the hold.
         if let Some(heartbeat) = heartbeat.filter(|beat| !bound.is_zero() && !beat.is_here())
             && !heartbeat.join_by(far_from(Instant::now(), bound))
         {
             let key = shown(&self.grant.lock.key);
-            // The lock is still to be released.
+            // Without waiting for the logger: the lock is still to be released.
             keeping_a_lock(
                 || log::warn!(target: "leasehold::guard", key:?; "a heartbeat of lock {key:?} that hangs is left behind"),
             );
         }
     }
 
-    /// No release waits for the heartbeat if this is its thread, which closes the client in an event of C's. That of an
-    /// election's lock may have begun by then.
+    /// If this is the heartbeat's thread, which closes the client in an event handler of the C library, no release may
+    /// wait for it. The release of an election's lock may have begun by then.
     pub(super) fn leave_own_heartbeat(&self) {
         drop(self.state.lock().heartbeat.take_if(|beat| beat.is_here()));
     }
@@ -326,8 +333,8 @@ impl Hold {
         }
     }
 
-    /// Nothing is left to do. Whether this ended the hold, and not a loss or an earlier end: then the caller reports
-    /// how.
+    /// Marks the hold as over: nothing is left to do. Returns whether this ended it, and not a loss or an earlier end;
+    /// if so, the caller reports how.
     fn finish(&self, lost: bool) -> bool {
         let mut state = self.state.lock();
         let before = state.phase;
@@ -342,8 +349,8 @@ impl Hold {
 
     fn send_release(&self, by: Instant, tries: Tries) -> Result<()> {
         let half = || Instant::now() + by.saturating_duration_since(Instant::now()) / 2;
-        // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it. So does one that
-        // another release has under way.
+        // An unanswered hand-over comes first: its grant would last a whole lease, and no waiter knows of it. The same
+        // goes for one that another release has under way.
         let settled = |by| match self.requests.handing.try_lock_until(by) {
             Some(_handing) => self.give_up_hand_over(&Deadline::at(by)),
             None => Err(self.error(ErrorKind::Store, "a hand-over of it is under way").retryable()),
@@ -356,7 +363,7 @@ impl Hold {
                 Some(mut spare) => {
                     let released = self.repeat_release(&mut spare, by, tries);
                     drop(spare);
-                    // Whoever let go of the guard meanwhile left the rest to this.
+                    // If the guard was abandoned meanwhile, the rest was left to this release.
                     match released {
                         Ok(()) => self.state.lock().ends.is_owed = false,
                         Err(_) => self.give_up_owed(),
@@ -401,7 +408,7 @@ impl Hold {
                         return Err(self.error(ErrorKind::Lost, ENDED));
                     };
                     let (by, mut holders) = (by.map(|by| by.fencing_token()), LockStatus::live(&seen));
-                    // Who took it comes before those who share it.
+                    // The one that took it over comes first, before those that share the lock with it.
                     holders.sort_by_key(|holder| Some(holder.fencing_token()) != by);
                     return Err(self.error(ErrorKind::Lost, "it was taken over").with_holders(holders));
                 }

@@ -46,7 +46,8 @@ impl Wait<'_> {
         self.span.take().into_iter().for_each(|mut span| span.end = end);
     }
 
-    /// Reports to observer, log and callback that the wait goes on. Whoever hangs there is passed over in the line.
+    /// Reports to observer, log and callback that the wait goes on. A waiter that hangs there is passed over in the
+    /// line.
     pub(super) fn report_if_due(&mut self) {
         if !self.has_to_report() {
             return;
@@ -58,7 +59,8 @@ impl Wait<'_> {
         self.mark_users_code(None);
     }
 
-    /// The same of a request that failed, or came too late. Who asks for several keys tells of each in its turn.
+    /// The same after a request that failed, or came too late. A call for several keys reports each in its turn
+    /// instead.
     pub(super) fn report_trouble(&mut self) {
         if !self.is_one_of_several && !self.asks_once() {
             self.begins();
@@ -66,7 +68,7 @@ impl Wait<'_> {
         }
     }
 
-    /// Whether there is anybody to be told now.
+    /// Whether the observer, the callback or the log is due for a report now.
     pub(super) fn has_to_report(&self) -> bool {
         let is_told = self.family.options.observing.is_on() || self.is_due();
         (is_told || self.effort.started.elapsed() >= self.effort.warn_after) && self.family.is_own_process()
@@ -83,16 +85,17 @@ impl Wait<'_> {
         }
     }
 
-    /// The same for one of many reports that began then. Each counts alone, but many of them hold up the others as one that
-    /// hangs does.
+    /// The same for one of many reports, the first of which began at `begun`. Each has a time of its own, but once all
+    /// together have taken as long as one that hangs, the time is not set anew: so the call can be passed over, too.
     pub(super) fn mark_users_code_of_many(&self, begun: Instant) {
         if begun.elapsed() < HANGS || !self.family.is_own_process() || !self.users_code.is_running() {
             self.mark_users_code(Some(Instant::now()));
         }
     }
 
-    /// Runs this, which may call code of the user's. Where a lock was handed over meanwhile, which nobody renews yet, another
-    /// thread does so. Nor does anybody renew one that is granted just now: so nothing is waited for.
+    /// Runs this, which may call the user's code. Where a lock was handed over meanwhile, another thread calls that
+    /// code, because nothing renews the lock yet. Nothing renews a lock that is granted just now either, so this does
+    /// not wait for what other threads report of its key.
     pub(super) fn in_users_code(&self, run: impl FnOnce()) {
         self.mark_users_code(Some(Instant::now()));
         if self.users_code.is_handed() {
@@ -103,7 +106,8 @@ impl Wait<'_> {
         self.mark_users_code(None);
     }
 
-    /// The same as [`report_if_due`](Self::report_if_due), for one that shows it.
+    /// The same as [`report_if_due`](Self::report_if_due), where the caller has checked that it is due, and shows it in
+    /// the line.
     pub(super) fn report(&mut self) {
         let waited = self.effort.started.elapsed();
         let key = &self.spec.lock.key;

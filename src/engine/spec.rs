@@ -35,12 +35,13 @@ pub struct Chain {
     pub since: BootTime,
 }
 
-/// Runs on the caller's thread whenever a wait goes on.
+/// Called on the caller's thread while the wait goes on.
 pub type OnWait<'a> = Box<dyn FnMut(&Waiting) + 'a>;
 
 /// Runs when the lock is lost.
 pub type OnLoss = Box<dyn FnOnce(Loss) + Send>;
-/// Runs on the thread that finds the loss, also where no other can be started. The library's own: it waits for nothing.
+/// Runs on the thread that finds the loss, so it runs even where no other thread can be started. Only the library's own
+/// code sets it: it must not wait for anything.
 pub type AtLoss = Box<dyn FnOnce(&Loss) + Send>;
 /// Runs when heartbeats fail and the deadline is near; gets the time left.
 pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
@@ -64,9 +65,10 @@ pub struct LockSpec {
     pub lock_id: Option<String>,
     pub labels: Labels,
     pub replace_same_owner: bool,
-    /// Others may hold it for as long as they like, as the leader does: no wait is too long.
+    /// A long wait is normal, as it is for a candidate behind an election's leader: it is not warned of while the store
+    /// works.
     pub expects_to_wait: bool,
-    /// A transfer from this grant.
+    /// This is a transfer: the new grant takes the place of this one (grant id and token).
     pub instead_of: Option<(GrantId, u64)>,
     pub terms: Terms,
 }
@@ -87,7 +89,7 @@ impl LockSpec {
         }
     }
 
-    /// Behind whom it waits.
+    /// What decides which holders this lock must wait for.
     pub fn wanted(&self) -> Wanted<'_> {
         let replaces = self.replace_same_owner.then_some(self.labels.owner.as_str());
         Wanted { mode: self.mode, max_holders: self.max_holders, lock_id: self.lock_id.as_deref(), replaces }
@@ -95,7 +97,7 @@ impl LockSpec {
 
     /// A new attempt at this lock, not sent yet.
     pub fn attempt(&self, grant: GrantId, lease: Duration) -> Attempt {
-        // A group of its own where the user names none.
+        // If the user names no lock id, the lock is a group of its own.
         let lock_id = self.lock_id.clone().unwrap_or_else(|| random::uuid().to_string());
         let ask = Ask {
             mode: self.mode,
@@ -111,11 +113,11 @@ impl LockSpec {
 /// The lock that a caller asks for, and what ends and reports its wait.
 pub struct WaitSpec<'a> {
     pub lock: LockSpec,
-    /// Asks nothing while others of this process wait for the lock.
+    /// The call does not ask the store while others of this process wait for the lock.
     pub stands_back: bool,
     pub cancel: Option<CancelToken>,
     pub on_wait: Option<OnWait<'a>>,
-    /// The time between two calls of it, where it is not called at each look.
+    /// The time between two calls of `on_wait`; `None`: it is called at each look.
     pub on_wait_every: Option<Duration>,
 }
 
@@ -124,14 +126,14 @@ pub struct WaitSpec<'a> {
 pub enum Patience {
     /// Ask once.
     Once,
-    /// Until then.
+    /// Go on until this time.
     Until(Instant),
     /// Without limit.
     Endless,
 }
 
 impl Patience {
-    /// Until then; a time that has passed asks once.
+    /// Until this time; if it has passed, ask once.
     pub fn until(until: Instant) -> Self {
         if until <= Instant::now() { Patience::Once } else { Patience::Until(until) }
     }
@@ -150,8 +152,8 @@ impl Patience {
 pub enum Obtained<T = Granted, R = Vec<LockStatus>> {
     /// The lock is granted.
     Granted(T),
-    /// Others hold the lock, or wait for it in this process, and the patience is over. Contains who held each
-    /// lock when it was last seen, or what was made of it.
+    /// Others hold the lock, or wait for it in this process, and the patience is over. Contains who held each lock when
+    /// it was last seen, or what the caller made of that.
     Refused(R),
 }
 

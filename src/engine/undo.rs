@@ -1,6 +1,6 @@
-//! What is done in the background about grants that nobody holds: acquisitions that were not answered, and grants whose
-//! release was not, are given up, and a lock without end whose guard has lost it gets an end. One thread for all of a
-//! client family, which ends when nothing is left to do.
+//! Gives up, in the background, grants that nobody holds: those of acquisitions and of releases that were not answered.
+//! A lock without end whose guard has lost it gets an end here. There is one thread for a client family, which ends
+//! when nothing is left to do.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -22,10 +22,10 @@ use crate::sys::pause::pause;
 use crate::sys::random;
 use crate::sys::thread::{Thread, begin_to_keep_time, keeping_a_lock};
 
-/// At most this many are kept, more than anybody takes at once. Of more, the one whose lease ends first is dropped, and
-/// ends by itself.
+/// At most this many are kept, more than anybody takes at once. If there are more, the one whose lease ends first is
+/// dropped: it ends by itself.
 const MOST: usize = 16_384;
-/// What is said of those that are left at the end.
+/// The text about those that are left at the end.
 pub const LEFT: &str = "grants that nobody holds could not be given up; what stands in the store does so until its lease \
                         ends or it is released";
 
@@ -38,10 +38,10 @@ pub struct Undo {
     /// Ends the thread and its request.
     stop: CancelToken,
     state: Mutex<State>,
-    /// One more came.
+    /// There is more to give up.
     more: Sender<()>,
     mores: Receiver<()>,
-    /// What is left found no thread.
+    /// No thread could be started for what is left.
     lack: Sender<()>,
     lacks: Receiver<()>,
 }
@@ -49,25 +49,25 @@ pub struct Undo {
 #[derive(Default)]
 struct State {
     left: Vec<Left>,
-    /// When all of it ends: what is due later is not waited for.
+    /// By when all of it must end, once that was asked for: what is due later is not waited for.
     ends_at: Option<Instant>,
     /// Whether a thread will continue with what is left.
     is_running: bool,
     thread: Option<Thread>,
-    /// Cancelled when the end that is under way is over, for those who wait for it.
+    /// Cancelled when the call of `end` that is under way is over, for those that wait for it.
     ending: CancelToken,
 }
 
 /// What is not given up yet.
 struct Left {
     attempt: Attempt,
-    /// It gets this end in place of being given up.
+    /// It gets this end instead of being given up.
     end: Option<Renewal>,
     /// By then the grant, if there was one, has ended by itself.
     stands_until: BootTime,
     /// No request before that.
     not_before: Instant,
-    /// A minimum hold: nothing may end it before then. Any other may end at once.
+    /// There is a minimum hold: nothing may end the grant before `not_before`. Any other may end at once.
     must_stand: bool,
     due: Instant,
     failures: u32,
@@ -86,12 +86,12 @@ impl Undo {
         self.push_after(attempt, Duration::ZERO);
     }
 
-    /// The same for a grant that must stand for so long from now on.
+    /// The same for a grant that must remain for `delay` from now on.
     pub fn push_after(self: &Arc<Self>, attempt: Attempt, delay: Duration) {
         self.add(attempt, None, delay);
     }
 
-    /// Gives the grant an end, so that it stands no longer than until then also where its guard is never dropped.
+    /// Gives the grant an end, so that it does not remain for longer, even if its guard is never dropped.
     pub fn push_end(self: &Arc<Self>, attempt: Attempt, end: Renewal) {
         self.add(attempt, Some(end), Duration::ZERO);
     }
@@ -113,7 +113,7 @@ impl Undo {
         if started.is_err() {
             let _ = self.lack.try_send(());
         }
-        // Others may wait for the caller, and the logger may hang.
+        // Without waiting for the logger, which may hang: others may wait for the caller.
         keeping_a_lock(|| {
             if let Some(left) = surplus {
                 log::warn!(target: "leasehold::client", key:? = left.attempt.key;
@@ -129,26 +129,26 @@ impl Undo {
         }
     }
 
-    /// Tries again to start a thread that could not be started when there was something to give up; whether that fails.
+    /// Tries again to start a thread, if one is needed and could not be started; returns whether that fails.
     pub fn start_again(self: &Arc<Self>) -> bool {
-        // It was logged before. The watcher and the next call try again, and the end needs none.
+        // It was logged before. The watcher and the next call try again, and `end` needs no thread.
         self.start(&mut self.state.lock()).is_err()
     }
 
-    /// Becomes ready when that is to be tried again.
+    /// Becomes ready when a thread could not be started: then `start_again` must be called.
     pub fn lacks_thread(&self) -> &Receiver<()> {
         &self.lacks
     }
 
     fn start(self: &Arc<Self>, state: &mut State) -> Result<()> {
-        // After the end only another one tries again.
+        // After an `end`, only another `end` tries again.
         if state.left.is_empty() || state.is_running() || state.ends_at.is_some() {
             return Ok(());
         }
         let undo = self.clone();
         let until = Deadline::after(Duration::MAX).or_cancel(&self.stop);
         let run = move || {
-            // All that nobody holds any more waits for it.
+            // It must not wait for the user's code: every grant that nobody holds waits for this thread.
             begin_to_keep_time();
             undo.run(&until);
         };
@@ -157,8 +157,8 @@ impl Undo {
         Ok(())
     }
 
-    /// Waits until `soon` for the end of the work, then ends it. Of several at once the first does so, the others wait. A
-    /// later one tries what is left once more. The answer: how many grants were not given up, and so may still stand.
+    /// Waits until `soon` for the end of the work, then ends it. Of concurrent calls the first does so, the others
+    /// wait. A later one tries what is left once more. Returns how many grants were not given up, and may remain.
     pub fn end(&self, soon: Instant, by: Instant) -> usize {
         let (thread, is_running, count, ending) = {
             let mut state = self.state.lock();
@@ -168,8 +168,8 @@ impl Undo {
             }
             state.is_running = true;
             let before = state.left.len();
-            // What must stand for longer ends with its lease. What failed before is tried once more, however long ago:
-            // the store may be back.
+            // A minimum hold that lasts longer ends with its lease. What failed before is tried once more, even if it
+            // is due only later: the store may be back.
             state.ends_at = Some(soon);
             state.left.retain(|left| !left.must_stand || left.not_before <= soon);
             state.left.iter_mut().for_each(|left| left.due = left.not_before);
@@ -190,12 +190,12 @@ impl Undo {
                 thread.join_by(by);
                 ending.cancel();
             }
-            // It must not be cut off for whom it was begun.
+            // Another call has begun this end, and its work must not be cut off.
             None if is_running => drop(is_ready_by(ending.cancelled(), soon)),
             None => ending.cancel(),
         }
         let state = self.state.lock();
-        // With what a thread that did not end in time has before it, or is at.
+        // Including what a thread that did not end in time has yet to do, or is doing.
         state.left.len().max(usize::from(state.is_running()))
     }
 
@@ -205,7 +205,7 @@ impl Undo {
         }
     }
 
-    /// What is to be given up now; `None` when nothing is left, or the time is over.
+    /// What must be given up now; `None` when nothing is left, or the time is over.
     fn next(&self, until: &Deadline) -> Option<Left> {
         loop {
             let due = {
@@ -257,12 +257,12 @@ impl Undo {
                  until its lease ends or it is released: {}", left.attempt.key, error.with_causes());
         }
         if error.is_gone() {
-            // This client comes to that file no more, but for one that is moved back.
+            // This client does not reach that file any more, unless it is moved back.
             return;
         }
         left.failures = left.failures.saturating_add(1);
         let delay = backoff::retry_delay(left.failures, Duration::MAX, random::fraction());
-        // A lock without end is tried for ever, but more and more seldom.
+        // A lock without end is tried for ever, but less and less often.
         left.due = far_from(Instant::now(), delay * (left.failures / 60).clamp(1, 60));
         self.state.lock().left.push(left);
     }
@@ -270,7 +270,7 @@ impl Undo {
 
 #[cfg(test)]
 impl Undo {
-    /// For how long what is left may stand at most, as far as is known.
+    /// How long what is left may remain at most, as far as is known.
     pub fn longest(&self) -> Option<Duration> {
         let state = self.state.lock();
         state.left.iter().map(|left| left.stands_until.since(self.clock.now())).max()
@@ -278,7 +278,7 @@ impl Undo {
 }
 
 fn warn_of_left(count: usize) {
-    // Some of them may still be.
+    // Without waiting for the logger: some of them may still be given up.
     keeping_a_lock(|| log::warn!(target: "leasehold::client", count; "{LEFT}"));
 }
 
@@ -294,7 +294,7 @@ impl State {
     }
 }
 
-/// Makes a call that ends a hold. No logger hangs in it, and no panic of the store leaves it: that counts as no answer.
+/// Makes a call that ends a hold. It waits for no logger that hangs, and a panic of the store counts as no answer.
 pub fn ends_hold<T>(call: impl FnOnce() -> Result<T>, unknown: impl FnOnce(Error) -> T) -> Result<T> {
     let panicked = || Error::new(ErrorKind::Ambiguous, "the store panicked").retryable();
     keeping_a_lock(|| caught(call)).unwrap_or_else(|| Ok(unknown(panicked())))
@@ -315,7 +315,7 @@ pub fn give_up(
     }
 }
 
-/// Releases what may have been granted, and has late copies refused: one request.
+/// Releases what may have been granted, and makes the store refuse late copies: one request.
 fn try_give_up(backend: &dyn Backend, attempt: &mut Attempt, by: &Deadline) -> Result<()> {
     match ends_hold(|| backend.release(attempt, Purpose::GiveUp, by), Released::Unknown)? {
         Released::Done | Released::Free | Released::HeldByOther(_) => Ok(()),
@@ -348,7 +348,7 @@ mod tests {
             Bench { store, faults, undo: Arc::new(Undo::new(faulty, Arc::default(), clock, SLACK)) }
         }
 
-        /// A grant of which nobody knows, to be given up at `due`.
+        /// A grant that nobody knows of, to be given up at `due`.
         fn left(&self, due: Instant, failures: u32) -> Left {
             let mut attempt = spec().attempt(self.store.info().grant_form.fresh(), LEASE);
             let _ = self.store.acquire(&mut attempt, &Deadline::after(SLACK)).expect("an answer");
@@ -366,7 +366,7 @@ mod tests {
         }
     }
 
-    /// As by a release that a close has cut off.
+    /// For example by a release that a close has cut off.
     #[test]
     fn what_comes_after_the_work_must_end_is_counted() {
         let bench = Bench::new();
@@ -409,7 +409,7 @@ mod tests {
             bench.undo.give_up(bench.left(now, failures), &Deadline::after(SLACK));
             let left = bench.undo.state.lock().left.pop().expect("it is kept");
             assert_eq!(left.failures, failures + 1);
-            // The call itself takes some of it.
+            // The call itself takes part of that time.
             (left.due - now, now.elapsed())
         };
         let (soon, took) = due_in(0);
@@ -449,7 +449,7 @@ mod tests {
         assert!(!bench.stands());
     }
 
-    /// Two threads close the client, or a handler of signals beside the main thread.
+    /// Two threads may close the client, for example a signal handler's and the main one.
     #[test]
     fn a_second_end_leaves_the_first_its_time() {
         let bench = Bench::new();

@@ -1,8 +1,8 @@
-//! Has the store report when a lock may be free, for all waiters of a client family at once.
+//! Makes the store report when a lock may be free, for all waiters of a client family at once.
 //!
-//! A thread asks [`Backend::wake`] for the keys that somebody waits for, and nudges the head of a key's line when
-//! the store reports that key. It starts with the first wait and ends soon after the last one; where the store can't, or
-//! fails, it ends at once, the waiters poll, and one of them starts it again later.
+//! A thread asks [`Backend::wake`] for the keys that somebody waits for, and nudges the head of a key's line when the
+//! store reports that key. The thread starts with the first wait and ends soon after the last one. Where the store
+//! can't report, or fails, it ends at once, the waiters poll, and one of them starts it again later.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock};
 
 /// The thread lives this much longer than the last wait, in case somebody waits again.
 const LINGER: Duration = Duration::from_millis(100);
-/// How often it checks for a suspend, which would not end a poll.
+/// How often it checks for a suspend, which by itself does not end anybody's sleep.
 const TICK: Duration = Duration::from_secs(1);
 /// A store that answered that it can't report is asked again after this time: its operator may have changed that.
 const ASK_AGAIN: Duration = Duration::from_secs(600);
@@ -55,12 +55,13 @@ pub struct Wakeups {
 struct State {
     /// The keys that the store watches now.
     watched: BTreeSet<String>,
-    /// Those that it watches no more, since nobody waited for them; who came for one right before counts on being told.
+    /// Keys that it does not watch any more, since nobody waited for them; a waiter that came for one right before that
+    /// relies on being woken.
     let_go: BTreeSet<String>,
     thread: Option<Thread>,
     /// Until then waiters poll.
     polls_until: Option<Instant>,
-    /// In a row, and when the last one was.
+    /// Failures in a row, and when the last one was.
     failures: u32,
     failed: Option<Instant>,
 }
@@ -80,7 +81,8 @@ enum End {
 impl State {
     /// From now on waiters poll, unless the thread ended because nobody waits. Returns whether to log that.
     fn poll(&mut self, end: &End) -> bool {
-        // Between failures of which one is much later nobody failed, however short the waits are.
+        // If the last failure is long ago, the store has not failed since, however short the waits were: the count
+        // begins anew.
         let is_old = self.failed.is_some_and(|failed| failed.elapsed() > 3 * LAST_RETRY);
         if is_old || matches!(end, End::BrokenAnew(_)) {
             self.failures = 0;
@@ -125,7 +127,8 @@ impl Wakeups {
         if state.thread.as_ref().is_none_or(Thread::is_over) {
             let wakeups = self.clone();
             let run = move || {
-                // Else each that the logger holds up would stay, with the store.
+                // It must not wait for the logger: otherwise each thread that a logger holds up would stay, and the
+                // store with it.
                 begin_to_keep_a_lock();
                 wakeups.run();
             };
@@ -136,7 +139,8 @@ impl Wakeups {
                     let is_news = state.poll(&end);
                     drop(state);
                     if is_news {
-                        // By the first in a line, whom others would wait for where the logger hangs.
+                        // The caller is the first in a line: if it waited for a logger that hangs, the others in the
+                        // line would wait, too.
                         keeping_a_lock(|| self.say(&end));
                     }
                     return false;
@@ -161,7 +165,7 @@ impl Wakeups {
             let end = caught(|| self.watch()).unwrap_or_else(|| End::Broken("the store panicked".to_owned()));
             pause!("wake.ends");
             let mut state = self.state.lock();
-            // Who counts on being told sleeps long.
+            // Waiters that rely on being woken sleep long, so they are nudged below.
             let mut counted_on = std::mem::take(&mut state.watched);
             counted_on.append(&mut state.let_go);
             if matches!(end, End::Done) && !self.closing.is_cancelled() && !self.queues.keys().is_empty() {
@@ -171,7 +175,7 @@ impl Wakeups {
                 continue;
             }
             let is_news = state.poll(&end);
-            // A close waits for its end, which is still to come.
+            // A `close` waits for the end of this thread, which is still to come: so the thread stays in `state`.
             if !self.closing.is_cancelled() {
                 state.thread = None;
             }
@@ -214,14 +218,14 @@ impl Wakeups {
             let is_more = !wanted.is_subset(&watched);
             let is_less = !is_more && wanted.len() < watched.len();
             let shrink = is_less && (self.closing.is_cancelled() || shrink_at.is_some_and(|at| at <= now));
-            // When many waiters leave one by one, each makes the set of keys smaller. That must not be a call for each: a
-            // smaller set also waits for its share of the time.
+            // When many waiters leave one by one, each makes the set of keys smaller. That must not cost one call each:
+            // a smaller set also waits until calls have had no more than their share of the time.
             shrink_at = if is_less { shrink_at.or(Some((now + LINGER).max(call_at))) } else { None };
             if (is_more && call_at <= now) || shrink {
                 let (to, next) = crossbeam_channel::unbounded();
                 {
                     let mut state = self.state.lock();
-                    // Who comes for one of the others from now on polls.
+                    // A waiter that comes for one of the other keys from now on polls.
                     let watched = std::mem::take(&mut state.watched);
                     let (stay, mut go) = watched.into_iter().partition(|key| wanted.contains(key));
                     state.watched = stay;
@@ -230,7 +234,7 @@ impl Wakeups {
                 let called = self.call(&wanted, to);
                 pause!("wake.asked");
                 call_at = Instant::now() + now.elapsed() * SHARE;
-                // Reports on the old channel from before the new one worked.
+                // Reports that came on the old channel before the new one was in use.
                 freed.try_iter().for_each(|key| self.queues.nudge(&key));
                 match called {
                     _ if wanted.is_empty() => return End::Done,
@@ -247,7 +251,8 @@ impl Wakeups {
                     state.let_go.retain(|key| waited_for.contains(key) && !watched.contains(key));
                 }
                 pause!("wake.watches");
-                // The store does not report earlier changes, but all keys where it could not go on from the set before.
+                // The store reports no earlier changes, so the new keys are nudged. It reports all keys where it could
+                // not go on from the previous set.
                 let mut news: BTreeSet<String> = freed.try_iter().collect();
                 news.extend(watched.difference(&before).cloned());
                 news.iter().for_each(|key| self.queues.nudge(key));
@@ -270,7 +275,7 @@ impl Wakeups {
     fn call(&self, wanted: &BTreeSet<String>, to: Sender<String>) -> Result<bool> {
         let keys: Vec<String> = wanted.iter().cloned().collect();
         let by = Deadline::after(self.request_timeout);
-        // Ending is right when the client is closed, too.
+        // The call that ends the watching must be made, and not cut off, also when the client is closed.
         let by = if keys.is_empty() { by } else { by.or_cancel(&self.closing) };
         self.backend.wake(&keys, to, &by)
     }

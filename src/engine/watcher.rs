@@ -1,6 +1,6 @@
 //! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
-//! they are due, notices a suspend, and starts the users' callbacks, and again what found no thread. What found none by its
-//! end runs there.
+//! they are due, notices a suspend, and starts the users' callbacks. It also tries again to start threads that could
+//! not be started. What still has no thread when the watcher ends runs on the watcher's.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -44,7 +44,7 @@ pub struct Watcher {
     // `None` once it is closed.
     messages: Mutex<Option<Sender<Message>>>,
     inbox: Receiver<Message>,
-    /// Its thread is started again where it could not be.
+    /// If its thread could not be started, the watcher tries again.
     undo: Arc<Undo>,
     sleep: Arc<Sleep>,
     thread: Mutex<Option<Thread>>,
@@ -69,7 +69,7 @@ impl Watcher {
             let (clock, holds, inbox) = (self.clock.clone(), self.holds.clone(), self.inbox.clone());
             let (undo, sleep) = (self.undo.clone(), self.sleep.clone());
             let jumps = clock.jumps();
-            // From now on, not from when the thread gets its turn.
+            // Counted from now on, not from when the thread first runs.
             let skew = Skew::new(&clock);
             *thread = Some(Thread::spawn("leasehold-watch", move || {
                 thread::begin_to_keep_time();
@@ -142,7 +142,7 @@ fn run(
     sleep: &Sleep,
     mut skew: Skew,
 ) {
-    // Callbacks that found no thread. Here they would hold up everybody's losses.
+    // Callbacks for which no thread could be started. Run here, they would delay everybody's losses.
     let mut waiting: VecDeque<(&'static str, Callback)> = VecDeque::new();
     let mut was_moved = false;
     loop {
@@ -179,7 +179,7 @@ fn run(
         let until = far_from(Instant::now(), wait);
         sleep.begins(until);
         let _ = select.ready_deadline(until);
-        // By a test, however little.
+        // By a test, which may move the clock by less than `JUMP`.
         was_moved = jumps.try_iter().count() > 0;
         undo.lacks_thread().try_iter().for_each(drop);
         loop {
@@ -210,7 +210,7 @@ fn start_or_run(what: &'static str, callback: Callback) {
     }
 }
 
-/// Starts a callback on a thread of its own; one that finds none is given back.
+/// Starts a callback on a thread of its own; gives it back if that can't be started.
 fn start(what: &'static str, callback: Callback) -> Option<(Error, Callback)> {
     let slot = Arc::new(Mutex::new(Some(callback)));
     let on_thread = slot.clone();
@@ -250,7 +250,7 @@ impl Sleep {
         self.until.store(u64::MAX, Ordering::SeqCst);
     }
 
-    /// Also while it is awake.
+    /// Whether it sleeps beyond `at`; true also while it is awake.
     fn lasts_beyond(&self, at: Instant) -> bool {
         self.until.load(Ordering::SeqCst) > self.nanos(at)
     }
@@ -271,7 +271,8 @@ impl Skew {
     /// Whether the boot-time clock ran ahead since the last call.
     pub(super) fn jumped(&mut self, clock: &Clock) -> bool {
         let now = Skew::new(clock);
-        // One was read before the boot-time clocks, and the other is after: a thread that stands still in between is no jump.
+        // The old value's monotonic time was read before the boot times, and this one is read after them: a thread that
+        // is paused in between makes no jump.
         let ahead = now.boot.since(self.boot).saturating_sub(self.monotonic.elapsed());
         *self = now;
         ahead > JUMP

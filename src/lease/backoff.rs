@@ -5,11 +5,11 @@ use std::time::Duration;
 
 /// The first repeat after a store error comes this soon.
 const FIRST_RETRY: Duration = Duration::from_millis(20);
-/// Repeats after store errors are never further apart.
+/// The longest wait before a repeat after a store error; a renewal may wait longer.
 const LAST_RETRY: Duration = Duration::from_secs(1);
-/// Nor are those of renewals, however much time is left.
+/// The longest wait before a renewal is repeated, however much time is left.
 const LAST_RENEWAL: Duration = Duration::from_secs(30);
-/// Nor looks at a lock without end.
+/// The same for a lock without end, whose heartbeat only looks at it.
 const LAST_LOOK: Duration = Duration::from_secs(5);
 /// Longer than anybody waits, and short enough that the sums below can't overflow.
 const LONGEST_POLL: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -34,13 +34,13 @@ pub fn poll_delay(
     free_in.map_or(drawn, |free| drawn.min(free))
 }
 
-/// The same after a look that failed, which is repeated as soon as any other request: the lock may be free by then.
+/// The same after a look that failed. It is repeated as soon as any other request, since the lock may be free by then.
 pub fn failed_look_delay(range: &RangeInclusive<Duration>, waited: Duration, random: f64) -> Duration {
     poll_delay(range, waited, None, random).min(retry_delay(u32::MAX, Duration::MAX, random))
 }
 
-/// When a waiter looks again that the store wakes for everything but the end of a lease: when the lock can be free, and
-/// a hundredth as often as one that polls, since a wakeup may be lost on its way.
+/// When a waiter looks again if the store wakes it for everything but the end of a lease: when the lock can be free,
+/// but at least a hundredth as often as a waiter that polls, since a wakeup may be lost on its way.
 pub fn woken_delay(range: &RangeInclusive<Duration>, free_in: Option<Duration>, random: f64) -> Duration {
     let drawn = poll_delay(range, Duration::ZERO, None, random).saturating_mul(100);
     free_in.map_or(drawn, |free| drawn.min(free))
@@ -53,8 +53,8 @@ pub fn retry_delay(failures: u32, left: Duration, random: f64) -> Duration {
     delay(failures, LAST_RETRY, left, random)
 }
 
-/// The same of a renewal: of a lease that has much time left they come more seldom, so that a store that comes back is not
-/// met by all at once. One without end may get an end meanwhile, of which its guard must know in time.
+/// The same for a renewal. While a lease has much time left, repeats come less often, so that not all guards ask at
+/// once when a store comes back. A lock without end may get an end meanwhile, of which its guard must learn in time.
 pub fn renewal_delay(failures: u32, left: Duration, random: f64) -> Duration {
     let most = if left == Duration::MAX { LAST_LOOK } else { (left / 30).clamp(LAST_RETRY, LAST_RENEWAL) };
     delay(failures, most, left, random)

@@ -8,13 +8,13 @@ use super::transition::{Step, Times};
 /// What a claim asks for.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Names this claim, so that a repeat finds itself.
+    /// Names this claim, so that a repeat finds what an earlier copy of it wrote.
     pub grant: GrantId,
-    /// Every holder in a record needs one; that of a lease is never shown.
+    /// Every holder in a record needs a lock id; that of a lease is never shown.
     pub lock_id: String,
-    /// The owner is the name that holds.
+    /// `owner` is the name that holds the lease.
     pub labels: Labels,
-    /// For how long at the least.
+    /// How long the lease lasts at least.
     pub duration: Duration,
 }
 
@@ -49,7 +49,7 @@ pub fn claim(record: &LockRecord, claim: &Claim, times: &Times) -> Step<LeaseAns
     Step::write(Ok(holder), next)
 }
 
-/// Makes it last for `duration` from now on, expired or not; an end that is later already stays.
+/// Makes the lease last for `duration` from now on, even if it has expired. A later end stays as it is.
 pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Times) -> Step<LeaseAnswer> {
     let holder = match held_by(record, owner) {
         Ok(holder) => holder,
@@ -63,7 +63,7 @@ pub fn extend(record: &LockRecord, owner: &str, duration: Duration, times: &Time
     Step::write(Ok(extended.clone()), LockRecord { exclusive: Some(extended), ..record.clone() })
 }
 
-/// Ends it, if its time and the store's grace are over and nobody pins it.
+/// Ends the lease, if its time and the store's grace are over and nobody pins it.
 pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
     let refused = |refusal| Step::keep(Err(refusal));
     match &record.exclusive {
@@ -74,7 +74,7 @@ pub fn expire(record: &LockRecord, times: &Times) -> Step<LeaseAnswer> {
     }
 }
 
-/// Ends it for the name that holds it, expired or not, pinned or not.
+/// Ends the lease for the name that holds it, expired or not, pinned or not.
 pub fn revoke(record: &LockRecord, owner: &str, times: &Times) -> Step<LeaseAnswer> {
     match held_by(record, owner) {
         Ok(holder) => end(record, holder),
@@ -83,22 +83,23 @@ pub fn revoke(record: &LockRecord, owner: &str, times: &Times) -> Step<LeaseAnsw
     }
 }
 
-/// Keeps the lease from being expired, now and after a later claim, until it is unpinned. Whether that is new.
+/// Keeps the lease from being expired, now and after a later claim, until it is unpinned. Answers whether that is new.
 pub fn pin(record: &LockRecord, entity: &str, times: &Times) -> Step<bool> {
     let mut next = record.clone();
     let is_new = next.pins.insert(entity.to_owned());
     confirm(&next, is_new, times)
 }
 
-/// Takes back what [`pin`] did. Whether it was pinned.
+/// Takes back what [`pin`] did. Answers whether the lease was pinned.
 pub fn unpin(record: &LockRecord, entity: &str, times: &Times) -> Step<bool> {
     let mut next = record.clone();
     let was_pinned = next.pins.remove(entity);
     confirm(&next, was_pinned, times)
 }
 
-/// Also what is as it was to be is written. Else an earlier call that did the opposite, and was not answered, could still
-/// arrive behind this one. A row that is new has a token as of a grant: for as long a purge leaves it.
+/// Writes the record even if the call changes nothing in it. Otherwise an earlier call that did the opposite, and was
+/// not answered, could still arrive after this one. A new row gets a token like that of a grant, so that a purge leaves
+/// it for as long as after a grant.
 fn confirm<A>(record: &LockRecord, answer: A, times: &Times) -> Step<A> {
     let token = if record.exists() { record.token } else { times.stamp };
     Step::write(answer, LockRecord { kind: Kind::Lease, token, ..record.clone() })

@@ -13,7 +13,7 @@ pub const MIN_LEFT: Duration = Duration::from_secs(1);
 pub enum GroupAnswer {
     /// The holders of the group as they are now.
     Renewed(Vec<(Mode, Holder)>),
-    /// This one has less than [`MIN_LEFT`] left.
+    /// This holder has less than [`MIN_LEFT`] left.
     TooLate(Mode, Holder),
     /// The key has no holder of the group.
     NoneHeld,
@@ -68,7 +68,7 @@ fn without(record: &LockRecord, freed: Vec<(Mode, Holder)>) -> Step<Vec<(Mode, H
     }
     let mut next = record.clone();
     for (_, member) in &freed {
-        // Old entries of other libraries have no grant id.
+        // The whole holder is compared, since old entries of other libraries have no grant id.
         next.take_where(|h| h == member);
     }
     Step::write(freed, next)

@@ -20,7 +20,7 @@ impl fmt::Display for NewerFormat {
     }
 }
 
-/// The format that a row says it has, the first one where it says none. An error says what is wrong.
+/// The format that a row names, or the first format if it names none. An error says what is wrong.
 pub fn parse_format(text: Option<&str>) -> Result<(u32, u32), String> {
     let Some(text) = text else { return Ok((FORMAT_MAJOR, FORMAT_MINOR)) };
     let parts = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
@@ -109,7 +109,7 @@ impl Lease {
 /// Names one acquisition; the condition on every write of its guard.
 ///
 /// Made by the library before the first request and never shown in full, since
-/// whoever knows it can renew and release.
+/// anyone who knows it can renew and release.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GrantId(String);
 
@@ -167,7 +167,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// As rows say it.
+    /// The text for this kind in a row.
     pub fn as_str(self) -> &'static str {
         match self {
             Kind::Lock => "lock",
@@ -175,7 +175,7 @@ impl Kind {
         }
     }
 
-    /// The kind that a row says it has, a lock where it says none. An error says what is wrong.
+    /// The kind that a row names, or a lock if it names none. An error says what is wrong.
     pub fn parse(text: Option<&str>) -> Result<Kind, String> {
         match text {
             None | Some("lock") => Ok(Kind::Lock),
@@ -223,7 +223,7 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Whether another library wrote it, which has no grant ids or no tokens.
+    /// Whether another library wrote this entry: such libraries have no grant ids or no tokens.
     pub fn is_foreign(&self) -> bool {
         self.grant.as_str().is_empty() || self.token == 0
     }
@@ -246,7 +246,7 @@ pub struct LockRecord {
     pub pins: BTreeSet<String>,
     /// Acquisitions that must never be granted, however late they arrive.
     pub given_up: BTreeSet<GrantId>,
-    /// When the last one gave up, as a stamp; zero where the store remembers nobody who did.
+    /// When an acquisition was last given up, as a [stamp](super::Times::stamp); zero where the store remembers none.
     pub gave_up_at: u64,
     /// Raised by every write; zero where there is no row.
     pub version: u64,
@@ -271,13 +271,14 @@ impl LockRecord {
         }
     }
 
-    /// In place of a row that can't be read: where it says that it is of a newer major format, no more than that.
+    /// A stand-in, with nothing but the format, for a row that can't be read because its major format is newer. `None`
+    /// if the row does not name a newer major format.
     pub fn of_newer(key: &str, format: Option<&str>) -> Option<Self> {
         let newer = LockRecord { format: parse_format(format).ok()?, ..LockRecord::missing(key) };
         newer.check_format().is_err().then_some(newer)
     }
 
-    /// Whether it stands in place of a row that can't be read.
+    /// Whether this is the stand-in for a row that can't be read.
     pub fn is_unread(&self) -> bool {
         !self.exists() && self.check_format().is_err()
     }
@@ -287,13 +288,13 @@ impl LockRecord {
         self.version > 0
     }
 
-    /// Refuses a record of a newer major format: it must stay as it is. One of a newer minor format is used.
+    /// Refuses a record of a newer major format, which must stay as it is. A record of a newer minor format is used.
     pub fn check_format(&self) -> Result<(), NewerFormat> {
         let (major, minor) = self.format;
         if major > FORMAT_MAJOR { Err(NewerFormat(major, minor)) } else { Ok(()) }
     }
 
-    /// Every holder, expired or not, with the way it holds.
+    /// Every holder, expired or not, with its mode.
     pub fn holders(&self) -> impl Iterator<Item = (Mode, &Holder)> {
         let exclusive = self.exclusive.iter().map(|h| (Mode::Exclusive, h));
         exclusive.chain(self.shared.iter().map(|h| (Mode::Shared, h)))

@@ -7,26 +7,27 @@ use super::record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode,
 /// The times that a transition decides by, all of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The store's now, as late as it may be.
+    /// The store's current time. DynamoDB's is known only within bounds: a grant or a renewal gets their middle,
+    /// and whatever follows a read of the row gets a later point, to allow for the error.
     pub now: StoreTime,
-    /// A lease that ended by then, which is now less the store's grace, holds no longer.
+    /// A lease that ended by then holds no longer. It is at least the store's grace before `now`.
     pub expired_before: StoreTime,
     /// The store's time in microseconds since 1970, from which tokens are made.
     pub stamp: u64,
-    /// An end may be only the latest that it can be, as of a holder of another clock: what lasts for long enough by it is
-    /// written all the same.
+    /// An end in the record may be only the latest that it can be, because a process with another clock wrote it. So a
+    /// lease that looks long enough already is written all the same.
     pub ends_are_bounds: bool,
 }
 
 impl Times {
-    /// Of a store whose clock all its clients share, so that it needs no grace.
+    /// The times of a store whose clock all its clients share, so that it needs no grace.
     pub fn without_grace(now: StoreTime, stamp: u64) -> Self {
         Times { now, expired_before: now, stamp, ends_are_bounds: false }
     }
 }
 
 impl LockRecord {
-    /// The holder that a grant puts here now. Its token is above all before it, and no less than the time.
+    /// The holder that a grant puts here now. Its token is above all earlier ones, and at least the time (`stamp`).
     pub fn grant(&self, grant: &GrantId, lock_id: &str, labels: &Labels, lease: Duration, times: &Times) -> Holder {
         Holder {
             grant: grant.clone(),
@@ -47,7 +48,7 @@ pub struct Ask {
     pub grant: GrantId,
     /// Alone or together with others.
     pub mode: Mode,
-    /// The group that the holder is to belong to.
+    /// The group that the holder will belong to.
     pub lock_id: String,
     /// What people read about the holder.
     pub labels: Labels,
@@ -62,7 +63,7 @@ pub struct Ask {
 }
 
 impl Ask {
-    /// The plain case: alone, and in nobody's place.
+    /// The plain case: an exclusive lock that replaces no other holder.
     pub fn exclusive(grant: GrantId, lock_id: String, labels: Labels, lease: Duration) -> Self {
         Ask {
             grant,
@@ -77,21 +78,21 @@ impl Ask {
     }
 }
 
-/// What of a request decides behind whom it waits.
+/// The part of a request that decides which holders it must wait for.
 #[derive(Clone, Copy, Debug)]
 pub struct Wanted<'a> {
     /// Alone or together with others.
     pub mode: Mode,
     /// As in [`Ask`].
     pub max_holders: Option<u32>,
-    /// The group that was asked for: its other holders are waited for.
+    /// The group that was asked for: a request waits for the other holders of its own group, too.
     pub lock_id: Option<&'a str>,
     /// An exclusive holder with this owner label is replaced.
     pub replaces: Option<&'a str>,
 }
 
 impl Wanted<'_> {
-    /// The plain case.
+    /// The plain case: an exclusive lock.
     pub const EXCLUSIVE: Wanted<'static> =
         Wanted { mode: Mode::Exclusive, max_holders: None, lock_id: None, replaces: None };
 
@@ -108,7 +109,7 @@ impl<'a> From<&'a Ask> for Wanted<'a> {
     }
 }
 
-/// What a transition answers, and the record to write; `None` writes nothing.
+/// What a transition answers, and the record to write; with `None` nothing is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step<A> {
     /// The answer.
@@ -123,13 +124,13 @@ impl<A> Step<A> {
     }
 
     pub(super) fn write(answer: A, mut record: LockRecord) -> Self {
-        // A row may say any number.
+        // It must not overflow: a row may hold any number.
         record.version = record.version.saturating_add(1);
         Step { answer, record: Some(record) }
     }
 
-    /// The same where the answer says that all is as it should be: if what is read `may_be_undone`, the record is written
-    /// once more as it is, for only a write tells that it stays.
+    /// The same step, unless it writes nothing and what was read `may_be_undone`: then it writes the record again as it
+    /// is, since only a write proves that it stays. For an answer that says that all is as the caller wants it.
     pub fn settled(self, record: &LockRecord, may_be_undone: bool) -> Self {
         match self.record {
             None if may_be_undone && record.exists() => Step::write(self.answer, record.clone()),
@@ -145,7 +146,7 @@ pub enum AcquireAnswer {
     Granted {
         /// The entry in the record.
         holder: Holder,
-        /// An earlier copy of the same request put it there.
+        /// Whether an earlier copy of the same request put it there.
         repeated: bool,
     },
     /// Nothing was written.
@@ -161,7 +162,7 @@ pub enum Refusal {
     SameLockId,
     /// As many shared holders as the request allows are there already.
     Full,
-    /// A transfer from a grant that holds no longer.
+    /// A transfer from a grant that does not hold any more.
     NotStanding,
     /// This acquisition was given up.
     GivenUp,
@@ -176,12 +177,12 @@ pub enum Refusal {
 pub struct Renewal {
     /// The lease from now on.
     pub lease: Lease,
-    /// Gives an endless lease an end.
+    /// Whether the renewal may give an endless lease an end.
     pub may_end_endless: bool,
 }
 
 impl Renewal {
-    /// A heartbeat's: an endless lease stays endless.
+    /// The renewal of a heartbeat: an endless lease stays endless.
     pub fn heartbeat(lease: Lease) -> Self {
         Renewal { lease, may_end_endless: false }
     }
@@ -192,14 +193,14 @@ impl Renewal {
 pub enum RenewAnswer {
     /// The grant holds until then.
     Until(End),
-    /// The grant holds no longer.
+    /// The grant does not hold any more.
     Lost,
 }
 
 /// The answer to [`release`] and [`give_up`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseAnswer {
-    /// The grant stood and is gone.
+    /// The grant was in the record, expired or not, and is removed.
     Released,
     /// Nobody holds the key.
     Free,
@@ -253,7 +254,7 @@ fn refusal(record: &LockRecord, ask: &Ask, times: &Times) -> Option<Refusal> {
     };
     let others = || record.live(times.expired_before).filter(|(_, h)| Some(&h.grant) != replaced);
     let wanted = Wanted::from(ask);
-    // A transfer keeps its place: the limit was checked when it was taken.
+    // A transfer keeps the place of its old grant: the limit was checked when that was granted.
     let limit = ask.max_holders.filter(|_| replaced.is_none());
     let blocking = || others().filter(|(mode, h)| !wanted.replaces(*mode, h));
     if blocking().any(|(_, h)| h.lock_id == ask.lock_id) {
@@ -302,25 +303,25 @@ pub fn release(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<Rele
 pub enum KeepAnswer {
     /// The place of the grant is kept until the time is over.
     Kept,
-    /// The time is over, or the grant no longer stands.
+    /// The time is over, or the grant does not hold any more.
     Over,
 }
 
-/// The least time that a grant stands, as its guard knows it.
+/// The least time that a grant must remain in the store, as its guard knows it.
 #[derive(Clone, Copy, Debug)]
 pub struct Least {
     /// When it was granted, by the store's clock: the record may say something else where a process with another clock has
     /// renewed it.
     pub granted: StoreTime,
-    /// For how long from then.
+    /// How long the grant must remain in the store at least, counted from `granted`.
     pub time: Duration,
-    /// At most so much of it is left, as the guard counts it.
+    /// At most this much of that time is left, by the guard's own count.
     pub left: Duration,
 }
 
 impl Least {
     fn end(&self, now: StoreTime) -> End {
-        // The store's clock may have been put back since it was granted.
+        // `left` bounds it, since the store's clock may have been set back since the grant.
         Lease::For(self.time).end(self.granted).min(Lease::For(self.left).end(now))
     }
 }
@@ -343,7 +344,7 @@ pub fn keep_standing(
         Some(holder) if end.is_after(times.expired_before) => {
             holder.until = end;
             holder.created = least.granted;
-            // Whoever does not have this clock counts from when it was written.
+            // A process with another clock counts the time that is left from this one.
             holder.renewed = Some(times.now);
             holder.grant = kept_as.clone();
             kept_as.as_str().clone_into(&mut holder.lock_id);
@@ -353,7 +354,7 @@ pub fn keep_standing(
     }
 }
 
-/// Whether the change is that of [`keep_standing`]: a grant, and so its token, has another grant id.
+/// Whether [`keep_standing`] made this change: a holder has the same token as before, but a new grant id.
 pub fn keeps(before: &LockRecord, after: &LockRecord) -> bool {
     let is_kept = |holder: &Holder| {
         before.holders().any(|(_, old)| old.token == holder.token && before.standing(&holder.grant).is_none())
@@ -379,15 +380,15 @@ pub fn give_up(record: &LockRecord, grant: &GrantId, times: &Times) -> Step<Rele
 pub struct Purge {
     /// The holders that were freed.
     pub freed: Vec<(Mode, Holder)>,
-    /// The row is free and old: it may be deleted, for the token rule outlasts it.
+    /// The row is free and old: it may be deleted, since later tokens, made from the time, are higher even without it.
     pub delete: bool,
 }
 
 /// Frees the holders whose lease ended at or before `ended_before`. A name that holds a lease keeps it until somebody
 /// expires it, and pins stay until they are taken back.
 ///
-/// A row that is free afterwards may be deleted, if its token and the last that gave up on it are older than
-/// `idle_before`: no copy of an acquisition, which would be granted on the missing row, is on its way for that long.
+/// A row that is free afterwards may be deleted, if its token and the last acquisition that was given up are older than
+/// `idle_before`. A late copy of an acquisition would be granted if the row is missing, but no copy takes that long.
 pub fn purge(record: &LockRecord, ended_before: StoreTime, idle_before: u64) -> Step<Purge> {
     let mut next = record.clone();
     let mut freed = Vec::new();
@@ -421,9 +422,9 @@ pub fn frees(before: &LockRecord, after: &LockRecord) -> bool {
         || (0..shared.len()).any(|at| sooner(shared.get(at), left.get(at)))
 }
 
-/// How long it takes at the least until `wanted` could be granted if nobody releases; `None`: never.
+/// How long it takes at least until `wanted` could be granted if nobody releases; `None`: never.
 ///
-/// Zero when it looks free already. A waiter looks again at this very moment.
+/// Zero when the lock looks free already. A waiter looks again at the moment that this gives.
 pub fn free_in(record: &LockRecord, wanted: &Wanted<'_>, now: StoreTime) -> Option<Duration> {
     let keeps_out =
         |mode: Mode, h: &Holder| [wanted.mode, mode].contains(&Mode::Exclusive) || wanted.lock_id == Some(&h.lock_id);

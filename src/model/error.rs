@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// What went wrong, with which key, on which store. Cheap to clone.
 ///
-/// [`Display`](fmt::Display) shows this level only; what lies beneath is in
+/// [`Display`](fmt::Display) shows this level only; its causes are in
 /// [`source`](StdError::source). Neither ever holds a password or a grant id.
 #[derive(Clone)]
 pub struct Error(Arc<Inner>);
@@ -34,8 +34,9 @@ struct Inner {
 
 /// The kinds of [`Error`].
 ///
-/// A function names those that need an answer of their own. Each that asks the store can also fail with `Permission`,
-/// `Schema`, `Store` or `Ambiguous`, and with `Closed` once its client was closed, or in a forked child.
+/// The docs of a function name the kinds that its caller should handle. Every function that asks the store can also
+/// fail with `Permission`, `Schema`, `Store` or `Ambiguous`, and with `Closed` once its client was closed, or in a
+/// forked child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ErrorKind {
@@ -53,9 +54,9 @@ pub enum ErrorKind {
     Closed,
     /// An argument is out of bounds. Nothing was written.
     InvalidInput,
-    /// The store URL is wrong, or what it leads to can't be used so.
+    /// The store URL is wrong, or what it leads to can't be used in this way.
     Config,
-    /// The store denies it.
+    /// The store denies the request.
     Permission,
     /// The table, the file or a row is not what this version can read.
     Schema,
@@ -126,7 +127,7 @@ impl Error {
         self
     }
 
-    /// What the store had opened is not what others find there any more.
+    /// A file that the store has opened is not the one that others find at its path any more.
     // Only SQLite has use for it.
     #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
     pub(crate) fn gone(mut self) -> Self {
@@ -172,7 +173,7 @@ impl Error {
         self
     }
 
-    /// The error of a write that may be done, whatever the store says of it.
+    /// The error of a write that may have been done, whatever the store says about it.
     pub(crate) fn of_unknown(mut self) -> Self {
         self.inner().kind = ErrorKind::Ambiguous;
         self
@@ -184,7 +185,7 @@ impl Error {
         self
     }
 
-    /// The text with all that lies beneath, on one line.
+    /// The text, followed by the texts of all causes, on one line.
     pub(crate) fn with_causes(&self) -> String {
         let mut text = self.to_string();
         let mut next = self.source();
@@ -192,7 +193,7 @@ impl Error {
             text += &format!(": {cause}");
             next = cause.source();
         }
-        // What a server says may go over several, and so may the name of a file.
+        // A server's text may have several lines, and so may the name of a file.
         text.replace(char::is_control, " ")
     }
 
@@ -205,7 +206,7 @@ impl Error {
         self.0.kind
     }
 
-    /// The key that the call was about, if it was about one; of a lease the name.
+    /// The key that the call was about, if it was about one; for a lease its name.
     pub fn key(&self) -> Option<&str> {
         let key = self.0.key.as_deref()?;
         Some(key::parts(key).map_or(key, |(_, name)| name))
@@ -223,8 +224,8 @@ impl Error {
         &self.0.holders
     }
 
-    /// Whether a guard of the very client that asked is among the [holders](Error::holders): another thread's, or this
-    /// one's, which waited for itself.
+    /// Whether a guard of the very client that asked is among the [holders](Error::holders): a guard of another thread,
+    /// or of this one, which waited for itself.
     pub fn held_by_this_client(&self) -> bool {
         self.0.held_here
     }
@@ -235,7 +236,7 @@ impl Error {
     }
 
     /// Whether the store was in trouble that may pass, so that the same call may succeed later without any change. False
-    /// where others hold the lock, which [`kind`](Error::kind) tells.
+    /// where others hold the lock: see [`kind`](Error::kind).
     pub fn is_retryable(&self) -> bool {
         self.0.retryable
     }

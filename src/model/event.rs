@@ -8,13 +8,13 @@ use crate::model::loss::Loss;
 
 /// Gets everything that a client does as events; every metrics crate can be fed from it.
 ///
-/// It is called on the thread on which the event happens, with no lock of the library held. It should return at once:
-/// what it takes there, the call takes longer, and what it takes before a call returns a lock is part of the lock's
-/// first lease. What heartbeats, the thread that watches deadlines and a close have to report is told by a thread of its
-/// own, so that it delays no renewal, loss or release: by one for all keys, and for each key in order. Of one so slow that
-/// 10,000 events wait, only beginnings and ends of holds, waits and terms are told from then on, up to 100,000. It should
-/// not wait for a lock of a client that it observes: that wait has events, too, which would make more. A panic in it is
-/// logged and goes no further.
+/// It is called on the thread on which the event happens, with no mutex of the library held. It should return at once:
+/// the time that it takes is added to the call, and before a call returns a lock it is part of the lock's first lease.
+/// Heartbeats, the thread that watches deadlines and a close leave their events to a separate thread, so that the
+/// observer delays no renewal, loss or release; it is one thread for all keys, and the events of each key come in
+/// order. While 10,000 events wait for a slow observer, only beginnings and ends of holds, waits and terms are added,
+/// up to 100,000; the rest is left out. An observer should not wait for a lock of a client that it observes: that wait
+/// has events, too, which would make more. A panic in it is logged and goes no further.
 ///
 /// # Example
 /// Two gauges that never drift, since every beginning has one end:
@@ -64,7 +64,7 @@ pub enum Event<'a> {
         /// Why it failed, if it did.
         error: Option<&'a Error>,
     },
-    /// No answer settled whether a write happened. It is repeated or given up.
+    /// No answer settled whether a write happened. The write is repeated or given up.
     #[non_exhaustive]
     Unknown {
         /// What was asked.
@@ -157,8 +157,8 @@ pub enum Event<'a> {
         held_for: Duration,
     },
     /// The lock is data from now on, by [`into_lock`](crate::LockGuard::into_lock), or at once by
-    /// [`acquire`](crate::LockRequest::acquire); or a keeper ended and its lease goes on. The hold is over, and what it
-    /// held still stands in the store.
+    /// [`acquire`](crate::LockRequest::acquire); or a keeper ended and its lease goes on. The hold is over, but the
+    /// lock or lease is still held in the store.
     #[non_exhaustive]
     HandedOver {
         /// The key.
@@ -168,9 +168,9 @@ pub enum Event<'a> {
         /// For how long it was held.
         held_for: Duration,
     },
-    /// A guard ended, and no release was answered, or is yet: the grant of a [`lock_all`](crate::LockClient::lock_all) that
-    /// did not get all is released in the background. The hold is over; the lock may stand in the store until its lease
-    /// ends.
+    /// A guard ended, but no release was answered, or the release is still to come: the grants of a
+    /// [`lock_all`](crate::LockClient::lock_all) that did not get all its locks are released in the background. The
+    /// hold is over; the lock may remain in the store until its lease ends.
     #[non_exhaustive]
     Left {
         /// The key.
@@ -180,8 +180,8 @@ pub enum Event<'a> {
         /// For how long it was held.
         held_for: Duration,
     },
-    /// A lock that was data was released by [`LockClient::release`](crate::LockClient::release). No hold ends by
-    /// it: that of data ended when it was handed over, maybe in another process.
+    /// A lock that was data was released by [`LockClient::release`](crate::LockClient::release). This ends no hold: the
+    /// hold ended when the lock was handed over as data, maybe in another process.
     #[non_exhaustive]
     ReleasedData {
         /// The key.
@@ -242,7 +242,7 @@ impl Event<'_> {
         }
     }
 
-    /// The key that it is about, if it is about one.
+    /// The key that the event is about, if it is about one.
     pub fn key(&self) -> Option<&str> {
         match self {
             Event::Request { key, .. } => *key,
@@ -284,7 +284,7 @@ pub enum WaitEnd {
 }
 
 impl WaitEnd {
-    /// The end of a call by this error.
+    /// How a wait ended whose call failed with this error.
     pub(crate) fn by(error: &Error) -> Self {
         match error.kind() {
             ErrorKind::TimedOut => WaitEnd::TimedOut,

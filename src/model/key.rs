@@ -6,7 +6,7 @@ use crate::model::error::{Error, Result};
 
 /// No namespace and no name may contain it, so that no two pairs of them share a row.
 const MARK: char = '\u{1}';
-/// In bytes: of a text that is stored, and of a whole key.
+/// The most bytes of a text that is stored, and of a whole key.
 const MAX_TEXT: usize = 1024;
 
 /// Checks the name of a lock.
@@ -27,7 +27,7 @@ pub(crate) fn check_text(field: &str, text: &str) -> Result<()> {
     Ok(())
 }
 
-/// How a text begins that may be long.
+/// The beginning of a text that may be long.
 pub(crate) fn cut(text: &str) -> String {
     let mut shown: String = text.chars().take(40).collect();
     if shown.len() < text.len() {
@@ -36,7 +36,7 @@ pub(crate) fn cut(text: &str) -> String {
     shown
 }
 
-/// A lock id as people read it: who knows all of it can renew and release what it names.
+/// The part of a lock id that people may read: anyone who knows all of it can renew and release its group.
 pub(crate) fn short(lock_id: &str) -> String {
     lock_id.chars().take(8).collect()
 }
@@ -60,12 +60,12 @@ pub(crate) fn prefix(namespace: &str) -> Result<String> {
     Ok(format!("{MARK}{namespace}{MARK}"))
 }
 
-/// Namespace and name, if it is the row of a lease.
+/// Namespace and name, if this is the key of a lease's row.
 pub(crate) fn parts(key: &str) -> Option<(&str, &str)> {
     key.strip_prefix(MARK)?.split_once(MARK)
 }
 
-/// A key as people read it: `lock "a"` or `lease "namespace/name"`.
+/// A key as people read it: `namespace/name` for a lease, the key itself for a lock.
 pub(crate) fn shown(key: &str) -> Cow<'_, str> {
     match parts(key) {
         Some((namespace, name)) => format!("{namespace}/{name}").into(),

@@ -12,7 +12,7 @@ use crate::model::lock::Lock;
 /// decides by its own clock.
 #[derive(Clone)]
 pub struct LeaseStatus {
-    /// Its key is the row's.
+    /// The lock's key is that of the row, see [`key::of`].
     pub(crate) lock: Lock,
     remaining: Duration,
     is_live: bool,
@@ -20,7 +20,7 @@ pub struct LeaseStatus {
 }
 
 impl LeaseStatus {
-    /// At this time of the store.
+    /// The status of a lease that was read at this time of the store.
     pub(crate) fn at(key: &str, holder: &Holder, now: StoreTime, is_live: bool, pins: BTreeSet<String>) -> Self {
         let lock = Lock::found(key, Mode::Exclusive, holder, now);
         LeaseStatus { lock, remaining: holder.until.left(now).unwrap_or(Duration::MAX), is_live, pins }
@@ -41,7 +41,7 @@ impl LeaseStatus {
         self.lock.owner()
     }
 
-    /// The fencing token of its claim: rises with every claim of the name, the same until the lease ends.
+    /// The fencing token of its claim: higher with every claim of the name, and the same until the lease ends.
     pub fn fencing_token(&self) -> u64 {
         self.lock.fencing_token()
     }
@@ -61,8 +61,8 @@ impl LeaseStatus {
         self.lock.leased_until().unwrap_or(SystemTime::UNIX_EPOCH)
     }
 
-    /// What was left of its time when it was read, at the least; in SQLite at the most where a process with another clock
-    /// has claimed it (before a reboot, in a container with its own, outside Linux).
+    /// The least that was left of its time when it was read, in SQLite the most where a process with another clock
+    /// claimed it (before a reboot, in a container with its own clock, outside Linux).
     pub fn remaining(&self) -> Duration {
         self.remaining
     }

@@ -78,7 +78,6 @@ getters!(LockStatus);
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "wire::LockV1", from = "wire::LockV1"))]
-// One field for each thing that is stored of a holder.
 pub struct Lock {
     pub(crate) key: String,
     pub(crate) grant: GrantId,
@@ -138,8 +137,8 @@ impl fmt::Debug for Lock {
 /// One holder of a lock. It comes from reads like [`get`](crate::LockClient::get), and with
 /// [`Error::holders`](crate::Error::holders), [`Waiting`](crate::Waiting) and [`Event::Refused`](crate::Event::Refused).
 ///
-/// Whoever knows its [`lock_id`](LockStatus::lock_id) can release the lock, so keep that out of logs: `Debug` shows only the
-/// first characters of it, `Display` none. The rest is no secret.
+/// Anyone who knows its [`lock_id`](LockStatus::lock_id) can release the lock, so keep that out of logs: `Debug` shows
+/// only the first characters of it, `Display` none. The rest is no secret.
 #[derive(Clone, PartialEq, Eq)]
 pub struct LockStatus {
     key: String,
@@ -182,8 +181,8 @@ impl LockStatus {
     }
 
     /// The least that was left of the lease when this was read, in SQLite the most where a process with another clock
-    /// wrote it (before a reboot, in a container with its own, outside Linux); `None` if it never ends. Zero means that the
-    /// lease had ended, though a store whose clients' clocks differ protects the holder for
+    /// wrote it (before a reboot, in a container with its own clock, outside Linux); `None` if it never ends. Zero
+    /// means that the lease had ended, though a store whose clients' clocks differ protects the holder for
     /// [a grace](crate::Diagnosis::grace) longer.
     pub fn remaining(&self) -> Option<Duration> {
         self.remaining
@@ -193,7 +192,7 @@ impl LockStatus {
     /// wall clock, as [`leased_until`](LockStatus::leased_until), and for people to read only.
     pub fn remaining_now(&self) -> Option<Duration> {
         let by_now = self.leased_until?.duration_since(SystemTime::now()).unwrap_or_default();
-        // Not more than then, where that clock was set back.
+        // Never more than was left when it was read, even if the wall clock was set back since.
         self.remaining.map(|left| left.min(by_now))
     }
 
@@ -279,7 +278,7 @@ fn wall_time(at: StoreTime, store_now: StoreTime, wall_now: SystemTime) -> Syste
     }
 }
 
-/// So the error begins that says of a lock's JSON that another version wrote it.
+/// The beginning of the error for a lock's JSON that another version wrote.
 #[cfg(feature = "serde")]
 pub(crate) const OTHER_VERSION: &str = "version is";
 
@@ -290,7 +289,7 @@ mod wire {
     use super::*;
     use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 
-    /// One field for each of the JSON object. Unknown fields are ignored within a major version.
+    /// The fields of the JSON object. Unknown fields are ignored within a major version.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub(super) struct LockV1 {
         version: Version,
@@ -316,7 +315,8 @@ mod wire {
         sent_once: bool,
     }
 
-    /// One of a newer major is refused as it is met: where it comes first, whatever the other fields have become.
+    /// Another major version is refused as soon as this field is read: if it is the first field, whatever the others
+    /// hold.
     #[derive(Clone, serde::Serialize, serde::Deserialize)]
     #[serde(try_from = "String", into = "String")]
     struct Version(String);

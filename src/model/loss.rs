@@ -16,7 +16,7 @@ pub struct Loss {
     pub key: String,
     /// The fencing token that is out of date now.
     pub fencing_token: u64,
-    /// How long it had been held: at most for as long as its lease stood, however late the loss was noticed.
+    /// How long it had been held: at most until its lease ended, however late the loss was noticed.
     pub held_for: Duration,
 }
 
@@ -24,25 +24,25 @@ pub struct Loss {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub enum LossReason {
-    /// Somebody else was granted the lock since; the holder, if it still holds.
+    /// Somebody else has been granted the lock since.
     TakenOver {
-        /// Who holds it now.
+        /// Who held it when the loss was found; `None` if nobody did any more.
         by: Option<LockStatus>,
     },
-    /// The lease came to its end without a renewal; the last error of the heartbeat, if there was one.
+    /// The lease came to its end without a renewal.
     Expired {
-        /// Why the last heartbeat failed. An attempt that had less than a second before the lease's end, and got no answer,
-        /// does not replace an earlier error here.
+        /// Why the last heartbeat failed, if one did. An attempt that had less than a second before the lease's end,
+        /// and got no answer, does not replace an earlier error here.
         last_error: Option<Error>,
     },
     /// An operator or another process released it.
     ReleasedByOther,
     /// It was held for as long as `max_hold` allows.
     MaxHold,
-    /// The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
-    /// replaced: then the lock may still stand in the file, one without end until it is freed by
-    /// [`force_release`](crate::LockClient::force_release). Where the table is gone, too, heartbeats fail until the lease is
-    /// over, and that is [`Expired`](LossReason::Expired).
+    /// The row is gone, alone or with its file, its collection or all rows. Or the log next to an SQLite file was
+    /// removed or replaced: then the lock may still be held in the file, and a lock without end remains there until
+    /// [`force_release`](crate::LockClient::force_release) frees it. If the table is gone, too, heartbeats fail until
+    /// the lease is over, and the reason is [`Expired`](LossReason::Expired).
     Gone,
     /// The heartbeat thread ended by a panic.
     HeartbeatDied,
@@ -66,9 +66,9 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (reason, seconds) = (&self.reason, self.held_for.as_secs_f64());
         match reason {
-            // How long that is, too.
+            // Here the time also says how long `max_hold` is.
             LossReason::MaxHold => write!(f, "{reason}, {seconds:.1} s"),
-            // Of two things that may have happened both were seen then.
+            // The text names two things that may have happened; the brackets make the time apply to both.
             LossReason::Gone => write!(f, "{reason} (after {seconds:.1} s)"),
             _ => write!(f, "{reason} after {seconds:.1} s"),
         }

@@ -21,8 +21,8 @@ pub struct Waiting {
     pub attempts: u32,
     /// How many others of this process come first; with zero this call is the one that asks the store.
     pub place: usize,
-    /// A guard of this very client holds the lock: another thread, or this one, which would then
-    /// wait for itself.
+    /// A guard of this very client holds the lock: a guard of another thread, or of this one, which
+    /// would then wait for itself.
     pub held_by_this_client: bool,
     /// Why the store could not be asked last time, if it could not.
     pub last_error: Option<Error>,

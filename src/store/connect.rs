@@ -7,7 +7,7 @@ use crate::model::error::Result;
 
 type Read = fn(&str) -> Result<Opener>;
 
-/// What reads the URLs of the store with these options; `None` without its feature.
+/// The function that reads the URLs of the store with these options; `None` if the store's feature is off.
 macro_rules! store {
     ($feature:literal, $options:ty) => {{
         #[cfg(feature = $feature)]
@@ -18,7 +18,7 @@ macro_rules! store {
     }};
 }
 
-/// The schemes of store URLs, and what reads such a URL.
+/// The schemes of store URLs, and the function that reads such a URL.
 const STORES: &[(&str, Option<Read>)] = &[
     ("memory", Some(Memory::opener)),
     ("sqlite", store!("sqlite", super::sqlite::SqliteOptions)),
@@ -32,12 +32,12 @@ const STORES: &[(&str, Option<Read>)] = &[
 
 /// The store that `url` names. Nothing is opened yet.
 pub(crate) fn opener(url: &str) -> Result<Opener> {
-    // A URL that was read from a file may bring its newline along, which names another store.
+    // A URL that was read from a file may end with a newline, and with it would name another store.
     if url.trim() != url || url.contains(char::is_control) {
         let right = "where it is meant, write it as %20 or %0A";
         return Err(config(&format!("the store URL has white space around it or a control character in it; {right}")));
     }
-    // What is none may hold a password.
+    // A text that is not a scheme is not shown: it may hold a password.
     let is_scheme = |text: &str| text.chars().all(|c| c.is_ascii_alphanumeric() || "+-._".contains(c));
     let Some((scheme, _)) = url.split_once(':').filter(|(scheme, _)| is_scheme(scheme)) else {
         return Err(config("the store URL has no scheme; write one like sqlite:locks.db"));

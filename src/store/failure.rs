@@ -1,5 +1,5 @@
-//! What can go wrong between this host and a server, as far as it is the same for all of them. The `error` of each
-//! store says what an answer of its SDK means, and adds what only its own server can say.
+//! What can go wrong between this host and a server, as far as it is the same for all server stores. The `error` module
+//! of each store says what an answer of its SDK means, and adds the errors that only its own server can report.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -9,16 +9,17 @@ use crate::lease::record::NewerFormat;
 use crate::model::error::{Error, ErrorKind};
 use crate::sys::driver::Stopped;
 
-/// What became of a request that was not done.
+/// What became of a request that was not answered with success.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
-    /// Nothing was written, and a repeat may succeed: in conflict, limited, or it never got there.
+    /// Nothing was written, and a repeat may succeed: the request was in conflict with another one, was throttled, or
+    /// never reached the server.
     NotDone,
     /// It may or may not have happened: no answer, or one that does not settle it.
     Unknown,
     /// Nothing was written, and a repeat is of no use.
     Refused,
-    /// What it would make is there already: somebody was faster.
+    /// What the request would make exists already: another writer was faster.
     Duplicate,
 }
 
@@ -29,7 +30,7 @@ pub(super) enum Left {
     Maybe,
 }
 
-/// How the errors of a store speak of its server.
+/// The words that a store's error texts use for its server and for what belongs to it.
 pub(super) struct Words {
     pub server: &'static str,
     pub sdk: &'static str,
@@ -39,12 +40,12 @@ pub(super) struct Words {
     pub write: &'static str,
     pub not_sent: &'static str,
     pub unreachable: &'static str,
-    /// What to look at where no answer came.
+    /// What the user should look at if no answer came.
     pub check: &'static str,
     pub credentials: &'static str,
 }
 
-/// What only the server of this store can say. Its `Display` is the message.
+/// The errors that only the server of this store can report. Their `Display` is the message.
 pub(super) trait Own: fmt::Debug + fmt::Display + Clone {
     const WORDS: Words;
 
@@ -52,12 +53,12 @@ pub(super) trait Own: fmt::Debug + fmt::Display + Clone {
     fn kind(&self) -> (ErrorKind, bool);
 }
 
-/// Why a request of a server failed.
+/// Why a request to a server failed.
 #[derive(Clone, Debug)]
 pub(super) enum Failure<S> {
-    /// Nothing left this host in the time of the call.
+    /// Nothing left this host in the time that the call had.
     NotSent,
-    /// Nothing left this host: no server can be had.
+    /// Nothing left this host: no server can be reached.
     Unreachable {
         cause: Cause,
     },
@@ -69,7 +70,7 @@ pub(super) enum Failure<S> {
     Unread {
         cause: Option<Cause>,
     },
-    /// The server does not know who asks.
+    /// The server did not accept the credentials of this client.
     Credentials {
         cause: Cause,
     },
@@ -89,7 +90,7 @@ pub(super) enum Failure<S> {
     Schema(String),
     Damaged(String),
     NewerFormat(NewerFormat),
-    /// The record to swap is another store's.
+    /// The record to swap was read from another store.
     NotRead,
     Config(String),
     Own(S, Option<Cause>),
@@ -101,7 +102,7 @@ impl<S: Own> Failure<S> {
         Failure::Unanswered { cause: Some(Cause::from(format!("no answer in {} ms", took.as_millis()))) }
     }
 
-    /// Of a write whose call ended so, after so long.
+    /// The fate and the error of a write whose call was `stopped` after the time `took`.
     pub fn stopped(stopped: Stopped, left: Left, took: Duration) -> (Fate, Self) {
         match (stopped, left) {
             (Stopped::Over, Left::Maybe) => (Fate::Unknown, Self::overdue(took)),
@@ -112,18 +113,19 @@ impl<S: Own> Failure<S> {
         }
     }
 
-    /// The same after a write that is done, or an earlier copy of which may be: it says nothing of that write.
+    /// Makes this error of a later step `Unanswered`, for a write that is done, or of which an earlier copy may be
+    /// done: the error says nothing about that write.
     #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
     pub fn of_write(self) -> Self {
         let cause = match &self {
-            // That it is left as it is would not be true.
+            // The text of `Damaged` says that the row is left as it is, which may not be true here.
             Failure::Damaged(what) => Cause::from(format!("the {} is damaged ({what})", S::WORDS.row)),
             error => Cause::from(error.to_string()),
         };
         Failure::Unanswered { cause: Some(self.cause().cloned().unwrap_or(cause)) }
     }
 
-    /// The same of a read, which leaves nothing in doubt when it was not answered.
+    /// The same error for a read. A read that was not answered leaves nothing in doubt.
     pub fn of_read(self) -> Self {
         match self {
             Failure::Unanswered { cause } => Failure::Unread { cause },
@@ -132,7 +134,7 @@ impl<S: Own> Failure<S> {
         }
     }
 
-    /// Of a client that could not be made: connecting ended so.
+    /// The error of a connect that was `stopped` before the client was made.
     pub fn unconnected(stopped: Stopped) -> Error {
         Self::stopped(stopped, Left::No, Duration::ZERO).1.into()
     }
@@ -217,12 +219,12 @@ impl<S> From<NewerFormat> for Failure<S> {
     }
 }
 
-/// What an SDK says, without requests and answers, which hold grant ids.
+/// The text of an SDK's error, without requests and answers, because those hold grant ids.
 #[derive(Clone)]
 pub(super) struct Cause(String);
 
 impl Cause {
-    /// The texts of an error and of all beneath it.
+    /// The texts of an error and of all its sources.
     pub fn of(error: &(dyn StdError + 'static)) -> Self {
         let mut text = error.to_string();
         let mut next = error.source();

@@ -40,7 +40,7 @@ pub enum Call {
 pub enum Fault {
     /// It fails and the store never sees it.
     FailBefore,
-    /// The store never sees it, and nobody can know that.
+    /// The store never sees it, but the caller can't know that.
     LostBefore,
     /// The store says no, and a repeat would not help.
     Refuse,
@@ -56,7 +56,7 @@ pub enum Fault {
     /// It hangs past its deadline, until the other end of the channel is dropped: against the contract,
     /// as a stuck disk does.
     Stuck(Receiver<()>),
-    /// It comes later.
+    /// The store gets it after this delay.
     Delay(Duration),
     /// The store does it, the answer comes later.
     ApplyThenDelay(Duration),
@@ -82,7 +82,7 @@ struct Plan {
     is_offline: bool,
     late: Vec<(Arc<dyn Backend>, Attempt)>,
     given_up: Vec<String>,
-    /// Each, and whether its thread keeps a lock.
+    /// Each call so far, and whether a lock depends on its thread.
     calls: Vec<(Call, bool)>,
 }
 
@@ -92,7 +92,7 @@ impl FaultPlan {
         self.0.lock().next.push_back((call, fault));
     }
 
-    /// Every call of this kind gets this one, until `heal`.
+    /// Every call of this kind gets this fault, until `heal`.
     pub fn always(&self, call: Call, fault: Fault) {
         self.0.lock().always = Some((call, fault));
     }
@@ -112,24 +112,24 @@ impl FaultPlan {
         self.0.lock().is_offline = false;
     }
 
-    /// Lets the stores have the acquisitions that were [late](Fault::Late), and tells what they answer.
+    /// Delivers the acquisitions that were [late](Fault::Late) to their stores, and returns the answers.
     pub fn deliver(&self) -> Vec<Result<Acquired>> {
         self.take_late().into_iter().map(|(store, mut attempt)| store.acquire(&mut attempt, &patient())).collect()
     }
 
-    /// The acquisitions that were late, each with the store that is to get it now.
+    /// Takes the acquisitions that were late, each with the store that must get it now.
     pub fn take_late(&self) -> Vec<(Arc<dyn Backend>, Attempt)> {
         std::mem::take(&mut self.0.lock().late)
     }
 
-    /// No more faults. Returns how many of those that `next` named met no call.
+    /// Ends the faults of `next` and `always`. Returns how many of those that `next` named met no call.
     pub fn heal(&self) -> usize {
         let mut plan = self.0.lock();
         plan.always = None;
         plan.next.drain(..).count()
     }
 
-    /// Every call so far but those for the schema, which each client makes when it connects.
+    /// Every call so far, except those for the schema, which each client makes when it connects.
     pub fn calls(&self) -> Vec<Call> {
         self.0.lock().calls.iter().map(|(call, _)| *call).filter(|call| *call != Call::Schema).collect()
     }
@@ -139,17 +139,17 @@ impl FaultPlan {
         self.0.lock().calls.iter().filter(|(c, _)| *c == call).count()
     }
 
-    /// Every call of a thread that waits for the program's logger at what the store says.
+    /// Every call of a thread that would wait for the program's logger if the store logged something.
     pub fn loose(&self) -> Vec<Call> {
         self.0.lock().calls.iter().filter(|(_, keeps)| !keeps).map(|(call, _)| *call).collect()
     }
 
-    /// How many acquisitions of this key the store gave up, as it has answered.
+    /// How many times the store answered that it gave up an acquisition of this key.
     pub fn given_up(&self, key: &str) -> usize {
         self.0.lock().given_up.iter().filter(|given_up| *given_up == key).count()
     }
 
-    /// How many of those that `next` named met no call yet.
+    /// How many of the faults that `next` named have met no call yet.
     pub fn unmet(&self) -> usize {
         self.0.lock().next.len()
     }
@@ -181,7 +181,7 @@ impl Faulty {
         Faulty { inner, plan, connects: false }
     }
 
-    /// The same, but a client connects without any.
+    /// The same, but the schema check of a client that connects gets no fault.
     pub fn that_connects(inner: Arc<dyn Backend>, plan: FaultPlan) -> Self {
         Faulty { inner, plan, connects: true }
     }
@@ -254,12 +254,12 @@ impl Faulty {
     }
 }
 
-/// Without the hook, whose backtraces would take longer than all that is tested.
+/// Panics without the panic hook, whose backtraces would take longer than everything that is tested.
 fn panicked(call: Call) -> ! {
     std::panic::resume_unwind(Box::new(format!("injected panic in {call:?}")))
 }
 
-/// For what the store does although its caller no longer waits.
+/// The deadline of what the store does although its caller no longer waits.
 fn patient() -> Deadline {
     Deadline::after(Duration::from_secs(60))
 }

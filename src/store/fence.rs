@@ -4,7 +4,7 @@ use super::{Backend, observed};
 use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 
-/// A lock that does not stand in what the transaction sees, which may be older than the grant.
+/// The error text for a lock that is not held in what the transaction sees, which may be older than the grant.
 #[cfg(any(feature = "mongodb", feature = "postgres"))]
 pub(super) const NOT_SEEN: &str =
     "it is not held any more, or the transaction read something before it was granted: that must not be committed";

@@ -1,4 +1,4 @@
-//! Whose processes use a store, and what a client may not ask for where those of a Go library do, too.
+//! Which libraries' processes use a store, and what a client may not ask for if those of a Go library use it, too.
 
 use std::time::Duration;
 
@@ -6,23 +6,23 @@ use super::url::{StoreUrl, config};
 use crate::lease::{Lease, Mode};
 use crate::model::error::{Error, ErrorKind, Result};
 
-/// Whose processes use the table or collection.
+/// Which libraries' processes use the table or collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fleet {
-    /// Those of this library alone.
+    /// Only processes of this library.
     #[default]
     Own,
-    /// Those of a Go library, too.
+    /// Processes of a Go library, too.
     Mixed,
 }
 
 impl Fleet {
-    /// What the URL says.
+    /// The fleet that the option `fleet` of the URL names.
     pub(super) fn of_url(url: &StoreUrl<'_>, library: &str) -> Result<Fleet> {
         Fleet::parse(url.option("fleet"), library)
     }
 
-    /// What the option says.
+    /// The fleet that this value of the option names; without a value, [`Own`](Fleet::Own).
     pub(super) fn parse(option: Option<&str>, library: &str) -> Result<Fleet> {
         match option {
             None | Some("own") => Ok(Fleet::Own),
@@ -34,26 +34,26 @@ impl Fleet {
         }
     }
 
-    /// Whether others than this library write there.
+    /// Whether processes of another library write there, too.
     pub fn is_mixed(self) -> bool {
         self == Fleet::Mixed
     }
 }
 
-/// What a client may not ask for, since the Go library that uses the same store would not respect it.
+/// What a client may not ask for, because the Go library that uses the same store would not respect it.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Its name.
+    /// The name of the Go library.
     pub library: &'static str,
     /// Why there are no shared holders.
     pub no_shared: Option<&'static str>,
     /// Why there is no lock without end.
     pub no_endless: Option<&'static str>,
-    /// Why no name holds a lease.
+    /// Why there are no leases that a name holds.
     pub no_names: Option<&'static str>,
     /// The only lease there is, and why.
     pub one_lease: Option<(Duration, &'static str)>,
-    /// A row of a lock is never deleted, since it would not be made again.
+    /// Whether a lock's row is never deleted, because the Go library would not make it again.
     pub keeps_rows: bool,
     /// The characters that no key may have, and why.
     pub not_in_key: Option<(&'static [char], &'static str)>,

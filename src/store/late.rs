@@ -1,5 +1,5 @@
-//! What must do nothing where it comes too late: a server that stood still, or a network that did, may bring a request when
-//! whoever sent it counts itself as lost, or is gone.
+//! For requests that must do nothing if they come too late. A server or a network that stood still may deliver a
+//! request when its sender already counts itself as lost, or is gone.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use crate::lease::StoreTime;
 use crate::sys::deadline::Deadline;
 
-/// What the server's time was, and when that came.
+/// The server's time as it was last known, and the moment here when that was.
 #[derive(Debug)]
 pub struct Clocked(Mutex<(StoreTime, Instant)>);
 
@@ -17,8 +17,9 @@ impl Clocked {
         Clocked(Mutex::new((now, Instant::now())))
     }
 
-    /// Notes the server's time that the answer to a request of then brought: it may be as old as the request, and what was
-    /// known before stays as far as it can be right. So no slow answer makes the time seem earlier than it is.
+    /// Notes the server's time from the answer to a request that was `sent` then. That time may be as old as the
+    /// request, so what was known before is kept as far as the answer allows. So no slow answer makes the time seem
+    /// earlier than it is.
     pub fn note(&self, now: StoreTime, sent: Instant) {
         let mut known = self.0.lock();
         let (time, at) = *known;
@@ -27,9 +28,9 @@ impl Clocked {
         *known = (here.clamp(now, now.plus(answered.saturating_duration_since(sent))), answered);
     }
 
-    /// The server's time at the deadline, after which nobody waits for the answer. A clock of the server's that was set
-    /// forward, or one of ours that stood still, makes it too early: the answer puts the time right, and the next one is
-    /// right.
+    /// The server's time at the deadline, after which nobody waits for the answer. It is too early if the server's
+    /// clock was set forward, or if ours stood still. The answer then corrects the known time, so that the next result
+    /// is right.
     pub fn not_after(&self, by: &Deadline) -> StoreTime {
         let (now, at) = *self.0.lock();
         now.plus(at.elapsed()).plus(by.remaining())
@@ -49,7 +50,7 @@ mod tests {
         let clocked = Clocked::just(start);
         let known = || clocked.not_after(&Deadline::at(Instant::now()));
         let near = |time: StoreTime| known() >= time && known() < time.plus(20 * S);
-        // The server wrote it down as the request came, and the majority took half a minute.
+        // The server took the time when the request came, and the majority took half a minute to confirm.
         let Some(sent) = Instant::now().checked_sub(30 * S) else { return };
         clocked.note(StoreTime::from_nanos(0).plus(970 * S), sent);
         assert!(near(start));

@@ -25,14 +25,14 @@ use crate::sys::process::{ForkMutex, InUse, ProcessId};
 
 /// How many records a page holds.
 const PAGE: usize = 100;
-/// How many that gave up are remembered of one key. A copy of a request that comes later is made by tests alone.
+/// How many given-up grant ids are remembered for one key. Only tests make copies of a request that arrive later.
 const MOST_GIVEN_UP: usize = 64;
 
 /// What the clients of one store share.
 #[derive(Debug, Default)]
 struct Records {
     by_key: BTreeMap<String, LockRecord>,
-    /// By key: who gave up, the oldest first.
+    /// By key: the grant ids that were given up, the oldest first.
     gave_up: BTreeMap<String, VecDeque<GrantId>>,
     /// By client: the keys that it watches, and where to report them.
     watching: BTreeMap<u64, (BTreeSet<String>, Sender<String>)>,
@@ -43,7 +43,7 @@ impl Records {
         self.by_key.get(key).cloned().unwrap_or_else(|| LockRecord::missing(key))
     }
 
-    /// Puts the record in its place, or removes it, and wakes the waiters that it may free the key for.
+    /// Stores the record, or removes it, and wakes the waiters if the change may free the key.
     fn put(&mut self, key: &str, mut new: Option<LockRecord>) {
         self.forget(key, new.as_mut());
         let old = match new.clone() {
@@ -59,7 +59,7 @@ impl Records {
 }
 
 impl Records {
-    /// Forgets those of whoever gave up on the key that came first, beyond the most.
+    /// Forgets the oldest given-up grant ids of the key, beyond [`MOST_GIVEN_UP`].
     fn forget(&mut self, key: &str, new: Option<&mut LockRecord>) {
         let Some(new) = new.filter(|new| !new.given_up.is_empty()) else {
             self.gave_up.remove(key);
@@ -76,11 +76,11 @@ impl Records {
     }
 }
 
-/// A store ends with its last client.
+/// By name. A store ends with its last client.
 type Named = BTreeMap<String, Weak<Mutex<Records>>>;
 
-/// The named stores of this process: in the first place that no thread of a parent had at a fork. What a parent has left
-/// there is not a child's: its mutexes may be locked for ever.
+/// The named stores of this process. It uses the first of these places that no thread of a parent process had locked at
+/// a fork. What a parent left there is dropped, because its mutexes may be locked for ever.
 static NAMED: [ForkMutex<Option<(ProcessId, Named)>>; 4] = [const { ForkMutex::new(None) }; 4];
 
 /// See the module.
@@ -117,7 +117,7 @@ impl Memory {
         }))
     }
 
-    /// The store with this name, shared by all its clients in the process; without a name one of its own.
+    /// The store with this name, shared by all its clients in the process; without a name, a store of its own.
     pub fn open(name: &str, clock: Arc<Clock>) -> Self {
         Memory::over(name, shared(name, &Deadline::after(Duration::MAX)).unwrap_or_default(), clock)
     }
@@ -145,7 +145,7 @@ impl Memory {
     }
 }
 
-/// What the clients of the store with this name share; an error when that is not known in time.
+/// What the clients of the store with this name share; an error if the names can't be locked in time.
 fn shared(name: &str, by: &Deadline) -> Result<Arc<Mutex<Records>>, InUse> {
     if name.is_empty() {
         return Ok(Arc::default());
@@ -165,7 +165,7 @@ fn shared(name: &str, by: &Deadline) -> Result<Arc<Mutex<Records>>, InUse> {
 
 /// For `leasehold::testing`.
 impl Memory {
-    /// Ends the leases of all holders now, but those without an end. Returns how many those are.
+    /// Ends the running leases of all holders of the key now, except leases without an end. Returns how many it ended.
     pub fn expire(&self, key: &str) -> usize {
         let now = self.times().now;
         let mut records = self.records.lock();
@@ -182,7 +182,7 @@ impl Memory {
         ended
     }
 
-    /// Ends what all holders hold, as an operator does. Returns how many those are.
+    /// Removes all holders of the key, as an operator does. Returns how many there were.
     pub fn end_holders(&self, key: &str) -> usize {
         let mut records = self.records.lock();
         let mut record = records.get(key);
@@ -195,7 +195,7 @@ impl Memory {
         ended
     }
 
-    /// Grants the key to a stranger, held or not.
+    /// Grants the key to a stranger, whether it is held or not.
     pub fn take_over(&self, key: &str) {
         let mut records = self.records.lock();
         let mut record = records.get(key);
@@ -280,7 +280,7 @@ impl Backend for Memory {
         }
         let mut new = new.cloned();
         if !stands.exists() {
-            // Who has seen an earlier row of this key, which was deleted meanwhile, must not take this one for it.
+            // A client that saw an earlier row of this key, deleted meanwhile, must not take this row for it.
             new.iter_mut().for_each(|new| new.version = new.version.max(self.times().stamp));
         }
         records.put(key, new);
@@ -308,7 +308,7 @@ mod tests {
     use super::*;
     use crate::engine::orders::{LEASE, spec};
 
-    /// Else a process that gives up again and again would need more memory with each time.
+    /// Otherwise a process that gives up again and again would need more memory each time.
     #[test]
     fn only_the_last_that_gave_up_are_remembered() {
         let store = Memory::open("", Clock::system());

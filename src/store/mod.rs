@@ -1,24 +1,23 @@
 //! What a store must do: the blocking calls of [`Backend`].
 //!
 //! # Contract
-//! - **Atomic.** Every call that writes is one atomic step on one key, with the meaning of the
-//!   transition of the same name in [`lease::transition`](crate::lease::transition). A store gets
-//!   there in one of two ways and its module says which: it reads, applies the pure transition and
-//!   writes inside one serializable transaction (memory, SQLite); or it sends one native
-//!   conditional write that means the same, and falls back to the pure transition with [`swap`]
-//!   for what the condition cannot say.
-//! - **Whose clock.** The store's clock decides what is live ([`StoreInfo::clock`]), never the
-//!   caller's wall clock. Each answer carries the store's now, as late as it may be: the caller
-//!   counts what is left of a lease from it.
-//! - **Condition.** Every write of a guard has its grant id as condition. Where the condition failed,
-//!   the answer comes from the record that was found.
-//! - **Unknown.** A write that was sent and not answered is `Unknown`, never an error: it may or
-//!   may not have happened. The caller repeats it with the same attempt, which then finds its own grant.
-//!   An `Err` from a call that writes says that nothing was written.
-//! - **Giving up** an acquisition also stops a copy of it that arrives later, once or twice.
+//! - **Atomic.** Every call that writes is one atomic step on one key, with the meaning of the transition of the same
+//!   name in [`lease::transition`](crate::lease::transition). A store does this in one of two ways, and its module says
+//!   in which one: it reads, applies the pure transition and writes inside one serializable transaction (memory,
+//!   SQLite); or it sends one native conditional write that means the same, and falls back to the pure transition with
+//!   [`swap`] for what the condition cannot express.
+//! - **Whose clock.** The store's clock decides what is live ([`StoreInfo::clock`]), never the caller's wall clock.
+//!   Each answer carries the latest that the store's time may be now: the caller counts what is left of a lease from
+//!   it.
+//! - **Condition.** Every write of a guard has the guard's grant id as its condition. If the condition fails, the
+//!   answer is made from the record that was found.
+//! - **Unknown.** A write that was sent and not answered is `Unknown`, never an error: it may or may not have happened.
+//!   The caller repeats it with the same attempt, which then finds its own grant. An `Err` from a call that writes says
+//!   that nothing was written.
+//! - **Giving up** an acquisition also stops copies of it that arrive later, even if a copy arrives twice.
 //! - **In time.** Every call with I/O takes a deadline and returns by then.
-//! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call
-//!   that would change it, and stays as it is. Of a higher minor format it is used.
+//! - **Unknown rows.** A row of a higher major format is an error of kind `Schema` on every call that would change it,
+//!   and stays as it is. A row of a higher minor format is used.
 //!
 //! The crate's design page says how each store keeps this.
 //!
@@ -80,22 +79,23 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     /// What is the same for the whole life of the client. No I/O.
     fn info(&self) -> &StoreInfo;
 
-    /// The grace that counts now: [`StoreInfo::grace`], or more where other clients made it more. No I/O.
+    /// The grace that applies now: [`StoreInfo::grace`], or more if other clients made it longer. No I/O.
     fn grace(&self) -> Duration {
         self.info().grace
     }
 
-    /// An error where the store's time is not told any more: then what was over long ago may seem to run. No I/O.
+    /// An error if the store's time is not known any more: then a lease that ended long ago may seem to be live. No
+    /// I/O.
     fn check_time(&self) -> Result<()> {
         Ok(())
     }
 
-    /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store
-    /// minutes to create is waited for by [`Deadline::long`].
+    /// Checks, describes or creates what the store needs; answers with a text for people. What takes the store minutes
+    /// to create may take until [`Deadline::long`].
     fn schema(&self, what: Schema, by: &Deadline) -> Result<String>;
 
-    /// Grants the key, finds an earlier copy of the same attempt, or refuses. Also a transfer
-    /// (`instead_of`) and the replacing of the same owner.
+    /// Grants the key, finds an earlier copy of the same attempt, or refuses. Also does a transfer (`instead_of`), and
+    /// replaces a holder with the same owner.
     fn acquire(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Acquired>;
 
     /// Extends the lease while the grant holds, expired or not. Never moves an end backwards.
@@ -105,24 +105,24 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
     fn release(&self, attempt: &mut Attempt, purpose: Purpose, by: &Deadline) -> Result<Released>;
 
     /// Reads records a page at a time, in any order, each of them once; `from` is the last page's `next`. A page takes
-    /// no longer than one request, however many rows there are. A single key without a row answers with a missing
-    /// record, so that the store's time comes along.
+    /// no longer than one request, however many rows there are. For a single key without a row, the answer is a missing
+    /// record, because it carries the store's time.
     fn read(&self, which: &Which, from: Option<String>, consistency: Consistency, by: &Deadline) -> Result<Page>;
 
     /// Writes the whole record if nothing changed since `seen`; `None` deletes the row.
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped>;
 
-    /// Sends each of `keys` to `to` when it may have become free, from this call's return until the next call,
-    /// which replaces the set; an empty one ends it. What happened before is not sent: the caller looks once more. A
-    /// key of both sets is reported without a gap: to the old `to` until the new one is in use; where the store can't go on
-    /// from the last set, which had not ended, it sends all keys. A key may be sent for nothing; the end of a lease by time
-    /// is never sent.
+    /// Sends each of `keys` to `to` when it may have become free, from this call's return until the next call. The next
+    /// call replaces the set; an empty set ends the reports. Changes before this call are not sent, so the caller must
+    /// look once more. A key that is in the old set and the new one is reported without a gap: to the old `to` until
+    /// the new one is in use. If the last set had not ended and the store can't continue from it, it sends all keys. A
+    /// key may be sent for nothing; the end of a lease by time is never sent.
     ///
-    /// `false`: it can't report. Then, and when it can report no longer, it drops `to`.
+    /// `false`: the store can't report. Then, and when it can't report any more, it drops `to`.
     fn wake(&self, keys: &[String], to: Sender<String>, by: &Deadline) -> Result<bool>;
 }
 
-/// The record of one key as it stands now.
+/// The record of one key as it is now.
 pub(crate) fn read_key(backend: &dyn Backend, key: &str, by: &Deadline) -> Result<Seen> {
     let seen = backend.read(&Which::Key(key.to_owned()), None, Consistency::Strong, by)?.records.pop();
     let nothing = || Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable();
@@ -137,7 +137,7 @@ pub(crate) struct Opener {
     pub min_margin: Duration,
     /// The lease of a client that sets none.
     pub default_lease: Duration,
-    /// What may not be asked for there.
+    /// What a client may not ask for there.
     pub limits: Option<Limits>,
     /// Opens it.
     pub open: Open,
@@ -161,10 +161,10 @@ pub fn check_url(url: &str) -> Result<()> {
     connect::opener(url).map(drop)
 }
 
-/// How many may share a key, and why not more, for people.
+/// How many holders may share a key, and why not more, for people.
 #[derive(Debug)]
 pub struct MostShared {
-    /// So many.
+    /// The largest number of shared holders.
     pub holders: u32,
     /// What sets the bound.
     pub why: String,
@@ -181,22 +181,23 @@ pub struct StoreInfo {
     pub grace: Duration,
     /// The shortest lease that makes sense here.
     pub min_lease: Duration,
-    /// The smallest margin, where what is not known of the store's time could use up less.
+    /// The smallest margin that is accepted: what is not known of the store's time could use up a smaller one.
     pub min_margin: Duration,
     /// The form of grant ids.
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
     pub most_shared: Option<fn(Duration) -> MostShared>,
-    /// What a write without an answer left may be read, and undone by a failover: only a later write tells that it stays.
+    /// Whether a failover may undo what a read shows of an unanswered write. Then only a later write proves that it
+    /// stays.
     pub reads_what_may_be_undone: bool,
-    /// The other library whose rows are read there.
+    /// The other library whose rows this store reads, too.
     pub beside: Option<&'static str>,
-    /// What may not be asked for, where that library uses the store, too.
+    /// What a client may not ask for if that library uses the store, too.
     pub limits: Option<Limits>,
 }
 
 impl StoreInfo {
-    /// Of a store that needs neither a grace nor a least margin.
+    /// For a store that needs neither a grace nor a smallest margin.
     fn new(label: String, clock: &'static str, min_lease: Duration) -> Self {
         let (grace, min_margin, grant_form) = (Duration::ZERO, Duration::ZERO, GrantForm::Uuid);
         StoreInfo {
@@ -219,7 +220,7 @@ impl StoreInfo {
 pub enum GrantForm {
     /// A random UUID.
     Uuid,
-    /// 12 bytes in 24 digits, as MongoDB has them: the time in seconds, then random.
+    /// 12 bytes as 24 digits, like MongoDB's ids: the time in seconds, then random bytes.
     ObjectId,
 }
 
@@ -233,13 +234,14 @@ impl GrantForm {
     }
 }
 
-/// Ids of MongoDB are sorted by their time. Its own have a counter, which would repeat after a fork.
+/// Like an id of MongoDB's, which are sorted by their time. MongoDB's own have a counter, which would repeat after a
+/// fork.
 fn object_id() -> String {
     let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-    // As the type has it: 32 bits, which go round in 2106.
+    // The type has 32 bits for the time, which wrap around in 2106.
     let seconds = since_1970.as_secs() & u64::from(u32::MAX);
     let random = random::uuid().into_bytes();
-    // The other bytes are not all random.
+    // The other bytes of a UUID are not all random.
     let random = random[..6].iter().chain(&random[9..11]);
     random.fold(format!("{seconds:08x}"), |text, byte| format!("{text}{byte:02x}"))
 }
@@ -247,9 +249,10 @@ fn object_id() -> String {
 /// What [`Backend::schema`] does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Schema {
-    /// Say whether the store can be used; an error also for what `Create` would make.
+    /// Say whether the store can be used. It is an error, too, if something is missing that `Create` would make.
     Check,
-    /// The same when a client is made. What `Create` would make is only a warning, since who makes it must connect first.
+    /// The same when a client connects. What `Create` would make is only a warning, because a client must connect
+    /// before it can create it; but a missing table or collection can be an error, see [`Missing`].
     Connect(Missing),
     /// Say what `Create` would do.
     Describe,
@@ -265,12 +268,12 @@ impl Schema {
     }
 }
 
-/// What connecting makes of a file, table or collection that is not there.
+/// What connecting does if the file, table or collection does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Missing {
-    /// A file is made; a table or a collection is a warning.
+    /// A file is created. For a table or a collection there is only a warning.
     IsAllowed,
-    /// It is an error: who connects will not make it.
+    /// It is an error, because this client will not create it.
     IsRefused,
 }
 
@@ -283,11 +286,11 @@ pub struct Attempt {
     pub ask: Ask,
     /// When it was first sent; an attempt that is too old is given up.
     pub first_sent: Option<BootTime>,
-    /// How often the acquisition was sent: more than once, and a copy may still be on its way.
+    /// How often the acquisition was sent. If more than once, a copy may still be on its way.
     pub sends: u32,
-    /// The grant whose place it takes (`instead_of`) was sent once: no copy of that is on its way.
+    /// The acquisition of the grant that this one replaces (`instead_of`) was sent once: no copy of it is on its way.
     pub replaces_sent_once: bool,
-    /// The store's own handle: a session, work under way.
+    /// The store's own state for it: a session, or work under way.
     pub native: Option<Box<dyn Any + Send>>,
 }
 
@@ -318,16 +321,16 @@ impl Attempt {
 /// What [`Backend::release`] is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// To end what its caller knows to be granted.
+    /// To end a hold that the caller knows to be granted.
     Release,
-    /// To stop also copies of the acquisition that are still on their way.
+    /// To end it, and to stop copies of the acquisition that are still on their way.
     GiveUp,
 }
 
 /// Which state [`Backend::read`] may see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Consistency {
-    /// What the last write left.
+    /// The state that the last write left.
     Strong,
     /// A state that is a moment old, where that is cheaper.
     Eventual,
@@ -338,11 +341,11 @@ pub enum Consistency {
 pub struct Seen {
     /// The record.
     pub record: LockRecord,
-    /// The times when it was read, to decide by.
+    /// The store's times of the read, by which the caller decides.
     pub times: Times,
-    /// The wall clock of this host then, for people.
+    /// This host's wall clock at the read, for people.
     read_at: SystemTime,
-    /// What the store compares in a swap, where the record does not say it all.
+    /// What the store compares in a swap, if the record alone is not enough.
     pub native: Option<Box<dyn Any + Send>>,
 }
 
@@ -352,12 +355,12 @@ impl Seen {
         Seen { record, times, read_at: SystemTime::now(), native }
     }
 
-    /// The store's time when it was read, as this host's wall clock had it.
+    /// The store's time of the read, and this host's wall clock at that moment.
     pub(crate) fn read_at(&self) -> (StoreTime, SystemTime) {
         (self.times.now, self.read_at)
     }
 
-    /// The holders who must be respected. Mode, holder.
+    /// The holders that must be respected, each with its mode.
     pub fn live(&self) -> impl Iterator<Item = (Mode, &Holder)> {
         self.record.live(self.times.expired_before)
     }
@@ -377,7 +380,7 @@ pub enum Acquired {
         holder: Holder,
         /// An earlier copy of the same request put it there.
         repeated: bool,
-        /// The store's now, as late as it may be.
+        /// The latest that the store's time may be now.
         now: StoreTime,
     },
     /// Others hold the key; for a transfer: the old grant holds no longer.
@@ -393,7 +396,7 @@ pub enum Renewed {
     Until {
         /// The end of the lease.
         until: End,
-        /// The store's now, as late as it may be.
+        /// The latest that the store's time may be now.
         now: StoreTime,
     },
     /// The grant holds no longer; what was found instead.
@@ -447,7 +450,8 @@ impl Which {
         }
     }
 
-    /// The same of a record that may stand in place of a row that can't be read: that is of a group if it `names` its lock id.
+    /// The same for a record that may be a stand-in for a row that can't be read. Such a record belongs to a group if
+    /// `names` finds the lock id in the row.
     pub fn may_match(&self, record: &LockRecord, names: impl FnOnce(&str) -> bool) -> bool {
         match self {
             Which::LockId(id) if record.is_unread() => names(id),
@@ -461,6 +465,7 @@ impl Which {
 pub struct Page {
     /// The records, each with the store's time.
     pub records: Vec<Seen>,
-    /// Where the next page begins, in the store's own words; `None` at the end. A page may be empty and not the last.
+    /// Where the next page begins, in a form of the store's own; `None` at the end. A page may be empty without being
+    /// the last.
     pub next: Option<String>,
 }

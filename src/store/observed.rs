@@ -1,5 +1,6 @@
-//! The one way from the client to its store: every request but a wait for reports (`wake`) is reported to the observer,
-//! and every error learns which key and which store it is about. A user's own fenced transaction goes beside it.
+//! The one way from the client to its store. Every request except a wait for reports (`wake`) is reported to the
+//! observer, and every error gets the key and the store that it is about. A user's own fenced transaction does not go
+//! through here.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -25,7 +26,8 @@ use crossbeam_channel::Sender;
 pub struct Observed {
     inner: Arc<dyn Backend>,
     observing: Observing,
-    /// In a child of it nothing is sent: over a connection of the parent's it would renew or release the parent's locks.
+    /// The process that connected. A forked child of it sends nothing: over a connection of the parent's it would renew
+    /// or release the parent's locks.
     process: ProcessId,
 }
 
@@ -54,13 +56,13 @@ impl Observed {
         });
         let unknown = unanswered.as_ref().map(|error| (error, Asked::Unknown));
         let error = unknown.or(answer.as_ref().err().map(|error| (error, Asked::Failed)));
-        // As every other event names it: the key of a lease has a form of its own.
+        // The key as every other event shows it: the stored key of a lease has another form.
         self.observing.asked(operation, key.map(shown).as_deref(), took, error);
         answer
     }
 }
 
-/// The store of this kind behind `backend`, if it is one: for what only one store has.
+/// The store behind `backend`, if it is a `B`. For features that only one store has.
 pub fn native<B: Backend>(backend: &dyn Backend) -> Option<&B> {
     let any: &dyn Any = backend;
     match any.downcast_ref::<Observed>() {
@@ -111,11 +113,11 @@ impl Backend for Observed {
         };
         self.run(Operation::Read, key, |store| {
             let mut page = store.read(which, from, consistency, by).map_err(Error::of_read)?;
-            // What a newer version wrote may mean something else, also where it seems to be free.
+            // A row that a newer version wrote may have another meaning, even if its key seems to be free.
             match which {
                 Which::Key(_) => page.records.iter().try_for_each(|s| s.record.check_format()).map_err(newer_format)?,
                 Which::Prefix(_) => page.records.retain(is_readable),
-                // A list passes over it, a group may not.
+                // A list skips such a row, but a group must not.
                 Which::LockId(_) => {}
             }
             Ok(page)
@@ -132,7 +134,7 @@ impl Backend for Observed {
     }
 }
 
-/// Whether a list has this row. It passes over one of a newer format as over a damaged one.
+/// Whether a list shows this row. It skips a row of a newer format, like a damaged one.
 pub(crate) fn is_readable(seen: &Seen) -> bool {
     let newer = seen.record.check_format().err();
     if let Some(newer) = &newer {
@@ -141,7 +143,7 @@ pub(crate) fn is_readable(seen: &Seen) -> bool {
     newer.is_none()
 }
 
-/// An answer that may say that none came.
+/// An answer of a store, which may be that no answer came.
 trait Unknowable {
     fn unknown(&mut self) -> Option<&mut Error> {
         None

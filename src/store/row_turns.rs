@@ -1,5 +1,5 @@
-//! Whose statements may wait for one row: somebody's open transaction can make each wait for long, and all the others of
-//! this process would wait behind it, each with a connection of its own.
+//! Limits how many statements wait for one row. An open transaction can make each of them wait for long. Without a
+//! limit, all the statements of this process for that row would wait, each with a connection of its own.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -7,14 +7,14 @@ use std::rc::Rc;
 
 use tokio::sync::Semaphore;
 
-/// On the driver's thread.
+/// Used on the driver's thread only.
 #[derive(Default)]
 pub(super) struct RowTurns(RefCell<HashMap<Row, Rc<Semaphore>>>);
 
-/// A key, and whether it is for those who want its lock.
+/// A key, and whether the turns are for statements that want its lock.
 type Row = (String, bool);
 
-/// Ends with this value, or the wait for it does.
+/// A turn, or the wait for one. It ends when this value is dropped.
 pub(super) struct RowTurn<'a> {
     turns: &'a RowTurns,
     of: Row,
@@ -27,7 +27,7 @@ impl Drop for RowTurn<'_> {
         if self.has {
             self.row.add_permits(1);
         }
-        // This one and that of the table: nobody else waits.
+        // The two are this one and the one in the map: nobody else has or awaits a turn.
         if Rc::strong_count(&self.row) == 2 {
             self.turns.0.borrow_mut().remove(&self.of);
         }
@@ -35,7 +35,7 @@ impl Drop for RowTurn<'_> {
 }
 
 impl RowTurns {
-    /// The turn of this key, of which there are so many.
+    /// Waits for one of the `most` turns of this key. `wants`: the statement wants the key's lock.
     pub async fn of(&self, key: &str, wants: bool, most: usize) -> RowTurn<'_> {
         let of = (key.to_owned(), wants);
         let row = self.0.borrow_mut().entry(of.clone()).or_insert_with(|| Rc::new(Semaphore::new(most))).clone();

@@ -7,7 +7,8 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 
-/// What an entry of `stored`, the array as it was read, has beside our names stays: a later minor version added it.
+/// Encodes `holders`. `stored` is the array as it was read: fields of its entries that this version does not know are
+/// kept, because a later minor version added them.
 pub(super) fn encode(holders: &[Holder], stored: Option<&Json>) -> Json {
     let entries = stored.and_then(Json::as_array).into_iter().flatten().filter_map(Json::as_object);
     let stored: HashMap<_, _> = entries.filter_map(|entry| Some((entry.get("grant_id")?.as_str()?, entry))).collect();
@@ -36,14 +37,15 @@ pub(super) fn encode(holders: &[Holder], stored: Option<&Json>) -> Json {
     holders.iter().map(entry).collect()
 }
 
-/// `None`: it is no such array. The next write of the row would make good what is read leniently.
+/// `None` if this is not an array of valid holders. It is strict, because the next write of the row would store what a
+/// lenient reader made of damaged data as if it were right.
 pub(super) fn decode(holders: &Json) -> Option<Vec<Holder>> {
     holders.as_array()?.iter().map(holder).collect()
 }
 
 fn holder(entry: &Json) -> Option<Holder> {
     let entry: &Map<String, Json> = entry.as_object()?;
-    // What is null or missing is none; what is there is of its type.
+    // A value that is null or missing counts as absent. One that is present must have the right type.
     let there = |name: &str| entry.get(name).filter(|value| !value.is_null());
     let text = |name: &str| there(name).map_or(Some(None), |value| Some(Some(value.as_str()?.to_owned())));
     let at = |value: &Json| Some(StoreTime::from_nanos(value.as_i64()?.checked_mul(1_000)?));
@@ -55,7 +57,7 @@ fn holder(entry: &Json) -> Option<Holder> {
         token: entry.get("token")?.as_u64()?,
         created: time("created")??,
         renewed: time("renewed")?,
-        // Null is one without end; where it is missing nobody knows.
+        // Null means a lease without end. If the field is missing, the end is not known, and the entry is not valid.
         until: match entry.get("until")? {
             Json::Null => End::Never,
             until => End::At(at(until)?),

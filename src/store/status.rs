@@ -1,4 +1,4 @@
-//! What was seen in a store, as users read it.
+//! Turns what was seen in a store into the types that users see.
 
 use super::{Attempt, Seen, StoreInfo};
 use crate::lease::{Holder, Mode, StoreTime};
@@ -6,7 +6,7 @@ use crate::model::lease_status::LeaseStatus;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
 
 impl Lock {
-    /// What this acquisition was granted by the store.
+    /// The lock that the store granted to this acquisition.
     pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime, store: &StoreInfo) -> Self {
         let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, now);
         Lock { store: Some(store.label.clone()), sent_once: attempt.sends == 1, ..lock }
@@ -36,7 +36,7 @@ impl KeyStatus {
 }
 
 impl LeaseStatus {
-    /// A holder of the record that was seen, at this time of the store.
+    /// The status of a holder of the record that was seen, at the store's time `now`.
     pub(crate) fn new(seen: &Seen, holder: &Holder, now: StoreTime) -> Self {
         LeaseStatus::at(&seen.record.key, holder, now, seen.is_live(holder), seen.record.pins.clone())
     }

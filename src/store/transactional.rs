@@ -23,20 +23,20 @@ pub trait Transactional {
     ) -> Result<Transacted<A>>;
 }
 
-/// What a commit must outlive, where the store has a choice; the lesser one first.
+/// What a commit must outlive, if the store has a choice; the weaker one first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Durability {
-    /// The process. A power cut may take back a heartbeat or a release of a lease of up to a minute, which only makes it
-    /// end sooner or later than said, and the holders' host is down anyway.
+    /// The end of the process. A power cut may undo a heartbeat or a release of a lease of up to a minute. Then the
+    /// lease only ends sooner or later than its holder was told, and the holders' host is down anyway.
     Process,
-    /// A power cut: a token that was given out is never given out again, and an end that others count on when the
-    /// process is gone stays. A longer lease may be all that keeps the lock, as a minimum hold of hours is, and one that
-    /// comes back may never end.
+    /// A power cut: a token that was given out is never given out again, and an end that others rely on after the
+    /// process is gone stays. A longer lease, such as a minimum hold of hours, may be all that keeps the lock; and a
+    /// longer one that a power cut brings back may never end.
     PowerCut,
 }
 
 impl Durability {
-    /// Of a change of holders: what the one that writes it must promise.
+    /// How durable the commit of this change of holders must be.
     pub fn of(old: &LockRecord, new: &LockRecord, now: StoreTime) -> Self {
         let changes_long = |of: &LockRecord, to: &LockRecord| {
             of.holders().any(|(_, holder)| {
@@ -53,8 +53,8 @@ impl Durability {
 pub enum Transacted<A> {
     /// It is committed, or there was nothing to write. The record as it is now.
     Done(A, Seen),
-    /// There was nothing to write, and what was found may be the work of an earlier try of this very transaction,
-    /// which was not answered: the error says so.
+    /// There was nothing to write, and what was found may be the work of an earlier try of this same transaction that
+    /// was not answered: the error says so.
     Found(A, Seen, Error),
     /// The commit was not answered.
     Unknown(Error),
@@ -111,7 +111,7 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, purpose: Purpose, 
         Transacted::Done(ReleaseAnswer::Released, _) => Released::Done,
         Transacted::Done(ReleaseAnswer::Free, _) => Released::Free,
         Transacted::Done(ReleaseAnswer::HeldByOther, seen) => Released::HeldByOther(seen),
-        // The release that was not answered may have freed it.
+        // An earlier try of this release, which was not answered, may have freed the key.
         Transacted::Found(_, _, error) | Transacted::Unknown(error) => Released::Unknown(error),
     })
 }

@@ -20,7 +20,7 @@ impl<'a> StoreUrl<'a> {
         let mut options: Vec<(Cow<str>, Cow<str>)> = Vec::new();
         let mut names = query.split('&').filter_map(|pair| pair.split('=').next());
         if names.any(|name| name.contains('@')) {
-            // It is not shown: it may be a part of a password.
+            // The name is not shown: it may be a part of a password.
             let right = "before the options write ? as %3F";
             return Err(config(&format!("no option of {scheme}: has an @ in its name; {right}")));
         }
@@ -48,7 +48,7 @@ impl<'a> StoreUrl<'a> {
         }
     }
 
-    /// Refuses a user and a password, which are not shown: the credentials are found as `sdk` finds them.
+    /// Refuses a URL with a user and password, without showing them: credentials are found the way `sdk` finds them.
     #[cfg(any(feature = "dynamodb", feature = "spanner"))]
     pub fn no_user(&self, sdk: &str) -> Result<()> {
         if !self.path.contains('@') {
@@ -70,7 +70,7 @@ impl<'a> StoreUrl<'a> {
         parsed.ok_or_else(wrong).map(Some)
     }
 
-    /// An option that is off where it is not given.
+    /// A switch, which is off if the option is not given.
     pub fn flag(&self, name: &str) -> Result<bool> {
         match self.option(name) {
             Some("1" | "true") => Ok(true),
@@ -80,8 +80,9 @@ impl<'a> StoreUrl<'a> {
     }
 }
 
-/// What stands before the query of a URL that a driver reads, and the options in it, not decoded. Refused is what would have
-/// a part of a password taken for a host or for an option, and shown: also an option without `=`.
+/// Splits a URL that a driver reads into the part before the query and the options, not decoded. Refuses a URL in which
+/// a part of a password would be taken for a host or for an option, and then shown; for the same reason, refuses an
+/// option without `=`.
 pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a str, Vec<(&'a str, &'a str)>)> {
     let scheme = starts[0].trim_end_matches('/');
     let wrong = |right: &str| Err(config(&format!("the {scheme} URL is wrong: {right}")));
@@ -99,7 +100,7 @@ pub(super) fn split_query<'a>(url: &'a str, starts: [&str; 2]) -> Result<(&'a st
     }
 }
 
-/// Refuses an endpoint that is none. What is wrong is not shown: it may hold a password.
+/// Refuses an endpoint that is not an http or https URL, or that has an `@`. It is not shown: it may hold a password.
 pub(super) fn check_endpoint(what: &str, example: &str, endpoint: &str) -> Result<()> {
     let scheme = endpoint.split_once("://").map(|(scheme, _)| scheme.to_ascii_lowercase());
     let is_http = matches!(scheme.as_deref(), Some("http" | "https"));

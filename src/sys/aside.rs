@@ -1,5 +1,5 @@
-//! What threads that locks depend on have to tell code of the user's. They must not wait for it, so that another thread
-//! tells it, in the same order.
+//! Reports to code of the user's (observers, loggers) from threads that locks depend on. Such a thread must not wait
+//! for that code, so it puts its reports into a queue, an [`Aside`], and another thread makes them, in the same order.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -12,28 +12,29 @@ use crate::sys::log;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::{Thread, here, keeping_a_lock, keeps_a_lock};
 
-/// Who has something to tell about a key waits for what is being told of it already until that has taken so long: what
-/// hangs is waited for once, and not for each event of each call.
+/// A thread that has something to report about a key waits for a report about it that another thread is making, until
+/// that has taken this long. So a report that hangs is waited for once, and not for each event of each call.
 pub(crate) const TURN: Duration = Duration::from_millis(100);
-/// So many may wait for a slow observer. From then on only beginnings and ends are kept, of which there is one for each
-/// lock.
+/// At most this many reports may wait for a slow observer. From then on only beginnings and ends are kept, of which
+/// there is one for each lock.
 pub(crate) const MOST_WAITING: usize = 10_000;
-/// From so many on nothing is kept, not even what comes in pairs.
+/// When this many reports wait, no more are kept, not even beginnings and ends, which come in pairs.
 pub(crate) const MOST_IN_PAIRS: usize = 10 * MOST_WAITING;
 
 pub(crate) type Told = Box<dyn FnOnce() + Send>;
 
-/// What found no thread, and in which process.
+/// Asides for which no thread could be started, each with its process.
 static LACKING: Mutex<Vec<(ProcessId, Aside)>> = Mutex::new(Vec::new());
 
-/// Tries again to have told what found no thread; whether that fails. `or_here`: then it is told here.
+/// Tries again to start a thread for each aside that lacks one; whether that fails. `or_here`: without a thread the
+/// reports are made here.
 pub(crate) fn start_again(or_here: bool) -> bool {
     // In a forked child it may be locked for ever.
     let Some(lacking) = LACKING.try_lock().map(|mut lacking| std::mem::take(&mut *lacking)) else { return true };
     let mut is_lacking = false;
     for (process, aside) in lacking {
         if !process.is_current() {
-            // What it tells is the parent's, and its mutex may be locked for ever.
+            // Its reports belong to the parent, and its mutex may be locked for ever.
             std::mem::forget(aside);
         } else if !aside.start_again() {
             if or_here {
@@ -47,7 +48,7 @@ pub(crate) fn start_again(or_here: bool) -> bool {
     is_lacking
 }
 
-/// Whether gauges would drift without it.
+/// `Balance` if gauges would drift without the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Weight {
     Light,
@@ -66,13 +67,13 @@ struct Inner {
 
 #[derive(Default)]
 struct Queue {
-    /// Each with the key that it is about.
+    /// The reports that wait, each with the key that it is about.
     waiting: VecDeque<(Option<String>, Told)>,
-    /// What is being told, and the threads that do it.
+    /// The reports that are being made, and the threads that make them.
     telling: Vec<Telling>,
     has_thread: bool,
     has_warned: bool,
-    /// How many there was no place for.
+    /// How many reports there was no place for.
     left_out: usize,
 }
 
@@ -84,8 +85,8 @@ struct Telling {
 }
 
 impl Aside {
-    /// Has it told soon, by a thread that does nothing else. Without one it is told here; where a lock depends on the caller
-    /// it waits until there is one.
+    /// Has the report made soon, by a thread that does nothing else. If none can be started, it is made here; but if a
+    /// lock depends on this thread, it waits until there is one.
     pub fn push(&self, key: Option<&str>, weight: Weight, tell: Told) {
         if !self.add(key, weight, tell) || self.start().is_ok() {
             return;
@@ -93,19 +94,20 @@ impl Aside {
         if keeps_a_lock() {
             return self.lacks_thread();
         }
-        // Late is better than never; what takes long is left to the next thread.
+        // The reports are made here for one turn; what then remains is left to the next thread.
         self.tell_all(Some(Instant::now() + TURN));
         if !self.start_again() {
             self.lacks_thread();
         }
     }
 
-    /// The same for a caller that must not tell it itself.
+    /// The same for a caller that must not make the report itself.
     pub fn leave(&self, tell: Told) {
         keeping_a_lock(|| self.push(None, Weight::Light, tell));
     }
 
-    /// The same of what nobody needs to know, for a caller that must not tell it itself: without a thread it is left out.
+    /// The same for a report that nobody needs, and a caller that must not make it itself: if no thread can be started,
+    /// it is left out, and so are those that wait.
     // Only events of MongoDB's driver are of that kind.
     #[cfg_attr(not(feature = "mongodb"), allow(dead_code))]
     pub fn offer(&self, tell: Told) {
@@ -125,11 +127,11 @@ impl Aside {
         self.0.told.notify_all();
     }
 
-    /// Has it wait; whether a thread must be started for it.
+    /// Puts a report into the queue; whether a thread must be started for it.
     fn add(&self, key: Option<&str>, weight: Weight, tell: Told) -> bool {
         let mut queue = self.0.queue.lock();
         let most = if weight == Weight::Balance { MOST_IN_PAIRS } else { MOST_WAITING };
-        // What waits needs a thread also where there is no place for more.
+        // The reports that wait need a thread, even if there is no place for one more.
         let needs_thread = !std::mem::replace(&mut queue.has_thread, true);
         if queue.waiting.len() < most {
             queue.waiting.push_back((key.map(str::to_owned), tell));
@@ -138,7 +140,7 @@ impl Aside {
         queue.left_out += 1;
         if !std::mem::replace(&mut queue.has_warned, true) {
             drop(queue);
-            // The thread is still to be started, and the logger may hang.
+            // Logged by another thread: the logger may hang, and the thread for the reports must still be started.
             keeping_a_lock(
                 || log::warn!(target: "leasehold::callback", "a callback or a logger is too slow: some of what happens is not reported to it"),
             );
@@ -146,7 +148,7 @@ impl Aside {
         needs_thread
     }
 
-    /// Starts a thread for what waits without one. False where there can be none.
+    /// Starts a thread for reports that wait without one. False if none can be started.
     fn start_again(&self) -> bool {
         {
             let mut queue = self.0.queue.lock();
@@ -157,7 +159,7 @@ impl Aside {
         self.start().is_ok()
     }
 
-    /// The next look of a watcher tries again.
+    /// Notes that there is no thread: the next look of a watcher tries again to start one.
     fn lacks_thread(&self) {
         self.0.queue.lock().has_thread = false;
         let Some(mut lacking) = LACKING.try_lock_for(TURN) else { return };
@@ -171,11 +173,11 @@ impl Aside {
         Thread::spawn_for_user("leasehold-told", move || aside.tell_all(None))
     }
 
-    /// Tells what waits, until nothing does or until `by`.
+    /// Makes the reports that wait, until there are none or until `by`.
     pub fn tell_all(&self, by: Option<Instant>) {
         let mut queue = self.0.queue.lock();
         while !queue.waiting.is_empty() && by.is_none_or(|by| Instant::now() < by) {
-            // Each key in its order: what others tell of it comes first.
+            // In the order of each key: a report about it that another thread is making comes first.
             match queue.waiting.iter().position(|(key, _)| key.is_none() || !queue.is_telling_elsewhere(key.as_deref()))
             {
                 Some(at) => match self.tell_one(queue, at) {
@@ -192,14 +194,16 @@ impl Aside {
         drop(queue);
         self.0.told.notify_all();
         if left_out > 0 {
-            // Else each thread that ends would hang in it, and the next one be started.
+            // Logged by another thread: otherwise each thread that ends could hang in the logger, and the next one be
+            // started.
             keeping_a_lock(
                 || log::warn!(target: "leasehold::callback", "a callback or a logger was too slow: {left_out} reports or lines were left out"),
             );
         }
     }
 
-    /// Returns nothing in a child of a process that has forked in what was told: others may have the queue there for ever.
+    /// Makes one report. Returns `None` if code that it called has forked and this is the child: there the queue may be
+    /// locked for ever.
     fn tell_one<'a>(&'a self, mut queue: MutexGuard<'a, Queue>, at: usize) -> Option<MutexGuard<'a, Queue>> {
         let Some((key, tell)) = queue.waiting.remove(at) else { return Some(queue) };
         let (telling, process) = (Telling { key, thread: here(), since: Instant::now() }, ProcessId::current());
@@ -217,12 +221,13 @@ impl Aside {
         Some(queue)
     }
 
-    /// Called by a thread that is about to tell something of `key` itself: tells here what waits of that key, so that it
-    /// comes in its order. False where that takes longer than `most`, at most a [`TURN`]: then what comes next must wait
-    /// behind it.
+    /// Called by a thread that is about to make a report about `key` itself: first makes here those about that key that
+    /// wait, so that all come in order. False if that takes longer than `most`, at most a [`TURN`]: then the thread's
+    /// own report must wait behind them.
     pub fn tell_first(&self, key: &str, most: Duration) -> bool {
         let (mut queue, by) = (self.0.queue.lock(), Instant::now() + most);
-        // Called by what is being told: it comes behind what waits, else each that waits would be told inside the one before.
+        // Called from inside a report: the new one must wait behind those that wait already. Otherwise each of these
+        // would be made inside the one before.
         if queue.is_telling_here() {
             return !queue.waiting.iter().any(|(of, _)| of.as_deref() == Some(key));
         }
@@ -242,21 +247,21 @@ impl Aside {
         }
     }
 
-    /// Whether nothing of `key` is left to be told, nor is by another thread.
+    /// Whether no report about `key` waits, and no other thread is making one.
     #[cfg(feature = "capi")]
     pub fn has_told(&self, key: &str) -> bool {
         let queue = self.0.queue.lock();
         !queue.is_telling_elsewhere(Some(key)) && queue.waiting.iter().all(|(of, _)| of.as_deref() != Some(key))
     }
 
-    /// Whether nothing is left to be told.
+    /// Whether no report waits or is being made.
     pub fn is_told(&self) -> bool {
         let queue = self.0.queue.lock();
         queue.waiting.is_empty() && queue.telling.is_empty()
     }
 
-    /// Waits until all of it was told, at most until `by`. What found no thread is told by another one, and not here, where
-    /// it might hang.
+    /// Waits until all reports are made, at most until `by`. For reports that lack a thread it starts one, and does not
+    /// make them here, where they might hang.
     pub fn wait_until_told(&self, by: Instant) {
         let mut queue = self.0.queue.lock();
         while (!queue.waiting.is_empty() || queue.is_telling_elsewhere(None)) && !queue.is_telling_here() {
@@ -280,12 +285,12 @@ impl Queue {
         self.telling.iter().any(|telling| telling.thread == here())
     }
 
-    /// Whether another thread is telling something, of this key if one is given.
+    /// Whether another thread is making a report, about this key if one is given.
     fn is_telling_elsewhere(&self, key: Option<&str>) -> bool {
         self.telling_elsewhere(key).is_some()
     }
 
-    /// Since when.
+    /// Since when another thread has been making one.
     fn telling_elsewhere(&self, key: Option<&str>) -> Option<Instant> {
         let is_it = |told: &&Telling| (key.is_none() || told.key.as_deref() == key) && told.thread != here();
         self.telling.iter().filter(is_it).map(|told| told.since).min()
@@ -305,7 +310,7 @@ mod tests {
         Box::new(move || to.send(what).unwrap_or_default())
     }
 
-    /// Lets the aside hang in what it tells of `key`, until the sender is dropped.
+    /// Lets the aside hang in a report about `key`, until the sender is dropped.
     fn hang(aside: &Aside, key: &str) -> Sender<()> {
         let (leave, left): (_, Receiver<()>) = bounded(0);
         let (enter, entered) = bounded(1);
@@ -315,10 +320,10 @@ mod tests {
         };
         let is_busy = !aside.0.queue.lock().telling.is_empty();
         aside.push(Some(key), Weight::Light, Box::new(tell));
-        // Where its own thread hangs already: one that calls.
+        // If the aside's own thread hangs already, another one makes the report.
         let (calls, of) = (aside.clone(), key.to_owned());
         if entered.recv_timeout(if is_busy { TURN } else { LONG }).is_err() {
-            // Again, where it stood still for a whole turn before it told anything.
+            // Repeated, since it may stand still for a whole turn before it makes the report.
             std::thread::spawn(move || while !calls.tell_first(&of, TURN) {});
             assert_eq!(entered.recv_timeout(LONG), Ok(()));
         }
@@ -332,7 +337,7 @@ mod tests {
         aside.push(Some("a"), Weight::Light, say(&said, 1));
         aside.push(Some("b"), Weight::Light, say(&said, 2));
         aside.push(Some("a"), Weight::Balance, say(&said, 3));
-        // Who stands still for a whole turn between the two begins another one.
+        // Repeated, since a thread may stand still for a whole turn between the two reports.
         assert!((0..5).any(|_| aside.tell_first("a", TURN)));
         assert_eq!(says.try_iter().collect::<Vec<_>>(), [1, 3]);
         aside.wait_until_told(Instant::now());
@@ -347,7 +352,7 @@ mod tests {
         let (leave, other) = (hang(&aside, "slow"), hang(&aside, "k"));
         aside.push(Some("k"), Weight::Light, say(&said, 1));
         assert!(!aside.tell_first("k", TURN), "it is told elsewhere, and takes long");
-        // The thread of its own tells nothing of that key either.
+        // The aside's own thread makes no report about that key either.
         drop(leave);
         aside.push(Some("b"), Weight::Light, say(&said, 2));
         assert_eq!(says.recv_timeout(LONG), Ok(2));
@@ -379,14 +384,14 @@ mod tests {
             assert!(!aside.tell_first("k", TURN));
             began.elapsed() > TURN / 5
         };
-        // A machine that stands still holds up one of them.
+        // A machine that stands still delays only some of them.
         assert!((0..500).filter(|_| waits()).count() < 50, "each event waits for it");
         drop(leave);
         aside.wait_until_told(Instant::now() + LONG);
         assert!(aside.tell_first("k", TURN), "nothing is told any more");
     }
 
-    /// Of a lock that nobody renews yet.
+    /// The report may be about a lock that nobody renews yet.
     #[test]
     fn who_has_no_time_does_not_wait_for_what_is_being_told() {
         let at_once = || {
@@ -438,7 +443,7 @@ mod tests {
         assert_eq!((depths.len(), depths.iter().max()), (1_000, Some(&1)));
     }
 
-    /// What nobody could tell for long, since no thread could be had.
+    /// Reports may have waited for long, since no thread could be started.
     #[test]
     fn what_waits_is_told_once_there_is_a_thread_however_much_it_is() {
         let ((said, says), aside) = (unbounded(), Aside::default());
@@ -461,7 +466,7 @@ mod tests {
             aside.push(Some("k"), Weight::Balance, say(&said, 2));
         }
         drop(leave);
-        // Each by itself: under the thread sanitizer, on a busy machine, all of them take minutes.
+        // Each has its own time limit: under the thread sanitizer, on a busy machine, all of them take minutes.
         let mut all: Vec<u32> = (0..10 * MOST_WAITING).map_while(|_| says.recv_timeout(LONG).ok()).collect();
         aside.wait_until_told(Instant::now() + LONG);
         all.extend(says.try_iter());

@@ -38,7 +38,8 @@ struct Live {
 fn end(live: &Mutex<Option<Live>>) {
     let followers = {
         let mut live = live.lock();
-        // Its sender goes under the mutex: another call, which finds nothing left to end, returns at once.
+        // The sender is dropped under the mutex: a concurrent call, which finds nothing left to end, returns at once,
+        // and the token must be cancelled by then.
         live.take().map(|ended| ended.followers)
     };
     followers.iter().flatten().filter_map(Weak::upgrade).for_each(|follower| end(&follower));
@@ -47,7 +48,7 @@ fn end(live: &Mutex<Option<Live>>) {
 impl CancelToken {
     /// A token that is not cancelled yet.
     pub fn new() -> Self {
-        // Not of length 0, which would take a mutex for each look: one that a forked child could find locked.
+        // A channel of length 0 would lock a mutex for each look, which a forked child could find locked.
         let (_sender, cancelled) = crossbeam_channel::bounded(1);
         let live = Live { _sender, followers: Vec::new() };
         CancelToken { live: Arc::new(Mutex::new(Some(live))), cancelled }
@@ -58,7 +59,7 @@ impl CancelToken {
         end(&self.live);
     }
 
-    /// Cancelled as soon as `other` is. Never in a circle.
+    /// Has this token cancelled as soon as `other` is. Tokens must never follow each other in a circle.
     pub(crate) fn follow(&self, other: &CancelToken) {
         match &mut *other.live.lock() {
             Some(live) => {
@@ -74,8 +75,8 @@ impl CancelToken {
         is_ready_by(&self.cancelled, far_from(Instant::now(), timeout))
     }
 
-    /// Cancels it when the answer is dropped, by whatever way: an early return, a panic, an async task that is
-    /// aborted while its blocking call waits.
+    /// Cancels the token when the returned value is dropped, in whatever way: by an early return, a panic, an async
+    /// task that is aborted while its blocking call waits.
     ///
     /// # Example
     /// ```
@@ -107,7 +108,7 @@ impl CancelToken {
 pub struct CancelOnDrop(Option<CancelToken>);
 
 impl CancelOnDrop {
-    /// Gives the token back, which is not cancelled by this any more.
+    /// Gives the token back without cancelling it.
     pub fn disarm(mut self) -> CancelToken {
         self.0.take().unwrap_or_default()
     }
@@ -147,7 +148,7 @@ mod tests {
         assert!(before.is_cancelled() && after.is_cancelled());
     }
 
-    /// The first call is still at work with the tokens that follow.
+    /// The first call may still be busy with the tokens that follow.
     #[test]
     fn a_second_cancel_returns_only_when_it_is_cancelled() {
         let (token, follower) = (CancelToken::new(), CancelToken::new());

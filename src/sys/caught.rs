@@ -8,7 +8,7 @@ pub(crate) fn caught<T>(run: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(run)).map_err(discard).ok()
 }
 
-/// Drops what was thrown: unknown code, which may panic once more.
+/// Drops the value that was thrown. Its drop is unknown code, which may panic once more.
 pub(crate) fn discard(panic: Box<dyn Any + Send>) {
     if let Err(again) = catch_unwind(AssertUnwindSafe(|| drop(panic))) {
         std::mem::forget(again);
@@ -21,7 +21,7 @@ mod tests {
 
     use super::*;
 
-    /// What was thrown, whose drop panics as well. Without the hook, which would print it.
+    /// A value that is thrown, whose drop panics as well. `resume_unwind` calls no panic hook, which would print it.
     struct Worse;
 
     impl Drop for Worse {

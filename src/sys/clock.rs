@@ -82,16 +82,17 @@ impl Clock {
         u64::try_from(micros.saturating_add(self.wall_offset.load(Ordering::SeqCst))).unwrap_or(0)
     }
 
-    /// By how many nanoseconds the boot-time clock was moved so far, a little with each tick, to correct it: `chronyd` lets it
-    /// run up to a twelfth too fast or too slow meanwhile. `None`: this look was interrupted, and so says nothing.
+    /// By how many nanoseconds corrections have moved the boot-time clock so far. They move it a little with each tick:
+    /// `chronyd` lets it run up to a twelfth too fast or too slow meanwhile. `None`: the measurement was interrupted,
+    /// and says nothing.
     #[cfg(feature = "dynamodb")]
     pub fn slew(&self) -> Option<i64> {
-        // Once more, for it is hardly ever interrupted twice.
+        // Tried once more, since it is hardly ever interrupted twice.
         let slew = slew_nanos().or_else(slew_nanos)?;
         Some(slew.saturating_add(self.slew_offset.load(Ordering::SeqCst)))
     }
 
-    /// Has it moved by so many nanoseconds more.
+    /// Lets `slew` report this many nanoseconds more than the system's clocks say.
     pub fn set_slew_offset(&self, nanos: i64) {
         self.slew_offset.store(nanos, Ordering::SeqCst);
     }
@@ -103,7 +104,7 @@ impl Clock {
             .boot_offset
             .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |passed| Some(passed.saturating_add(nanos)));
         for jump in self.on_jump.lock().iter().filter_map(Weak::upgrade) {
-            // A full channel holds one already.
+            // A full channel holds a message already.
             let _ = jump.try_send(());
         }
     }
@@ -134,8 +135,8 @@ pub struct Jumps {
 }
 
 impl Jumps {
-    /// Ready after a jump. Not a field for all to use: a `move` closure takes only those fields that it names, so it
-    /// would leave the sender behind, whose end is the end of the reports.
+    /// Ready after a jump. The field is private: a `move` closure takes only those fields that it names, so it would
+    /// leave the sender behind, and when that is dropped the messages end.
     pub fn receiver(&self) -> &Receiver<()> {
         &self.jumps
     }
@@ -146,7 +147,7 @@ fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::CLOCK_BOOTTIME)
 }
 
-/// Neither of these counts suspend, and nobody corrects the second.
+/// Neither of these two clocks counts suspend, and `CLOCK_MONOTONIC_RAW` is the one that nobody corrects.
 #[cfg(all(feature = "dynamodb", any(target_os = "linux", target_os = "android")))]
 fn slew_nanos() -> Option<i64> {
     const AT_ONCE: u64 = 100_000;
@@ -167,8 +168,8 @@ fn boot_nanos() -> u64 {
     nanos_of(nix::time::ClockId::from_raw(nix::libc::CLOCK_MONOTONIC_RAW))
 }
 
-/// How long this thread has had a processor so far. On Windows it is what has passed; where a sandbox forbids it, it stands
-/// still.
+/// How long this thread has run on a processor so far. On Windows it is the time that has passed. If a sandbox forbids
+/// the clock, it never changes.
 #[cfg(feature = "sqlite")]
 pub fn thread_time() -> Duration {
     #[cfg(unix)]
@@ -180,7 +181,8 @@ pub fn thread_time() -> Duration {
 
 #[cfg(unix)]
 fn nanos_of(clock: nix::time::ClockId) -> u64 {
-    // These clocks exist wherever this compiles. Where a sandbox forbids it, everything of this process counts as over.
+    // These clocks exist wherever this compiles. If a sandbox forbids one, everything that this process holds counts as
+    // over.
     let now = clock.now().map_or(Duration::MAX, Duration::from);
     u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)
 }

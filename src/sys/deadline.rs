@@ -12,7 +12,7 @@ use crate::sys::thread::lives;
 /// How often a thread that ends looks whether what it waits for is there.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// A try is not shortened to less: a store in good health may take so long, over a connection that it makes first.
+/// No try gets less time than this: a healthy store may take this long if a connection must be made first.
 const LEAST_TRY: Duration = Duration::from_secs(2);
 
 /// Until when a call may take. Every call to a store returns by then, whatever the network does.
@@ -58,8 +58,9 @@ impl Deadline {
         self
     }
 
-    /// The deadline of a try that begins now, of what is repeated until this one is over: where nothing ever answers, as over
-    /// a connection that a router forgot, half of the time is left for the next try.
+    /// The deadline of one try that begins now, if tries are repeated until this deadline is over. It gets half of the
+    /// time that is left: if no answer ever comes, as on a connection that a router forgot, the rest remains for the
+    /// next try.
     pub fn of_try(&self) -> Self {
         self.clone().within((self.remaining() / 2).max(LEAST_TRY))
     }
@@ -70,8 +71,9 @@ impl Deadline {
         self
     }
 
-    /// For what the store takes long for, like making a table. Each request on the way has a deadline of its own, by
-    /// [`of_request`](Self::of_request), so that a store that does not answer is noticed as soon as by any call.
+    /// The deadline of work that takes a store long, like making a table. Each request of that work has a deadline of
+    /// its own, by [`of_request`](Self::of_request), so that a store that does not answer is noticed as soon as by any
+    /// call.
     pub fn long(&self) -> Deadline {
         Deadline { at: self.long.map_or(self.at, |(at, _)| at), ..self.clone() }
     }
@@ -99,8 +101,8 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Whether its end cut off what began at `since`, less than `soon` before: how that failed says nothing of whoever was
-    /// asked.
+    /// Whether this deadline cut off a request that had begun at `since`, less than `soon` ago: its failure then says
+    /// nothing about the store.
     pub fn cut_off(&self, since: Instant, soon: Duration) -> bool {
         self.is_over() && since.elapsed() < soon
     }
@@ -139,7 +141,8 @@ impl Deadline {
         }
     }
 
-    /// Waits until one of `events` is ready, without taking anything, or until `limit` has passed.
+    /// Waits until it is over, one of `events` is ready (it takes no message) or `limit` has passed; whether time is
+    /// left.
     pub fn wait_for_any<'a>(&'a self, limit: Duration, events: impl Iterator<Item = &'a Receiver<()>>) -> bool {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = Select::new();
@@ -159,7 +162,8 @@ impl Deadline {
     }
 }
 
-/// Waits until one of these is ready, or until `until`; whether one is. Also in a thread's end, where a channel can wake nobody.
+/// Waits until one of these is ready, or until `until`; whether one is. It works also while a thread ends, when no
+/// channel can wake it.
 pub fn ready_by(select: &mut Select<'_>, until: Instant) -> bool {
     if lives() {
         return select.ready_deadline(until).is_ok();
@@ -181,7 +185,7 @@ pub fn is_ready_by<T>(receiver: &Receiver<T>, until: Instant) -> bool {
     ready_by(&mut select, until)
 }
 
-/// `after` from `now`, or a hundred years where that can't be said.
+/// `after` from `now`, but at most a hundred years.
 pub fn far_from(now: Instant, after: Duration) -> Instant {
     const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
     now.checked_add(after.min(CENTURY)).unwrap_or(now)

@@ -28,7 +28,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 
 /// Futures of an SDK are large, above all in a debug build.
 const STACK: usize = 8 * 1024 * 1024;
-/// How long a caller whose time is over waits to hear whether its request had left.
+/// How long a caller whose time is over waits to learn whether its future is dropped.
 #[cfg(any(feature = "mongodb", feature = "postgres"))]
 const HEAR: std::time::Duration = std::time::Duration::from_millis(20);
 
@@ -53,7 +53,7 @@ pub enum Stopped {
 }
 
 impl<C: 'static> Driver<C> {
-    /// Starts the thread and makes what it owns there.
+    /// Starts the thread and makes the `C` that it owns there.
     ///
     /// `over`: the error to give if that takes longer than the deadline, or panics.
     pub fn start<F, Fut>(by: &Deadline, init: F, over: impl FnOnce(Stopped) -> Error) -> Result<Driver<C>>
@@ -72,7 +72,7 @@ impl<C: 'static> Driver<C> {
                 Ok(made) => made,
                 Err(error) => return drop(ready.send(Ok(Err(error)))),
             };
-            // Entered until the last task is dropped: SDKs then start tasks of their own.
+            // Entered until the last task is dropped: SDKs start tasks of their own when their last part is dropped.
             let _entered = runtime.enter();
             let tasks = LocalSet::new();
             tasks.block_on(&runtime, async {
@@ -119,16 +119,17 @@ impl<C: 'static> Driver<C> {
         self.jobs.send(job).map_err(|_| Stopped::Ended)?;
         let answer = wait(&answer, by);
         if matches!(answer, Err(Stopped::Over)) {
-            // From now on it is not polled, whatever the thread comes to first.
+            // From now on the future is not polled, whatever the thread does first.
             is_over.store(true, Ordering::SeqCst);
-            // There, for it wakes the task by tokio's data of the thread, which is gone where this one is about to end.
+            // Dropped on the driver's thread: the drop wakes the task, which needs tokio's thread-local data, and on
+            // this thread that is gone if the thread is about to end.
             let _ = self.jobs.send(Box::new(move |_| Box::pin(async move { drop(waiting) })));
         }
         answer.and_then(|answer| answer)
     }
 
-    /// The same. Why there is no answer comes with whether the future is dropped, for which it waits a moment: until then a
-    /// request may still leave.
+    /// The same as [`run`](Self::run). Without an answer it also reports whether the future is dropped, and waits a
+    /// moment for that: until it is dropped, a request may still be sent.
     #[cfg(any(feature = "mongodb", feature = "postgres"))]
     pub fn run_heard<T, F, Fut>(&self, by: &Deadline, make: F) -> Result<T, (Stopped, bool)>
     where
@@ -141,14 +142,14 @@ impl<C: 'static> Driver<C> {
             let _alive = alive;
             make(owned).await
         });
-        // Nothing is ever sent: it is ready once it is dropped.
+        // Nothing is ever sent: `gone` is ready once the future is dropped, and `alive` with it.
         let is_gone = || is_ready_by(&gone, far_from(std::time::Instant::now(), HEAR));
         answer.map_err(|stopped| (stopped, is_gone()))
     }
 }
 
-/// A write to a server that is gone is an error, and no signal that ends a program in C: TCP is written to without the flag
-/// that says so. The threads that are started from this one do as it does.
+/// Blocks SIGPIPE, so that a write to a server that is gone is only an error: TCP is written to without the flag that
+/// prevents the signal, which would end a program in C. Threads that are started from this one inherit the block.
 fn block_sigpipe() {
     #[cfg(unix)]
     {
@@ -158,7 +159,7 @@ fn block_sigpipe() {
     }
 }
 
-/// Runs the future until the caller is gone, or says so; a panic ends the future and nothing else.
+/// Runs the future until it is done, the caller is gone or `is_over` is set; a panic ends the future and nothing else.
 async fn contained<T, Fut>(
     make: impl FnOnce() -> Fut,
     gone: oneshot::Receiver<()>,
@@ -176,7 +177,7 @@ where
         if is_over.load(Ordering::SeqCst) || gone.as_mut().poll(context).is_ready() {
             return Poll::Ready(Err(Stopped::Over));
         }
-        // It is never polled again after a panic.
+        // The future is never polled again after a panic.
         match caught(|| future.as_mut().poll(context)) {
             Some(Poll::Ready(done)) => Poll::Ready(Ok(done)),
             Some(Poll::Pending) => Poll::Pending,
@@ -186,17 +187,18 @@ where
     .await
 }
 
-/// The runtime, and what keeps one of its threads for blocking work, which sleeps until that is dropped.
+/// The runtime, and a sender that keeps one of its threads for blocking work, asleep until the sender is dropped.
 ///
-/// SDKs look up hosts' names on such threads: without one, where none can be started, tokio panics, also in tasks of the
-/// SDK that nobody starts again. Beside one, the look-up waits until another can be started, and the SDK tries again.
+/// SDKs look up hosts' names on such threads. If there is none and none can be started, tokio panics, also in tasks of
+/// the SDK that nobody restarts. If there is one, the look-up waits until another can be started, and the SDK tries
+/// again.
 fn runtime() -> Result<(Runtime, Sender<Infallible>)> {
     let failed = || Error::new(ErrorKind::Store, "the hidden runtime can't be started").retryable();
-    // It panics where there is no descriptor for signals.
+    // `build` panics if it gets no file descriptor for signals.
     let runtime = caught(|| Builder::new_current_thread().enable_all().build()).ok_or_else(failed)?;
     let runtime = runtime.map_err(|error| failed().caused_by(error))?;
     let (standing, over) = crossbeam_channel::bounded(0);
-    // Tried first, for not every program survives a panic.
+    // A plain thread is tried first: without one `spawn_blocking` panics, and not every program survives a panic.
     let tried = std::thread::Builder::new().spawn(|| ()).map_err(|error| failed().caused_by(error))?;
     let _ = tried.join();
     caught(|| runtime.spawn_blocking(move || over.recv())).ok_or_else(failed)?;
@@ -209,7 +211,7 @@ fn wait<T>(answer: &crossbeam_channel::Receiver<T>, by: &Deadline) -> Result<T, 
     select.recv(answer);
     by.also_wait(&mut select);
     ready_by(&mut select, by.instant());
-    // An answer that is there counts, whatever else is.
+    // An answer that has come counts, even if the deadline has passed or the call was cancelled as well.
     answer.try_recv().map_err(|error| match error {
         crossbeam_channel::TryRecvError::Empty => Stopped::Over,
         crossbeam_channel::TryRecvError::Disconnected => Stopped::Ended,
@@ -232,7 +234,7 @@ mod tests {
         Deadline::after(Duration::from_secs(20))
     }
 
-    /// Tells when it is dropped, and on which thread.
+    /// Reports when it is dropped, and on which thread.
     struct Told(crossbeam_channel::Sender<Option<String>>);
 
     impl Drop for Told {
@@ -250,7 +252,7 @@ mod tests {
         assert_eq!(name, Ok((7, Some("leasehold-driver".to_owned()))));
     }
 
-    /// Which a program in C would end by: nothing there ignores it.
+    /// A signal would end a program in C, where nothing ignores SIGPIPE.
     #[cfg(unix)]
     #[test]
     fn a_write_to_a_server_that_is_gone_is_no_signal() {
@@ -297,7 +299,7 @@ mod tests {
         }
     }
 
-    /// A guard may be data of a thread, and its release have no answer.
+    /// A guard may be thread-local data, and its release may get no answer.
     #[test]
     fn a_call_at_the_end_of_its_thread_ends_as_any_other() {
         type Tells<T> = crossbeam_channel::Sender<T>;
@@ -323,9 +325,9 @@ mod tests {
         let calls = Calls(driver(), told, end);
         std::thread::spawn(move || {
             let told = Told(calls.1.clone());
-            // First, so that it goes last.
+            // Set first, so that it is dropped last.
             CALLS.set(Some(calls));
-            // What a call needs of this thread goes before.
+            // This makes the thread-local data that a call needs, which is dropped before.
             driver().run(&Deadline::after(Duration::from_millis(20)), waits(told)).unwrap_err();
         });
         assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok(Some(Err(Stopped::Over))));
@@ -335,14 +337,14 @@ mod tests {
         }
     }
 
-    /// Nothing of it leaves where nobody waits for it any more.
+    /// It must send nothing once nobody waits for its answer any more.
     #[test]
     fn a_call_that_was_over_before_the_thread_came_to_it_does_nothing() {
         let driver = driver();
         let (go_on, told) = crossbeam_channel::bounded::<()>(0);
         let ((begun, begins), (polled, polls)) = (crossbeam_channel::bounded(1), crossbeam_channel::bounded(1));
         std::thread::scope(|scope| {
-            // It does not let go of the thread.
+            // A future that blocks the driver's thread.
             let holds = move |_| async move { begun.send(()).is_ok() && told.recv().is_ok() };
             let held = scope.spawn(|| driver.run(&soon(), holds));
             begins.recv().unwrap();
@@ -361,7 +363,7 @@ mod tests {
         let make = |panics: bool| move |_| async move { assert!(!panics, "as asked") };
         assert_eq!(driver.run(&soon(), make(true)), Err(Stopped::Panicked));
         assert_eq!(driver.run(&soon(), make(false)), Ok(()));
-        // Also where the future is only being made.
+        // Also while the future is being made.
         let unmade = |_| -> std::future::Ready<()> { panic!("as asked") };
         assert_eq!(driver.run(&soon(), unmade), Err(Stopped::Panicked));
         let init = || async { panic!("as asked") };
@@ -393,19 +395,19 @@ mod tests {
         let (driver, soon_over) = (driver(), || Deadline::after(Duration::from_millis(20)));
         let waits = |_| std::future::pending::<()>();
         assert!((0..20).any(|_| driver.run_heard(&soon_over(), waits) == Err((Stopped::Over, true))), "never heard");
-        // One that does not let go of the thread.
+        // A future that blocks the driver's thread, so that it can't be dropped.
         let holds = || {
             let (go_on, told) = crossbeam_channel::bounded::<()>(0);
             let ended = driver.run_heard(&soon_over(), |_| async move { told.recv().is_ok() });
             drop(go_on);
             ended == Err((Stopped::Over, false))
         };
-        // The thread may come to it too late.
+        // The thread may come to it too late, and then it is dropped without being polled.
         assert!((0..20).any(|_| holds()), "each time it was heard to be dropped");
         assert_eq!(driver.run_heard(&soon(), |owned| async move { *owned }), Ok(7));
     }
 
-    /// SDKs start tasks when their last part is dropped, which may be that of a task that never ended.
+    /// SDKs start tasks when their last part is dropped, and a task that never ended may own that part.
     #[test]
     fn what_it_owns_is_dropped_inside_the_runtime() {
         struct Starts(crossbeam_channel::Sender<bool>);
@@ -429,7 +431,7 @@ mod tests {
         assert_eq!(dropped.recv_timeout(Duration::from_secs(20)), Ok(true));
     }
 
-    /// Measures, too: `cargo test --release --lib --features dynamodb -- --nocapture the_way`
+    /// Also a measurement: `cargo test --release --lib --features dynamodb -- --nocapture the_way`
     #[test]
     fn the_way_there_and_back() {
         let driver = driver();
@@ -478,7 +480,7 @@ mod tests {
         let driver = driver();
         let thread = driver.run(&soon(), |_| async { std::fs::read_link("/proc/thread-self") }).unwrap().unwrap();
         let thread = thread.file_name().unwrap().to_str().unwrap().to_owned();
-        // It may still be on its way to sleep; what wakes it without work does so in every round.
+        // It may still be going to sleep in a first round; what wakes it without work does so in every round.
         let sleeps = || {
             let before = switches(&thread);
             std::thread::sleep(Duration::from_secs(2));
@@ -487,7 +489,7 @@ mod tests {
         assert!((0..5).any(|_| sleeps()), "it woke with nothing to do");
         let before = switches(&thread);
         assert_eq!(driver.run(&soon(), |owned| async move { *owned }), Ok(7));
-        // That counts once it goes to sleep again, behind its answer.
+        // The switch is counted once the thread goes to sleep again, which is after its answer.
         let by = Instant::now() + Duration::from_secs(20);
         while switches(&thread) == before {
             assert!(Instant::now() < by, "it was not woken");

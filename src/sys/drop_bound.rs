@@ -1,4 +1,4 @@
-//! One bound for a drop and all that goes with it.
+//! One time bound for a drop and everything that is dropped with it.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ pub struct DropBy {
 }
 
 impl DropBy {
-    /// Of a drop that begins now: no longer than the one of the same owner that it is a part of.
+    /// The bound of a drop that begins now: not later than that of the same owner's drop that it is a part of.
     pub fn new(owner: Owner, bound: Duration) -> Self {
         let at = far_from(Instant::now(), bound);
         let outer = BY.get().filter(|outer| outer.owner == owner);
@@ -46,7 +46,8 @@ impl DropBy {
     }
 }
 
-/// Until when what a client owns may take to end, from now: no longer than the client's drop that is under way here.
+/// Until when something that a client owns may take to end: at most `bound` from now, and not longer than the drop that
+/// is under way on this thread.
 // Only SQLite has use for it.
 #[cfg_attr(not(feature = "sqlite"), allow(dead_code))]
 pub fn drop_by(bound: Duration) -> Instant {
@@ -54,16 +55,16 @@ pub fn drop_by(bound: Duration) -> Instant {
     BY.get().map_or(at, |outer| outer.at.min(at))
 }
 
-/// What is dropped on this thread from its beginning until this value goes is part of one drop. As a field it comes
-/// last, so that the other ones are, too.
+/// From [`begin`](Self::begin) until this value is dropped, all drops on this thread are part of one drop. It must be
+/// the last field of its struct, so that the drops of the other fields are part of it, too.
 #[derive(Default)]
 pub struct DropBound {
-    /// What held before it began.
+    /// The value of [`BY`] before `begin`; `None` if it has not begun.
     before: Option<Option<DropBy>>,
 }
 
 impl DropBound {
-    /// Begins, on the thread that will drop it.
+    /// Begins. Must be called on the thread that will drop this value.
     pub fn begin(&mut self, by: DropBy) {
         self.before.get_or_insert(BY.get());
         BY.set(Some(by));
@@ -111,7 +112,7 @@ mod tests {
         assert!(DropBy::new(own, Duration::ZERO).remaining().is_zero());
     }
 
-    /// A release that fails gives the guard back, whose drop begins once more.
+    /// A release that fails gives the guard back, and the guard's drop begins once more.
     #[test]
     fn what_begins_twice_ends_with_what_was_before_the_first() {
         let own = Owner::of(&1);

@@ -1,6 +1,6 @@
-//! The macros of the crate `log`, whose logger is code of the user's: a panic in it ends where it is called, since
-//! it must end neither a thread of ours nor a drop; and one that hangs, as on a standard error that nobody reads, costs no
-//! lock.
+//! The macros of the crate `log`, whose logger is code of the user's. A panic in the logger is caught where it is
+//! called, since it must end neither a thread of ours nor a drop. A logger that hangs, as on a standard error that
+//! nobody reads, costs no lock.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -14,17 +14,17 @@ use super::caught::caught;
 use super::process::ProcessId;
 use super::thread::{keeps_a_lock, keeps_time};
 
-/// A thread that locks depend on waits for so long for its line to be written, so that a line of the last moment is not
-/// lost with the process; but not behind one that takes longer.
+/// How long a thread that locks depend on waits for its line to be written, so that a line of the last moment is not
+/// lost with the process. It does not wait if other lines are still to be written before its own.
 const WRITTEN: Duration = Duration::from_millis(20);
 
-/// What threads have to say that locks depend on.
+/// The lines of threads that locks depend on.
 fn aside() -> Aside {
     static ALL: Asides = Asides { places: [const { Mutex::new(None) }; 2], at: AtomicUsize::new(0) };
     ALL.get()
 }
 
-/// One for each process. In a forked child a place may be locked for ever: it goes on with the other one.
+/// An aside for each process. In a forked child a place may be locked for ever: then the child uses the other one.
 struct Asides {
     places: [Mutex<Option<(ProcessId, Aside)>>; 2],
     at: AtomicUsize,
@@ -45,13 +45,14 @@ impl Asides {
     }
 }
 
-/// Waits until what other threads have to say is written, but not when a line of that is being written here.
+/// Waits for at most `most` until the lines that were left to another thread are written, but not if this thread is
+/// writing one of them.
 #[cfg(feature = "capi")]
 pub(crate) fn wait_until_written(most: Duration) {
     aside().wait_until_told(Instant::now() + most);
 }
 
-/// The same for a moment, which ends at the latest at `by`.
+/// The same, but waits only for a moment ([`WRITTEN`]), and at most until `by`.
 pub(crate) fn write_rest(by: Instant) {
     aside().wait_until_told(by.min(Instant::now() + WRITTEN));
 }
@@ -64,12 +65,12 @@ pub fn is_written() -> bool {
     WAITING.load(Ordering::SeqCst) == 0
 }
 
-/// The panic hook has said what went wrong; logging it would only panic again.
+/// Catches a panic of the logger. The panic hook has said what went wrong; to log it would only panic again.
 pub(crate) fn contained(log: impl FnOnce()) {
     let _ = caught(log);
 }
 
-/// That of the program, which threads that locks depend on leave to another thread.
+/// The program's logger. Threads that locks depend on leave their lines to another thread.
 pub(crate) struct Logger;
 
 impl Log for Logger {
@@ -84,7 +85,8 @@ impl Log for Logger {
         let (aside, line) = (aside(), Line::of(record));
         let is_free = aside.is_told();
         aside.leave(Box::new(move || contained(|| line.log())));
-        // Who looks after all locks of a client has no time for each of its lines: its last one may be lost with the process.
+        // A thread that everybody's deadlines depend on has no time to wait: its last line may be lost with the
+        // process.
         if is_free && !keeps_time() {
             aside.wait_until_told(Instant::now() + WRITTEN);
         }
@@ -95,7 +97,7 @@ impl Log for Logger {
     }
 }
 
-/// A record that outlives its thread. Dropped once it is written, or where too many wait.
+/// A copy of a record, for another thread. It is dropped once it is written, or if too many wait.
 struct Line {
     level: Level,
     target: String,
@@ -190,7 +192,7 @@ mod tests {
             assert!(!asides.get().is_told(), "each line has one of its own");
             began.elapsed() > WRITTEN / 2
         };
-        // A machine that stands still holds up one of them.
+        // A machine that stands still delays only some of them.
         assert!((0..1_000).filter(|_| waits()).count() < 100, "each line waits");
         drop(leave);
     }

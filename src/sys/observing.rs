@@ -1,5 +1,5 @@
-//! Calling code of the user's: the observer, when no mutex of ours is held and no lock depends on the thread, and whatever
-//! may panic.
+//! Calls code of the user's: the observers, when no mutex of ours is held and no lock depends on the thread; and other
+//! code, which may panic.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -19,27 +19,28 @@ use crate::sys::thread::{begin_users_code, keeps_a_lock};
 pub(crate) struct Observing {
     observers: Arc<[Arc<dyn Observer>]>,
     aside: Aside,
-    /// The only one sees itself to it that nobody waits for the user's code.
+    /// The only observer takes care itself that no lock waits for the user's code.
     is_own_aside: bool,
-    /// The one that has connected.
+    /// The process that has connected the client.
     process: Option<ProcessId>,
 }
 
 impl Observing {
-    /// By one more.
+    /// The same, with one more observer.
     pub(crate) fn and(self, observer: Arc<dyn Observer>) -> Self {
         let more: Arc<dyn Observer> = Arc::new(Contained::new(observer));
         let observers = self.observers.iter().cloned().chain([more]).collect();
         Observing { observers, ..self }
     }
 
-    /// By one that sees itself to it that no lock waits for the user's code: it is told everything at once.
+    /// With an observer that takes care itself that no lock waits for the user's code: it gets every event at once.
     #[cfg(feature = "capi")]
     pub(crate) fn by_own_aside(observer: Arc<dyn Observer>) -> Self {
         Observing { is_own_aside: true, ..Observing::default().and(observer) }
     }
 
-    /// For a client that connects here. A child of this process is told nothing: what was being told at the fork stays so there.
+    /// For a client that connects in this process. In a forked child nothing is reported: what was being reported at
+    /// the fork would count as under way there for ever.
     pub(crate) fn in_this_process(self) -> Self {
         Observing { process: Some(ProcessId::current()), ..self }
     }
@@ -48,13 +49,13 @@ impl Observing {
         self.process.as_ref().is_some_and(|process| !process.is_current())
     }
 
-    /// Whether there is any.
+    /// Whether there is any observer.
     pub(crate) fn is_on(&self) -> bool {
         !self.observers.is_empty()
     }
 
-    /// Reports it here; what heartbeats, the watcher and a close have to report is told by another thread, since an
-    /// observer that is slow must cost no lock, and so are the terms of elections, which end before their locks are released.
+    /// Reports the event on this thread. Another thread reports the events of heartbeats, the watcher and a close,
+    /// since a slow observer must cost no lock; and the terms of elections, which end before their locks are released.
     pub(crate) fn tell(&self, event: &Event<'_>) {
         if !self.is_on() || self.is_forked() {
             return;
@@ -75,12 +76,12 @@ impl Observing {
         self.aside.push(event.key(), weight, Box::new(tell));
     }
 
-    /// Whether what this thread tells is told by another one, and calls no code of the user's here.
+    /// Whether another thread reports this thread's events, so that no code of the user's is called here.
     pub(crate) fn is_told_by_another(&self) -> bool {
         keeps_a_lock() && !self.is_own_aside
     }
 
-    /// Waits until everything was reported that other threads report, at most until `by`.
+    /// Waits until other threads have reported everything that was left to them, at most until `by`.
     pub(crate) fn wait_until_told(&self, by: Instant) {
         if !self.is_forked() {
             self.aside.wait_until_told(by);
@@ -110,7 +111,7 @@ impl Observing {
             }
         };
         let mut tell = Some(Box::new(tell) as Told);
-        // While a thread ends, its thread-local is gone before everything else is dropped.
+        // While a thread ends, `KEPT` can be gone before the thread's other data is dropped.
         let surplus = KEPT.try_with(|kept| {
             let mut kept = kept.borrow_mut();
             let kept = kept.as_mut()?;
@@ -126,7 +127,7 @@ impl Observing {
     }
 }
 
-/// Whoever counts what is held must not miss the ends of it.
+/// An observer that counts holds, waits or terms must not miss their ends.
 pub(crate) fn weight(event: &Event<'_>) -> Weight {
     let changes = [event.held_change(), event.waits_change(), event.leading_change()];
     if changes == [0; 3] { Weight::Light } else { Weight::Balance }
@@ -134,7 +135,7 @@ pub(crate) fn weight(event: &Event<'_>) -> Weight {
 
 type Kept = Box<dyn Fn(&dyn Observer) + Send>;
 
-/// An event for later whose key is all that it borrows.
+/// Copies for later an event that borrows nothing but its key.
 macro_rules! of_key {
     ($event:ident { $key:ident $(, $copied:ident)* }) => {{
         let key = $key.to_owned();
@@ -142,7 +143,7 @@ macro_rules! of_key {
     }};
 }
 
-/// The event for later.
+/// Copies the event, so that it can be reported later.
 fn kept(event: &Event<'_>) -> Kept {
     match *event {
         Event::Request { operation, key, took, error } => {
@@ -161,7 +162,7 @@ fn kept(event: &Event<'_>) -> Kept {
             let loss = loss.clone();
             Box::new(move |to| to.event(&Event::Lost { loss: &loss }))
         }
-        // The watcher may be the last to have a guard.
+        // The watcher may be the last to have a guard, and so report its end.
         Event::Released { key, fencing_token, held_for } => of_key!(Released { key, fencing_token, held_for }),
         Event::HandedOver { key, fencing_token, held_for } => of_key!(HandedOver { key, fencing_token, held_for }),
         Event::Left { key, fencing_token, held_for } => of_key!(Left { key, fencing_token, held_for }),
@@ -211,7 +212,7 @@ pub(crate) enum Asked {
     Unknown,
 }
 
-/// Who repeats for so long has more of it told by another thread.
+/// If a thread keeps more reports than this, as in a call that repeats for long, another thread makes them.
 const MOST_KEPT: usize = 64;
 
 thread_local! {
@@ -220,7 +221,7 @@ thread_local! {
     static HURRIES: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs this, in which nothing that is told waits for what others tell of its key: a lock may have been granted that nobody
+/// Runs this. Its reports do not wait for earlier reports about the same key: a lock may have been granted that nobody
 /// renews yet.
 pub(crate) fn hurrying(run: impl FnOnce()) {
     let before = HURRIES.replace(true);
@@ -228,8 +229,8 @@ pub(crate) fn hurrying(run: impl FnOnce()) {
     HURRIES.set(before);
 }
 
-/// Keeps what requests of this thread have to report until it is dropped. Made before a mutex is taken, it reports
-/// after that is free again.
+/// Keeps the reports about requests of this thread until it is dropped. Make it before a mutex is taken: then it
+/// reports after the mutex is free again.
 pub(crate) struct Later {
     is_outermost: bool,
 }
@@ -260,8 +261,8 @@ impl fmt::Debug for Observing {
     }
 }
 
-/// A closure or an observer of the user's, which is there until it is taken. All that are kept are kept in this: what
-/// they own is dropped with them, and a panic in that ends there.
+/// A closure or an observer of the user's, until it is taken. All that the library keeps are kept in this: what they
+/// own is dropped with them, and a panic in such a drop is caught here.
 pub(crate) struct Contained<T>(pub(crate) Option<T>);
 
 impl<T> Contained<T> {
@@ -288,7 +289,7 @@ pub(crate) fn contained(what: &str, run: impl FnOnce()) {
     panic_logged(what, run);
 }
 
-/// The same where it is hardly ever the user's.
+/// The same for code that is hardly ever the user's.
 pub(crate) fn panic_logged(what: &str, run: impl FnOnce()) {
     if caught(run).is_none() {
         log::error!(target: "leasehold::callback", "a panic in the {what} was contained");
@@ -310,7 +311,7 @@ mod tests {
         }
     }
 
-    /// As a release that is repeated for hours.
+    /// As in a release that is repeated for hours.
     #[test]
     fn what_is_told_later_grows_no_further_and_stays_in_order() {
         let heard = Arc::new(Heard::default());

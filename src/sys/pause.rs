@@ -24,22 +24,23 @@ pub mod stop {
     use crossbeam_channel::{Receiver, Sender};
     use parking_lot::Mutex;
 
-    /// Whether any test looks; else a mark is one look at this.
+    /// Whether any test watches the marks; if none does, a mark only calls the visitor, if there is one, and reads
+    /// this.
     static IS_WATCHED: AtomicBool = AtomicBool::new(false);
     static WATCHED: Mutex<Option<Watched>> = Mutex::new(None);
 
-    /// Who is told of each mark that a thread comes to, in that thread, which goes on when it returns.
+    /// Is called for each mark that a thread comes to, on that thread, which goes on when the call returns.
     type Visitor = Box<dyn Fn(&'static str) + Send + Sync>;
     static VISITOR: OnceLock<Visitor> = OnceLock::new();
 
-    /// Tells this one of each mark, until the process ends. There is no other.
+    /// Has `visitor` called for each mark, until the process ends. A process can have only one.
     pub fn on_each(visitor: impl Fn(&'static str) + Send + Sync + 'static) {
         let is_first = VISITOR.set(Box::new(visitor)).is_ok();
         assert!(is_first, "another one is told of the marks of this process");
     }
 
     thread_local! {
-        /// Of the thread that was stopped, until its next mark or its end.
+        /// Set in the thread that was stopped, until its next mark or its end.
         static GOES_ON: RefCell<Option<GoesOn>> = const { RefCell::new(None) };
     }
 
@@ -53,9 +54,9 @@ pub mod stop {
 
     struct Watched {
         stop_at: &'static str,
-        /// Until the first thread has come there.
+        /// `None` once the first thread has come to `stop_at`.
         let_go: Option<Receiver<Infallible>>,
-        /// Until that thread has come to its next mark.
+        /// `None` once that thread has come to its next mark.
         let_go_again: Option<Receiver<Infallible>>,
         reached: BTreeMap<&'static str, usize>,
         stopped: Option<ThreadId>,
@@ -87,7 +88,7 @@ pub mod stop {
         GOES_ON.set(goes_on.map(GoesOn));
     }
 
-    /// Stops the first thread that comes to a mark, for as long as it lives. One in a process at a time.
+    /// Stops the first thread that comes to a mark, for as long as this value lives. One in a process at a time.
     #[derive(Debug)]
     pub struct Stop {
         name: &'static str,
@@ -96,7 +97,7 @@ pub mod stop {
     }
 
     impl Stop {
-        /// From now on.
+        /// Stops the first thread that comes to this mark from now on.
         pub fn at(name: &'static str) -> Stop {
             let (first, let_go) = crossbeam_channel::bounded(0);
             let (second, let_go_again) = crossbeam_channel::bounded(0);

@@ -3,8 +3,8 @@
 //!
 //! The number alone is not enough: a process 1 that forks into a new namespace has a child 1. So forks are counted, too,
 //! by a hook that the system's `fork()` runs in the child; and the number shows a clone that does not run the hook.
-//! (What the kernel clears in a child, `MADV_WIPEONFORK`, no crate offers as safe code.) Only a process 1 that calls
-//! `clone` itself, for a new namespace, is not noticed.
+//! (Memory that the kernel clears in a child, `MADV_WIPEONFORK`, would do, but no crate offers it as safe code.) One
+//! case is not noticed: the child of a process 1 that calls `clone` itself, for a new namespace.
 
 use std::ops::{Deref, DerefMut};
 use std::process;
@@ -37,7 +37,7 @@ impl Default for ProcessId {
 }
 
 impl ProcessId {
-    /// The one that asks.
+    /// The calling process.
     pub fn current() -> ProcessId {
         ProcessId {
             number: process::id(),
@@ -46,7 +46,7 @@ impl ProcessId {
         }
     }
 
-    /// Whether it is the one that asks. No I/O and no mutex: a number of the system and a count.
+    /// Whether it is the calling process. Needs no I/O and no mutex: it compares a number of the system and a count.
     pub fn is_current(&self) -> bool {
         #[cfg(unix)]
         if self.forks.clone().is_some_and(|mut forks| forks.detected_fork()) {
@@ -55,15 +55,15 @@ impl ProcessId {
         self.number == process::id()
     }
 
-    /// Refuses what a child of it asks of a client that it connected. Code of the user's, wherever it is called, may fork and
-    /// return in the child, too.
+    /// Refuses a call in a child of this process, to a client that this process connected. Any code of the user's that
+    /// is called may fork, and return in the child, too.
     pub fn check(&self) -> Answer<()> {
         if self.is_current() { Ok(()) } else { Err(Error::new(ErrorKind::Closed, FORKED)) }
     }
 }
 
-/// A mutex for a moment, of which a child of a fork knows that a thread of its parent had it then, so that nobody frees
-/// it any more.
+/// A mutex that is held for moments only. A forked child can see that a thread of its parent held it at the fork, so
+/// that nobody will ever free it in the child.
 #[derive(Debug)]
 pub(crate) struct ForkMutex<T> {
     /// The number of the process whose thread has it; 0 for none. (A process 1 that was forked from a process 1 waits
@@ -72,19 +72,19 @@ pub(crate) struct ForkMutex<T> {
     value: Mutex<T>,
 }
 
-/// Why a [`ForkMutex`] can't be locked.
+/// Who has a [`ForkMutex`] that can't be locked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum InUse {
-    /// Until the deadline, by a thread of this process.
+    /// A thread of this process, which had it until the deadline.
     ForNow,
-    /// By a thread of the process that this one was forked from.
+    /// A thread of the process that this one was forked from.
     ForEver,
 }
 
 /// A [`ForkMutex`] that is locked.
 #[derive(Debug)]
 pub(crate) struct ForkGuard<'a, T> {
-    // Free again before the holder is gone, so that a child that finds no holder finds it free, too.
+    // Unlocked before the holder is cleared, so that a child that finds no holder finds the mutex unlocked, too.
     value: MutexGuard<'a, T>,
     _holder: Holder<'a>,
 }
@@ -103,7 +103,7 @@ impl<T> ForkMutex<T> {
         ForkMutex { holder: AtomicU32::new(0), value: Mutex::new(value) }
     }
 
-    /// Never parks, since in a child nobody would wake it.
+    /// Never parks the thread, since in a child nobody would wake it.
     pub fn lock(&self, by: &Deadline) -> Result<ForkGuard<'_, T>, InUse> {
         let now = process::id();
         loop {
@@ -146,10 +146,10 @@ mod counted {
     const DONE: u8 = 2;
     const GIVEN_UP: u8 = 3;
 
-    /// How long the first call, which begins to count, may take in another thread.
+    /// How long to wait for the first call, which begins to count, in another thread.
     const BEGINNING: Duration = Duration::from_millis(100);
 
-    /// The count so far; `None` where there is none.
+    /// The count of forks so far; `None` if forks can't be counted.
     pub fn forks() -> Option<Guard> {
         static STATE: AtomicU8 = AtomicU8::new(NEW);
         let pass = |from, to| STATE.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst);
@@ -158,7 +158,8 @@ mod counted {
             STATE.store(DONE, Ordering::SeqCst);
             return first;
         }
-        // In the child of a fork at this very moment nobody ends what was begun, and asking would wait for ever.
+        // If the process was forked at this very moment, nobody ends in the child what was begun, and `try_new` would
+        // wait there for ever.
         let until = Instant::now() + BEGINNING;
         while STATE.load(Ordering::SeqCst) == BEGUN {
             if Instant::now() >= until {

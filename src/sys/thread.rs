@@ -8,13 +8,13 @@ use std::time::Instant;
 
 use crate::model::error::{Error, ErrorKind, Result};
 
-/// Enough for a request to an embedded store, which takes 50 KB in a debug build, and for the program's static data of
-/// threads, which glibc takes out of each stack; ten thousand guards must fit.
+/// Enough for a request to an embedded store, which takes 50 KB in a debug build, and for the program's thread-local
+/// data, which glibc places in each stack; ten thousand guards must fit.
 const STACK: usize = if cfg!(target_pointer_width = "64") { 512 } else { 256 } * 1024;
 /// What code of the user's may expect, as on any thread of the standard library.
 const USERS_STACK: usize = 2 * 1024 * 1024;
 
-/// Whether any thread of ours may run code of the user's: an observer, or a logger that is none of Rust's.
+/// Whether any thread of ours may run code of the user's: an observer, or a logger that was set through the C API.
 static RUNS_USERS_CODE: AtomicBool = AtomicBool::new(false);
 
 /// Threads that start from now on have as much stack as code of the user's may expect.
@@ -24,7 +24,7 @@ pub fn expect_users_code() {
 
 thread_local! {
     static KEEPS: Cell<Keeps> = const { Cell::new(Keeps::Nothing) };
-    /// Of a thread of ours.
+    /// The id of this thread, if it is one of ours.
     static OWN: Cell<Option<ThreadId>> = const { Cell::new(None) };
     static RAN_USERS_CODE: Cell<bool> = const { Cell::new(false) };
     static HERE: Cell<u8> = const { Cell::new(0) };
@@ -43,14 +43,14 @@ pub fn begin_users_code() {
     RAN_USERS_CODE.set(true);
 }
 
-/// Whether this thread has yet to end, if that was asked of it before. In its end `thread::current()` panics, and with it
-/// each wait for a channel.
+/// False once this thread is ending, if this was called on it before. While a thread ends, `thread::current()` panics,
+/// and so does each wait for a channel.
 pub fn lives() -> bool {
     LIVES.try_with(|_| ()).is_ok()
 }
 
-/// Which thread this is among those that live, also while it ends: a guard may be freed by a destructor of its data,
-/// when `thread::current()` panics.
+/// A number that no other living thread has. It can also be had while the thread ends: a destructor of thread-local
+/// data may free a guard, and `thread::current()` panics then.
 pub fn here() -> usize {
     HERE.with(|here| here.as_ptr().addr())
 }
@@ -58,13 +58,13 @@ pub fn here() -> usize {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Keeps {
     Nothing,
-    /// One lock depends on it.
+    /// One lock depends on this thread.
     ALock,
-    /// Everybody's deadlines are its work.
+    /// Everybody's deadlines depend on this thread.
     Time,
 }
 
-/// Everybody's deadlines are this thread's work from now on.
+/// Everybody's deadlines depend on this thread from now on.
 pub fn begin_to_keep_time() {
     KEEPS.set(Keeps::Time);
 }
@@ -74,9 +74,9 @@ pub fn begin_to_keep_a_lock() {
     KEEPS.set(Keeps::ALock);
 }
 
-/// Runs this as on a thread that one lock depends on.
+/// Runs this as if one lock depended on this thread.
 pub fn keeping_a_lock<T>(run: impl FnOnce() -> T) -> T {
-    /// The thread may be the user's, and a store may panic.
+    /// Restores the value also after a panic of a store, since the thread may be the user's.
     struct Before(Keeps);
     impl Drop for Before {
         fn drop(&mut self) {
@@ -90,12 +90,12 @@ pub fn keeping_a_lock<T>(run: impl FnOnce() -> T) -> T {
     run()
 }
 
-/// Whether all others wait where this thread waits for code of the user's.
+/// Whether everybody else would have to wait while this thread waits for code of the user's.
 pub fn keeps_time() -> bool {
     KEEPS.get() == Keeps::Time
 }
 
-/// Whether a lock may be lost where this thread waits for code of the user's.
+/// Whether a lock may be lost while this thread waits for code of the user's.
 pub fn keeps_a_lock() -> bool {
     KEEPS.get() != Keeps::Nothing
 }
@@ -107,8 +107,9 @@ pub struct Thread {
     end: Arc<End>,
 }
 
-/// Whether the thread's body is over. The standard library's mutex: to wait for a channel asks for `thread::current()`, see
-/// [`here`], and for a lock of `parking_lot` makes data of the thread, which would stay then.
+/// Whether the thread's body is over. It uses the standard library's mutex, since a thread that ends may wait here: a
+/// wait for a channel calls `thread::current()`, see [`here`], and a wait for a lock of `parking_lot` makes
+/// thread-local data, which would be left behind then.
 #[derive(Debug, Default)]
 struct End {
     is_there: Mutex<bool>,
@@ -154,7 +155,7 @@ impl Thread {
             .spawn(move || {
                 let _running = running;
                 OWN.set(Some(std::thread::current().id()));
-                // Asked now, it knows in the thread's end.
+                // Called now, so that it works while the thread ends.
                 lives();
                 body();
             })
@@ -185,11 +186,11 @@ impl Thread {
         *waited.unwrap_or_else(PoisonError::into_inner).0
     }
 
-    /// The same, then lets it go on by itself.
+    /// The same. A thread that has not ended by then goes on by itself.
     pub fn join_by(self, by: Instant) -> bool {
         let ended = self.wait_until(by);
-        // What code of the user's has left in it may wait for the caller, when it is destroyed. Without, its body is over, a
-        // panic was contained in it, and this returns at once.
+        // A destructor of what code of the user's has left in the thread may wait for the caller, so such a thread is
+        // not joined. In any other the body is over, a panic was contained in it, and the join returns at once.
         if ended && !self.end.ran_users_code.load(Ordering::SeqCst) {
             let _ = self.handle.join();
         }
@@ -230,7 +231,7 @@ mod tests {
         assert!(thread.wait_until(long()) && thread.is_over() && thread.join_by(long()));
     }
 
-    /// As the destructor of what a callback in C++ has left in its thread.
+    /// Like a destructor of what a callback in C++ has left in its thread.
     #[test]
     fn what_a_thread_leaves_behind_may_wait_for_who_waits_for_the_thread() {
         struct Waits(crossbeam_channel::Receiver<()>, crossbeam_channel::Sender<()>);

@@ -3,18 +3,19 @@
 //! A time is only comparable on the clock that it was taken from: this boot of this kernel, moved by the offset of the
 //! time namespace. So every holder is stored with the identity of its clock. A holder of another clock (an earlier
 //! boot, a container with a shifted clock or a boot id of its own) is live for its whole lease from the moment when it
-//! was first *sighted* on our clock and has not renewed since. That is never earlier than its real end, since the
-//! sighting comes after its last renewal.
+//! was first *sighted* on our clock, unless it has renewed since. That end is never earlier than its real end, since
+//! the sighting comes after its last renewal.
 //!
-//! A minute is enough where an earlier boot is proven and the wall clock says that the lease is over, too. A boot id
-//! proves nothing: a container can have its own, and two boots can have the same where there is nothing to draw it from
-//! so early, or a virtual machine begins from a snapshot. But all processes run on one kernel, so what has the same
-//! offset is either of that kernel, and its clock is ours, or of an earlier boot; and nobody has written yet at a time
-//! that is still to come.
+//! A minute after the sighting is enough if an earlier boot is proven and the wall clock says, too, that the lease is
+//! over. A boot id proves nothing: a container can have its own, and two boots can have the same one if there is
+//! nothing random to draw it from so early, or if a virtual machine begins from a snapshot. But all processes run on
+//! one kernel. So a clock with the same offset is either of that kernel, and then it is our clock, or of an earlier
+//! boot. A holder that was written at a time still to come is of an earlier boot, because on our clock nobody can have
+//! written then yet.
 //!
-//! Outside Linux there is no identity to be had without unsafe code, and on Linux none where `/proc` is hidden: each
-//! process draws one. That is safe by the same rule, only slower: another process takes over a lease's length after it
-//! first saw the holder, not at the lease's end.
+//! Outside Linux there is no way to get an identity without unsafe code, and on Linux none if `/proc` is hidden: then
+//! each process draws one. That is safe by the same rule, only slower: another process takes over a lease's length
+//! after it first saw the holder, not at the lease's end.
 
 use std::io;
 use std::time::Duration;
@@ -26,11 +27,12 @@ use crate::lease::{End, Holder, StoreTime};
 use crate::sys::process::ProcessId;
 use crate::sys::random;
 
-/// Long enough where a lease of an earlier boot is over by the wall clock.
+/// The wait after the sighting that is enough if a lease of an earlier boot is over by the wall clock.
 const SURELY_OVER: Duration = Duration::from_secs(60);
 
-/// The identity of this process's boot-time clock, asked for anew each time: a child of a fork can be in another time
-/// namespace. An error where no more files may be opened for now: a drawn one would make others wait for longer.
+/// The identity of this process's boot-time clock. It is read anew each time, because a child of a fork can be in
+/// another time namespace. An error if no more files may be opened for now: a drawn identity would make others wait
+/// longer.
 pub(super) fn clock_identity() -> io::Result<String> {
     match of_this_boot() {
         Err(error) if file::is_exhausted(&error) => Err(error),
@@ -38,19 +40,20 @@ pub(super) fn clock_identity() -> io::Result<String> {
     }
 }
 
-/// The boot's id and the clock's offset in its time namespace. Not the number of the namespace: the next one gets it
-/// again, with another offset.
+/// The boot's id and the clock's offset in its time namespace. Not the number of the namespace: a later namespace can
+/// get the same number, with another offset.
 #[cfg(target_os = "linux")]
 fn of_this_boot() -> io::Result<Option<String>> {
     use std::fs;
     let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?;
     let offset = match fs::read_link("/proc/self/ns/time") {
         Ok(own) if own.as_os_str() == INITIAL => Some(UNMOVED.to_owned()),
-        // The offsets are those of the children's namespace.
+        // The file has the offsets of the children's namespace, so that must be our own, too.
         Ok(own) if fs::read_link("/proc/self/ns/time_for_children")? == own => {
             offset(&fs::read_to_string("/proc/self/timens_offsets")?)
         }
-        // A kernel before 5.6 has no time namespaces; it may be built without any of the others.
+        // A kernel before 5.6 has no time namespaces. It may be built without any other kind, too, so only the folder
+        // is checked.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             fs::symlink_metadata("/proc/self/ns")?;
             Some(UNMOVED.to_owned())
@@ -82,7 +85,7 @@ fn of_this_boot() -> io::Result<Option<String>> {
     Ok(None)
 }
 
-/// What an identity of a process's own begins with.
+/// How an identity begins that a process has drawn for itself.
 const DRAWN: &str = "process:";
 
 /// Whether only one process has this identity.
@@ -90,7 +93,7 @@ pub(super) fn is_drawn(identity: &str) -> bool {
     identity.starts_with(DRAWN)
 }
 
-/// An identity of this process's own.
+/// The identity that this process has drawn for itself.
 fn drawn() -> String {
     static OURS: Mutex<Option<(ProcessId, String)>> = Mutex::new(None);
     let new = || format!("{DRAWN}{}", random::uuid());
@@ -102,7 +105,7 @@ fn drawn() -> String {
     }
 }
 
-/// The times of a call, and whose they are.
+/// The times of a call, and the clock that they are of.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Here<'a> {
     /// The identity of our clock.
@@ -113,8 +116,8 @@ pub(super) struct Here<'a> {
     pub(super) wall: u64,
 }
 
-/// What the times of a holder of another clock mean on ours, `sighted` being when it was first seen here
-/// as it is.
+/// What the times of a holder of another clock mean on ours. `sighted` is when our clock first saw the holder in its
+/// present state.
 ///
 /// `created` and `renewed` come from the wall clock and are for people only.
 pub(super) fn translate(holder: &Holder, clock: &str, sighted: StoreTime, here: Here<'_>) -> Holder {
@@ -140,12 +143,12 @@ fn end_here(holder: &Holder, clock: &str, end: StoreTime, sighted: StoreTime, he
     whole_lease.min(sighted.plus(SURELY_OVER).max(here.now.plus(wall_left)))
 }
 
-/// When the lease began that the holder has now, on the holder's clock.
+/// When the present lease of the holder began, on the holder's clock.
 pub(super) fn written(holder: &Holder) -> StoreTime {
     holder.renewed.unwrap_or(holder.created).max(holder.created)
 }
 
-/// Whether a boot that is over is proven; see the module.
+/// Whether it is proven that the holder is of a boot that is over; see the module.
 fn is_of_an_earlier_boot(clock: &str, written: StoreTime, sighted: StoreTime, ours: &str) -> bool {
     let (Some((_, offset)), Some((_, our_offset))) = (clock.split_once(':'), ours.split_once(':')) else {
         return false;
@@ -198,7 +201,7 @@ mod tests {
         let eight_hours = holder(None, 5000 + 8 * 3600);
         let over = 1000 + 8 * 3600;
         assert_eq!(end(&eight_hours, 10, 12, over), End::At(at(70)));
-        // 100 s before its end by the wall clock: then, and not after a minute.
+        // 100 s before its end by the wall clock: it ends then, and not after a minute.
         assert_eq!(end(&eight_hours, 10, 12, over - 100), End::At(at(112)));
         // A wall clock in 1970: the whole lease.
         assert_eq!(end(&eight_hours, 10, 12, 0), End::At(at(10 + 8 * 3600)));
@@ -215,7 +218,8 @@ mod tests {
         for (clock, ours) in [("a", "b"), ("process:a", "process:b"), ("a:0.0", "process:b")] {
             assert!(!proven(clock, 11, ours), "{clock} {ours}");
         }
-        // It began while ours was behind, and ours is not any more: what was proven stays so.
+        // It was written at a time that our clock had not reached at the sighting, but has by now: the proof stays
+        // valid.
         let eight_hours = holder(None, 5000 + 8 * 3600);
         assert_eq!(end(&eight_hours, 10, 6000, 1000 + 8 * 3600), End::At(at(6000)));
         assert_eq!(end(&eight_hours, 5000, 5002, 1000 + 8 * 3600), End::At(at(5000 + 8 * 3600)));

@@ -20,37 +20,38 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::thread::keeping_a_lock;
 
-/// The pause after a busy answer: a transaction of ours takes less, and who writes all the time leaves no longer gaps.
+/// The pause after a busy answer. A transaction of ours takes less, and a process that writes all the time leaves no
+/// longer gaps.
 pub(super) const FIRST_PAUSE: Duration = Duration::from_micros(500);
-/// The pause of a longer wait, which is for one who was stopped, or has much to write.
+/// The pause of a longer wait, which is for a process that was stopped, or has much to write.
 const LONG_PAUSE: Duration = Duration::from_millis(3);
-/// A wait is a longer one after so many pauses.
+/// A wait is a longer one after this many pauses.
 const SHORT_PAUSES: usize = 400;
-/// The longest pause between two tries of who holds no lock yet.
+/// The longest pause between two tries of a call that holds no lock yet.
 pub(super) const LAST_PAUSE: Duration = Duration::from_millis(10);
-/// In such slices a connection is waited for, so that a cancelled call does not wait on.
+/// The slices in which a call waits for a connection, so that a cancelled call does not wait on.
 pub(super) const SLICE: Duration = Duration::from_millis(10);
-/// How many bytes of the log are kept where it begins anew.
+/// How many bytes of the log are kept when it restarts.
 const KEPT_LOG: u64 = 4 << 20;
 /// A log of more bytes is not copied by the last close.
 const LONG_LOG: u64 = 64 << 20;
-/// Up to this many writes in a row that others do not see may be an accident, if none was seen yet.
+/// If no write has been seen by others yet, up to this many unseen ones in a row may be an accident.
 const MOST_UNSEEN: u32 = 10;
 
 /// A connection that is in the register until SQLite has closed it.
 #[derive(Debug)]
 pub(super) struct Conn {
     conn: Connection,
-    /// Once it is open.
+    /// `None` until it is open.
     log: Option<Log>,
-    // Behind the connection, and so dropped after it.
+    // Declared after the connection, and so dropped after it.
     opened: Opened,
 }
 
 impl Conn {
-    /// Keeps the log from being removed by others, once it is open. Tells which one it is.
+    /// Keeps the log from being removed by others, once it is open. Returns which log it is.
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
-        // Who only reads can take no lock of our own, and writes to no log.
+        // A connection that only reads can take no lock of our own, and writes to no log.
         let log = if self.conn.is_readonly("main").unwrap_or(false) {
             let log = Log::of(path).map_err(|source| SqliteError::looking(path, source))?;
             log.ok_or_else(|| SqliteError::Moved { path: path.to_owned() })?
@@ -69,7 +70,8 @@ impl Conn {
     /// Whether its log, and the index by which it reads that, are those that others use now.
     fn has_the_log(&self) -> bool {
         let is_seen = || {
-            // Whoever is at work closes it later. For a process that was stopped then, SQLite would wait ten seconds.
+            // A connection that is at work will close the log later. If its process was stopped, SQLite would wait for
+            // it for ten seconds.
             let begun = !self.opened.is_at_work() && self.conn.execute_batch("BEGIN IMMEDIATE").is_ok();
             let is_seen = begun && self.opened.is_seen_writing();
             is_seen && self.conn.execute_batch("ROLLBACK").is_ok()
@@ -87,8 +89,8 @@ impl Deref for Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        // One that is not the others' must not be. A long one, which a read kept from being copied, would take longer than a
-        // drop may: the next write copies it.
+        // A log that others do not use must not be copied into the file. A long one, which a read kept from being
+        // copied, would take longer than a drop may: the next write copies it.
         let is_long = || self.log.as_ref().is_some_and(|log| log.len() > LONG_LOG);
         if !self.has_the_log() || is_long() {
             leave_log(&self.conn);
@@ -97,9 +99,9 @@ impl Drop for Conn {
     }
 }
 
-/// The log is not written to the file when the connection is closed.
+/// Makes the close of this connection leave the log as it is, instead of copying it into the file.
 fn leave_log(conn: &Connection) {
-    // It can only fail where SQLite is too old to know it.
+    // It can only fail if SQLite is too old to know this option.
     let _ = conn.set_db_config(DbConfig::SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, true);
 }
 
@@ -116,7 +118,8 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
         log: None,
         opened,
     };
-    // SQLite then opens it to read it: for want of a descriptor at the first try, since this user may write.
+    // If SQLite can't open it for writing, it opens it for reading. This user may write, so then no descriptor was
+    // free.
     if conn.is_readonly("main").map_err(failed)? && file::is_writable(path) {
         let source = file::exhausted().unwrap_or_else(|| io::ErrorKind::Interrupted.into());
         return Err(SqliteError::File { path: path.to_owned(), doing: "open the database to write to it", source });
@@ -125,15 +128,15 @@ pub(super) fn open(path: &Path, file: FileId, durability: Durability, by: &Deadl
     conn.busy_timeout(Duration::ZERO).map_err(failed)?;
     // The first statement reads the file.
     promise(&conn, durability, path, doing, by).map_err(|error| explained(error, path))?;
-    // SQLite begins the log anew after 1,000 pages, but not while somebody reads: then it is cut to about that length. On
-    // macOS only a full sync reaches more than the cache of the disk.
+    // SQLite restarts the log after 1,000 pages, but not while somebody reads. A log that grew longer is cut to about
+    // that length when it restarts. On macOS, only a full sync reaches more than the cache of the disk.
     let settings =
         format!("PRAGMA journal_size_limit = {KEPT_LOG}; PRAGMA fullfsync = 1; PRAGMA checkpoint_fullfsync = 1");
     conn.execute_batch(&settings).map_err(failed)?;
     Ok(conn)
 }
 
-/// Says what is denied, or used up, where SQLite only says that it could not.
+/// Says what is denied, or used up, if SQLite only says that it failed.
 pub(super) fn explained(error: SqliteError, path: &Path) -> SqliteError {
     use rusqlite::ErrorCode::{CannotOpen, PermissionDenied, ReadOnly};
     let SqliteError::Engine { doing, source, .. } = &error else { return error };
@@ -145,7 +148,7 @@ pub(super) fn explained(error: SqliteError, path: &Path) -> SqliteError {
     }
 }
 
-/// What the commits that follow promise.
+/// Sets the durability of the commits that follow.
 fn promise(
     conn: &Connection,
     durability: Durability,
@@ -165,9 +168,9 @@ fn promise(
 #[derive(Debug)]
 pub(super) struct Writer {
     conn: Conn,
-    /// What its commits promise; `None` when that is not known.
+    /// The durability of its commits; `None` if it is not known.
     promised: Option<Durability>,
-    /// How many more writes may be unseen.
+    /// How many more writes may go unseen by others.
     unseen: Cell<u32>,
 }
 
@@ -186,8 +189,9 @@ impl Writer {
         self.conn.protect(path, by)
     }
 
-    /// An error if the transaction writes and others do not see that. `LockEnded`, to begin it anew, where somebody's
-    /// close may have ended the lock; but if nobody ever saw it, SQLite has an index of the log that is not at its path.
+    /// An error if the transaction writes and others do not see that. `LockEnded`: somebody's close may have ended the
+    /// lock, so the transaction must begin anew. `Moved`: nobody ever saw it, so SQLite uses an index of the log that
+    /// is not at its path.
     pub(super) fn check_seen(&self, path: &Path) -> Result<(), SqliteError> {
         if !self.writes() {
             return Ok(());
@@ -201,7 +205,7 @@ impl Writer {
         Err(SqliteError::LockEnded { path: path.to_owned() })
     }
 
-    /// Begins a transaction of who holds a lock already: whoever wants one lets it pass.
+    /// Begins a transaction of a holder: calls that want a lock let it pass.
     pub(super) fn begin<'a>(&'a self, how: Begin, path: &'a Path, by: &Deadline) -> Result<Tx<'a>, SqliteError> {
         let once = Tx::begin(self, how, path, &Deadline::at(Instant::now()));
         if !matches!(once, Err(SqliteError::Busy { .. })) {
@@ -211,7 +215,7 @@ impl Writer {
         Tx::begin(self, how, path, by)
     }
 
-    /// Whether a transaction that writes keeps somebody out who holds a lock.
+    /// Whether the transaction writes, and so keeps out a holder that waits to write.
     pub(super) fn is_in_the_way(&self) -> bool {
         self.writes() && self.conn.opened.is_in_a_hurry()
     }
@@ -220,8 +224,9 @@ impl Writer {
         matches!(self.conn.transaction_state(Some("main")), Ok(TransactionState::Write))
     }
 
-    /// Room in the file for the pages that a transaction has added. On a full disk pages that only the log has would keep that
-    /// from being copied, and from beginning anew. (Who copies the log at this very moment may cut it off again.)
+    /// Reserves room in the file for the pages that a transaction has added. On a full disk, pages that only the log
+    /// has would keep the log from being copied, and from restarting. (A process that copies the log at this very
+    /// moment may cut the room off again.)
     pub(super) fn reserve(&self, tx: &Tx<'_>) -> Result<(), SqliteError> {
         let failed = |source| SqliteError::Engine { path: tx.path.to_owned(), doing: "make the file longer", source };
         let number = |sql| tx.prepare_cached(sql)?.query_row([], |row| row.get::<_, u32>(0));
@@ -239,7 +244,7 @@ impl Writer {
         })
     }
 
-    /// Sets what the next commit promises. This can't be done inside a transaction.
+    /// Sets the durability of the next commit. This can't be done inside a transaction.
     pub(super) fn promise(&mut self, durability: Durability, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
         if self.promised != Some(durability) {
             self.promised = None;
@@ -286,7 +291,8 @@ pub(super) fn busy_retried<T>(
     loop {
         match what() {
             Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {
-                // The writer is taken, for which heartbeats wait, and the logger may hang.
+                // The writer may be locked here while heartbeats wait for it, so this thread must not wait for the
+                // logger, which may hang.
                 keeping_a_lock(|| log::trace!(target: "leasehold::sqlite", "busy, waiting to {doing}"));
                 if !pauses.next().is_some_and(|pause| by.wait_for(pause)) {
                     return Err(SqliteError::Busy { path: path.to_owned() });
@@ -334,7 +340,7 @@ impl<'a> Tx<'a> {
     pub(super) fn commit(self, by: &Deadline) -> Result<Option<SqliteError>, SqliteError> {
         let doing = "commit";
         let commit = || match run(self.conn, self.path, doing, "COMMIT") {
-            // All of it has to begin anew: SQLite has rolled it back.
+            // The whole transaction must begin anew: SQLite has rolled it back.
             Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) && self.conn.is_autocommit() => {
                 Err(SqliteError::Busy { path: self.path.to_owned() })
             }
@@ -357,10 +363,11 @@ pub(super) fn is_disk_full(error: &SqliteError) -> bool {
     source.sqlite_error_code() == Some(rusqlite::ErrorCode::DiskFull)
 }
 
-/// Copies the log into the file, as far as nobody reads it or does the same: a whole one begins anew at the next write, in the
-/// room that it has. To be called where file and log were just seen to be the others', too.
+/// Copies the log into the file, as far as nobody reads it or copies it, too. A log that was copied completely restarts
+/// at the next write, in the room that it has. Call it only where file and log were just seen to be those that others
+/// use.
 pub(super) fn copy_log(conn: &Connection) {
-    // What fails leaves the log as it is.
+    // If it fails, the log stays as it is.
     let _ = conn.execute_batch("PRAGMA wal_checkpoint");
 }
 

@@ -11,8 +11,8 @@ use crate::model::error::{Error, ErrorKind};
 
 /// `SQLITE_READONLY_DBMOVED`: SQLite noticed by itself that the file is not the one it opened.
 const READONLY_DBMOVED: i32 = 1032;
-/// `SQLITE_IOERR_SHORT_READ`: pages that the index of the log tells of are not in the log. (Of the file itself SQLite takes
-/// them for empty.)
+/// `SQLITE_IOERR_SHORT_READ`: pages that the index of the log names are not in the log. (Pages that are missing in the
+/// file itself SQLite takes for empty.)
 const IOERR_SHORT_READ: i32 = 522;
 
 macro_rules! rights {
@@ -140,14 +140,14 @@ pub(super) enum SqliteError {
 }
 
 impl SqliteError {
-    /// Whether somebody else has the file locked for the moment: for the last of these codes through all tries that SQLite
-    /// makes by itself, for ten seconds.
+    /// Whether somebody else has the file locked for the moment. For the last of these codes, the file stayed locked
+    /// through all the tries that SQLite makes by itself, for ten seconds.
     pub(super) fn is_busy(error: &rusqlite::Error) -> bool {
         use ErrorCode::{DatabaseBusy, DatabaseLocked, FileLockingProtocolFailed};
         matches!(error.sqlite_error_code(), Some(DatabaseBusy | DatabaseLocked | FileLockingProtocolFailed))
     }
 
-    /// What failed is to ask the system about the file.
+    /// The error if the system can't be asked about the file.
     pub(super) fn looking(path: &Path, source: io::Error) -> SqliteError {
         SqliteError::File { path: path.to_owned(), doing: "look at the file", source }
     }
@@ -315,7 +315,7 @@ fn io_advice(error: &io::Error) -> &'static str {
             "the name is too long, also for the files that SQLite makes beside it; shorten it"
         }
         _ if file::is_endless(error) => "the symbolic links lead nowhere; correct them",
-        // Not by the system: it was not asked.
+        // This one does not come from the system: Rust refuses a path with a NUL before it asks the system.
         io::ErrorKind::InvalidInput if error.raw_os_error().is_none() => "a path has no NUL (%00 in a URL); correct it",
         io::ErrorKind::NotFound | io::ErrorKind::NotADirectory | io::ErrorKind::InvalidInput => {
             "there is no such path; correct it"

@@ -11,12 +11,12 @@ use super::{Sqlite, identity, label};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::fence::Standing;
 
-/// Matches no row, and takes the write lock of the lock file all the same; a write to an attached file does not take it.
-/// SQLite refuses it where the transaction's view of the file is out of date.
+/// Matches no row, but takes the write lock of the file with the locks; a write to an attached file would not take it.
+/// SQLite refuses the statement if the transaction's view of the file is out of date.
 const CLAIM: &str = "UPDATE main.locks SET version = version WHERE key IS NULL";
 
-/// Writes the row as it is, which takes the write lock, and gives a row only where the grant stands in it. So it is one
-/// statement, for drivers that are not ours; to look without a write would take two.
+/// Writes the row as it is, which takes the write lock, and returns a row only if the grant is in it. So one statement
+/// is enough, for drivers that are not ours; looking without a write would take two.
 #[cfg(feature = "capi")]
 const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = {key} AND (grant_id = ?2 \
                       OR EXISTS (SELECT 1 FROM json_each(holders) WHERE json_extract(value, '$.grant_id') = ?2)) \
@@ -27,8 +27,9 @@ const ASSERT: &str = "UPDATE main.locks SET version = version WHERE key = {key} 
 pub fn statement(standing: Standing<'_>) -> Option<[String; 3]> {
     let is_utf8 = standing.store::<Sqlite>()?.target.is_utf8;
     let lock = standing.lock;
-    // The same text for all keys, since a driver may keep each that it has prepared. But a file in UTF-16 would give other
-    // bytes for a text. The first parameter stays there, since callers bind two, and SQLite refuses one that is not there.
+    // The same text for all keys, because a driver may keep every statement that it has prepared. But in a file in
+    // UTF-16 a text would give other bytes, so there the key is in the statement. The first parameter stays in it,
+    // because callers bind two, and SQLite refuses one that the statement does not have.
     let bytes = || lock.key.bytes().map(|byte| format!("{byte:02x}")).collect::<String>();
     let key = if is_utf8 { "CAST(?1 AS BLOB)".to_owned() } else { format!("coalesce(x'{}', ?1)", bytes()) };
     Some([ASSERT.replace("{key}", &key), lock.key.clone(), lock.grant.as_str().to_owned()])
@@ -57,7 +58,8 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
             false => failed(SqliteError::Engine { path: path.to_owned(), doing: "assert the lock", source }),
         });
     }
-    // In another log nobody would see that a rival was granted it, nor what this transaction writes.
+    // With another log, this transaction would not see that a rival was granted the lock, and nobody would see its
+    // writes.
     store.target.check().map_err(failed)?;
     let log = Log::of(path).map_err(|source| failed(SqliteError::looking(path, source)))?;
     if !log.is_some_and(|log| log.is_same(&store.target.log)) {
@@ -70,9 +72,9 @@ pub fn assert_in(standing: Standing<'_>, conn: &Connection) -> Result<()> {
     Err(standing.error(ErrorKind::Lost, "it is not held any more; the transaction must not be committed"))
 }
 
-/// The file of the main database; no name for one in memory.
+/// The path of the main database; empty for one in memory.
 fn file_of(conn: &Connection) -> rusqlite::Result<PathBuf> {
-    // Where it is UTF-8.
+    // `path()` has it only if it is UTF-8.
     if let Some(path) = conn.path() {
         return Ok(PathBuf::from(path));
     }

@@ -1,4 +1,4 @@
-//! The file itself: how it is made, how it is known from another one, and where it must not lie.
+//! The file itself: how it is made, how it is identified, and on which file systems it must not be.
 
 use std::ffi::{OsStr, OsString};
 use std::fs;
@@ -9,16 +9,16 @@ use super::error::SqliteError;
 #[cfg(unix)]
 pub(super) use crate::sys::file::FileId;
 
-/// Only that there is a file: an open one can't be replaced on Windows.
+/// Says only that there is a file. That is enough, because on Windows an open file can't be replaced.
 #[cfg(not(unix))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FileId;
 
-/// What SQLite puts behind the name for the files that it keeps beside.
+/// The longest ending that SQLite adds to the name for the files that it keeps next to it.
 const LONGEST_ENDING: &str = "-journal";
-/// In bytes, on most file systems.
+/// The longest name in bytes, on most file systems.
 const LONGEST_NAME: usize = 255;
-/// The same of a whole path, for SQLite.
+/// The longest whole path in bytes, for SQLite.
 const LONGEST_PATH: usize = 512;
 
 /// The path of a file that SQLite keeps beside the one at `path`.
@@ -54,12 +54,12 @@ impl Log {
         Ok(identity(&log.0)? == Some(log.1) && identity(&index.0)? == Some(index.1))
     }
 
-    /// How many bytes it has.
+    /// The length of the log in bytes.
     pub(super) fn len(&self) -> u64 {
         fs::metadata(&self.0[0].0).map_or(0, |log| log.len())
     }
 
-    /// Whether others have another one there.
+    /// Whether another file is now at one of the two paths.
     pub(super) fn is_replaced(&self) -> bool {
         self.0.iter().any(|(path, file)| identity(path).is_ok_and(|there| there.is_some_and(|there| there != *file)))
     }
@@ -102,21 +102,22 @@ pub(super) fn is_endless(error: &io::Error) -> bool {
     number.is_some() && error.raw_os_error() == number
 }
 
-/// That no more files may be opened, for an error of SQLite that does not say it.
+/// The system's error if no more files may be opened, to explain an error of SQLite that does not say so.
 pub(super) fn exhausted() -> Option<io::Error> {
     let opened = if cfg!(unix) { fs::File::open("/dev/null").map(drop) } else { Ok(()) };
     opened.err().filter(is_exhausted)
 }
 
-/// Before files are opened: none of them becomes a standard stream that this process has closed.
+/// Called before files are opened, so that none of them becomes a standard stream that this process has closed.
 pub(super) fn keep_off_standard_streams(path: &Path) -> Result<(), SqliteError> {
     let doing = "open /dev/null in the place of a standard stream that this process has closed";
     fill_standard_streams().map_err(|source| failed(path, doing, source))
 }
 
-/// Fills those of the lowest three descriptors that are free. Else a file gets one, and what the program prints next goes
-/// into it. SQLite moves its own away from there, but by a close, which ends the locks that this process has on the
-/// file. Nothing helps against another thread that closes a stream between this and the opening of the file.
+/// Fills those of the lowest three descriptors that are free. Otherwise a file would get one of them, and what the
+/// program prints next would go into the file. SQLite moves its own files away from there, but by a close, which ends
+/// the locks that this process has on the file. Nothing helps if another thread closes a stream between this call and
+/// the opening of the file.
 #[cfg(unix)]
 pub(super) fn fill_standard_streams() -> io::Result<()> {
     use nix::errno::Errno;
@@ -129,13 +130,13 @@ pub(super) fn fill_standard_streams() -> io::Result<()> {
         streams.into_iter().any(|stream| fcntl(stream, FcntlArg::F_GETFD) == Err(Errno::EBADF))
     };
     while is_any_free() {
-        // Children get it, too, as what the standard library opens there when a program begins.
+        // Child processes get it, too, like what the standard library opens there when a program begins.
         let null = open("/dev/null", OFlag::O_RDWR, Mode::empty())?;
         if null.as_raw_fd() > 2 {
             // Another thread was faster.
             break;
         }
-        // For as long as the process lives.
+        // It stays open for as long as the process lives.
         let _ = null.into_raw_fd();
     }
     Ok(())
@@ -146,7 +147,7 @@ fn fill_standard_streams() -> io::Result<()> {
     Ok(())
 }
 
-/// How many kernels may share the file system, whose locks hold on one of them only.
+/// How many kernels may share the file system. Locks on it hold on one kernel only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kernels {
     One,
@@ -175,7 +176,7 @@ pub(super) fn prepare(path: &Path, mode: Option<u32>, kernels: Kernels) -> Resul
         folder: target.parent().unwrap_or(&target).to_owned(),
     })?;
     check_file_system(path, folder, kernels)?;
-    // SQLite would only say that it can't open something.
+    // Checked here, because SQLite would only say that it can't open something.
     let name = target.file_name().unwrap_or_default();
     let whole = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned()).join(name);
     let is_long = |name: &OsStr, most| name.len() + LONGEST_ENDING.len() > most;
@@ -224,12 +225,12 @@ fn create(path: &Path, folder: &Path, mode: u32) -> io::Result<()> {
             renamed => renamed,
         },
     };
-    // There is none where it was renamed.
+    // The draft does not exist any more if it was renamed.
     let _ = fs::remove_file(&draft);
     placed
 }
 
-/// Unless there is one at `to`. An error of kind `Unsupported` where the system can't promise that.
+/// Renames unless there is a file at `to`. An error of kind `Unsupported` if the system can't promise that.
 #[cfg(all(target_os = "linux", target_env = "gnu"))]
 fn rename(from: &Path, to: &Path) -> io::Result<()> {
     use nix::errno::Errno;
@@ -258,7 +259,7 @@ fn empty(path: &Path, _mode: u32) -> io::Result<()> {
     fs::OpenOptions::new().write(true).create_new(true).open(path).map(drop)
 }
 
-/// What the system denies, for an error of SQLite that does not say it.
+/// What access the system denies, to explain an error of SQLite that does not say so.
 #[cfg(unix)]
 pub(super) fn denied(path: &Path) -> Option<SqliteError> {
     use nix::unistd::AccessFlags;
@@ -282,7 +283,7 @@ pub(super) fn is_writable(path: &Path) -> bool {
     may(path, nix::unistd::AccessFlags::W_OK).is_ok()
 }
 
-/// By the user for whom the process acts: another one than who started it, where the program is setuid.
+/// Checks for the user that the process acts as. In a setuid program, that is not the user who started it.
 #[cfg(unix)]
 fn may(at: &Path, how: nix::unistd::AccessFlags) -> nix::Result<()> {
     use nix::errno::Errno;
@@ -294,7 +295,7 @@ fn may(at: &Path, how: nix::unistd::AccessFlags) -> nix::Result<()> {
     #[cfg(target_os = "android")]
     let by = AtFlags::empty();
     match faccessat(AT_FDCWD, at, how, by) {
-        // Old container runtimes refuse so what they do not know (`faccessat2`).
+        // Old container runtimes answer `EPERM` to a call that they do not know (`faccessat2`).
         Err(Errno::EPERM) => access(at, how),
         answer => answer,
     }
@@ -419,7 +420,7 @@ mod tests {
         for local in [magic::EXT4_SUPER_MAGIC, magic::BTRFS_SUPER_MAGIC, magic::TMPFS_MAGIC] {
             assert_eq!(named(local), None);
         }
-        // XFS, whose name there is not everywhere.
+        // XFS, for which not every target has a constant.
         assert_eq!(forbidden(u32::from_be_bytes(*b"XFSB")), None);
         assert_eq!(named(magic::OVERLAYFS_SUPER_MAGIC), None);
     }

@@ -11,28 +11,28 @@ use crate::lease::{End, GrantId, Holder, Labels, StoreTime};
 /// How many clocks may have sighted one holder. A further one gets the place of a clock that nobody uses any more, or
 /// none: clocks that replaced each other's sightings would all wait for ever.
 const CLOCKS: usize = 32;
-/// A takeover comes at most a lease and this long after a lease's end: the time of two looks.
+/// After a lease's end, a takeover takes at most another lease and this long: the time of two looks.
 const TAKEOVER: Duration = Duration::from_secs(10);
 
 /// A holder as it is stored.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Entry {
     pub(super) holder: Holder,
-    /// Whose times they are.
+    /// The clock of the holder's times.
     pub(super) clock: String,
     /// What a later minor version added; it stays.
     pub(super) unknown: Map<String, Value>,
 }
 
 impl Entry {
-    /// Whether its times are of our clock: not where it was written at a time that is still to come, by an earlier boot
-    /// that had the same id.
+    /// Whether its times are of our clock. They are not if it was written at a time that is still to come: then it was
+    /// written in an earlier boot that had the same id.
     pub(super) fn is_of(&self, here: Here<'_>) -> bool {
         self.clock == here.clock && written(&self.holder) <= here.now
     }
 }
 
-/// The shared holders as text; none is null.
+/// The shared holders as text; `None` if there are none.
 pub(super) fn to_text(entries: &[Entry]) -> Option<String> {
     let list: Vec<Value> = entries.iter().map(encode).collect();
     (!list.is_empty()).then(|| Value::Array(list).to_string())
@@ -104,7 +104,7 @@ fn optional_text(map: &mut Map<String, Value>, name: &str) -> Result<Option<Stri
     }
 }
 
-/// Null is none; but a missing one is damage: no end would mean for ever.
+/// Null means none. But a missing field is damage: no end would mean for ever.
 fn optional_time(map: &mut Map<String, Value>, name: &str) -> Result<Option<StoreTime>, String> {
     match map.remove(name) {
         Some(Value::Null) => Ok(None),
@@ -113,7 +113,7 @@ fn optional_time(map: &mut Map<String, Value>, name: &str) -> Result<Option<Stor
     }
 }
 
-/// The pins as text; none is null.
+/// The pins as text; `None` if there are none.
 pub(super) fn pins_to_text(pins: &BTreeSet<String>) -> Option<String> {
     let list: Vec<Value> = pins.iter().map(|pin| pin.as_str().into()).collect();
     (!list.is_empty()).then(|| Value::Array(list).to_string())
@@ -128,22 +128,23 @@ pub(super) fn pins_from_text(text: &str) -> Result<BTreeSet<String>, String> {
     list.iter().map(|pin| pin.as_str().map(str::to_owned).ok_or_else(wrong)).collect()
 }
 
-/// When clocks other than its own first saw a holder as it is: by grant id, the earliest first. One place for
-/// each clock: two that overwrote each other's would both wait for ever.
+/// When clocks other than its own first saw a holder in its present state: by grant id, the earliest first. Each clock
+/// has its own place: two clocks that overwrote each other's sightings would both wait for ever.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Sightings(BTreeMap<String, Vec<Sighting>>);
 
 #[derive(Clone, Debug, PartialEq)]
 struct Sighting {
     clock: String,
-    /// On that clock.
+    /// The time on that clock.
     at: i64,
-    /// By the wall clock in microseconds. It only decides who gets a place.
+    /// The wall clock then, in microseconds. It only decides which clock gets a place.
     wall: u64,
 }
 
 impl Sighting {
-    /// Whether its clock would have taken over a holder with this lease, if anybody still looked there.
+    /// Whether its clock would have taken over a holder with this lease by now, if anybody still looked with that
+    /// clock.
     fn is_idle(&self, lease: Duration, wall: u64) -> bool {
         // A wall clock that was set back says nothing about its age.
         let age = wall.checked_sub(self.wall).map_or(Duration::MAX, Duration::from_micros);
@@ -152,14 +153,16 @@ impl Sighting {
 }
 
 impl Sightings {
-    /// When our clock saw this grant. At a time that is still to come, an earlier boot with the same id saw it.
+    /// When our clock saw this grant. A time that is still to come does not count: an earlier boot with the same id saw
+    /// it.
     pub(super) fn of(&self, grant: &GrantId, here: Here<'_>) -> Option<StoreTime> {
         let seen = self.0.get(grant.as_str())?;
         let at = seen.iter().find(|seen| seen.clock == here.clock).map(|seen| StoreTime::from_nanos(seen.at));
         at.filter(|at| *at <= here.now)
     }
 
-    /// The same with a note that our clock sees this grant, which has such a lease; `None` where there is no place.
+    /// The same sightings with a note that our clock sees this grant, whose lease is this long; `None` if there is no
+    /// place.
     pub(super) fn with(&self, grant: &GrantId, lease: Duration, here: Here<'_>) -> Option<Sightings> {
         let mut sightings = self.clone();
         let seen = sightings.0.entry(grant.as_str().to_owned()).or_default();
@@ -172,14 +175,14 @@ impl Sightings {
         Some(sightings)
     }
 
-    /// Takes over what `from` has of this grant.
+    /// Copies what `from` has about this grant.
     pub(super) fn keep(&mut self, grant: &GrantId, from: &Sightings) {
         if let Some(seen) = from.0.get(grant.as_str()) {
             self.0.insert(grant.as_str().to_owned(), seen.clone());
         }
     }
 
-    /// As text; none is null.
+    /// As text; `None` if there are none.
     pub(super) fn to_text(&self) -> Option<String> {
         let list = |seen: &Sighting| Value::Array(vec![seen.clock.as_str().into(), seen.at.into(), seen.wall.into()]);
         let map: Map<String, Value> =

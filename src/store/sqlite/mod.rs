@@ -1,14 +1,15 @@
 //! A store in an SQLite file, for the processes of one host.
 //!
 //! Atomic: `BEGIN IMMEDIATE`, read, pure transition, write, `COMMIT`. An acquisition begins as a reader, so that a
-//! refusal neither waits for a writer nor is one, and anew as a writer if another one came in between. Clock: the
-//! host's boot-time clock, which all its processes share; `boot` says how holders of an earlier boot are dealt with.
-//! What issues a token is on disk before the answer. Nothing is unanswered but a commit that failed with an I/O error.
+//! refusal neither waits for a writer nor is one. It begins anew as a writer if another writer came in between. Clock:
+//! the host's boot-time clock, which all its processes share; see `boot` for holders of an earlier boot. What issues a
+//! token is on disk before the answer. Nothing is unanswered, except a commit that failed with an I/O error.
 //!
-//! A file that was removed or replaced while it is open is no store any more: renew says lost, release finds nothing,
-//! and all else fails. Where only its log was, the rows are still in the file of all others, so a release fails, too.
-//! Copying a backup *into* the open file is not noticed; and who puts another file in its place has to remove the
-//! `-wal` and `-shm` files beside it, or SQLite applies the old log to the new file, and takes its index for its own.
+//! A file that was removed or replaced while it is open is no store any more: a renewal is answered as lost, a release
+//! finds nothing, and every other call fails. If only its log was removed or replaced, the rows are still in the file
+//! that all others use, so a release fails, too. Copying a backup *into* the open file is not noticed. A user who puts
+//! another file in its place must remove the `-wal` and `-shm` files next to it. Otherwise SQLite applies the old log
+//! to the new file, and uses the old index.
 //!
 //! Reads have a connection of their own and wait for no writer. `wakeup` wakes waiters when a row has changed.
 
@@ -71,12 +72,12 @@ pub fn decoded(columns: &rusqlite::Row<'_>) -> std::result::Result<crate::lease:
 pub struct Sqlite {
     info: StoreInfo,
     target: Target,
-    /// One for all writes: two would each read again what the other one wrote.
+    /// One connection for all writes: with two, each would have to read again what the other one wrote.
     writer: Mutex<Writer>,
-    /// Never waits for the other one.
+    /// For reads; never waits for `writer`.
     reader: Mutex<Conn>,
     watch: Watch,
-    /// This client made the table, which `create_schema` has not said yet.
+    /// This client made the table, and `create_schema` has not reported it yet.
     made: AtomicBool,
 }
 
@@ -88,7 +89,7 @@ struct Target {
     log: Log,
     clock: Arc<Clock>,
     clock_identity: String,
-    /// Its texts have the bytes that they have here.
+    /// The file stores texts as the bytes that they have here (UTF-8).
     #[cfg_attr(not(feature = "capi"), allow(dead_code))]
     is_utf8: bool,
 }
@@ -108,7 +109,7 @@ impl Target {
         identity(&self.path).is_ok_and(|there| there != Some(self.file))
     }
 
-    /// Whatever SQLite finds in a log that is not its own any more, that is what is wrong.
+    /// If the file or its log was removed or replaced, `Moved` is what is wrong, whatever SQLite found in the old log.
     fn explained(&self, error: SqliteError) -> SqliteError {
         match self.check() {
             Err(moved @ SqliteError::Moved { .. }) => moved,
@@ -130,14 +131,14 @@ impl Sqlite {
     pub const MIN_LEASE: Duration = Duration::from_millis(100);
 }
 
-/// An error where the clock can't be read, which then says that everything is over: also what others hold, whose clock is
-/// read.
+/// An error if the clock can't be read: its time would say that every lease is over, also one of a process that can
+/// read the clock.
 fn now(clock: &Clock, path: &Path) -> Result<StoreTime, SqliteError> {
     let nanos = i64::try_from(clock.now().as_nanos());
     nanos.map(StoreTime::from_nanos).map_err(|_| SqliteError::NoClock { path: path.to_owned() })
 }
 
-/// What the store is called in errors, and in the data of locks: two files whose paths are no text have two names.
+/// The store's name in errors and in the data of locks. Two files whose paths are not UTF-8 have different names.
 fn label(path: &Path) -> String {
     let parts = path.as_os_str().as_encoded_bytes().utf8_chunks();
     parts.fold("sqlite:".to_owned(), |name, part| format!("{name}{}{}", part.valid(), part.invalid().escape_ascii()))
@@ -162,7 +163,7 @@ impl Backend for Sqlite {
 
     fn renew(&self, attempt: &mut Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
         match transactional::renew(&Claiming(self, attempt.grant()), attempt, renewal, by) {
-            // Nobody sees what is written here any more.
+            // Nobody would see what is written here.
             Err(error) if error.is_gone() => {
                 Ok(Renewed::Lost(Seen::new(LockRecord::missing(&attempt.key), self.target.times()?, None)))
             }
@@ -173,13 +174,13 @@ impl Backend for Sqlite {
     /// To give up is to release: no copy of an acquisition is ever on its way.
     fn release(&self, attempt: &mut Attempt, _purpose: Purpose, by: &Deadline) -> Result<Released> {
         match transactional::release(&Claiming(self, attempt.grant()), attempt, Purpose::Release, by) {
-            // Without its log it is still the file of all others, and the row stands in it.
+            // If only its log is gone, it is still the file of all others, and the row is in it.
             Err(error) if error.is_gone() && self.target.is_elsewhere() => Ok(Released::Free),
             released => released,
         }
     }
 
-    /// A poll is as strong as any read.
+    /// Ignores the consistency: a poll is as strong as any other read.
     fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
         self.read_page(which, from, by)
     }

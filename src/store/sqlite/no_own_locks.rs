@@ -1,4 +1,5 @@
-//! Where there are no such locks, or, by glibc on 32 bits, none at such offsets: only a log that is gone is noticed.
+//! For systems without locks of open file descriptions, or without them at such large offsets (glibc on 32 bits).
+//! There, only a log that is gone is noticed.
 
 use std::io;
 use std::path::Path;

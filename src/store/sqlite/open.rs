@@ -26,7 +26,7 @@ pub struct SqliteOptions {
     pub path: PathBuf,
     /// The mode of a file that is made. Defaults to 0600.
     pub mode: Option<u32>,
-    /// Also on file systems that several kernels can share.
+    /// Whether a file system that several kernels can share is allowed.
     pub unsafe_fs: bool,
     /// For tests: the identity of another boot's clock.
     pub clock_identity: Option<String>,
@@ -43,7 +43,8 @@ impl SqliteOptions {
         // `sqlite:///a/b` is how other tools write an absolute path.
         let path = match url.path.strip_prefix("//") {
             Some(path) if !path.starts_with('/') => {
-                // As in the URL of another store, a password may stand before an @.
+                // Here, too, a password may stand before an @, as in the URL of another store; then the path is not
+                // shown.
                 let right = if path.contains('@') { String::new() } else { format!("; write sqlite:{path}") };
                 return Err(config(&format!("sqlite:// names a host, which SQLite has none of{right}")));
             }
@@ -72,7 +73,7 @@ impl SqliteOptions {
     }
 }
 
-/// Who builds with `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` has the system's library, of any age.
+/// A build with `LIBSQLITE3_SYS_USE_PKG_CONFIG=1` uses the system's library, which may be of any age.
 pub(super) fn check_version(number: i32, name: &str) -> Result<()> {
     if number < 3_037_000 {
         return Err(config(&format!(
@@ -83,14 +84,14 @@ pub(super) fn check_version(number: i32, name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether this version has <https://sqlite.org/wal.html#walresetbug>: where a checkpoint begins while another connection
-/// begins the log anew, a later checkpoint may leave out what was committed, which then nobody reads.
+/// Whether this version has <https://sqlite.org/wal.html#walresetbug>: if a checkpoint begins while another connection
+/// restarts the log, a later checkpoint may leave out what was committed, and nobody reads it any more.
 pub(super) fn may_lose_commits(number: i32) -> bool {
     let is_mended = matches!(number, 3_044_006..3_045_000 | 3_050_007..3_051_000 | 3_051_003..);
     !is_mended
 }
 
-/// Once in a process. It is not refused, since a system may have mended it and kept the number.
+/// Warns once in a process. The version is not refused, because a system may have added the fix and kept the number.
 fn warn_of_lost_commits() {
     static IS_TOLD: AtomicBool = AtomicBool::new(false);
     if may_lose_commits(rusqlite::version_number()) && !IS_TOLD.swap(true, Ordering::Relaxed) {
@@ -119,7 +120,7 @@ impl Sqlite {
         Ok(Sqlite::connect(options, clock, Missing::IsAllowed, by)?)
     }
 
-    /// The same, but a missing file is an error, and one that can only be read is opened for that.
+    /// The same, but a missing file is an error, and a file that this user can only read is opened for reading.
     pub fn open_existing(options: SqliteOptions, clock: Arc<Clock>, by: &Deadline) -> Result<Sqlite> {
         Ok(Sqlite::connect(options, clock, Missing::IsRefused, by)?)
     }
@@ -136,14 +137,15 @@ impl Sqlite {
             doing: "make the path absolute",
             source,
         })?;
-        // What is refused is not made.
+        // Checked first, so that no file is created if the call is refused.
         now(&clock, &path)?;
         register::check(&path, by)?;
         let mode = Some(options.mode.unwrap_or(0o600)).filter(|_| missing == Missing::IsAllowed);
         file::prepare(&path, mode, if options.unsafe_fs { Kernels::Any } else { Kernels::One })?;
         let before = identity(&path)?.ok_or_else(|| SqliteError::Moved { path: path.clone() })?;
         let open = || {
-            // Who may only read would make the log and leave it behind, as a file of its own that others can't write.
+            // A user who may only read would create the log and leave it behind, as a file of this user's that others
+            // can't write.
             if !file::is_writable(&path)
                 && !matches!(Log::of(&path), Ok(Some(_)))
                 && let Some(denied) = file::denied(&path)
@@ -155,7 +157,7 @@ impl Sqlite {
                 Missing::IsAllowed => schema::create(&writer, &path, by),
                 Missing::IsRefused => schema::require(&writer, &path, by).map(|()| false),
             };
-            // While it is open, which takes descriptors, too.
+            // Explained while the file is still open: that takes descriptors, too, which may be what is used up.
             let made = made.map_err(|error| conn::explained(error, &path))?;
             if missing == Missing::IsAllowed
                 && writer.is_readonly("main").unwrap_or(false)
@@ -171,12 +173,12 @@ impl Sqlite {
             }
         };
         let (writer, reader, log, made) = open()?;
-        // Both opened the file that is there before and after.
+        // If the same file is at the path before and after, both connections opened it.
         if identity(&path)? != Some(before) {
             return Err(SqliteError::Moved { path });
         }
         if made {
-            // The file has the room for its table then: else the log could not be copied on a full disk.
+            // This gives the file the room for its table. Otherwise the log could not be copied on a full disk.
             conn::copy_log(&writer);
         }
         let info = StoreInfo::new(label(&path), "this host's boot-time clock", Sqlite::MIN_LEASE);

@@ -1,26 +1,26 @@
-//! Locks of our own on SQLite's files, beside those that SQLite takes.
+//! Locks of our own on SQLite's files, in addition to those that SQLite takes.
 //!
-//! SQLite's locks belong to the process, and end when anything in it closes the file: a second copy of SQLite, like
-//! the one that Python brings, or a program that reads the file. And two copies in one process do not see each other's
-//! at all. Then somebody's close takes itself for the last one and removes the log that we write to. A lock of an open
-//! file description has neither fault. Shared, on the bytes that a last close must have for itself, and on the one
-//! that the first to open `-shm` must, it is in nobody's way.
+//! SQLite's locks belong to the process. They end when anything in the process closes the file: a second copy of
+//! SQLite, like the one that Python brings, or a program that reads the file. And two copies in one process do not see
+//! each other's locks at all. Then a close takes itself for the last one and removes the log that we write to. A lock
+//! of an open file description has neither fault. We have shared ones on the bytes that a last close must lock
+//! exclusively, and on the byte that the first to open `-shm` must lock exclusively. There they are in nobody's way.
 //!
-//! Our descriptors have the fault, too: closing one ends SQLite's locks in this process. So each one is closed only
-//! while nobody at all has a lock on its file. Only a lock on all of it makes sure of that, which a child that is
-//! forked in that moment keeps for as long as it lives. So one of a file that others can still find is closed only
-//! where there are many. Children of a process that was killed keep its shared locks: as long as they live, nobody's last
-//! close removes the log, and nobody opens it as the first.
+//! Our descriptors have the first fault, too: closing one ends SQLite's locks in this process. So a descriptor is
+//! closed only while nobody at all has a lock on its file. Only an exclusive lock on the whole file makes sure of that,
+//! and a child that is forked at that moment keeps this lock for as long as it lives. So a descriptor of a file that
+//! others can still find is closed only if there are many. Children of a process that was killed keep its shared locks:
+//! as long as they live, no last close removes the log, and nobody opens it as the first.
 //!
-//! A third lock marks where the file is: SQLite keeps the log beside the name that it opened, so that two processes with
-//! a file of two names, or one that is mounted alone into a container, would each have a log that the other does not see.
-//! It is shared by all who have the file in the same folder by the same name; an open by another path is refused.
+//! A third lock marks where the file is. SQLite keeps the log next to the name that it opened, so two processes would
+//! each have a log that the other does not see if the file has two names, or is mounted alone into a container. All
+//! that have the file open in the same folder by the same name share the lock; another path is refused.
 //!
-//! A fourth marks the SQLite of this copy of the library in this process, from before SQLite opens the file until it has closed
-//! it: another copy that brings its own does not see when this one writes, and both would grant one lock. So whoever
-//! comes second is refused. (Not where somebody else had a lock on all of the file before: the system tells only the first.)
+//! A fourth marks the SQLite of this copy of the library in this process, from before SQLite opens the file until it
+//! has closed it. A copy with another SQLite does not see when this one writes, and both would grant one lock. So the
+//! second copy is refused. (Not if somebody had locked the whole file before: the system reports only the first lock.)
 //!
-//! A fifth, on `-shm`, says that somebody who holds a lock waits to write: SQLite's write lock has no queue.
+//! A fifth, on `-shm`, says that a holder waits to write, because SQLite's write lock has no queue.
 
 #[cfg(all(test, target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 pub(super) use linux::is_marked_here;
@@ -33,7 +33,7 @@ pub(super) use other::{Idle, Mark, OwnLocks};
 #[derive(Debug)]
 pub(super) enum Taken {
     Locks(OwnLocks),
-    /// Somebody else has the files for itself.
+    /// Somebody else has an exclusive lock on the files.
     Busy,
     /// Somebody has the file open by another path.
     Elsewhere,
@@ -42,15 +42,15 @@ pub(super) enum Taken {
 /// What became of an attempt to mark this copy of the library.
 #[derive(Debug)]
 pub(super) enum Marked {
-    /// `None` where that can't be: whoever could see it has no such locks, either.
+    /// `None` if this copy can't be marked: a copy that could see the mark has no such locks, either.
     As(Option<Mark>),
-    /// Another copy does it just now.
+    /// Another copy is being marked at this moment.
     Busy,
     /// Another copy has the file open in this process.
     Copied,
 }
 
-/// As SQLite has it at the beginning of `-shm`: versions, counters, sizes and checksums of the log.
+/// What SQLite writes at the beginning of `-shm`: versions, counters, sizes and checksums of the log.
 pub(super) type Header = [u8; 48];
 
 #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
@@ -72,37 +72,37 @@ mod linux {
 
     /// First byte and length.
     type Bytes = (off_t, off_t);
-    /// Where a connection to a database has its shared lock, which the last close makes its own.
+    /// Where a connection to a database has its shared lock. The last close locks it exclusively.
     const SHARED: Bytes = (0x4000_0002, 510);
-    /// Where a connection to `-shm` has its shared lock, which the first opening makes its own.
+    /// Where a connection to `-shm` has its shared lock. The first opening locks it exclusively.
     const DEAD_MAN: Bytes = (128, 1);
-    /// Where the one connection that writes has a lock on `-shm` for itself.
+    /// Where the one connection that writes has an exclusive lock on `-shm`.
     const WRITE: Bytes = (120, 1);
-    /// All locks that SQLite has on `-shm` for its work.
+    /// All bytes of `-shm` that SQLite locks for its work.
     const WORK: Bytes = (120, 8);
-    /// Where on `-shm` whoever holds a lock says that it waits to write; behind SQLite's own.
+    /// Where on `-shm` a holder says that it waits to write; behind SQLite's own bytes.
     const HURRY: Bytes = (1 << 20, 1);
     /// The first of the bytes that each mean one place of the database; far behind SQLite's own.
     const PLACES: off_t = 1 << 61;
     /// The first of the bytes that each mean one copy of this library in one process, up to those of the places.
     const COPIES: off_t = 1 << 60;
-    /// So many of them are those of one process, half of them of copies that only try.
+    /// How many of them belong to one process: the first half to copies that still try, the second half to marks.
     const OF_PROCESS: off_t = 1 << 20;
-    /// At most this many descriptors without locks stay open, and all those of files that others have locked.
+    /// At most this many descriptors without locks stay open, in addition to those of files that anybody has locked.
     const KEPT: usize = 64;
-    /// To the end, however far.
+    /// The whole file, however long it gets.
     const ALL: Bytes = (0, 0);
 
     #[derive(Debug)]
     pub struct OwnLocks {
-        /// Also the mark's, if there is one.
+        /// Shared with the mark, if there is one.
         database: Arc<File>,
         shm: File,
-        /// How many here are in a hurry.
+        /// How many holders in this process wait to write.
         hurried: Mutex<u32>,
     }
 
-    /// Somebody is in a hurry until this is dropped.
+    /// Says that a holder waits to write, until this is dropped.
     #[derive(Debug)]
     pub struct Hurry<'a>(&'a OwnLocks);
 
@@ -111,7 +111,7 @@ mod linux {
             let mut hurried = self.0.hurried.lock();
             *hurried -= 1;
             if *hurried == 0 {
-                // As for the other locks.
+                // Ignored as in `unlock`.
                 let _ = lock(&self.0.shm, libc::F_UNLCK, HURRY);
             }
         }
@@ -141,7 +141,7 @@ mod linux {
                 lock(&locks.shm, libc::F_RDLCK, DEAD_MAN)?;
                 match lock(&locks.database, libc::F_RDLCK, (place, 1)) {
                     Ok(()) => Ok(is_elsewhere(&locks.database, place)),
-                    // Where offsets are not that large, two places can't be known from each other.
+                    // If offsets can't be that large, two places can't be told apart.
                     Err(error) if is_refusal(error) || error == Errno::EOVERFLOW => Ok(false),
                     Err(error) => Err(error),
                 }
@@ -163,21 +163,21 @@ mod linux {
             }
         }
 
-        /// Whether a database at `path` has the same `-shm`, as one that was put in the place of ours.
+        /// Whether a database at `path` has the same `-shm`, like one that replaced ours.
         pub fn stand_beside(&self, path: &Path) -> bool {
             let there = file::identity(&file::beside(path, "-shm")).ok().flatten();
             there.is_some() && there == self.shm.metadata().ok().map(|meta| FileId::of(&meta))
         }
 
-        /// Whether SQLite's write lock, which this process has by what SQLite says, is one on this `-shm`: not where
-        /// it still uses one that was removed, nor after somebody's close has ended it.
+        /// Whether the write lock that SQLite says it has is really on this `-shm`. It is not if SQLite still uses a
+        /// `-shm` that was removed, or if a close by somebody in this process has ended the lock.
         pub fn see_the_writer(&self) -> bool {
             let mut found = flock(libc::F_WRLCK, WRITE);
             let is_known = fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok();
             !is_known || is_perhaps_ours(found.l_type, found.l_pid)
         }
 
-        /// Whether somebody is at work there, in this process or another, in a part of it that others may not share.
+        /// Whether anybody, in this process or another, is at work on `-shm` with an exclusive lock.
         pub fn see_work(&self) -> bool {
             let mut found = flock(libc::F_RDLCK, WORK);
             fcntl(&self.shm, FcntlArg::F_OFD_GETLK(&mut found)).is_ok() && found.l_type != libc::F_UNLCK as c_short
@@ -190,12 +190,12 @@ mod linux {
             self.shm.read_exact_at(&mut header, 0).ok().map(|()| header)
         }
 
-        /// Tells those who want a lock, here and in other processes, that somebody who holds one waits to write.
+        /// Shows to calls that want a lock, here and in other processes, that a holder waits to write.
         pub fn hurry(&self) -> Hurry<'_> {
             let mut hurried = self.hurried.lock();
             *hurried += 1;
             if *hurried == 1 {
-                // Without, it is only later.
+                // Without this lock, the holder only writes later.
                 let _ = lock(&self.shm, libc::F_RDLCK, HURRY);
             }
             Hurry(self)
@@ -209,13 +209,13 @@ mod linux {
             self.database.metadata().ok().map(|meta| meta.len())
         }
 
-        /// Makes the database longer by as much as it lacks of `size`, at most by `most`, with room on the disk for that. An error
-        /// only where there is none, or where it must not grow; on a file system that can't do it a full disk is found later.
+        /// Makes the database longer, up to `size` and by at most `most` bytes, with room on the disk. An error only if
+        /// there is none, or the file must not grow; a file system that can't do it finds a full disk later.
         pub fn reserve(&self, size: u64, most: u64) -> io::Result<()> {
             let Some(len) = self.len() else { return Ok(()) };
             let lacks = size.saturating_sub(len).min(most);
             let (Ok(len), Ok(lacks @ 1..)) = (off_t::try_from(len), off_t::try_from(lacks)) else { return Ok(()) };
-            // What is there already is not asked for: some file systems want that much to be free once more.
+            // Only for the new bytes: for existing ones, some file systems want that much to be free once more.
             let longer = || fallocate(&*self.database, FallocateFlags::empty(), len, lacks);
             let refused = |error: &Errno| matches!(error, Errno::ENOSPC | Errno::EDQUOT | Errno::EFBIG);
             // A signal may interrupt it.
@@ -223,7 +223,7 @@ mod linux {
             tries.and_then(Result::err).filter(refused).map_or(Ok(()), |error| Err(error.into()))
         }
 
-        /// Ends the locks of the description, so that a forked child that has it, too, does not keep them.
+        /// Ends the locks of the descriptions, so that a forked child, which shares them, does not keep the locks.
         pub fn unlock(&self) {
             let database = [SHARED, (PLACES, 0)].map(|bytes| (&*self.database, bytes));
             for (file, bytes) in database.into_iter().chain([(&self.shm, ALL)]) {
@@ -260,8 +260,8 @@ mod linux {
             Idle(Vec::new())
         }
 
-        /// Whether somebody has the file open by another path: asked before SQLite opens it, which may begin a log. What
-        /// goes wrong here does so again when the locks are taken.
+        /// Whether somebody has the file open by another path. Called before SQLite opens the file, which may begin a
+        /// log. An error here is ignored, because it comes again when the locks are taken.
         pub fn is_elsewhere(&mut self, path: &Path, file: FileId) -> bool {
             if self.are_refused_beside(file) {
                 return false;
@@ -272,19 +272,20 @@ mod linux {
             found.unwrap_or(false)
         }
 
-        /// Marks this copy of the library, unless another one has: before SQLite opens the file, whose close would end the
-        /// other one's locks.
+        /// Marks this copy of the library, unless another copy is marked. Called before SQLite opens the file, because
+        /// closing the file would end the other copy's locks.
         pub fn mark(&mut self, path: &Path, file: FileId) -> io::Result<Marked> {
             let copy = if self.are_refused_beside(file) { None } else { copy()? };
             let Some(copy) = copy else { return Ok(Marked::As(None)) };
             let database = match self.open(path, Some(file)) {
                 Ok(database) => Arc::new(database),
-                // Who may only read takes no locks of ours.
+                // A process that may only read takes none of our locks.
                 Err(error) if is_denied(&error) => return Ok(Marked::As(None)),
                 Err(error) => return Err(error),
             };
-            // By locks that others may share: who copies the file may have one on all of it. Whoever tries says so first, so that
-            // of two at once the later one sees the other; then it is looked for marks, which come before that is over.
+            // The locks are shared ones, because a program that copies the file may have one on all of it. Each copy
+            // first says that it tries, so that of two at once the later one sees the other. Then it looks for marks,
+            // which are set before a try ends.
             let try_once = || {
                 lock(&database, libc::F_RDLCK, (copy.trying, 1))?;
                 if copy.others(&database, copy.trying) {
@@ -308,15 +309,15 @@ mod linux {
             marked
         }
 
-        /// Whether one of these shows that the file system of `file` refuses locks of descriptions. It is not closed, so
-        /// that no other file system gets its number; and no further one is opened there, which could not be either.
+        /// Whether a descriptor here shows that the file system of `file` refuses locks of descriptions. It stays open,
+        /// so that no other file system gets its number. No more are opened there, which could not be closed either.
         fn are_refused_beside(&self, file: FileId) -> bool {
             let on_it = |idle: &&File| idle.metadata().is_ok_and(|meta| FileId::of(&meta).0 == file.0);
             self.0.iter().filter(on_it).any(|idle| is_locked(idle, ALL).is_err_and(is_refusal))
         }
 
-        /// Another one of the file at `path`, or the one that is here. An error of kind `NotFound` if that is not
-        /// the file that is `wanted`.
+        /// A descriptor of the file at `path`: one of these or a new one. An error of kind `NotFound` if the file is
+        /// not the `wanted` one.
         fn open(&mut self, path: &Path, wanted: Option<FileId>) -> io::Result<File> {
             let there = file::identity(path)?.filter(|there| wanted.is_none_or(|wanted| wanted == *there));
             let there = there.ok_or(io::ErrorKind::NotFound)?;
@@ -324,7 +325,7 @@ mod linux {
             if let Some(at) = self.0.iter().position(is_it) {
                 return Ok(self.0.swap_remove(at));
             }
-            // Both ways, since a lock on all of it is a writer's.
+            // For reading and writing, because an exclusive lock needs a descriptor that can write.
             let opened = File::options().read(true).write(true).open(path)?;
             if is_it(&opened) {
                 return Ok(opened);
@@ -333,12 +334,12 @@ mod linux {
             Err(io::ErrorKind::NotFound.into())
         }
 
-        /// Closes those whose file nobody finds any more, and of the others those above [`KEPT`]; if nobody has a
-        /// lock on it.
+        /// Closes those of files that nobody can find any more, and others beyond [`KEPT`], if nobody has a lock on the
+        /// file.
         pub fn close(&mut self) {
             let mut kept = Vec::new();
             for file in self.0.drain(..) {
-                // As of `-shm` after a last close.
+                // A removed file, such as `-shm` after a last close, has no links.
                 let is_found = !file.metadata().is_ok_and(|meta| meta.nlink() == 0);
                 if is_locked(&file, ALL).unwrap_or(true) || (is_found && kept.len() < KEPT) {
                     kept.push(file);
@@ -347,7 +348,7 @@ mod linux {
                 if !is_found {
                     continue;
                 }
-                // With a lock on `file` itself, a child that was forked meanwhile would keep it for ever.
+                // A lock on `file` itself would be kept for ever by a child that was forked since it was opened.
                 let again = format!("/proc/self/fd/{}", file.as_raw_fd());
                 let opened =
                     file::fill_standard_streams().and_then(|()| File::options().read(true).write(true).open(again));
@@ -364,8 +365,8 @@ mod linux {
         }
     }
 
-    /// Whether a lock that was found there may be this process's. File systems of several hosts (Ceph) give the process with a
-    /// minus, whose ever it is; -1 is a lock of no process.
+    /// Whether a lock that was found there may be this process's. File systems of several hosts (Ceph) report the
+    /// process as a negative number, whosever the lock is; -1 is a lock of no process.
     fn is_perhaps_ours(l_type: c_short, l_pid: libc::pid_t) -> bool {
         let is_ours = l_pid < -1 || u32::try_from(l_pid) == Ok(std::process::id());
         l_type != libc::F_UNLCK as c_short && is_ours
@@ -381,7 +382,7 @@ mod linux {
     }
 
     fn flock(kind: i32, (start, len): Bytes) -> libc::flock {
-        // As the system's header has it: small numbers.
+        // The casts lose nothing: in the system's header these are small numbers.
         let (l_type, l_whence) = (kind as c_short, libc::SEEK_SET as c_short);
         libc::flock { l_type, l_whence, l_start: start, l_len: len, l_pid: 0 }
     }
@@ -401,12 +402,12 @@ mod linux {
         Ok(Some(found).filter(|found| found.l_type != libc::F_UNLCK as c_short))
     }
 
-    /// Where a file is, whatever path leads there: a number for its folder and its name in that, not 0.
+    /// A number, not 0, for a file's folder and its name there, whichever path leads to it.
     fn place(path: &Path) -> io::Result<off_t> {
         let real = fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
         let FileId(device, folder) = FileId::of(&fs::metadata(real.parent().unwrap_or(&real))?);
         let name = real.file_name().unwrap_or_default().as_encoded_bytes();
-        // FNV, the same in every process and version. Two places with the same number would only not be noticed.
+        // FNV: the same in every process and version. If two places have one number, they are only not told apart.
         let bytes = device.to_le_bytes().into_iter().chain(folder.to_le_bytes()).chain(name.iter().copied());
         let hash = bytes.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
         Ok(off_t::from(hash.max(1)))
@@ -417,13 +418,13 @@ mod linux {
         is_marked(database, [(PLACES, place - PLACES), (place + 1, 0)], PLACES)
     }
 
-    /// Whether somebody has a lock of one byte there, from `first` on. One on all of the file, as `close` takes it, is none.
+    /// Whether somebody has a mark there: a lock of one byte, from `first` on, not of the whole file as in `close`.
     fn is_marked(file: &File, bytes: impl IntoIterator<Item = Bytes>, first: off_t) -> bool {
         let is_mark = |found: libc::flock| found.l_start >= first && found.l_len == 1;
         bytes.into_iter().any(|bytes| matches!(locked(file, bytes), Ok(Some(found)) if is_mark(found)))
     }
 
-    /// Where copies of this library in this process mark themselves.
+    /// The bytes that a copy of this library in this process locks: while it tries, and as its mark.
     #[derive(Clone, Copy)]
     struct Copied {
         trying: off_t,
@@ -431,7 +432,7 @@ mod linux {
     }
 
     impl Copied {
-        /// Whether another one has such a mark.
+        /// Whether another copy in this process has locked its byte of the same kind as `such`.
         fn others(self, database: &File, such: off_t) -> bool {
             let half = OF_PROCESS / 2;
             let first = such - such % half;
@@ -439,26 +440,26 @@ mod linux {
         }
     }
 
-    /// The mark of this copy, or of those that share one SQLite: then each sees when another one writes. `None` where there is
-    /// no `/proc` for it.
+    /// The bytes of this copy. Copies that share one SQLite have the same ones, because each sees when another one
+    /// writes. `None` if there is no `/proc` for it.
     fn copy() -> io::Result<Option<Copied>> {
         let is_absent = |error: &io::Error| is_denied(error) || error.kind() == io::ErrorKind::NotFound;
         let (process, thread) = match (fs::read("/proc/self/stat"), fs::read("/proc/thread-self/stat")) {
             (Err(error), _) | (_, Err(error)) if is_absent(&error) => return Ok(None),
             (process, thread) => (process?, thread?),
         };
-        // By its number among all fields: the second, in brackets, is a name.
+        // A field by its number. Counted from behind the second field, which is a name in brackets.
         let field = |stat: &[u8], number: usize| {
             let stat = String::from_utf8_lossy(stat);
             let behind = stat.rsplit_once(')').map_or("", |(_, behind)| behind);
             behind.split_whitespace().nth(number - 3).unwrap_or_default().to_owned()
         };
-        // When it began, and where its program and its stack are. Those are others after an `exec`, unless addresses are not
-        // chosen at random: what a child from before it keeps is not this program's. They stay when it changes its user.
+        // When the process began, and where its program and its stack are. An `exec` changes these places (unless
+        // addresses are not random): locks of a child from before it are not this program's. A change of user does not.
         let which = [field(&process, 22), field(&thread, 26), field(&thread, 28), std::process::id().to_string()];
         let (process, own) = (fnv(which.join(" ").as_bytes()), fnv(&rusqlite::version().as_ptr().addr().to_le_bytes()));
         let first = COPIES + (process >> 24) as off_t * OF_PROCESS;
-        // There are some on both sides.
+        // At least one byte remains on both sides, since a range of length 0 would reach to the end.
         let trying = first + 1 + (own >> 24) as off_t % (OF_PROCESS / 2 - 2);
         Ok(Some(Copied { trying, own: trying + OF_PROCESS / 2 }))
     }
@@ -471,7 +472,7 @@ mod linux {
         copy.others(&file, another)
     }
 
-    /// The same in every version.
+    /// FNV: the same in every version.
     fn fnv(bytes: &[u8]) -> u64 {
         let hash = |hash: u64, byte: &u8| (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3);
         bytes.iter().fold(0xcbf2_9ce4_8422_2325, hash)

@@ -70,8 +70,8 @@ impl Sqlite {
         self.page(format, rows, end)
     }
 
-    /// Looks at up to `limit` rows after `from`. Tells the last key if there may be more, also when the time
-    /// was over before.
+    /// Looks at up to `limit` rows after `from`, or at fewer if the time is over. Returns the last key that it looked
+    /// at if there may be more.
     fn scan(
         &self,
         prefix: &str,
@@ -103,7 +103,7 @@ impl Sqlite {
         })
     }
 
-    /// The records on our clock. Who sees a holder of an earlier boot for the first time writes that down.
+    /// The records on our clock. If our clock sees a holder of another clock for the first time, this is written down.
     /// `end`: the last key that was looked at, if there may be more.
     fn page(&self, format: Format, mut rows: Vec<Row>, end: Option<String>) -> Result<Page, SqliteError> {
         let mut next = end;
@@ -127,7 +127,7 @@ impl Sqlite {
         Ok(Page { records, next })
     }
 
-    /// One try: a read waits for no writer.
+    /// Writes down that our clock saw these rows. Tries only once, because a read waits for no writer.
     pub(super) fn sight<'a>(&self, seen: impl Iterator<Item = &'a Row>, here: Here<'_>) -> Result<(), SqliteError> {
         let mut writer =
             self.writer.try_lock().ok_or_else(|| SqliteError::NoTurn { path: self.target.path.clone() })?;
@@ -135,7 +135,7 @@ impl Sqlite {
         writer.promise(Durability::Process, &self.target.path, &now)?;
         let tx = Tx::begin(&writer, Begin::Write, &self.target.path, &now)?;
         for row in seen {
-            // As it stands now: another clock may have noted its own since, which raises no version.
+            // The row is read again: another clock may have noted its sighting since, which raises no version.
             let (format, now) = match Row::read(&tx, &self.target.path, row.key()) {
                 Err(SqliteError::Damaged { .. }) => continue,
                 read => read?,
@@ -168,7 +168,7 @@ fn pass_over(decoded: Result<Row, SqliteError>) -> Result<Option<Row>, SqliteErr
 
 /// The statement and its bounds for the keys that start with `prefix` and come after `from`.
 pub(super) fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) {
-    // One lower bound only: of two, SQLite seeks by the first and reads everything between them, on each page anew.
+    // Only one lower bound: with two, SQLite seeks by the first one and reads everything between them, on each page.
     let (above, lowest) = match from {
         Some(from) if from >= prefix => (">", from),
         _ => (">=", prefix),
@@ -176,7 +176,7 @@ pub(super) fn range(prefix: &str, from: Option<&str>) -> (String, Vec<Vec<u8>>) 
     let mut bounds = vec![lowest.as_bytes().to_vec()];
     let mut condition = format!("key {above} ?1");
     if let Some((last, rest)) = prefix.as_bytes().split_last() {
-        // No byte of UTF-8 is 255, so the next one is there.
+        // No byte of UTF-8 is 255, so there is a next value.
         bounds.push([rest, &[last.saturating_add(1)]].concat());
         condition.push_str(" AND key < ?2");
     }

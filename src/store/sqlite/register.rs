@@ -1,14 +1,15 @@
-//! Which lock files this process has open, and which the processes had open that it was forked from.
+//! Which lock files this process has open, and which ones the processes had open that this one was forked from.
 //!
-//! SQLite keeps a table of its open files, with the locks that it has on each, and a fork copies it. The system's locks
-//! stay with the parent. So a child that opens such a file anew takes none, and the parent's close, which finds
-//! nobody else, removes the log under it. And whatever file it opens, a thread of the parent may have had a mutex of
-//! SQLite's at the fork, which nobody frees any more. So a child is refused every file if any was open at the fork.
-//! What a connection of the user's has open through this SQLite is not known here.
+//! SQLite keeps a table of its open files, with the locks that it has on each, and a fork copies the table. The
+//! system's locks stay with the parent. So if a child opens such a file again, SQLite takes no locks, and when the
+//! parent closes the file, it finds nobody else and removes the log that the child uses. Also, whichever file the child
+//! opens, a thread of the parent may have held a mutex of SQLite's at the fork, which nobody frees any more in the
+//! child. So a child is refused every file if any was open at the fork. What a connection of the user's has open
+//! through this SQLite is not known here.
 //!
-//! It also owns [`OwnLocks`], one for each file, from after the first connection's opening until right before the
-//! last one's closing, and the [`Mark`] of this copy of the library, all the time: their descriptors must not be closed
-//! while SQLite has locks on the file.
+//! The register also owns [`OwnLocks`], one for each file, from after the first connection was opened until right
+//! before the last one is closed; and the [`Mark`] of this copy of the library, all the time. Their descriptors must
+//! not be closed while SQLite has locks on the file.
 
 use std::io;
 use std::path::Path;
@@ -29,23 +30,23 @@ use crate::sys::process::{ForkGuard, ForkMutex, InUse, ProcessId};
 const MARK: &str = "mark this copy of the library";
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(1);
-/// How long the end of a connection waits for its turn, which takes microseconds, unless the drop that it is a part of
-/// has less.
+/// How long the end of a connection waits for its turn, unless the drop that it is a part of has less time. A turn
+/// takes microseconds.
 const END: Duration = Duration::from_secs(1);
 
-/// In a child that finds it in use for ever the parent was opening or closing a file at the fork.
+/// If a child finds this in use for ever, the parent was opening or closing a file at the fork.
 static FILES: ForkMutex<Files> = ForkMutex::new(Files::new());
-/// Connections that were closed without a turn: the next turn counts them off. Locked for a moment only.
+/// Connections that were closed without a turn: the next turn removes them from the counts. Locked for a moment only.
 static UNSAID: Mutex<Vec<(FileId, IsCounted)>> = Mutex::new(Vec::new());
 
 #[derive(Debug)]
 struct Files {
-    /// Whose these are.
+    /// The process that these files belong to.
     process: Option<ProcessId>,
     open: Vec<Open>,
     idle: Idle,
-    /// The same of each process that this one was forked from. The descriptors are theirs, too: nothing is done to
-    /// them here.
+    /// The same for each process that this one was forked from. The descriptors are shared with that process, so they
+    /// are left alone here.
     parents: Vec<(Vec<Open>, Idle)>,
 }
 
@@ -56,18 +57,18 @@ struct Open {
     using: usize,
     /// Connections that are being closed.
     closing: usize,
-    /// What the first of them found beside it. SQLite has one index of the log for all connections of a process, so it
-    /// is theirs, too, whatever is there by now.
+    /// The log that the first connection found next to the file. SQLite has one index of the log for all connections of
+    /// a process, so all of them use this log, whatever is at its path by now.
     log: Option<Log>,
-    /// Each connection has them, too, and gives them back before it is closing.
+    /// Each connection has a reference, too, and drops it before it is closed.
     locks: Option<Arc<OwnLocks>>,
     mark: Option<Mark>,
 }
 
 impl Open {
-    /// An error where another connection would not find the log beside this path.
+    /// An error unless another connection would find this same log next to `path`.
     fn check_place(&self, path: &Path) -> Result<(), SqliteError> {
-        // Elsewhere no file is known from another.
+        // On other systems one file can't be told from another.
         let Some(log) = self.log.as_ref().filter(|_| cfg!(unix)) else { return Ok(()) };
         let looking = |source| SqliteError::looking(path, source);
         if Log::of(path).map_err(looking)?.is_some_and(|there| there.is_same(log)) {
@@ -79,7 +80,7 @@ impl Open {
         })
     }
 
-    /// One connection less uses it.
+    /// Removes one connection from those that use the file.
     fn end_one(&mut self, idle: &mut Idle) {
         self.using = self.using.saturating_sub(1);
         if self.using == 0 {
@@ -96,7 +97,7 @@ impl Files {
         Files { process: None, open: Vec::new(), idle: Idle::new(), parents: Vec::new() }
     }
 
-    /// Those of this process.
+    /// Makes this the register of the current process: in a forked child, what is here is moved to `parents`.
     fn make_current(&mut self) {
         if !self.process.as_ref().is_some_and(ProcessId::is_current) {
             self.process = Some(ProcessId::current());
@@ -108,7 +109,7 @@ impl Files {
         self.open.iter_mut().find(|open| open.file == file)
     }
 
-    /// SQLite has closed a connection to it.
+    /// Notes that SQLite has closed a connection to the file.
     fn closed(&mut self, file: FileId, is_counted: IsCounted) {
         let Files { open, idle, .. } = self;
         match (open.iter_mut().find(|open| open.file == file), is_counted) {
@@ -125,7 +126,7 @@ impl Files {
     }
 }
 
-/// The register, for a moment.
+/// The register, locked for a moment.
 type Turn = ForkGuard<'static, Files>;
 
 impl Turn {
@@ -140,7 +141,7 @@ impl Turn {
         if files.parents.iter().any(|(open, _)| !open.is_empty()) {
             return Err(in_parent());
         }
-        // In a child it may never be free; what it holds is then the parent's.
+        // In a child it may be locked for ever; what it holds is then the parent's.
         let unsaid = UNSAID.try_lock().map(|mut unsaid| std::mem::take(&mut *unsaid));
         unsaid.into_iter().flatten().for_each(|(file, is_counted)| files.closed(file, is_counted));
         Ok(files)
@@ -166,12 +167,12 @@ pub(super) struct Opened {
 
 #[derive(Debug)]
 struct Closing {
-    /// For both turns together.
+    /// For both turns together: before the close and after it.
     by: Deadline,
     is_counted: IsCounted,
 }
 
-/// As what the register counts a connection.
+/// How the register counts a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum IsCounted {
     AsUsing,
@@ -179,11 +180,12 @@ enum IsCounted {
 }
 
 impl Opened {
-    /// The errors of [`check`], and one where those that have the file open have its log elsewhere.
+    /// The errors of [`check`], and one if others have the file open with its log elsewhere.
     pub(super) fn new(path: &Path, file: FileId, by: &Deadline) -> Result<Opened, SqliteError> {
         loop {
             let mut files = Turn::take(path, by)?;
-            // The first to open a database clears its `-shm`; our locks for another database would keep it from that.
+            // The first to open a database clears its `-shm`. Our locks for another database with this `-shm` would
+            // prevent that.
             let others = files.open.iter().filter(|open| open.file != file);
             for locks in others.filter_map(|open| open.locks.as_ref()).filter(|locks| locks.stand_beside(path)) {
                 locks.unlock();
@@ -215,7 +217,7 @@ impl Opened {
         }
     }
 
-    /// Takes our own locks, once SQLite has the file and its log open. Tells which log it is.
+    /// Takes our own locks, once SQLite has the file and its log open. Returns which log it is.
     pub(super) fn protect(&mut self, path: &Path, by: &Deadline) -> Result<Log, SqliteError> {
         let doing = "keep the log from being removed";
         loop {
@@ -246,9 +248,9 @@ impl Opened {
                     if !is_unknown {
                         return Err(error);
                     }
-                    // The logger is the user's own.
+                    // The logger is code of the user's: it must not run during the turn.
                     drop(files);
-                    // A file system without such locks: then it is only noticed when the log is gone.
+                    // The file system has no such locks: then nothing keeps the log, and only its loss is noticed.
                     log::debug!(target: "leasehold::sqlite", "{}", Error::from(error));
                     return Ok(there);
                 }
@@ -259,7 +261,7 @@ impl Opened {
         }
     }
 
-    /// Whether others see that this process writes, while SQLite says that it may.
+    /// Whether others see that this process writes. Called while SQLite says that it has the write lock.
     pub(super) fn is_seen_writing(&self) -> bool {
         self.locks.as_ref().is_none_or(|locks| locks.see_the_writer())
     }
@@ -278,7 +280,7 @@ impl Opened {
     pub(super) fn pages(&self, size: u32) -> Option<u32> {
         let header = self.header()?;
         let pages = u32::from_ne_bytes([header[20], header[21], header[22], header[23]]);
-        // An empty log says nothing of it.
+        // The header of an empty log does not have this number.
         let of_file = || u32::try_from(self.locks.as_ref()?.len()? / u64::from(size)).ok();
         if pages == 0 { of_file() } else { Some(pages) }
     }
@@ -298,7 +300,8 @@ impl Opened {
         self.locks.as_ref().map_or(Ok(()), |locks| locks.reserve(size, most))
     }
 
-    /// SQLite closes it now: the last one gives our locks up, which would keep it from removing the log.
+    /// Called right before SQLite closes the connection. The last one gives up our locks, because they would keep
+    /// SQLite from removing the log.
     pub(super) fn closing(&mut self) {
         if self.closing.is_none() {
             self.closing_by(Deadline::at(drop_by(END)));
@@ -346,14 +349,14 @@ mod tests {
         let turn = Turn::take(&path, &soon()).unwrap();
         opened.closing_by(Deadline::after(Duration::ZERO));
         drop(turn);
-        // Others have turns here, too.
+        // Other tests have turns in this process, too.
         opened.closing.as_mut().unwrap().by = soon();
         drop(opened);
         assert!(Turn::take(&path, &soon()).unwrap().at(file).is_none());
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// SQLite opens and closes it between these, and whoever does so ends the locks of another copy.
+    /// SQLite opens and closes the file between these, and its close ends the locks of another copy.
     #[test]
     #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
     fn the_copy_is_marked_from_before_sqlite_opens_a_file_until_after_it_has_closed_it() {
@@ -362,7 +365,7 @@ mod tests {
         drop(store);
         let path = folder.join("locks.db");
         let file = file::identity(&path).unwrap().unwrap();
-        // Whoever has the next turn ends what found none.
+        // The next turn counts off connections that were closed without a turn.
         let is_marked = || {
             drop(Turn::take(&path, &soon()).unwrap());
             is_marked_here(&path)
@@ -379,7 +382,7 @@ mod tests {
         std::fs::remove_dir_all(folder).unwrap();
     }
 
-    /// Each of its connections would wait for as long as one may.
+    /// Without the bound, each of its connections would wait for as long as one connection may.
     #[test]
     fn the_drop_of_a_client_keeps_its_bound_while_the_register_is_taken() {
         let bound = Duration::from_millis(100);
@@ -399,7 +402,8 @@ mod tests {
             std::fs::remove_dir_all(folder).unwrap();
             took
         };
-        // Any one of them alone would wait for a second. A busy machine may take as long by itself, but not each time.
+        // Without the bound, each connection would wait for a second. A busy machine may take that long, but not each
+        // time.
         let took = (0..10).map(|_| drop_took()).find(|took| *took < END);
         assert!(took.is_some_and(|took| took >= bound / 2), "{took:?}");
     }

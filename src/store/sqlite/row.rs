@@ -40,7 +40,8 @@ const WRITE: &str = concat!(
      holders = excluded.holders, pins = excluded.pins",
 );
 
-/// A sighting changes nothing about the record, so the version stays; it is only written beside what was read.
+/// A sighting changes nothing about the record, so the version stays. It is only written if the row is the one that was
+/// read.
 const SIGHT: &str = "UPDATE locks SET sightings = ?2 WHERE key = ?1 AND token = ?3 AND version = ?4";
 
 /// A row as it is stored: each holder's times are of the clock that wrote it.
@@ -74,7 +75,8 @@ impl Row {
     /// The format and the row of a key, a missing one where there is none. The format is read while the statement is
     /// open: from the same state of the file, and without a second read transaction.
     pub(super) fn read(conn: &Connection, path: &Path, key: &str) -> Result<(Format, Row), SqliteError> {
-        // It may have other columns. One that is locked would only be waited for once more.
+        // The table of a newer format may have other columns: then that is the error. If the file is locked, a second
+        // read would only wait once more.
         let look = |source: &rusqlite::Error| (!SqliteError::is_busy(source)).then(|| schema::format(conn, path));
         let failed = |source: rusqlite::Error| match look(&source) {
             Some(Err(newer @ SqliteError::NewerFormat { .. })) => newer,
@@ -129,7 +131,7 @@ impl Row {
         View { record, sightings, is_foreign }
     }
 
-    /// Whether the row has this grant with times of another clock.
+    /// Whether the row has this grant, with times of another clock.
     pub(super) fn is_foreign(&self, grant: &GrantId, here: Here<'_>) -> bool {
         self.entry(grant).is_some_and(|entry| !entry.is_of(here))
     }
@@ -143,7 +145,7 @@ impl Row {
         self.exclusive.iter().chain(&self.shared).any(|entry| entry.holder.lock_id == id)
     }
 
-    /// The token of this grant, if it stands, expired or not.
+    /// The token of this grant, if it is in the row, expired or not.
     pub(super) fn token_of(&self, grant: &GrantId) -> Option<u64> {
         self.entry(grant).map(|entry| entry.holder.token)
     }
@@ -152,8 +154,9 @@ impl Row {
         self.exclusive.iter().chain(&self.shared).find(|entry| entry.holder.grant == *grant)
     }
 
-    /// The row for `new`. A holder that is as in `seen` stays as it is stored, with its own clock and its
-    /// sightings, since others count from them; but `claim` is written anew on our clock.
+    /// The row for `new`. A holder that is unchanged since `view` stays as it is stored, with its own clock and its
+    /// sightings, because others count from them. But the holder with the grant of `claim` is written anew on our
+    /// clock.
     pub(super) fn next(&self, view: &View, new: &LockRecord, claim: Option<&GrantId>, clock: &str) -> Row {
         let old = view.sightings.as_ref().unwrap_or(&self.sightings);
         let mut sightings = Sightings::default();
@@ -222,14 +225,14 @@ impl Row {
             ])
         };
         match write() {
-            // By a trigger that ignores the row. A grant that is not in the file would be given twice.
+            // A trigger ignored the row. A grant that is not in the file would be given out twice.
             Ok(0) => Err(SqliteError::Unwritten { path: path.to_owned() }),
             Ok(_) => Ok(()),
             Err(source) => Err(SqliteError::Engine { path: path.to_owned(), doing: "write the row", source }),
         }
     }
 
-    /// Writes these sightings, if the row is still the same; whether they are written.
+    /// Writes these sightings if the row is still the same. Returns whether they were written.
     pub(super) fn write_sightings(
         &self,
         conn: &Connection,
@@ -253,7 +256,7 @@ pub(super) struct View {
     pub(super) record: LockRecord,
     /// The row's sightings with ours added, where one was missing.
     pub(super) sightings: Option<Sightings>,
-    /// One of the holders is of another clock, so that its end is only the latest that it can be.
+    /// Whether a holder has times of another clock, so that its end is only the latest that it can be.
     pub(super) is_foreign: bool,
 }
 
@@ -324,7 +327,7 @@ fn unsigned(number: i64, name: &str) -> Result<u64, String> {
 pub(super) fn delete(conn: &Connection, path: &Path, key: &str) -> Result<(), SqliteError> {
     let delete = || conn.prepare_cached("DELETE FROM locks WHERE key = ?1")?.execute([key.as_bytes()]);
     match delete() {
-        // As when a row is written.
+        // A trigger ignored it, as in `write`.
         Ok(0) => Err(SqliteError::Unwritten { path: path.to_owned() }),
         Ok(_) => Ok(()),
         Err(source) => Err(SqliteError::Engine { path: path.to_owned(), doing: "delete the row", source }),

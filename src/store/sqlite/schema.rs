@@ -39,8 +39,8 @@ CREATE TABLE IF NOT EXISTS locks (
 
 /// Name, type, NOT NULL and whether it is the key of every column of [`TABLE`].
 ///
-/// `sightings`: when clocks other than a holder's own first saw it as it is. `holder_token`: null
-/// where it is `token`. `leased_until`: null beside a grant id is a lease without end.
+/// `sightings`: when clocks other than a holder's own first saw it in its present state. `holder_token`: null if it is
+/// the same as `token`. `leased_until`: null in a row with a grant id means a lease without end.
 const COLUMNS: [(&str, &str, bool, bool); 17] = [
     ("key", "BLOB", true, true),
     ("kind", "TEXT", true, false),
@@ -105,7 +105,8 @@ impl Sqlite {
             if what == Schema::Create {
                 let mut writer = conn::lock(&self.writer, &self.target.path, by, conn::SLICE)?;
                 writer.promise(Durability::PowerCut, &self.target.path, by)?;
-                // Kept until it is said, which may be by a later call, if this one has no time left for its reads.
+                // Remembered until it is reported. If this call has no time left for its reads, a later call reports
+                // it.
                 let made = create(&writer, &self.target.path, by)?;
                 self.made.fetch_or(made, Ordering::Relaxed);
                 if made {
@@ -152,8 +153,8 @@ pub(super) fn check_table(conn: &Connection, path: &Path) -> Result<bool, Sqlite
     Ok(true)
 }
 
-/// Makes what is missing; safe while other processes do the same. Nothing is changed in a file that is
-/// not ours to use. Tells whether the table was made here.
+/// Makes what is missing; safe while other processes do the same. Changes nothing in a file that is not ours to use.
+/// Returns whether the table was made here.
 pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bool, SqliteError> {
     // One transaction, so that the table and the version belong together.
     let look = || {
@@ -164,7 +165,7 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bo
     };
     let ready = busy_retried(path, by, "read the database", look)?;
     write_ahead_log(conn, path, by)?;
-    // The first to read opens the log.
+    // Looks once more, because the first read opens the log.
     if ready && busy_retried(path, by, "read the database", look)? {
         return Ok(false);
     }
@@ -177,14 +178,14 @@ pub(super) fn create(conn: &Connection, path: &Path, by: &Deadline) -> Result<bo
     tx.commit(by)?.map_or(Ok(is_missing), Err)
 }
 
-/// An error unless the table is there. A copy may have lost its write-ahead log and the version, which is no fault of it.
+/// An error unless the table is there. A copy may be without the write-ahead log and the version, which is accepted.
 pub(super) fn require(conn: &Connection, path: &Path, by: &Deadline) -> Result<(), SqliteError> {
     let look = || busy_retried(path, by, "read the database", || what_is_there(conn, path));
     let making = by.clone().within(MAKING);
     while look()? == There::Nothing && making.wait_for(LAST_PAUSE) {}
     if look()? == There::Table {
         write_ahead_log(conn, path, by)?;
-        // The first to read opens the log.
+        // Looks once more, because the first read opens the log.
         if look()? == There::Table {
             return Ok(());
         }
@@ -196,9 +197,9 @@ pub(super) fn require(conn: &Connection, path: &Path, by: &Deadline) -> Result<(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum There {
     Table,
-    /// Others, or none any more.
+    /// Only other tables, or none any more.
     NoTable,
-    /// It never had any: somebody may be about to make it.
+    /// It never had any table: somebody may be about to make it.
     Nothing,
 }
 
@@ -219,7 +220,7 @@ fn is_ready(conn: &Connection, path: &Path) -> Result<bool, SqliteError> {
     Ok(check_table(conn, path)? && said != 0)
 }
 
-/// A higher minor version stays.
+/// The version to set. A higher minor version stays.
 fn user_version_to_set(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
     let said = user_version(conn).map_err(|e| failed(path, "read the format's version", e))?;
     Ok(said.max(USER_VERSION))

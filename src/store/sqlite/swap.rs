@@ -13,9 +13,9 @@ impl Sqlite {
     /// [`Backend::swap`](crate::store::Backend::swap)
     pub(super) fn swap_row(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         let key = &seen.record.key;
-        // Pins, names and ends that others count on when this process is gone; a row that is deleted says nothing.
+        // Others rely on pins, names and ends in a record when this process is gone; a deletion has none of these.
         let durability = if new.is_some() { Durability::PowerCut } else { Durability::Process };
-        // A release that leaves the place of its grant holds it until then.
+        // A release that leaves an entry in the place of its grant is the call of a holder.
         let who = match new.is_some_and(|new| transition::keeps(&seen.record, new)) {
             true => Who::Holds,
             false => Who::Wants,
@@ -29,11 +29,12 @@ impl Sqlite {
                 Some(new) => {
                     let (times, mut new) = (self.target.times()?, new.clone());
                     if stands.version == 0 {
-                        // Who has seen an earlier row of this key, which was deleted meanwhile, must not take this one for it.
+                        // A client that saw an earlier row of this key, deleted meanwhile, must not take this row for
+                        // it.
                         new.version = new.version.max(times.stamp);
                     }
                     let here = self.target.here(&times);
-                    // Unchanged is what the caller left as it was when it read.
+                    // A holder counts as unchanged if the caller left it as the caller had read it.
                     let view = row::View { record: seen.record.clone(), ..stands.view(format, here) };
                     stands.next(&view, &new, None, here.clock).write(tx, &self.target.path, here.clock)?;
                 }

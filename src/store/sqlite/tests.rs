@@ -1,4 +1,4 @@
-//! What only the inside shows: how safely a call writes.
+//! Tests of what only the inside of the store shows, such as how durably a call writes.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -73,7 +73,7 @@ fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
             });
         }
     });
-    // Others may have waited when it came, for less than a slice.
+    // Other threads may have waited already when the heartbeat came, for less than a slice.
     let late = late.into_inner();
     assert!(late <= 2 * BEATS, "{late} turns of others while one of {BEATS} heartbeats waited");
     std::fs::remove_dir_all(folder).unwrap();
@@ -82,7 +82,7 @@ fn who_holds_a_lock_has_the_connection_before_the_threads_that_want_one() {
 #[test]
 fn what_outlasts_its_process_is_synced_fully_and_the_rest_is_not() {
     let (folder, store) = store();
-    // What the last commit was made with.
+    // The settings with which the last commit was made.
     let setting =
         |name: &str| -> i64 { store.writer.lock().query_row(&format!("PRAGMA {name}"), [], |row| row.get(0)).unwrap() };
     let level = || setting("synchronous");
@@ -103,15 +103,15 @@ fn what_outlasts_its_process_is_synced_fully_and_the_rest_is_not() {
         }
         for (lease, synced) in [
             (Lease::For(minute), NORMAL),
-            // A minimum hold, a lease of hours: others count on it when the process is long gone.
+            // A minimum hold, a lease of hours: others rely on it when the process is long gone.
             (Lease::For(minute + minute), FULL),
             (Lease::Forever, FULL),
-            // Where a power cut takes it back, the lock never ends.
+            // If a power cut undid this renewal, the lock would never end.
             (Lease::For(minute), FULL),
             (Lease::For(minute), NORMAL),
             (Lease::Forever, FULL),
         ] {
-            // What may end a lock without end, and finds one that has an end.
+            // This renewal may end a lock without end, and mostly finds one that has an end.
             let renewal = Renewal { lease, may_end_endless: true };
             assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
             assert_eq!(level(), synced, "{lease:?}");
@@ -123,7 +123,7 @@ fn what_outlasts_its_process_is_synced_fully_and_the_rest_is_not() {
             let renewal = Renewal { lease: Lease::For(minute), may_end_endless: true };
             assert!(matches!(store.renew(&mut held, renewal, &soon()), Ok(Renewed::Until { .. })));
         }
-        // What is released may be data that does not know of the lease that it has now.
+        // The lock data that is released may not know the lease that the lock has now.
         held.ask.lease = Duration::from_secs(20);
         assert!(matches!(store.release(&mut held, Purpose::Release, &soon()), Ok(Released::Done)));
         assert_eq!(level(), synced, "where a power cut takes it back nobody knows of the lock any more");
@@ -137,7 +137,7 @@ fn who_made_the_table_says_so_also_after_a_call_that_ran_out_of_time() {
     let create = |by: Duration| store.schema(Schema::Create, &Deadline::after(by));
     assert!(create(Duration::from_secs(20)).unwrap().contains("was made"), "by connecting");
     store.writer.lock().execute_batch("DROP TABLE locks").unwrap();
-    // The table is made, but nobody may look at it until the time is over.
+    // The call creates the table, but can't read it before its time is over.
     let reader = store.reader.lock();
     assert!(create(Duration::from_secs(1)).is_err());
     drop(reader);
@@ -148,7 +148,7 @@ fn who_made_the_table_says_so_also_after_a_call_that_ran_out_of_time() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Nobody writes there.
+/// Here nobody writes, so the error must not name a writer.
 #[test]
 fn a_call_that_waits_for_another_one_of_its_client_tells_of_no_writer() {
     let (folder, store) = store();
@@ -202,7 +202,7 @@ fn a_page_does_not_read_the_rows_before_it() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Damage of others is passed over, lest it stop a group from being renewed or unlocked.
+/// Damaged rows of others are skipped, so that they do not stop a group from being renewed or unlocked.
 #[test]
 fn a_damaged_row_of_the_very_group_is_told() {
     let (folder, store) = store();
@@ -223,7 +223,7 @@ fn a_damaged_row_of_the_very_group_is_told() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// Two that overwrote each other's would both wait for a holder of a third for ever.
+/// Two clocks that overwrote each other's sightings would both wait for ever for the holder of a third.
 #[test]
 fn a_clock_that_notes_what_it_saw_keeps_what_another_noted_since() {
     let (folder, holder) = store();
@@ -306,7 +306,7 @@ fn each_failure_says_of_which_kind_it_is_and_what_to_do() {
     }
 }
 
-/// As any release is: whoever wants a lock lets it pass.
+/// As any release is: calls that want a lock let it go first.
 #[test]
 #[cfg(all(target_os = "linux", any(target_pointer_width = "64", target_env = "musl")))]
 fn a_release_that_leaves_the_place_of_its_grant_is_in_a_hurry() {

@@ -15,21 +15,23 @@ use crate::store::Seen;
 use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
-/// So often a write is repeated after a copy of the log on a full disk: whoever read meanwhile kept it from beginning anew.
+/// How often a write is repeated after the log was copied on a full disk: a reader may have kept the log from
+/// restarting.
 const COPIES: u32 = 5;
-/// So often a call that wants a lock lets others pass, for about 60 ms in all: who is in a hurry may have been stopped.
+/// How often a call that wants a lock lets others pass, for about 60 ms in all: the holder in a hurry may have been
+/// stopped.
 const PASSES: u32 = 12;
 /// A call with less time than this, or less than half of what it had, lets nobody pass.
 const LEAST_TO_PASS: Duration = Duration::from_millis(100);
-/// In such slices who holds a lock waits for the connection: a commit on a slow disk takes less.
+/// The slices in which a holder waits for the connection. A commit on a slow disk takes less.
 const LONG_SLICE: Duration = Duration::from_millis(50);
 
 /// Whose write it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Who {
-    /// A heartbeat or a release, which comes first, and is refused no room.
+    /// A heartbeat or a release. It goes first, and reserves no room, so it is not refused for lack of it.
     Holds,
-    /// Everything else, as an acquire or a claim.
+    /// Everything else, like an acquire or a claim.
     Wants,
 }
 
@@ -44,14 +46,14 @@ impl Transactional for Claiming<'_> {
         by: &Deadline,
         transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
-        // Only a grant that is given out must be durable from the first.
+        // Only a call that gives out a grant must be durable from the first.
         let who = if durability == Durability::PowerCut { Who::Wants } else { Who::Holds };
         self.0.transition(key, who, durability, Some(self.1), by, transition)
     }
 }
 
 impl Sqlite {
-    /// Runs `work` in a transaction on the file that is at the path; again if it began as a reader and could
+    /// Runs `work` in a transaction on the file that is at the path. Runs it again if it began as a reader and could
     /// not write, or if somebody's close has ended SQLite's write lock meanwhile.
     pub(super) fn write<T>(
         &self,
@@ -60,8 +62,8 @@ impl Sqlite {
         by: &Deadline,
         mut work: impl FnMut(&Tx<'_>) -> Result<T, SqliteError>,
     ) -> Result<Written<T>, SqliteError> {
-        // Who holds a lock already goes first. Who wants one tries once at a time, and leaves the connection to others meanwhile.
-        // It may be refused, too, which needs no write lock.
+        // A holder goes first. A call that wants a lock tries once at a time, and leaves the connection to others
+        // between its tries. It begins as a reader, because it may be refused, which needs no write lock.
         let wants_one = who == Who::Wants;
         let mut begin = if wants_one { Begin::Read } else { Begin::Write };
         let is_copied = Cell::new(false);
@@ -76,16 +78,16 @@ impl Sqlite {
             if lets_pass && writer.is_in_the_way() {
                 return Ok(None);
             }
-            // No heartbeat and no release is refused for want of it.
+            // Not for heartbeats and releases: none of them is refused for lack of room.
             if wants_one {
                 writer.reserve(&tx)?;
             }
-            // Now, when others wait for the end of what is written.
+            // Checked now, because from here on others wait until this write ends.
             self.target.check()?;
             writer.check_seen(&self.target.path)?;
             let committed = tx.commit(by);
             if matches!(&committed, Err(error) if is_disk_full(error)) {
-                // SQLite begins its log anew after 1,000 pages only, for which there may never be room.
+                // By itself, SQLite restarts its log only after 1,000 pages, for which there may never be room.
                 conn::copy_log(&writer);
                 is_copied.set(true);
             }
@@ -111,7 +113,7 @@ impl Sqlite {
                 }
                 Err(_) if is_copied.take() && copies.next().is_some() && by.wait_for(conn::FIRST_PAUSE) => {}
                 Err(SqliteError::Engine { source, .. }) if begin == Begin::Read && SqliteError::is_busy(&source) => {
-                    // It may have taken longer than there was time: see `busy_retried`.
+                    // The try may have used up the time. Then it is busy, as in `busy_retried`.
                     if by.is_over() {
                         break Err(busy());
                     }
@@ -125,8 +127,8 @@ impl Sqlite {
         written.map_err(|error| self.target.explained(error))
     }
 
-    /// The connection that writes. Where each has it for milliseconds it goes to who has waited for longest, and a new slice of
-    /// a wait is a new place: so who holds a lock has the longer slices.
+    /// Locks the connection that writes. While each thread has it for milliseconds, it goes to the one that has waited
+    /// longest. A new slice of a wait starts at the end of the line, so holders wait in longer slices.
     fn writer(&self, who: Who, by: &Deadline) -> Result<MutexGuard<'_, Writer>, SqliteError> {
         let slice = match who {
             Who::Holds => LONG_SLICE,
@@ -135,9 +137,9 @@ impl Sqlite {
         conn::lock(&self.writer, &self.target.path, by, slice)
     }
 
-    /// One transition on one key. A holder with times of another clock that is the grant of `claim` is written anew on
-    /// ours even if the transition changes nothing: its end on our clock is
-    /// later than on its own, so what its process gets must be what the others read.
+    /// One transition on one key. If the holder with the grant of `claim` has times of another clock, it is written
+    /// anew on our clock, even if the transition changes nothing. Its end on our clock is later than on its own, and
+    /// the end that its process gets must be the one that others read.
     fn transition<A>(
         &self,
         key: &str,
@@ -165,7 +167,8 @@ impl Sqlite {
                     next
                 }
                 (None, Some(sightings)) => {
-                    // It is the row that was read, so a trigger ignores it. Whoever waits for its holder would do so for ever.
+                    // The row was just read, so a trigger ignores the write. Without the sighting, those who wait for
+                    // its holder would wait for ever.
                     if !row.write_sightings(tx, &self.target.path, sightings)? {
                         return Err(SqliteError::Unwritten { path: self.target.path.clone() });
                     }
@@ -179,7 +182,7 @@ impl Sqlite {
             Ok(Written::Done(Some((answer, record, times)))) => {
                 Ok(Transacted::Done(answer, Seen::new(record, times, None)))
             }
-            // What a commit promises can't be changed within its transaction.
+            // The durability of a commit can't be changed within its transaction.
             Ok(Written::Done(None)) => self.transition(key, who, Durability::PowerCut, claim, by, transition),
             Ok(Written::Unknown(error)) => Ok(Transacted::Unknown(error.into())),
             Err(error) => Err(error.into()),
@@ -201,7 +204,7 @@ fn raised(record: &LockRecord) -> LockRecord {
 mod tests {
     use super::*;
 
-    /// A version that came back would let a swap through that was decided before.
+    /// If a version came again, a swap that was decided earlier would be let through.
     #[test]
     fn what_is_written_anew_has_a_later_version() {
         let record = LockRecord { version: 7, ..LockRecord::missing("k") };

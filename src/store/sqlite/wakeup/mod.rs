@@ -1,9 +1,9 @@
-//! Wakes waiters when a row has changed: a thread looks whether the file has, when the system reports that it is written
-//! to, or else from time to time.
+//! Wakes waiters when a row has changed. A thread looks whether the file has changed: when the system reports a write
+//! to it, or otherwise from time to time.
 //!
-//! `PRAGMA data_version` on a connection of its own changes with every commit of another one. A change says
-//! nothing about whose row it was, and every heartbeat is one, so the rows that somebody waits for are read again,
-//! and the keys are reported that may be free now or sooner than before. The thread ends when nothing is watched.
+//! `PRAGMA data_version` on a connection of its own changes with every commit of another connection. That does not say
+//! which row has changed, and every heartbeat is a commit. So the thread reads the rows again that somebody waits for,
+//! and reports the keys that may be free now or sooner than before. It ends when nothing is watched.
 
 use std::collections::{HashMap, HashSet};
 use std::io;
@@ -34,23 +34,24 @@ mod notice;
 
 use notice::{Bell, LULL, Notice};
 
-/// The time between two looks where writes come without a pause. Where they are not noticed it is doubled with each look
-/// that shows nothing new, up to [`LULL`].
+/// The time between two looks while writes come without a pause. If writes are not noticed, this time is doubled with
+/// each look that shows nothing new, up to [`LULL`].
 const PAUSE: Duration = Duration::from_millis(5);
-/// At most this part of a processor's time goes into looking, however many rows are watched,
+/// At most 1 / `SHARE` of a processor's time goes into looking, however many rows are watched, unless that needs a
+/// pause longer than [`LONGEST_PAUSE`].
 const SHARE: u32 = 20;
-/// but no pause is longer than this.
+/// The longest pause between two looks.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The time between two looks where writes are noticed and none comes; also for the file's place, of which most is
-/// noticed, too.
+/// The time between two looks if writes are noticed and none comes. Also between two checks of the file's place, since
+/// most changes of that are noticed, too.
 const IDLE: Duration = Duration::from_secs(1);
-/// From the write of a commit that needs no sync until it is to be seen.
+/// The time from the write of a commit that needs no sync until the commit can be seen.
 const COMMIT: Duration = Duration::from_millis(1);
-/// Looks go on for at least so long after a write: there may be another commit beside the one that was seen.
+/// Looks go on for at least this long after a write, because there may be another commit next to the one that was seen.
 const CLOSE: Duration = Duration::from_millis(20);
-/// The same while no commit was seen: its sync may take long. And at most, where syncs do.
+/// The same while no commit has been seen, because its sync may take long. Also the upper limit if syncs take long.
 const SYNC: Duration = Duration::from_secs(1);
-/// For so long it is remembered how long a commit took.
+/// How long the time that a commit took is remembered.
 const LATELY: Duration = Duration::from_secs(60);
 /// How long the store's end waits for the thread.
 const END: Duration = Duration::from_secs(1);
@@ -60,17 +61,17 @@ const LOOK: &str = "look whether the database has changed";
 /// The watching of one client.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
-    /// `None`: the thread ends, or is not there.
+    /// `None`: the thread must end, or there is none.
     shared: Arc<Mutex<Option<Watched>>>,
     thread: Mutex<Option<Thread>>,
-    /// How many threads have looked so far.
+    /// How many eyes there have been so far; it numbers them.
     eyes: AtomicU64,
 }
 
 /// What is watched, and where to report it.
 #[derive(Debug)]
 struct Watched {
-    /// As each was seen last.
+    /// Each row as it was seen last.
     rows: HashMap<String, LockRecord>,
     to: Sender<String>,
     /// Ends the thread's sleep.
@@ -81,23 +82,23 @@ struct Watched {
 
 /// The thread's view of the file.
 struct Eye {
-    /// An earlier eye that was not waited for must end and not go on with what is watched now.
+    /// An earlier eye whose thread was not waited for must end, and not go on with what is watched now.
     number: u64,
     target: Target,
     conn: Conn,
-    /// As it was seen last. While the header is the same, nobody has committed.
+    /// The version and the header that were seen last. While the header is the same, nobody has committed.
     version: i64,
     header: Option<Header>,
     notice: Notice,
     shared: Arc<Mutex<Option<Watched>>>,
 }
 
-/// Until when looks go on since a write was noticed, whose commit is still to come, or another one.
+/// How long looks go on after a write was noticed: its commit may still come, or another one.
 #[derive(Debug, Default)]
 struct Awaited {
-    /// When, and whether a commit was seen since.
+    /// When the last write was noticed, and whether a commit was seen since looks began to go on.
     written: Option<(Instant, bool)>,
-    /// How long a commit took at most from its last write until it was seen, and when that was.
+    /// The longest time lately from a commit's last write until the commit was seen, and when that was.
     longest: Option<(Duration, Instant)>,
 }
 
@@ -122,7 +123,7 @@ impl Awaited {
     }
 }
 
-/// Which state of the file a connection sees: another number after every commit of another connection.
+/// A number for the state of the file that a connection sees. It changes with every commit of another connection.
 fn version(conn: &Connection, path: &Path) -> Result<i64, SqliteError> {
     let ask = || conn.prepare_cached("PRAGMA data_version")?.query_row([], |row| row.get(0));
     ask().map_err(|source| SqliteError::Engine { path: path.to_owned(), doing: LOOK, source })
@@ -138,7 +139,7 @@ impl Sqlite {
         let mut thread = self.watch.thread.lock();
         let shared = &self.watch.shared;
         let known: Option<HashSet<String>> = shared.lock().as_ref().map(|w| w.rows.keys().cloned().collect());
-        // Its version is taken before the rows are read: what comes in between is seen twice and not missed.
+        // The eye's version is taken before the rows are read: a change in between is then seen twice, and not missed.
         let eye = match known {
             Some(_) => None,
             None => Some(self.eye(by).map_err(|error| self.target.explained(error))?),
@@ -160,7 +161,7 @@ impl Sqlite {
                 watched.to = to;
             }
             (None, Some(eye)) => {
-                // The last one ended by itself: what came since was seen by nobody.
+                // The last thread ended by itself, so nobody saw what changed since.
                 if thread.is_some() {
                     keys.iter().for_each(|key| drop(to.send((*key).clone())));
                 }
@@ -173,7 +174,7 @@ impl Sqlite {
                 *watched = Some(Watched { rows: fresh, to, bell, eye: number });
             }
             (None, None) => {
-                // If that is because the file is gone, the next call says so.
+                // If the watching ended because the file is gone, the next call says so.
                 let (path, source) = (self.target.path.clone(), io::Error::other("the watching has just ended"));
                 return Err(SqliteError::File { path, doing: LOOK, source }.into());
             }
@@ -185,7 +186,7 @@ impl Sqlite {
         self.target.check()?;
         let mut conn = conn::open(&self.target.path, self.target.file, Durability::Process, by)?;
         conn.protect(&self.target.path, by)?;
-        // The one that was opened.
+        // Checked again, because only now the connection has opened the file.
         self.target.check()?;
         let version = conn::busy_retried(&self.target.path, by, LOOK, || version(&conn, &self.target.path))?;
         let doing = "watch the file";
@@ -202,7 +203,7 @@ impl Eye {
         let (mut rest, mut lull) = (Duration::ZERO, PAUSE);
         let mut place_at = Instant::now() + IDLE;
         let mut awaited = Awaited::default();
-        // One may have been noticed before this thread was there, and its commit be seen by nobody yet.
+        // A write may have been noticed before this thread ran, and nobody may have seen its commit yet.
         awaited.write(Instant::now());
         let mut begins = true;
         loop {
@@ -216,7 +217,7 @@ impl Eye {
             } else if self.notice.wait_for_write(IDLE) {
                 begins = false;
                 awaited.write(Instant::now());
-                // It may also be that a file was removed.
+                // The notice may also mean that a file was removed.
                 place_at = Instant::now();
                 self.notice.wait(COMMIT);
             }
@@ -236,7 +237,8 @@ impl Eye {
             match looked {
                 Err(SqliteError::Engine { source, .. }) if SqliteError::is_busy(&source) => {}
                 Err(error) => {
-                    // First: they sleep long, since they expect to be woken; and the logger may hang.
+                    // Dropped before the log call, because the logger may hang, and waiters sleep long while they
+                    // expect to be woken.
                     drop(self.shared.lock().take_if(|watched| watched.eye == self.number));
                     log::debug!(target: "leasehold::sqlite", "waiters are not woken any more: {}", Error::from(error));
                     return;
@@ -264,12 +266,12 @@ impl Eye {
             Some(watched) if watched.eye == self.number => watched.rows.keys().cloned().collect(),
             _ => return Ok(false),
         };
-        // Without the mutex, for which the store's end would wait.
+        // Read without the mutex, because the store's end would wait for it.
         let mut read = Vec::with_capacity(keys.len());
         for key in keys {
             let now = match Row::read(&self.conn, &self.target.path, &key) {
                 Ok((format, row)) => row.view(format, self.target.here(&self.target.times()?)).record,
-                // Who waits for it sees it for itself.
+                // A waiter for this key finds the damage by itself.
                 Err(SqliteError::Damaged { .. }) => LockRecord::missing(&key),
                 Err(error) => return Err(error),
             };
@@ -281,19 +283,20 @@ impl Eye {
         for (key, now) in read {
             let Some(seen) = rows.get_mut(&key) else { continue };
             if transition::frees(seen, &now) || has_come_and_gone(seen, &now) {
-                // Where nobody listens any more, the next call ends the watching.
+                // If nobody receives any more, the next call ends the watching.
                 let _ = to.send(key);
             }
             *seen = now;
         }
-        // Not before: what is busy now is looked at again.
+        // Set only now: if the file was busy before, the next look reads the rows again.
         (self.version, self.header) = (version, header);
         Ok(true)
     }
 }
 
-/// Looks, and tells how long to rest afterwards: by the time that it had a processor. What it only waited for one is no reason
-/// to be late, but what it waited for a slow disk is as much as others had to wait.
+/// Looks, and returns how long to rest afterwards: `SHARE` times what the look had of a processor, and at least as long
+/// as it took. Waiting for a processor is no reason to be much later, but others had to wait as long for a slow disk,
+/// too.
 fn timed<T>(look: impl FnOnce() -> T) -> (T, Duration) {
     let (began, before) = (Instant::now(), thread_time());
     let looked = look();
@@ -301,13 +304,13 @@ fn timed<T>(look: impl FnOnce() -> T) -> (T, Duration) {
     (looked, ran.saturating_mul(SHARE).max(began.elapsed()))
 }
 
-/// The time until the next look: such a rest, or at least so much.
+/// The time until the next look: `rest`, but at least `least`, and at most [`LONGEST_PAUSE`].
 fn pause(rest: Duration, least: Duration) -> Duration {
     rest.clamp(least, LONGEST_PAUSE)
 }
 
-/// Whether there may have been a holder between two looks that neither of them saw, and that a waiter did see; or one whose
-/// end was later then, as of a release that keeps a minimum hold.
+/// Whether there may have been a holder between two looks that neither of them saw, but a waiter did. Or a holder may
+/// have had a later end in between, as before a release that keeps a minimum hold.
 fn has_come_and_gone(before: &LockRecord, now: &LockRecord) -> bool {
     let as_granted = |holder: &Holder| holder.token == now.token && holder.renewed.is_none();
     let newest_stands = now.exclusive.as_ref().is_some_and(as_granted);
@@ -356,7 +359,7 @@ mod tests {
         assert!(timed(busy).1 >= ms(2) * SHARE);
     }
 
-    /// As where others have the processors.
+    /// As on a machine whose processors others use.
     #[test]
     #[cfg(unix)]
     fn for_a_look_that_stood_still_it_rests_no_twenty_times_as_long() {
@@ -364,7 +367,7 @@ mod tests {
         assert!((0..5).any(|_| stood() < LONGEST_PAUSE));
     }
 
-    /// The first of two may have been written before, and its sync be over sooner.
+    /// The first of two commits may have been written earlier, and its sync may be over sooner.
     #[test]
     fn a_second_commit_is_awaited_for_as_long_as_syncs_take() {
         let (begun, ms) = (Instant::now(), Duration::from_millis);
@@ -430,7 +433,8 @@ mod tests {
                 while !store.watch.thread.is_locked() && !more.is_finished() {
                     std::thread::yield_now();
                 }
-                // Between its two looks; or before both, and then it begins anew.
+                // Ends the watching between the two moments when the call looks at it; or before both, and then the
+                // call begins anew.
                 if let Some(watched) = store.watch.shared.lock().take() {
                     watched.bell.ring();
                 }

@@ -21,11 +21,11 @@ mod system {
     use super::{Duration, Path};
     use crate::store::sqlite::file::beside;
 
-    /// The longest time between two looks where writes are not noticed. A user has 128 notices: where there are none left,
-    /// others have them and are woken at once.
+    /// The longest time between two looks if writes are not noticed. A user has 128 notices: if none is left for this
+    /// process, others have them and are woken at once.
     pub const LULL: Duration = Duration::from_millis(50);
 
-    /// Ends every wait of its notice from now on.
+    /// Once it has rung, every wait of its notice ends.
     #[derive(Clone, Debug)]
     pub struct Bell(Arc<EventFd>);
 
