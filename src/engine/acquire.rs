@@ -315,7 +315,7 @@ impl<'a> Wait<'a> {
             // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
             (Some(holders), _) => Ok(Obtained::Refused(holders)),
-            // It waited in the line and never asked the store, of which no failure is known.
+            // It never came to the head of the line, or its end cut off its first look there.
             (None, _) if self.is_in_line() && self.effort.attempts == 0 && !self.known.is_out => {
                 Ok(Obtained::Refused(Vec::new()))
             }

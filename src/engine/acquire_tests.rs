@@ -356,16 +356,16 @@ fn what_its_end_cut_off_right_after_it_began_hides_no_error() {
 #[test]
 fn who_comes_to_the_head_of_the_line_just_before_its_end_was_refused() {
     let bench = Bench::new();
-    let ended = |asked: Instant| {
+    let ended = |left: Duration| {
         let mut wait = bench.wait(Patience::Endless);
         wait.enter(&Deadline::after(SLACK));
-        let cut_off = Error::new(ErrorKind::Store, "no answer in 101 ms").retryable();
-        wait.failed(cut_off, asked, &Deadline::at(Instant::now()));
+        bench.faults.next(Call::Read, Fault::FailBefore);
+        assert!(!wait.look(&Deadline::after(left)));
         wait.ended()
     };
-    assert!(matches!(ended(Instant::now()), Ok(Obtained::Refused(holders)) if holders.is_empty()));
-    // This one had time to answer.
-    assert_eq!(ended(Instant::now() - 2 * SILENT).err().expect("an error").kind(), ErrorKind::Store);
+    assert!(matches!(ended(Duration::ZERO), Ok(Obtained::Refused(holders)) if holders.is_empty()));
+    // This store had time to answer.
+    assert_eq!(ended(SLACK).err().expect("an error").kind(), ErrorKind::Store);
 }
 
 #[test]

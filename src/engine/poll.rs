@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::queue::{HANGS, Leaves, Ticket};
+use super::queue::{HANGS, Leaves, SILENT, Ticket};
 use crate::engine::acquire::Wait;
 use crate::engine::spec::Granted;
 use crate::lease::{backoff, transition};
@@ -211,11 +211,12 @@ impl Wait<'_> {
     }
 
     fn read(&mut self, overall: &Deadline) -> bool {
-        self.effort.attempts += 1;
         let by = overall.of_try().within(self.family.options.request_timeout);
         let which = Which::Key(self.spec.lock.key.clone());
         let asked = Instant::now();
         let answer = self.asking(asked, || self.family.backend.read(&which, None, Consistency::Eventual, &by));
+        // A look that the end of the call cut off right after it began says nothing, and does not count: see `ended`.
+        self.effort.attempts += u32::from(answer.is_ok() || !overall.cut_off(asked, SILENT));
         match answer {
             Ok(mut page) => {
                 self.answered();
