@@ -1,5 +1,5 @@
-//! To be granted a key: one conditional write that means the pure rule in the common cases, and for the rest
-//! the pure rule on the row that came back, written by compare-and-swap.
+//! Acquires a key. In the common cases, one conditional write has the meaning of the pure rule. In the others, the pure
+//! rule is applied to the row that came back, and the result is written by compare-and-swap.
 
 use std::time::Duration;
 
@@ -16,20 +16,21 @@ use crate::model::key;
 use crate::store::{Acquired, Attempt};
 use crate::sys::deadline::Deadline;
 
-/// Missing, released or expired. Ends that dynamodb-lock-go or an operator wrote, and that are not UTC or written in another
-/// way, can't be compared as text, nor can most years of five digits or with a sign.
+/// The row is missing, released or expired. The condition excludes ends that can't be compared as text: ends that
+/// dynamodb-lock-go or an operator wrote in another zone than UTC or in another form, and most years of five digits or
+/// with a sign.
 const FREE: &str = "(attribute_not_exists(#key) OR (#leasedUntil <= :expiredBefore AND #leasedUntil >= :first \
                     AND contains(#leasedUntil, :at) AND contains(#leasedUntil, :z)))";
 const TOKEN_RISES: &str = "(attribute_not_exists(#fence) OR #fence < :t)";
-/// Not given up, and no lease.
+/// The grant id was not given up, by itself or by a floor, and the row is no lease of a name.
 const GRANTABLE: &str = "NOT contains(#givenUp, :grant) AND (attribute_not_exists(#floor) OR #floor < :t) \
                          AND (attribute_not_exists(#kind) OR #kind <> :leaseKind)";
-/// The set of those that gave up has room for one more.
+/// The set of given-up grant ids has room for one more.
 const FEW: &str = "(attribute_not_exists(#givenUp) OR size(#givenUp) <= :many)";
-/// A live exclusive holder of the same owner. Without the inner part a repeat would raise the token.
+/// A live exclusive holder with the same owner. Without the inner part, a repeated request would raise the token.
 const SAME_OWNER: &str = "(#owner = :owner AND (attribute_not_exists(#grantId) OR #grantId <> :grant))";
 
-/// What every grant sets that is not beside other holders.
+/// What every grant sets, unless it joins other shared holders.
 const GRANTED: [(&str, &str); 6] = [
     ("#kind", ":kind"),
     ("#format", "if_not_exists(#format, :format)"),
@@ -39,11 +40,11 @@ const GRANTED: [(&str, &str); 6] = [
     ("#version", "if_not_exists(#version, :t) + :one"),
 ];
 
-/// At most this many expired shared holders are dropped by one that joins: a condition may have 4 KB, and each takes
-/// forty bytes of it.
+/// A grant that joins drops at most this many expired shared holders: a condition may have 4 KB, and each takes forty
+/// bytes of it.
 const MOST_DROPPED: usize = 50;
 
-/// What the rule says of the row that was found.
+/// What the rule says about the row that was found.
 enum Decided {
     Write(Next),
     Answer(Acquired),
@@ -60,15 +61,16 @@ impl Dynamodb {
         if let Some(old) = Dynamodb::doubted(attempt) {
             return Ok(self.settle_doubt(attempt, old, by));
         }
-        // Not for the row that a diagnosis tries, which no lock can be in.
+        // Not for the row that a diagnosis tries: it has a key that no lock can have.
         if key::parts(&attempt.key).is_none() {
             self.agree_on_grace(by)?;
         }
-        // The end of a row with shared holders depends on all of them, so it is read before one of them is replaced.
+        // The end of a row with shared holders depends on all of them, so the row is read before one of them is
+        // replaced.
         let blind = attempt.ask.instead_of.is_none() || attempt.ask.mode == Mode::Exclusive;
         let found = if blind { None } else { Some(self.look(&attempt.key, by)?) };
-        // What is sent without having seen the row takes nobody over while the time is unconfirmed, and its answer confirms it. A
-        // transfer has a lock already, which must not end by it.
+        // A write that is sent without having seen the row takes over no holder while the time is unconfirmed, and its
+        // answer can confirm the time. A transfer already has a lock, which an unconfirmed time must not end.
         let moment = self.sure_moment(Duration::ZERO, by)?;
         let is_first = attempt.ask.instead_of.is_none();
         let mut moment = self.told(if is_first { moment } else { self.confirmed(moment, by)? })?;
@@ -84,7 +86,7 @@ impl Dynamodb {
                         return Ok(self.settle_doubt(attempt, old, by));
                     }
                     attempt.native = None;
-                    // A damaged row had nobody's.
+                    // A damaged row shows no holder of another library.
                     let old = DecodedRow::new(&attempt.key, old);
                     old.iter().for_each(|old| self.watch_fleet(old, moment.now));
                     return Ok(Acquired::Granted { holder: next.holder, repeated: false, now: moment.upper_bound() });
@@ -104,7 +106,7 @@ impl Dynamodb {
                 }
                 Decided::Answer(Acquired::Granted { holder, repeated, .. }) => {
                     attempt.native = None;
-                    // Where the time of the request was behind, the lease would seem to last longer than it does.
+                    // If the time of the request was behind, the lease would seem to last longer than it does.
                     let now = if moment.contradicts(&asked) { moment.upper_bound() } else { asked.upper_bound() };
                     return Ok(Acquired::Granted { holder, repeated, now });
                 }
@@ -113,7 +115,7 @@ impl Dynamodb {
         }
     }
 
-    /// The pure rule on the row that was found: an answer, or what to write.
+    /// Applies the pure rule to the row that was found. Gives an answer, or what to write.
     fn decide(&self, attempt: &Attempt, found: DecodedRow, moment: &Moment) -> Result<Decided, DynamodbError> {
         found.record.check_format()?;
         self.watch_fleet(&found, moment.now);
@@ -122,7 +124,7 @@ impl Dynamodb {
         Ok(match (step.answer, step.record) {
             (AcquireAnswer::Granted { holder, repeated: false }, Some(mut new)) => {
                 new.given_up.extend(ask.instead_of.iter().map(|(old, _)| old.clone()));
-                // Its own expired entry, if there is one, goes the other way.
+                // If the grant itself has an expired entry there, the whole row is written instead.
                 let is_fresh = ask.instead_of.is_none() && found.record.standing(&ask.grant).is_none();
                 let joins = ask.mode == Mode::Shared && is_fresh && new.shared.len() > 1;
                 let expr = if joins {
@@ -142,15 +144,15 @@ impl Dynamodb {
         })
     }
 
-    /// What is sent without having seen the row.
+    /// The write that is sent without having seen the row.
     fn first(&self, attempt: &Attempt, moment: &Moment) -> Next {
         let (ask, times) = (&attempt.ask, moment.times());
         let old = ask.instead_of.as_ref();
         let mut record = LockRecord { token: old.map_or(0, |(_, token)| *token), ..LockRecord::missing(&attempt.key) };
         let holder = record.grant(&ask.grant, &ask.lock_id, &ask.labels, ask.lease, &times);
         let (condition, update) = match (old, ask.mode) {
-            // Copies of the old grant's own acquire may still come, even with a higher token than ours: so its grant id is
-            // remembered as given up.
+            // Copies of the acquire that made the old grant may still arrive, even with a higher token than ours: so
+            // the old grant id is remembered as given up.
             (Some(_), _) => (
                 format!("#grantId = :old AND #fence = :f AND {FEW}"),
                 exclusive_update(&holder).add("#givenUp", ":olds"),
@@ -182,14 +184,14 @@ impl Dynamodb {
 }
 
 impl Expr {
-    /// Also on this condition, which is about the grant that is asked for.
+    /// Adds this condition, which is about the grant that the acquisition asks for.
     fn requiring(mut self, condition: &str, ask: &Ask) -> Expr {
         self.condition = format!("{} AND {condition}", self.condition);
         self.value(":grant", text(ask.grant.as_str())).value(":leaseKind", text("lease"))
     }
 }
 
-/// Sets what the holder has and removes what it has not.
+/// Sets the attributes that the holder has, and removes those that it does not have.
 fn exclusive_update(holder: &Holder) -> Update {
     let update = Update::setting(&GRANTED).set("#grantId", ":grant").set("#lockId", ":lock").set("#owner", ":owner");
     let put = |update: Update, (name, value): (&str, Option<_>)| match value {
@@ -199,7 +201,7 @@ fn exclusive_update(holder: &Holder) -> Update {
     row::optional(&holder.labels).into_iter().fold(update, put).removing(&["#shared", "#renewedAt"])
 }
 
-/// The values of a grant.
+/// Adds the values of a grant.
 fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
     let labels = row::optional(&holder.labels).into_iter();
     let expr = labels.fold(expr, |expr, (name, value)| expr.maybe(&format!(":{name}"), value));
@@ -213,7 +215,8 @@ fn granting(expr: Expr, holder: &Holder, times: &Times) -> Expr {
         .value(":one", number(1))
 }
 
-/// Beside other shared holders. Compares `fence`, which only grants change, so renewals do not disturb it.
+/// A grant that joins other shared holders. It compares `fence`, which only grants change, so renewals do not disturb
+/// it.
 fn join(
     key: &str,
     found: &DecodedRow,
@@ -234,12 +237,12 @@ fn join(
     }
     let is_gone = |other: &&Holder| new.standing(&other.grant).is_none();
     let gone: Vec<&Holder> = found.record.shared.iter().filter(is_gone).take(MOST_DROPPED).collect();
-    // In a row that is full the heartbeats of those who are there would be refused, until they lose the lock.
+    // In a full row the heartbeats of the present holders would be refused, until they lose the lock.
     if found.size_with(holder, &gone) > row::MOST {
         return Err(DynamodbError::Own(Own::TooLarge, None));
     }
     for i in 0..gone.len() {
-        // One that renewed meanwhile makes it fail.
+        // If one of them renewed meanwhile, the condition fails.
         condition.push_str(&format!(" AND #shared.#d{i}.#leasedUntil = :d{i}"));
         update = update.remove(format!("#shared.#d{i}"));
     }
@@ -257,8 +260,9 @@ fn join(
     Ok(expr)
 }
 
-/// Stops every late copy of this acquisition: by its grant id, or, where `found` has too many of these already, by a
-/// floor under all tokens to come, which stops theirs as well. `found` is the row as the last try left it.
+/// Stops every late copy of this acquisition: by its grant id or, if `found` has too many given-up grant ids already,
+/// by a floor under all later tokens, which stops the copies of those acquisitions as well. `found` is the row as the
+/// last try found it.
 pub(super) fn stopping(expr: Expr, grant: &GrantId, found: Option<&DecodedRow>, moment: &Moment) -> Expr {
     let Some(found) = found.filter(|found| found.is_crowded()) else {
         let mut expr = expr.value(":grants", set([grant.as_str()])).value(":many", number(MANY_GIVEN_UP as u64));

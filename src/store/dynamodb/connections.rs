@@ -1,4 +1,4 @@
-//! The SDK's client, on the driver's thread, and when its connections are left for new ones.
+//! The SDK's client, on the driver's thread, and when its connections are replaced by new ones.
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
@@ -10,7 +10,7 @@ use aws_sdk_dynamodb::{Client, Config};
 
 use crate::sys::log;
 
-/// So long without any answer, while requests are made.
+/// After this long without any answer, while requests are made, the connections are replaced.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// What lives on the driver's thread.
@@ -19,34 +19,35 @@ pub(super) struct Owned {
     config: Config,
     endpoint: Option<String>,
     client: RefCell<Rc<Client>>,
-    /// Its number: later ones are higher.
+    /// The number of the client. Later clients have higher numbers.
     number: Cell<u64>,
     silence: Silence,
 }
 
 impl Owned {
-    /// `endpoint`: the one that was named to the SDK, which its configuration does not tell.
+    /// `endpoint`: the one that was given to the SDK. It can't be read from `config`.
     pub fn new(table: String, config: Config, endpoint: Option<String>) -> Self {
         let client = RefCell::new(Rc::new(Client::from_conf(config.clone())));
         Owned { table, config, endpoint, client, number: Cell::new(next_number()), silence: Silence::default() }
     }
 
-    /// The region, and the endpoint where one was named.
+    /// The region, and the endpoint if one was given.
     pub fn place(&self) -> (Option<String>, Option<String>) {
         (self.config.region().map(ToString::to_string), self.endpoint.clone())
     }
 
-    /// For a request that begins now.
+    /// The client for a request that begins now.
     pub fn client(&self) -> Rc<Client> {
         self.client.borrow().clone()
     }
 
     /// Waits for a request.
     ///
-    /// The SDK has a pool of connections and never looks whether they still carry anything. After a while without traffic a
-    /// router may have forgotten all of them, and each that is tried costs a part of a lease. So a request that is left
-    /// after a second without any answer takes them along: a new client has none. So does one after which another host of
-    /// the service `is_to_confirm` the time: it may answer what comes next.
+    /// The SDK has a pool of connections and never checks whether they still carry anything. After a while without
+    /// traffic a router may have forgotten all of them, and each that is tried costs a part of a lease. So if a request
+    /// is dropped after a second without any answer, the client is replaced by a new one, which has no connections yet.
+    /// The same happens after a request for which `is_to_confirm` says that another host of the service must confirm
+    /// the time: over a new connection, another host may answer.
     pub async fn within<T>(self: Rc<Self>, asks: impl Future<Output = T>, is_to_confirm: impl Fn() -> bool) -> T {
         self.silence.begins(Instant::now());
         let left = Leaves(self, is_to_confirm);
@@ -67,13 +68,13 @@ impl Owned {
     }
 }
 
-/// Of all in this process, since several may learn the time together.
+/// The numbers are unique in this process, since several clients may share one estimate of the time.
 fn next_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
-/// A request that may be left before it is answered.
+/// A request that may be dropped before it is answered.
 struct Leaves<F: Fn() -> bool>(Rc<Owned>, F);
 
 impl<F: Fn() -> bool> Drop for Leaves<F> {
@@ -87,7 +88,7 @@ impl<F: Fn() -> bool> Drop for Leaves<F> {
     }
 }
 
-/// For how long requests have been made and none was answered. A pause in which none is under way does not count.
+/// For how long requests have been made without any answer. A pause in which no request is under way does not count.
 #[derive(Default)]
 struct Silence {
     since: Cell<Option<Instant>>,
@@ -107,7 +108,7 @@ impl Silence {
         self.since.set(None);
     }
 
-    /// Whether it has lasted for too long; then it begins anew.
+    /// Ends a request. Whether the silence has lasted for too long; then it begins anew.
     fn ends(&self, now: Instant) -> bool {
         self.asking.set(self.asking.get().saturating_sub(1));
         self.ended.set(Some(now));
@@ -127,21 +128,21 @@ mod tests {
     fn only_time_in_which_something_was_asked_is_silence() {
         let (silence, began) = (Silence::default(), Instant::now());
         let at = |millis| began + Duration::from_millis(millis);
-        // Each is left after 0.4 s, an hour after the one before.
+        // Each request is dropped after 0.4 s, and begins an hour after the one before.
         let is_over = [0, 3_600_000, 7_200_000, 10_800_000].map(|start| {
             silence.begins(at(start));
             silence.ends(at(start + 400))
         });
         assert_eq!(is_over, [false, false, true, false]);
-        // One of two is answered, and the other one left.
+        // Of two requests, one is answered and the other one is dropped.
         silence.begins(at(11_000_000));
         silence.begins(at(11_000_000));
         silence.answered();
         assert!(!silence.ends(at(11_000_900)) && !silence.ends(at(11_005_000)));
-        // An hour later nothing is known of the silence before.
+        // Almost an hour later, the silence before that counts no more.
         silence.begins(at(14_000_000));
         assert!(!silence.ends(at(14_000_100)));
-        // Two in turn, of which each is under way while the other one begins.
+        // Two overlapping requests: each is under way while the other one begins or ends.
         silence.begins(at(14_000_100));
         silence.begins(at(14_000_600));
         assert!(!silence.ends(at(14_000_700)) && silence.ends(at(14_001_200)));

@@ -1,7 +1,7 @@
-//! Credentials that are loaded by a task of their own, once for all requests, and before the last ones end.
+//! Credentials that a separate task loads, once for all requests, and before the last ones expire.
 //!
-//! The SDK loads them inside the request that finds none, and drops the load with it. A heartbeat may have less time
-//! than a load takes, and so has its repeat.
+//! The SDK loads them inside the request that finds none, and drops the load with that request. A heartbeat may have
+//! less time than a load takes, and so may its repeat.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,35 +16,37 @@ use tokio::task::JoinHandle;
 
 use crate::sys::clock::{BootTime, Clock};
 
-/// A load that takes longer has failed. The slowest sources repeat by themselves, and ask several services in turn.
+/// A load that takes longer has failed. The slowest sources repeat by themselves, and query several services in turn.
 const LONGEST: Duration = Duration::from_secs(20);
-/// Credentials are loaded anew so long before they end, or in the middle of what is left of them: a host's wall clock
-/// may be so far behind that of the service, and the source be away for a while.
+/// The next load begins this long before the credentials expire, or halfway to their end if less than twice this is
+/// left. A host's wall clock may be that far behind the service's, and the source may be unavailable for a while.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
-/// Whose end is as near as that are used no more: the request has to arrive.
+/// Credentials that expire within this time are no longer used: the request has to arrive before that.
 const LAST: Duration = Duration::from_secs(5);
-/// Those without an end are loaded anew after this, as the SDK does: somebody may have replaced them.
+/// Credentials without an end are loaded anew after this, as the SDK does: somebody may have replaced them.
 const ENDLESS: Duration = Duration::from_secs(15 * 60);
 
-/// The source may go on giving what the service says has ended: because of that it is asked no more often than this.
+/// The source may go on giving credentials that have expired according to the service. After such an answer it is
+/// queried no more often than this.
 const REFUSED: Duration = Duration::from_secs(5);
 
-/// Tells that the service does not accept credentials any more, for their token has ended. By this host's clock, which may
-/// be behind, they may go on for long. And whether it did not know some, which may be wrong only for now.
+/// Records that the service no longer accepts credentials because their token has expired: by this host's clock, which
+/// may be behind, they may seem valid for long. Also records that the service did not know some credentials, which may
+/// be only temporary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ended {
-    /// When the last request was sent that was answered so.
+    /// When the last request was sent whose answer was that the token has expired.
     said: Arc<AtomicU64>,
     unknown: Arc<AtomicBool>,
 }
 
 impl Ended {
-    /// A request that was sent then was answered so.
+    /// The answer to a request that was sent then: the token has expired.
     pub fn said_of(&self, sent: BootTime) {
         self.said.fetch_max(sent.as_nanos(), Ordering::SeqCst);
     }
 
-    /// The service does not know them.
+    /// The service does not know the credentials.
     pub fn said_unknown(&self) {
         self.unknown.store(true, Ordering::SeqCst);
     }
@@ -53,7 +55,7 @@ impl Ended {
         self.unknown.swap(false, Ordering::SeqCst)
     }
 
-    /// Whether that is said of what was loaded then: what is sent later has those credentials.
+    /// Whether the service said that credentials loaded at `loaded` have expired: requests sent later carry them.
     fn is_said_of(&self, loaded: BootTime) -> bool {
         self.said.load(Ordering::SeqCst) > loaded.as_nanos()
     }
@@ -70,11 +72,11 @@ pub(super) struct Loaded {
 #[derive(Default)]
 struct State {
     last: Option<Credentials>,
-    /// When those were loaded, by the boot-time clock.
+    /// When `last` was loaded, by the boot-time clock.
     loaded_at: Option<BootTime>,
-    /// When to begin with the next load, while the last ones serve.
+    /// When to begin the next load, while the last credentials can still be used.
     again_at: Option<SystemTime>,
-    /// Under way, or ended while nobody waited for it.
+    /// A load that is under way, or that ended while nobody waited for it.
     load: Option<JoinHandle<provider::Result>>,
 }
 
@@ -86,7 +88,7 @@ impl Loaded {
     async fn get(&self) -> provider::Result {
         let mut state = self.state.lock().await;
         if state.load.as_ref().is_some_and(JoinHandle::is_finished) {
-            // Why it failed may be of long ago: it is tried again.
+            // If that load failed, it may have been long ago: its error is dropped, and the load is tried again.
             let _ = self.end(&mut state).await;
         }
         let now = self.clock.now();
@@ -94,7 +96,7 @@ impl Loaded {
         if may_ask && state.loaded_at.is_some_and(|at| self.ended.is_said_of(at)) {
             state.last = None;
         }
-        // Until others are there, the service may know these again.
+        // The service may know these credentials again later, so they are kept until others are loaded.
         if self.ended.take_unknown() && may_ask {
             state.begin(&self.source);
         }
@@ -118,13 +120,13 @@ impl Loaded {
 }
 
 impl State {
-    /// Begins to load, unless that is under way.
+    /// Begins a load, unless one is under way.
     fn begin(&mut self, source: &SharedCredentialsProvider) -> &mut JoinHandle<provider::Result> {
         let source = source.clone();
         self.load.get_or_insert_with(|| tokio::spawn(load(source, LONGEST)))
     }
 
-    /// Loads, or waits for what does. Where that is given up, the load goes on.
+    /// Loads, or waits for the load that is under way. If the caller stops waiting, the load goes on.
     async fn end(&mut self, source: &SharedCredentialsProvider) -> provider::Result {
         let ended =
             self.begin(source).await.unwrap_or_else(|_| Err(CredentialsError::unhandled("the source panicked")));
@@ -141,7 +143,8 @@ impl State {
 async fn load(source: SharedCredentialsProvider, longest: Duration) -> provider::Result {
     match tokio::time::timeout(longest, source.provide_credentials()).await {
         Ok(loaded) => loaded,
-        // Some sources know what to go on with while the service that they ask is away. The one around them knows nothing.
+        // Some sources have credentials for the time in which the service that they query is unavailable. The wrapper
+        // around the source does not pass this call on, so `as_ref` goes past it.
         Err(_) => source.as_ref().fallback_on_interrupt().ok_or(CredentialsError::provider_timed_out(longest)),
     }
 }
@@ -156,7 +159,7 @@ impl ProvideCredentials for Loaded {
 }
 
 impl fmt::Debug for Loaded {
-    /// Without what it gave.
+    /// Without the credentials.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Loaded").finish_non_exhaustive()
     }
@@ -168,7 +171,7 @@ mod tests {
 
     use super::*;
 
-    /// Ends so much later than now.
+    /// Credentials that expire this much later than now.
     fn ending_in(seconds: u64) -> Credentials {
         Credentials::new("key", "secret", None, Some(SystemTime::now() + Duration::from_secs(seconds)), "test")
     }
@@ -190,7 +193,7 @@ mod tests {
         }
     }
 
-    /// Panics, then fails, then gives what ends at once, and then what serves.
+    /// Panics, then fails, then gives credentials that expire at once, and then valid ones.
     #[derive(Debug, Default)]
     struct Fails(AtomicU32);
 
@@ -210,7 +213,7 @@ mod tests {
         }
     }
 
-    /// Counts how often it was asked; what it gives serves for an hour.
+    /// Counts how often it was called. Its credentials are valid for an hour.
     #[derive(Clone, Debug, Default)]
     struct Counts(Arc<AtomicU32>);
 
@@ -257,7 +260,7 @@ mod tests {
             let (_, sent) = after(Duration::from_secs(600)).await;
             loaded.ended.said_of(sent);
             assert_eq!(after(Duration::ZERO).await.0, 2);
-            // Of what was loaded before, and too soon after a load.
+            // Ignored: an answer to a request with earlier credentials, and later an answer too soon after a load.
             loaded.ended.said_of(first);
             assert_eq!(after(REFUSED).await.0, 2);
             loaded.ended.said_of(clock.now());
@@ -274,7 +277,7 @@ mod tests {
             let loaded = of(Fails::default(), &Clock::system());
             assert!(matches!(loaded.get().await, Err(CredentialsError::Unhandled(_))));
             assert!(matches!(loaded.get().await, Err(CredentialsError::ProviderError(_))));
-            // At its end it is used by whoever waited for it, and by nobody else.
+            // Expired credentials are given to the caller that waited for their load, and to no other.
             let at_end = loaded.get().await.unwrap();
             let kept = loaded.get().await.unwrap();
             assert!(kept.expiry() > at_end.expiry());

@@ -107,7 +107,7 @@ impl failure::Own for Own {
 }
 
 impl DynamodbError {
-    /// What an error of the SDK means, of a request to this table.
+    /// What an error of the SDK means, for a request to this table.
     pub fn classify<E>(error: &SdkError<E, HttpResponse>, left: Left, target: &Target) -> (Fate, Self)
     where
         E: ProvideErrorMetadata + StdError + 'static,
@@ -119,10 +119,10 @@ impl DynamodbError {
         let message = answer.message().unwrap_or("without a message");
         let status = error.raw_response().map_or(0, |response| response.status().as_u16());
         let cause = Cause::from(match code {
-            // Anybody's page, of which nothing is shown.
+            // A page of some other server. Nothing of it is shown.
             "" => format!("HTTP {status}, which is no answer of DynamoDB: is there a proxy or portal on the way?"),
-            // A signature that does not match is answered with the request as it should have been signed, below the
-            // first line: with the token of the session.
+            // If a signature does not match, the message has, below its first line, the request as it should have been
+            // signed, with the session's token.
             _ => format!("{code}: {}", message.lines().next().unwrap_or_default()),
         });
         let table = target.table.clone();
@@ -138,8 +138,8 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::Own(Own::NoTable { table }, Some(cause)))
             }
             "AccessDeniedException" => (Fate::Refused, DynamodbError::Own(Own::Denied { table }, Some(cause))),
-            // The next request has other credentials, also where the service does not know these any more or not yet, or is
-            // signed for the time that this answer says.
+            // The next request may succeed: it has other credentials, also if the service does not know these any more
+            // or not yet, or it is signed with the time from this answer.
             "ExpiredTokenException"
             | "ExpiredToken"
             | "InvalidSignatureException"
@@ -171,7 +171,8 @@ impl DynamodbError {
                 (Fate::Refused, DynamodbError::Own(Own::Invalid { key: target.described() }, Some(cause)))
             }
             _ if status == 429 => (Fate::NotDone, DynamodbError::Own(Own::Throttled, Some(cause))),
-            // Also what was done, but whose answer can't be read, or which a proxy passed on and did not wait for.
+            // This includes a request that was done but whose answer can't be read, and one that a proxy passed on
+            // without waiting for the answer.
             _ if status == 408 || !(300..500).contains(&status) => {
                 (Fate::Unknown, DynamodbError::Unanswered { cause: Some(cause) })
             }
@@ -180,7 +181,7 @@ impl DynamodbError {
     }
 }
 
-/// The service's own name of what it says.
+/// The service's code for this error.
 pub(super) fn code<E>(error: &SdkError<E, HttpResponse>) -> Option<&str>
 where
     E: ProvideErrorMetadata,
@@ -188,8 +189,8 @@ where
     error.as_service_error().and_then(ProvideErrorMetadata::code)
 }
 
-/// No answer of the service. Where an earlier request was sent, there were credentials and a right configuration, and
-/// what is wrong now may pass.
+/// What an error without an answer of the service means. If an earlier request was sent, there were credentials and a
+/// right configuration then, and what is wrong now may pass.
 fn transport<E>(error: &SdkError<E, HttpResponse>, left: Left, target: &Target) -> (Fate, DynamodbError)
 where
     E: StdError + 'static,
@@ -197,7 +198,7 @@ where
     let cause = Cause::of(error);
     let refused = of_type::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
     if refused {
-        // Only connecting fails so.
+        // Only connecting fails in this way, so nothing was sent.
         return (Fate::NotDone, DynamodbError::Unreachable { cause });
     }
     if left == Left::Maybe {
@@ -219,7 +220,7 @@ where
     }
 }
 
-/// The error of this type, or the one beneath it.
+/// The first error of this type in the chain of sources.
 fn of_type<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Option<&'a E> {
     let mut next = Some(error);
     while let Some(error) = next {

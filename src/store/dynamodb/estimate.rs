@@ -1,13 +1,15 @@
-//! The service's time, by its answers.
+//! The service's time, estimated from its answers.
 //!
-//! Each answer's `Date` header is the service's time at some moment between sending and receiving, cut to the
-//! second. So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`;
-//! what many answers allow is their intersection, which widens with its age, since clocks drift. Every time that is
-//! stored or compared is taken from its middle. When the intersection is empty a clock was moved, or one answer is
-//! wrong: the new answer counts and is in doubt, until one agrees with it or with what was known before. What comes over the
-//! same connection, from the same host, would say the same again: new connections are made, and what goes over the old ones
-//! settles nothing in its favour. Where nothing contradicts a wrong answer, since it is the first one, or what was known
-//! leaves much room, it is unconfirmed, until one over a later connection agrees.
+//! Each answer's `Date` header is the service's time at some moment between sending and receiving, cut to the second.
+//! So (service's time - our boot-time clock) lies between `Date - received` and `Date + 1 s - sent`. What many answers
+//! allow is the intersection of these intervals, which widens with its age, since clocks drift. Every time that is
+//! stored or compared is taken from its middle.
+//!
+//! When the intersection is empty, a clock was moved or one answer is wrong. Then the new answer counts, but it is in
+//! doubt until a later answer agrees with it or with what was known before. An answer over the same connection comes
+//! from the same host, which would report the same again. So new connections are made, and answers over the old ones do
+//! not settle the doubt in favour of the new answer. A wrong answer contradicts nothing if it is the first one, or if
+//! what was known leaves much room: such an answer is unconfirmed until one over a later connection agrees.
 
 use std::time::Duration;
 
@@ -19,17 +21,17 @@ use crate::sys::clock::BootTime;
 
 /// A `Date` is cut to the second.
 const RESOLUTION: i64 = 1_000_000_000;
-/// What an answer's way may add to the second, for the interval to be good enough for the grace alone.
+/// How much the travel time of an answer may add to the second, if the grace alone is to cover the interval.
 pub(super) const SLACK: Duration = Duration::from_millis(100);
-/// Only what was never held or was released ended before this: 1970-01-02.
+/// 1970-01-02. Only locks that were never held or were released have an end before this.
 const ONLY_RELEASED: StoreTime = StoreTime::from_nanos(86_400 * 1_000_000_000);
 
-/// A clock drifts by at most one part in this many (500 ppm), but for what [`Estimate::slewed`] sees.
+/// A clock drifts by at most one part in this many (500 ppm), not counting what [`Estimate::slewed`] sees.
 const DRIFT: u128 = 2_000;
-/// What a clock was corrected by since it was last looked at counts from here on, in nanoseconds.
+/// Corrections of the clock are counted once they add up to this many nanoseconds.
 const SLEWED: i64 = 1_000_000;
-/// What is known less well than this, by a slow answer, drift or corrections, leaves room for a wrong answer: one that
-/// narrows it by more than `ROOM` is unconfirmed.
+/// An interval wider than this, because of a slow answer, drift or corrections, leaves room for a wrong answer: an
+/// answer that narrows it by more than `ROOM` is unconfirmed.
 const LOOSE: Duration = Duration::from_millis(1_600);
 const ROOM: Duration = Duration::from_millis(500);
 /// An answer that is no older than this is as good as a new one.
@@ -46,13 +48,14 @@ struct Known {
     ahead: Option<Ahead>,
     /// What was known before an answer contradicted it.
     before: Option<Ahead>,
-    /// The number of the client over whose connections that answer came: what comes over them, or older ones, does not
-    /// confirm it.
+    /// The number of the client over whose connections the contradicting answer came. Answers over these connections,
+    /// or older ones, do not confirm it.
     doubted_over: u64,
-    /// The connections over which alone it was told, until an answer over later ones agrees; in doubt those of `before`.
+    /// The client number of the only connections over which the time was reported, until an answer over later ones
+    /// agrees. While the time is in doubt, this is about `before`.
     unconfirmed: Option<u64>,
-    /// The latest time that was given out while it was known well, and when that was: a narrower interval may have its
-    /// middle earlier, but time must not go back, only run slower.
+    /// The latest time that was given out while the time was known well, and when that was. A narrower interval may
+    /// have an earlier middle, but the time must not go back, only run slower.
     given: Option<(i64, BootTime)>,
     /// By how much this host's clock had been corrected when that was last counted.
     slew: Option<i64>,
@@ -63,12 +66,12 @@ struct Known {
 struct Ahead {
     low: i64,
     high: i64,
-    /// When it was so.
+    /// When this interval was right.
     at: BootTime,
 }
 
 impl Ahead {
-    /// What is left of it later, at `at`.
+    /// The interval at the later moment `at`, widened by drift.
     fn aged(self, at: BootTime) -> Ahead {
         let drift = i64::try_from(at.since(self.at).as_nanos() / DRIFT).unwrap_or(i64::MAX);
         Ahead { low: self.low.saturating_sub(drift), high: self.high.saturating_add(drift), at: at.max(self.at) }
@@ -80,13 +83,13 @@ impl Ahead {
         self.low.max(other.low).saturating_sub(slack) <= self.high.min(other.high)
     }
 
-    /// What a new answer leaves of it.
+    /// What a new answer leaves of the interval.
     fn and(self, answer: Ahead) -> Ahead {
         let both = Ahead { low: self.low.max(answer.low), high: self.high.min(answer.high), ..answer };
         if both.low <= both.high { both } else { answer }
     }
 
-    /// What one of the two allows, where one of them may be wrong.
+    /// An interval that contains both, since one of them may be wrong.
     fn or(self, answer: Ahead) -> Ahead {
         Ahead { low: self.low.min(answer.low), high: self.high.max(answer.high), ..answer }
     }
@@ -102,20 +105,22 @@ impl Ahead {
 }
 
 impl Estimate {
-    /// For tests: one that several clients share. Any answer may confirm another: whoever got one may ask nothing more, and
-    /// then the others would wait for ever for one over later connections of its.
+    /// For tests: an estimate that several clients share. Any answer may confirm another one. Otherwise, if the client
+    /// that got the first one sends no more requests, the others would wait for ever for an answer over its later
+    /// connections.
     pub fn of_several() -> Self {
         Estimate(Mutex::new(Known { is_of_several: true, ..Known::default() }))
     }
 
-    /// Learns from an answer with this `Date`, in seconds since 1970, over a connection of its own; whether another host is to
-    /// say the time, too.
+    /// Learns from an answer with this `Date`, in seconds since 1970, over a connection of its own. Returns whether
+    /// another host of the service must confirm the time.
     pub fn learn(&self, date: i64, sent: BootTime, received: BootTime) -> bool {
         self.learn_corrected(date, sent, received, 0, sent.as_nanos())
     }
 
-    /// The same where this host's clock was corrected by so many nanoseconds meanwhile. `over`: which connections it came
-    /// over, those that are made later having a higher number.
+    /// The same if this host's clock was corrected by `moved` nanoseconds between sending and receiving. `over`: the
+    /// number of the client over whose connections the answer came; connections that are made later have a higher
+    /// number.
     pub fn learn_corrected(&self, date: i64, sent: BootTime, received: BootTime, moved: i64, over: u64) -> bool {
         let (date, moved) = (date.saturating_mul(1_000_000_000), moved.saturating_abs());
         let answer = Ahead {
@@ -139,24 +144,25 @@ impl Estimate {
             known.given = None;
         }
         let fitting = before.filter(|before| before.fits(answer));
-        // Where neither fits, the new answer counts, and of several that contradict each other the first was known.
+        // If the answer fits neither, it counts. Of several that contradict each other, `before` keeps the one known
+        // first.
         let Some(base) = Some(ahead).filter(|_| fits).or(fitting) else {
             (known.ahead, known.before) = (Some(answer), known.before.or(Some(ahead)));
             known.doubted_over = over;
             return true;
         };
-        // One that says less must not confirm what is more exact than itself.
+        // A less exact answer must not confirm more than it says itself, so the result then contains both.
         let confirms = before.is_none() && known.unconfirmed.is_some_and(is_later);
         let is_loose = answer.width() > LOOSE;
         let joined = if confirms && is_loose { base.or(answer) } else { base.and(answer) };
         let narrows_by = |room: Duration| base.width() > LOOSE.max(joined.width() + room);
-        // Over a slow link each answer narrows what the last two allow together, and would take new connections for that. So it
-        // waits until drift has left more room than such an answer has itself.
+        // Over a slow link each answer narrows what the last two allow together, and would require new connections each
+        // time. So such an answer is left out until drift has made more room than the answer's own width.
         let is_too_little = is_loose && known.before.is_none() && !narrows_by(answer.width() + ROOM);
         let is_left = narrows_by(ROOM) && is_too_little;
         let is_narrower = narrows_by(ROOM) && !is_left;
         let new = if is_left { base } else { joined };
-        // It says nothing of which of the two was wrong, while they contradict each other.
+        // An answer that fits both does not show which of them was wrong, while they contradict each other.
         known.before = fitting.filter(|_| fits).map(|before| before.and(answer)).filter(|before| !before.fits(new));
         known.ahead = Some(new);
         if is_narrower {
@@ -167,8 +173,8 @@ impl Estimate {
         is_narrower
     }
 
-    /// This host's clock has been corrected by so many nanoseconds so far: what that moved it since the last answer may be
-    /// off either way.
+    /// Notes by how many nanoseconds this host's clock has been corrected in total. What the correction since the last
+    /// answer changed may be wrong in either direction, so the interval widens by it on both sides.
     pub fn slewed(&self, slew: i64) {
         let mut known = self.0.lock();
         let by = known.slew.map_or(0, |before| slew.saturating_sub(before).saturating_abs());
@@ -193,7 +199,8 @@ impl Estimate {
             |now| Moment { now: StoreTime::from_nanos(now), width, at, age, ahead, before, is_unconfirmed, grace };
         let middle = ahead.middle(at);
         if before.is_some() || is_unconfirmed || ahead.width() > grace.own.min(Dynamodb::GRACE) + SLACK {
-            // It may be far off, so no later time is bound by it. A grace above the default is for the clocks of others.
+            // This time may be far off, so later times need not be above it. A grace above the default is for the
+            // clocks of others.
             return Some(moment(middle));
         }
         let least = known.given.map_or(middle, |(given, when)| {
@@ -201,7 +208,7 @@ impl Estimate {
             given.saturating_add(half.max(1))
         });
         let now = middle.max(least);
-        // No time is counted twice, also where a thread comes late with its `at`.
+        // `when` does not go back, even if a thread comes late with its `at`: otherwise time would be counted twice.
         known.given = Some((now, known.given.map_or(at, |(_, when)| when.max(at))));
         Some(moment(now))
     }
@@ -224,12 +231,12 @@ fn nanos(at: BootTime) -> i64 {
     i64::try_from(at.as_nanos()).unwrap_or(i64::MAX)
 }
 
-/// The service's time at one moment, and how far that is known.
+/// The service's time at one moment, and how exactly it is known.
 #[derive(Clone, Copy, Debug)]
 pub struct Moment {
     /// The middle of what it may be.
     pub now: StoreTime,
-    /// How much it may be.
+    /// The width of the interval in which it lies.
     pub width: Duration,
     at: BootTime,
     /// How old the last answer is.
@@ -241,33 +248,36 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// As late as it may be. A holder takes off its own lease what of the width the grace of all others does not cover.
+    /// The latest that the time may be. A holder counts its lease from here, so that it loses half of that part of the
+    /// width which the grace of all others does not cover.
     ///
-    /// The holder may be behind by half its width w, and the client that takes over ahead by half of its grace g and `SLACK`:
-    /// for what its own width is more than these it waits for longer. What is taken off here and the wait for g leave the
-    /// takeover at most `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end
-    /// without its margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
+    /// The holder's time may be behind by half of its width w, and that of the client that takes over may be ahead by
+    /// half of the sum of its grace g and `SLACK`: if its own width is more than that sum, it waits for longer. With
+    /// what is taken off the lease here and the wait for g, the takeover comes at most
+    /// `w / 2 + (g + SLACK) / 2 - max(0, (w - g) / 2) - g`, so half of `SLACK`, before the holder's own end without its
+    /// margin. A margin is at least `SLACK`: the other half is for the clocks of the service's hosts.
     pub fn upper_bound(&self) -> StoreTime {
         let late = |now: StoreTime, width: Duration| now.plus(width.saturating_sub(self.grace.of_all) / 2);
         let before = |before: Ahead| late(StoreTime::from_nanos(before.middle(self.at)), before.width());
         self.before.map(before).into_iter().fold(late(self.now, self.width), StoreTime::max)
     }
 
-    /// What the rules decide by. A takeover waits for the grace, and for longer the less is known of the time: no earlier
-    /// than one by who knows it as well as it must be known for the grace alone. While it is in doubt, nobody is taken over.
+    /// The times by which the rules decide. A takeover waits for the grace, and for longer if the time is known less
+    /// exactly: it never comes earlier than a takeover by a client whose time is exact enough for the grace alone.
+    /// While the time is in doubt or unconfirmed, nobody is taken over.
     pub fn times(&self) -> Times {
         let wait = self.grace.own + self.width.saturating_sub(self.grace.own + SLACK) / 2;
         let expired_before = if self.is_doubted() { ONLY_RELEASED } else { self.now.minus(wait) };
         Times { expired_before, ..Times::without_grace(self.now, self.stamp()) }
     }
 
-    /// Whether a new answer could make it more exact, which is worth a request where it may be off by more than `grace`,
-    /// and than `most`.
+    /// Whether a new answer could make the time more exact, and is worth a request: the width is more than `grace` with
+    /// `SLACK`, and more than `most`.
     pub fn is_wider(&self, grace: Duration, most: Duration) -> bool {
         self.width > (grace + SLACK).max(most) && self.age > FRESH
     }
 
-    /// Whether the answers since `used`, an earlier moment, say that it was wrong by more than was known.
+    /// Whether the answers since `used`, an earlier moment, show that it was wrong by more than its interval allows.
     pub fn contradicts(&self, used: &Moment) -> bool {
         !self.ahead.fits(used.ahead.aged(self.at))
     }
@@ -277,7 +287,7 @@ impl Moment {
         self.contradicts(used) && self.ahead.low < used.ahead.aged(self.at).low
     }
 
-    /// Whether it takes the time to be later than `other` does.
+    /// Whether it assumes a later time than `other` does.
     pub fn is_ahead_of(&self, other: &Moment) -> bool {
         let at = self.at.max(other.at);
         self.ahead.aged(at).low > other.ahead.aged(at).low
@@ -288,12 +298,12 @@ impl Moment {
         self.before.is_some()
     }
 
-    /// Whether one host alone may have told it.
+    /// Whether only one host of the service may have reported it.
     pub fn is_unconfirmed(&self) -> bool {
         self.is_unconfirmed
     }
 
-    /// Whether it may be wrong by more than is known.
+    /// Whether it may be wrong by more than its interval allows.
     pub fn is_doubted(&self) -> bool {
         self.is_contradicted() || self.is_unconfirmed()
     }
@@ -308,7 +318,7 @@ impl Moment {
         micros(self.now)
     }
 
-    /// A stamp that is this far ahead of every client's.
+    /// The latest stamp that is possible now, plus the grace and `ahead`: with `AHEAD` it is above every client's.
     pub fn late_stamp(&self, ahead: Duration) -> u64 {
         micros(self.upper_bound().plus(self.grace.own + ahead))
     }

@@ -1,4 +1,4 @@
-//! What answers tell of the service's time.
+//! What is learned from answers about the service's time.
 
 use super::*;
 
@@ -14,7 +14,7 @@ fn moment(estimate: &Estimate, at: u64) -> (i64, u128) {
     (moment.now.as_nanos() / 1_000_000, moment.width.as_millis())
 }
 
-/// What two hosts have told.
+/// An estimate after the same answer from two hosts.
 fn told(date: i64, sent: u64, received: u64) -> Estimate {
     let estimate = Estimate::default();
     for over in [0, 1] {
@@ -27,7 +27,7 @@ fn told(date: i64, sent: u64, received: u64) -> Estimate {
 fn each_answer_narrows_it() {
     let estimate = Estimate::default();
     assert!(estimate.moment(boot(0), GRACE).is_none());
-    // The service is 100 s ahead: at boot time 500 its clock says 100.5.
+    // The service is 100 s ahead: at boot time 500 ms its clock says 100.5 s.
     estimate.learn(100, boot(490), boot(510));
     assert_eq!(moment(&estimate, 500), (100_500, 1_020));
     estimate.learn(100, boot(980), boot(990));
@@ -38,7 +38,7 @@ fn each_answer_narrows_it() {
     assert_eq!(moment(&estimate, 9_000), (109_000, 47));
 }
 
-/// Who was told the time may ask nothing more.
+/// The client that got the first answer may send no more requests.
 #[test]
 fn of_several_clients_one_confirms_what_another_was_told() {
     for (estimate, confirms) in [(Estimate::of_several(), true), (Estimate::default(), false)] {
@@ -59,7 +59,7 @@ fn it_widens_with_its_age() {
     let wait = SECOND + (idle.width - SECOND - SLACK) / 2;
     assert!(is_old(&idle) && idle.times().expired_before == idle.now.minus(wait));
     assert!(!is_old(&estimate.moment(boot(60_000), GRACE).unwrap()));
-    // A clock that was 50 ppm fast is no contradiction; but the answer may be of one that is wrong.
+    // A clock that was 50 ppm fast causes no contradiction, but the answer may come from a host that is wrong.
     let answer = |over| {
         estimate.learn_corrected(100 + days as i64 / 1_000 - 17, boot(490 + days), boot(510 + days), 0, over);
         estimate.moment(boot(510 + days), GRACE).unwrap()
@@ -78,11 +78,11 @@ fn it_widens_by_what_its_clock_is_corrected_by() {
     estimate.slewed(77_000_000_000);
     estimate.learn(100, boot(500), boot(500));
     let width = || estimate.moment(boot(500), GRACE).unwrap().width;
-    // What it was before nobody asks.
+    // A correction before the first answer does not count.
     assert_eq!(width(), SECOND);
     estimate.slewed(77_900_000_000);
     assert_eq!(width(), SECOND + 2 * Duration::from_millis(900));
-    // Back again: the answer may have come at any time.
+    // The clock was corrected back: the answer may have come at any moment in between.
     estimate.slewed(77_800_000_000);
     assert_eq!(width(), SECOND + 2 * SECOND);
     estimate.learn(100, boot(500), boot(500));
@@ -100,14 +100,14 @@ fn one_that_is_wide_binds_no_later_time_however_long_the_grace() {
     let hour = 3_600_000;
     let idle = estimate.moment(boot(500 + hour), grace).unwrap();
     assert!(idle.width > 4 * SECOND && idle.times().expired_before == idle.now.minus(5 * SECOND));
-    // Its clock was 500 ppm fast.
+    // This host's clock was 500 ppm fast.
     estimate.learn(100 + 3_600 - 2, boot(490 + hour), boot(510 + hour));
     estimate.learn(100 + 3_600 - 2, boot(491 + hour), boot(510 + hour));
     let known = estimate.moment(boot(510 + hour), grace).unwrap();
     assert!(known.width < SECOND && idle.now.since(known.now) > SECOND, "{known:?}");
 }
 
-/// Of the first host nobody knows whether its clock is right, nor of the first after an idle hour.
+/// It is unknown whether the clock of the first host is right, or that of the first one after an idle hour.
 #[test]
 fn what_one_host_says_takes_nobody_over() {
     let estimate = Estimate::default();
@@ -117,18 +117,18 @@ fn what_one_host_says_takes_nobody_over() {
         (host_is_to_say_it, moment.times().expired_before == ONLY_RELEASED)
     };
     assert_eq!([learn(0, 0), learn(0, 0), learn(0, 1)], [(true, true), (false, true), (false, false)]);
-    // Heartbeats leave no room, nor does a pause of some minutes.
+    // Heartbeats leave no room for a wrong answer, nor does a pause of some minutes.
     assert_eq!([learn(10, 1), learn(300, 1)], [(false, false); 2]);
     assert_eq!([learn(3_900, 1), learn(3_900, 2)], [(true, true), (false, false)]);
     // A correction of this host's clock does.
     estimate.slewed(0);
     estimate.slewed(900_000_000);
     assert_eq!([learn(3_901, 2), learn(3_901, 3)], [(true, true), (false, false)]);
-    // One that is contradicted is settled as any doubt is.
+    // An unconfirmed answer that is contradicted is settled like any other doubt.
     assert!(learn(7_500, 3).1);
     assert!(estimate.learn_corrected(7_700, boot(7_500_000), boot(7_500_000), 0, 4));
     assert!(estimate.moment(boot(7_500_000), GRACE).unwrap().is_contradicted());
-    // The host that told it first says nothing new.
+    // The host that reported it first confirms nothing.
     assert_eq!(learn(7_500, 3), (false, true));
     assert_eq!(learn(7_500, 5), (false, false));
 }
@@ -152,7 +152,7 @@ fn an_answer_that_fits_both_settles_no_doubt() {
     let (estimate, hour) = (Estimate::default(), 3_600_000);
     estimate.learn(100, boot(490), boot(510));
     estimate.learn(3_700, boot(490), boot(510));
-    // It took an hour.
+    // This answer took an hour.
     estimate.learn(3_700, boot(490), boot(510 + hour));
     let doubted = estimate.moment(boot(510 + hour), GRACE).unwrap();
     assert!(doubted.is_doubted() && doubted.times().expired_before == ONLY_RELEASED, "{doubted:?}");
@@ -162,7 +162,7 @@ fn an_answer_that_fits_both_settles_no_doubt() {
     assert!(!estimate.moment(boot(510 + hour), GRACE).unwrap().is_doubted());
 }
 
-/// Where much is open, because an answer was slow or long ago, a wrong one contradicts nothing.
+/// If the interval is wide, because an answer was slow or long ago, a wrong answer contradicts nothing.
 #[test]
 fn what_is_known_badly_is_told_by_two_hosts() {
     let learn = |estimate: &Estimate, date, (sent, received), over| {
@@ -176,13 +176,13 @@ fn what_is_known_badly_is_told_by_two_hosts() {
     assert_eq!(learn(&estimate, 100, (3_200, 3_200), 1), (true, 1_000));
     assert!(learn(&estimate, 103, (3_200, 3_200), 2).0);
     assert_eq!(learn(&estimate, 103, (3_200, 3_200), 3), (false, 1_000));
-    // The other way round the slow one confirms no more than it says.
+    // In the other order, the slow answer confirms no more than it says.
     let estimate = Estimate::default();
     assert_eq!(learn(&estimate, 100, (3_200, 3_200), 0), (true, 1_000));
     assert_eq!(learn(&estimate, 103, (3_200, 6_400), 1), (false, 4_200));
     assert_eq!(learn(&estimate, 106, (6_400, 6_400), 1), (true, 1_000));
     assert_eq!(learn(&estimate, 106, (6_400, 6_400), 2), (false, 1_000));
-    // After an idle day one is 100 s ahead, and the next one 30 s.
+    // After an idle day, one host is 100 s ahead, and the next one 30 s.
     let (estimate, day) = (told(100, 0, 0), 86_400_000);
     assert!(learn(&estimate, 86_600, (day, day), 2).0);
     assert!(learn(&estimate, 86_530, (day, day), 3).0);
@@ -190,13 +190,13 @@ fn what_is_known_badly_is_told_by_two_hosts() {
     assert_eq!(learn(&estimate, 86_500, (day, day), 5), (false, 1_000));
 }
 
-/// Each answer says less than is needed, but new connections over such a link cost several ways.
+/// Each answer is less exact than needed, but new connections over a slow link cost several round trips.
 #[test]
 fn a_slow_link_takes_new_connections_seldom() {
     for way in [600, 700, 1_500, 4_000] {
         let (estimate, mut over, mut connects, mut widest) = (Estimate::default(), 0, 0, Duration::ZERO);
         for sent in (0..4 * 3_600_000).step_by(5_170) {
-            // The service's time is ours, and is told anywhere on the way.
+            // The service's time is the same as ours, and is read at any point of the way.
             let told_at = sent + sent / 11 % way;
             let is_to_confirm =
                 estimate.learn_corrected((told_at / 1_000) as i64, boot(sent), boot(sent + way), 0, over);
@@ -211,19 +211,19 @@ fn a_slow_link_takes_new_connections_seldom() {
     }
 }
 
-/// Two that agree by what is allowed for the way alone leave the later one.
+/// Of two answers that agree only thanks to `SLACK`, the later one is kept.
 #[test]
 fn an_old_connection_settles_no_doubt_that_it_made() {
     let estimate = told(100, 500, 500);
     let learn = |date, sent, received, over| estimate.learn_corrected(date, boot(sent), boot(received), 0, over);
     assert!(learn(105, 500, 500, 1));
-    // It took five seconds, and is just later than what was known before.
+    // This answer took five seconds, and is slightly later than what was known before.
     learn(106, 500, 5_450, 1);
     let doubted = estimate.moment(boot(5_450), GRACE).unwrap();
     assert!(doubted.is_doubted(), "{doubted:?}");
 }
 
-/// Else no answer would ever end the doubt, and nobody be taken over.
+/// Otherwise no answer would ever end the doubt, and nobody would be taken over.
 #[test]
 fn a_doubt_ends_where_what_is_left_of_both_agrees() {
     let estimate = Estimate::default();
@@ -231,7 +231,7 @@ fn a_doubt_ends_where_what_is_left_of_both_agrees() {
     for (date, at) in [(100, 990), (101, 1_010)] {
         estimate.learn(date, boot(at), boot(at));
     }
-    // One of its hosts is 150 ms more, and the next answer fits that by what is allowed for the way alone.
+    // One host of the service is 150 ms further ahead, and the next answer agrees with it only thanks to `SLACK`.
     estimate.learn(102, boot(1_860), boot(1_860));
     assert!(estimate.moment(boot(1_860), GRACE).unwrap().is_doubted());
     estimate.learn(101, boot(1_910), boot(1_910));
@@ -247,13 +247,13 @@ fn it_begins_anew_when_nothing_fits() {
     assert_eq!(moment(&estimate, 500), (70_500, 1_020));
     let doubted = estimate.moment(boot(500), GRACE).unwrap();
     assert_eq!(doubted.upper_bound().as_nanos(), 100_510_000_000, "a holder trusts neither");
-    // One agrees that was on its way before, maybe from the same host.
+    // An answer agrees that was already on its way, maybe from the same host.
     assert!(!estimate.learn(70, boot(490), boot(520)));
     assert!(estimate.moment(boot(520), GRACE).unwrap().is_doubted());
     // The next one agrees.
     estimate.learn(70, boot(520), boot(530));
     assert!(!estimate.moment(boot(530), GRACE).unwrap().is_doubted());
-    // Of three times the one that was known is not forgotten, and to return to it is no contradiction.
+    // Of three different times, the one known first is not forgotten, and a return to it is no contradiction.
     assert!(estimate.learn(20, boot(540), boot(550)) && estimate.learn(40, boot(560), boot(570)));
     assert!(!estimate.learn(70, boot(580), boot(590)));
     assert!(!estimate.moment(boot(590), GRACE).unwrap().is_doubted());
@@ -263,7 +263,7 @@ fn it_begins_anew_when_nothing_fits() {
 fn it_never_tells_an_earlier_time() {
     let estimate = told(100, 490, 510);
     assert_eq!(moment(&estimate, 600).0, 100_600);
-    // It was not 101 yet: the middle is 54 ms earlier than was thought.
+    // The service's clock had not reached 101 s yet: the middle is 54 ms earlier than was assumed.
     estimate.learn(100, boot(599), boot(600));
     assert_eq!(moment(&estimate, 600).0, 100_600);
     assert_eq!(moment(&estimate, 640).0, 100_620);
@@ -294,7 +294,7 @@ fn a_takeover_comes_before_the_holders_end_by_no_more_than_the_least_margin_cove
     // How long the answer took, and for how long the host's clock has run wrong since, and was corrected.
     let known = |phase: i64, way: i64, is_late: bool, (idle, drift, slew): (i64, i64, i64), grace: Grace| {
         let (sent, received) = (20_000 - way, 20_000);
-        // Said as it was sent, or as it was received.
+        // The service read its time when the request was sent, or when the answer was received.
         let said_at = if is_late { received } else { sent };
         let date = (said_at + 100_000 + phase).div_euclid(1_000);
         let estimate = told(date, sent as u64, received as u64);

@@ -8,7 +8,7 @@ use aws_sdk_dynamodb::types::AttributeValue;
 /// A row as the service has it.
 pub(super) type Item = HashMap<String, AttributeValue>;
 
-/// The condition of every write: a row of a newer major version stays as it is.
+/// A part of the condition of every write: a row of a newer major version stays as it is.
 pub(super) const READABLE: &str = "(attribute_not_exists(#format) OR begins_with(#format, :major))";
 
 /// What an `UpdateItem` does to each path. A path has one clause, the last that was given: the service refuses two.
@@ -19,19 +19,19 @@ pub(super) struct Update(Vec<(Clause, String, String)>);
 enum Clause {
     Set,
     Remove,
-    /// To a set.
+    /// Adds to a set.
     Add,
-    /// From a set.
+    /// Removes from a set.
     Delete,
 }
 
 impl Update {
-    /// Each path gets this value.
+    /// Sets each path to its value.
     pub fn setting(all: &[(&str, &str)]) -> Update {
         all.iter().fold(Update::default(), |update, (path, value)| update.set(*path, *value))
     }
 
-    /// And these have none any more.
+    /// Also removes these paths.
     pub fn removing(self, all: &[&str]) -> Update {
         all.iter().fold(self, |update, path| update.remove(*path))
     }
@@ -107,13 +107,13 @@ impl Expr {
         expr
     }
 
-    /// What `#name` stands for, where that is not its own text.
+    /// Defines the attribute that `#name` means, if that is not `name` itself.
     pub fn name(mut self, name: &str, attribute: &str) -> Self {
         self.names.insert(name.to_owned(), attribute.to_owned());
         self
     }
 
-    /// What `:name` stands for. It is sent if the texts use it.
+    /// Defines the value that `:name` means. It is sent only if the condition or the update uses it.
     pub fn value(mut self, name: &str, value: AttributeValue) -> Self {
         self.values.insert(name.to_owned(), value);
         self
@@ -131,7 +131,7 @@ impl Expr {
         };
     }
 
-    /// The text that `:name` stands for.
+    /// The text that `:name` means.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.values.get(name)?.as_s().ok().map(String::as_str)
     }
@@ -143,7 +143,7 @@ impl Expr {
         }
     }
 
-    /// The names that the texts use. The service refuses others.
+    /// The names that the condition and the update use. The service refuses unused ones.
     pub fn names(&self, partition_key: &str) -> HashMap<String, String> {
         let attribute = |used: String| {
             let attribute = self.names.get(&used).cloned().unwrap_or_else(|| match used.as_str() {
@@ -155,7 +155,7 @@ impl Expr {
         self.used('#').map(attribute).collect()
     }
 
-    /// The values that the texts use.
+    /// The values that the condition and the update use.
     pub fn values(&self) -> Item {
         self.used(':').filter_map(|used| self.values.get(&used).cloned().map(|value| (used, value))).collect()
     }

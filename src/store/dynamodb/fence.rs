@@ -20,12 +20,12 @@ pub enum Canceled {
     Lost(Error),
     /// Another write was under way on the lock's row, or the service limits the rate of requests to it. Try again.
     Conflict,
-    /// Another part was refused, where the reason's code is `None`; with any other code this part was, before it was looked at
-    /// whether the lock is held.
+    /// If the reason's code is `None`, another part of the transaction was refused. With any other code this part was
+    /// refused, before the service checked whether the lock is held.
     Other,
 }
 
-/// The check of the row that the grant holds in.
+/// The check on the row of the grant.
 pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
     let (store, lock) = (store_of(standing)?, standing.lock);
     let condition = match lock.mode {
@@ -49,7 +49,7 @@ pub fn condition_check(standing: Standing<'_>) -> Result<ConditionCheck> {
         .map_err(|error| Error::new(ErrorKind::InvalidInput, "the check can't be built").caused_by(error))
 }
 
-/// What this reason of a cancelled transaction says of the check.
+/// What this reason of a cancelled transaction says about the check.
 pub fn read_reason(standing: Standing<'_>, reason: &CancellationReason) -> Result<Canceled> {
     let (store, lock) = (store_of(standing)?, standing.lock);
     Ok(match reason.code() {

@@ -1,8 +1,9 @@
 //! The grace that all clients of a table must have in common: a client that waits for less would take over too early
-//! from those that rely on more. A row of its own notes it; a table without that row has the default.
+//! from those that rely on more. A separate row notes it; a table without that row has the default.
 //!
-//! A client that connects with less is refused. One that runs already is not: it waits for as long as was noted when it
-//! last looked. That is safe, since no holder relies on more than the default, nor on more than was ever noted.
+//! A client that connects with less is refused. A client that already runs is not: it waits for the grace that was
+//! noted when it last looked. That is safe, since no holder relies on more than the default, nor on more than the least
+//! grace that was ever noted.
 
 use std::time::Duration;
 
@@ -21,7 +22,8 @@ use crate::sys::deadline::Deadline;
 /// A client that grants or purges reads the note again when its last look is older.
 const LOOK_AGAIN: Duration = Duration::from_secs(600);
 
-/// What a global table of version 2017.11.29 keeps in each item. `DescribeTable` says nothing of its replicas.
+/// An attribute that a global table of version 2017.11.29 keeps in each item. `DescribeTable` does not report its
+/// replicas.
 const REPLICATED: &str = "aws:rep:updateregion";
 
 /// What the row said when this client last looked.
@@ -30,7 +32,7 @@ pub(super) struct Noted(Mutex<Option<Note>>);
 
 #[derive(Clone, Copy, Debug)]
 struct Note {
-    /// The largest of all clients, in microseconds; `None` where nothing is noted.
+    /// The largest grace of all clients, in microseconds; `None` if nothing is noted.
     most: Option<u64>,
     /// The smallest grace that a client which still runs may have started with.
     least: u64,
@@ -51,12 +53,12 @@ impl Note {
 }
 
 impl Noted {
-    /// What counts for a client that was made with `own`.
+    /// The grace that applies to a client that was made with `own`.
     pub fn with(&self, own: Duration) -> Grace {
         let note = *self.0.lock();
-        // Also before the first look: others may rely on the default by then.
+        // The default applies also before the first look: others may already rely on it.
         let most = note.map_or_else(|| micros(Dynamodb::GRACE), |note| note.most());
-        // Where nothing is noted yet, or not any more, others may wait for nothing.
+        // If nothing is noted yet, or no longer, other clients may have no grace at all.
         let least = note.filter(|note| note.most.is_some()).map_or(0, |note| note.least);
         Grace { own: own.max(Duration::from_micros(most)), of_all: Duration::from_micros(least).min(own) }
     }
@@ -71,7 +73,7 @@ impl Noted {
 }
 
 impl Dynamodb {
-    /// The grace that counts now.
+    /// The grace that applies now.
     pub(super) fn grace_now(&self) -> Grace {
         self.noted.with(self.info.grace)
     }
@@ -95,25 +97,27 @@ impl Dynamodb {
         Ok(())
     }
 
-    /// Before anybody is taken over: reads the note again where the last look is too old.
+    /// For a caller that will take over holders: reads the note again if the last look is too old.
     pub(super) fn look_again(&self, by: &Deadline) -> Result<(), DynamodbError> {
         let now = self.clock.now();
         let is_old = |note: Note| now.since(note.looked) > LOOK_AGAIN;
         if self.noted.0.lock().is_none_or(is_old) { self.read_time(by) } else { Ok(()) }
     }
 
-    /// Before a grant: a client whose grace is larger than the noted one notes it, so that others learn of it. So does one with
-    /// the default where nothing is noted: whoever has just made the table may be about to note less.
+    /// Before a grant: a client whose grace is larger than the noted one notes it, so that others learn of it. So does
+    /// a client with the default grace if nothing is noted: the client that has just made the table may be about to
+    /// note less.
     pub(super) fn agree_on_grace(&self, by: &Deadline) -> Result<(), DynamodbError> {
         self.look_again(by)?;
-        // Without a table the grant fails, too.
+        // A missing table is no error here, since the grant fails, too.
         let ours = micros(self.info.grace);
         let is_less = |note: Note| note.most() < ours || (note.most.is_none() && note.most() == ours);
         if self.noted.0.lock().is_some_and(is_less) { self.note_grace(by).map(drop) } else { Ok(()) }
     }
 
-    /// Notes the grace, unless a larger one is noted, and beside it the least that others may still wait for. A client
-    /// that may not write needs no note, since it can't take over either. False where the service does not know the table.
+    /// Notes the grace, unless a larger one is noted, and with it the least grace by which other clients may still
+    /// wait. A client without the right to write needs no note, since it can't take over either. False if the service
+    /// does not know the table.
     pub(super) fn note_grace(&self, by: &Deadline) -> Result<bool, DynamodbError> {
         let ours = micros(self.info.grace);
         loop {
@@ -133,7 +137,7 @@ impl Dynamodb {
                 Ok(Wrote::Failed(row)) => {
                     let found = Note::of(row.as_ref(), sent);
                     self.noted.set(row.as_ref(), sent);
-                    // A row of a newer format is left as it is: nobody relies on a grace that is not noted.
+                    // A row of a newer format stays as it is: nobody relies on a grace that is not noted.
                     if found.most != most && found.most() < ours {
                         continue;
                     }
@@ -149,8 +153,9 @@ impl Dynamodb {
         }
     }
 
-    /// Whether the grace may be noted of a table that is there; an error where others may wait for longer. `made`: a moment
-    /// ago, by this client or by another, which may be about to note less than the default.
+    /// Whether the grace may be noted in a table that exists; an error if other clients may wait for longer. `made`:
+    /// the table was made a moment ago, by this client or (false) by another one, which may be about to note less than
+    /// the default.
     pub(super) fn may_note_grace(&self, made: Option<bool>, by: &Deadline) -> Result<bool, DynamodbError> {
         if made == Some(true) {
             return Ok(true);
@@ -205,7 +210,8 @@ mod tests {
         noted.set(Some(&noting(more)), LATER);
         noted.set(Some(&noting(own)), FIRST);
         assert_eq!(noted.with(own).own, more);
-        // One that is gone is news, too: then the default is waited for, as before the first look, and nobody relies on any.
+        // A note that was removed is news, too: then clients wait for the default, as before the first look, and no
+        // holder relies on any grace.
         noted.set(None, LATER);
         let nothing = Grace { own: Dynamodb::GRACE, of_all: Duration::ZERO };
         assert_eq!([noted.with(own), Noted::default().with(own)], [nothing; 2]);

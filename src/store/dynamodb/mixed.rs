@@ -1,9 +1,10 @@
-//! A table that dynamodb-lock-go writes to as well (`fleet=mixed`): what our rows have for its sake, and what is told
-//! of its rows where nobody said that there would be any.
+//! A table that dynamodb-lock-go writes to as well (`fleet=mixed`): what our rows have for its sake, and the warning
+//! about its rows where the option is not set.
 //!
-//! Its acquire, heartbeat and release let through whoever has the owner's text, live or not: so ours ends in a part of
-//! the grant id, which no other process has. Its put drops what it does not know and its release deletes the row; the
-//! condition on the grant id notices both, and tokens rise all the same, by the time.
+//! Its acquire, heartbeat and release accept any caller with the owner text of the row, whether the lock is live or
+//! not. So our owner text ends in a part of the grant id, which no other process has. Its put drops attributes that it
+//! does not know, and its release deletes the row. The condition on the grant id notices both, and tokens still rise,
+//! because they are made from the time.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -15,13 +16,13 @@ use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::store::fleet::{Fleet, Limits};
 use crate::sys::log;
 
-/// By its name in errors and docs.
+/// Its name in errors and docs.
 pub(super) const LIBRARY: &str = "dynamodb-lock-go";
-/// How long it waits itself: for as long as that, its hosts' clocks may be off.
+/// How long that library waits itself: the clocks of its hosts may be off by as much.
 pub(super) const GRACE: Duration = Duration::from_secs(5);
-/// After the end of a lease, its rows may be deleted by the table's time to live.
+/// How long after the end of a lease the table's time to live may delete the row, in seconds.
 const TTL_S: i64 = 2 * 24 * 3600;
-/// A row of its that is older is of no interest to those who did not expect it.
+/// A row of that library causes no warning if it is older than this.
 const RECENT: Duration = Duration::from_secs(3600);
 
 pub(super) const LIMITS: Limits = Limits {
@@ -34,12 +35,12 @@ pub(super) const LIMITS: Limits = Limits {
     not_in_key: None,
 };
 
-/// How the owner's text goes on in a row: `#` and the first eight digits of the grant id.
+/// What follows the label in the owner text of a row: `#` and the first eight digits of the grant id.
 fn suffix(grant: &GrantId) -> String {
     format!("#{}", grant.short())
 }
 
-/// The label in the text of a row, whoever wrote it.
+/// The label in the owner text of a row, whichever library wrote it.
 pub(super) fn label(mut owner: String, grant: &GrantId) -> String {
     if let Some(label) = owner.strip_suffix(&suffix(grant)) {
         owner.truncate(label.len());
@@ -47,10 +48,11 @@ pub(super) fn label(mut owner: String, grant: &GrantId) -> String {
     owner
 }
 
-/// The owner's text for a new grant. Who replaces a holder by its label must have the same text: then it is the bare one.
+/// The owner text for a new grant. A request that replaces a holder by its label must have the same text as that
+/// holder, so then the text is the label alone.
 pub(super) fn owner(fleet: Fleet, holder: &Holder, replaces: bool) -> String {
     let label = &holder.labels.owner;
-    // A row of theirs has no grant id.
+    // A holder of that library has no grant id.
     if fleet.is_mixed() && !replaces && !holder.grant.as_str().is_empty() {
         label.clone() + &suffix(&holder.grant)
     } else {
@@ -58,17 +60,18 @@ pub(super) fn owner(fleet: Fleet, holder: &Holder, replaces: bool) -> String {
     }
 }
 
-/// The owner's text where the whole row is written: as it stands, for a grant that stands.
+/// The owner text where the whole row is written: unchanged, if the row already has this grant.
 pub(super) fn stored_owner(fleet: Fleet, holder: &Holder, row: Option<&Item>) -> String {
     let stands = row.filter(|row| row::get_text(row, "grantId").ok().flatten() == Some(holder.grant.as_str()));
     let stored = stands.and_then(|row| row::get_text(row, "owner").ok().flatten());
     stored.map_or_else(|| owner(fleet, holder, false), str::to_owned)
 }
 
-/// The same write with a time to live, wherever it sets the end of the row. Theirs is a text, which the service does not
-/// delete by; they read a number, too. In a table of our own it is without one: an older one may be before the new end.
+/// The same write, with a time to live wherever it sets the end of the row. The other library's time to live is a text,
+/// by which the service deletes nothing, but it can read a number. In a table of our own the time to live is removed:
+/// an older one may be before the new end.
 pub(super) fn with_ttl(fleet: Fleet, mut expr: Expr) -> Expr {
-    // Not an end that is only set where there is none.
+    // An end that is only set where there is none gets no time to live.
     let Some(until) = expr.update.value_of("#leasedUntil").and_then(|value| expr.text(value)) else { return expr };
     let ttl = match row::parse_end(until) {
         Ok(End::At(at)) if fleet.is_mixed() && at > StoreTime::from_nanos(0) => {
@@ -80,15 +83,15 @@ pub(super) fn with_ttl(fleet: Fleet, mut expr: Expr) -> Expr {
     expr
 }
 
-/// Whether it was said that theirs are there.
+/// Whether the warning about rows of that library was logged.
 #[derive(Debug, Default)]
 pub(super) struct Watch(AtomicBool);
 
 impl Dynamodb {
-    /// Says once that dynamodb-lock-go uses the table, where nobody said so.
+    /// Warns once that dynamodb-lock-go uses the table, if `fleet=mixed` is not set.
     pub(super) fn watch_fleet(&self, found: &DecodedRow, now: StoreTime) {
         let theirs = found.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
-        // They set `createdAt` at each heartbeat; older versions have none.
+        // That library sets `createdAt` at each heartbeat. Its older versions do not write it.
         let last = |holder: &Holder| match holder.until {
             End::At(until) if holder.created == StoreTime::from_nanos(0) => until,
             _ => holder.created,

@@ -1,13 +1,13 @@
 //! A store in a DynamoDB table, which it can share with dynamodb-lock-go.
 //!
-//! Atomic: each call is one conditional write that means the pure transition of its name. Where the row that
-//! came back says that the condition was not all there is to it, the transition is applied to that row and
-//! written by compare-and-swap. Clock: the service's, by the `Date` of its answers; see `estimate`. An end is
-//! respected for a grace longer, since two clients' estimates differ. Unanswered: timeouts, lost connections
-//! and 5xx after a request may have left.
+//! Atomic: each call is one conditional write with the meaning of the pure transition of the same name. Where the row
+//! that came back shows that the condition does not cover the case, the transition is applied to that row and written
+//! by compare-and-swap. Clock: the service's, by the `Date` of its answers; see `estimate`. A lease is respected for
+//! one grace beyond its end, since two clients' estimates differ. Unanswered: timeouts, lost connections and 5xx after
+//! a request may have left this host.
 //!
-//! The AWS SDK lives on one thread, the `driver`. Its own retries are off: who repeats a request must know that
-//! it was sent before.
+//! The AWS SDK lives on one thread, the `driver`. Its own retries are off: a caller that repeats a request must know
+//! that it was sent before.
 
 use std::fmt;
 use std::sync::Arc;
@@ -56,17 +56,17 @@ use expr::Item;
 pub use open::{DynamodbOptions, Protection, Settings};
 pub use target::SortKey;
 
-/// The key that nobody has, which is read for the service's time. Its row says the grace.
+/// A key that no lock has. It is read for the service's time, and its row notes the grace.
 const NOBODYS: &str = "\u{1}time";
-/// More given-up grant ids than this are replaced by a floor under all tokens to come.
+/// When a row has more given-up grant ids than this, a floor under all later tokens replaces them.
 const MANY_GIVEN_UP: usize = 8;
 /// A row with more bytes than this is logged as a warning.
 const LARGE: usize = 20 * 1_024;
-/// A time that is the grace and this ahead is later than any client's time: two of them, each off by half of its interval,
-/// differ by at most a second and what an answer took, or the grace where that is more.
+/// Our time plus the grace and this is later than any client's time: the times of two clients, each off by half of its
+/// interval, differ by at most a second plus the time that an answer took, or by the grace if that is more.
 const AHEAD: Duration = Duration::from_secs(2);
 
-/// What this store reads in a row that a test made up, and writes over it.
+/// Decodes a row that a test made up, and encodes what this store would write over it.
 #[cfg(feature = "_internals")]
 pub fn decoded(item: Item) -> std::result::Result<crate::lease::LockRecord, String> {
     let found = row::DecodedRow::new("k", Some(item)).map_err(|error| error.to_string())?;
@@ -86,7 +86,7 @@ pub struct Dynamodb {
     noted: grace::Noted,
     driver: Driver<connections::Owned>,
     fleet: Fleet,
-    /// A large row was warned of.
+    /// Whether a warning about a large row was logged.
     warned: AtomicBool,
     watch: mixed::Watch,
 }
@@ -100,12 +100,12 @@ impl fmt::Debug for Dynamodb {
 impl Dynamodb {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_secs(1);
-    /// The smallest margin: with less, what is not known of the service's time could let two hold one lock.
+    /// The smallest margin: with less, the uncertainty of the service's time could let two clients hold one lock.
     pub const MIN_MARGIN: Duration = estimate::SLACK;
-    /// The grace where none is set.
+    /// The default grace.
     pub const GRACE: Duration = Duration::from_secs(1);
 
-    /// Says once that a row has become large: each step on it costs a unit for each KB.
+    /// Warns once that a row has become large: each acquire, renewal and release of it costs a unit for each KB.
     fn watch_size(&self, key: &str, row: Option<&Item>) {
         let size = row.map_or(0, row::size);
         if size > LARGE && !self.warned.swap(true, Ordering::Relaxed) {
@@ -121,14 +121,15 @@ impl Dynamodb {
     /// Now, by the service's clock.
     fn moment(&self) -> Result<Moment, DynamodbError> {
         let missing = || DynamodbError::Config(Own::Untold.to_string());
-        // What is read first can only be older than what it was corrected by.
+        // The clock is read before its correction, so that every correction in the time that was read is counted.
         let now = self.clock.now();
         self.clock.slew().into_iter().for_each(|slew| self.estimate.slewed(slew));
         self.estimate.moment(now, self.grace_now()).ok_or_else(missing)
     }
 
-    /// Now, for a write that needs the time to within the grace, or to within `most` where that is more. Asks the service
-    /// first where the last answer is too old for that, or in doubt. That this was of no use is logged once.
+    /// Now, for a write that needs the time to within the grace, or to within `most` if that is more. Reads the time
+    /// from the service first if it is known less well and the last answer is old, or if the last answer contradicts
+    /// those before. If that did not help, it is logged once.
     fn sure_moment(&self, most: Duration, by: &Deadline) -> Result<Moment, DynamodbError> {
         let moment = self.moment()?;
         if !moment.is_contradicted() && !self.is_untold(&moment, most) {
@@ -142,13 +143,13 @@ impl Dynamodb {
         Ok(moment)
     }
 
-    /// The same, to within the grace, for a decision on who may be taken over: a time that one host alone may have told is not
-    /// enough for that.
+    /// The same, to within the grace, for a decision on who may be taken over: a time that only one host of the service
+    /// may have reported is not enough for that.
     fn confirmed_moment(&self, by: &Deadline) -> Result<Moment, DynamodbError> {
         self.confirmed(self.sure_moment(Duration::ZERO, by)?, by)
     }
 
-    /// This moment, or a later one where one host alone may have told it.
+    /// This moment or, if only one host of the service may have reported it, a later one after reading the time again.
     fn confirmed(&self, moment: Moment, by: &Deadline) -> Result<Moment, DynamodbError> {
         if !moment.is_unconfirmed() {
             return Ok(moment);
@@ -157,15 +158,16 @@ impl Dynamodb {
         self.sure_moment(Duration::ZERO, by)
     }
 
-    /// The same moment, after an answer, for who would take somebody over or is refused that: an error where the answers do
-    /// not tell the time any more, since that takeover would wait for longer and longer.
+    /// Returns `moment`, which comes after an answer, to a caller that would take a holder over or is refused that. It
+    /// is an error if the answers no longer report the time, since that takeover would wait for longer and longer.
     fn told(&self, moment: Moment) -> Result<Moment, DynamodbError> {
         if self.is_untold(&moment, Duration::ZERO) { Err(DynamodbError::Own(Own::Untold, None)) } else { Ok(moment) }
     }
 
-    /// Whether it is known too badly, and no answer told it for a while.
+    /// Whether the time is known too inexactly, and no answer has reported it for a while.
     fn is_untold(&self, moment: &Moment, most: Duration) -> bool {
-        // Where the grace is for the clocks of another library's hosts, no more of it than elsewhere is for our own.
+        // In a mixed fleet the grace is for the clocks of the other library's hosts. Only the default part of it is for
+        // our own.
         let grace = if self.fleet.is_mixed() { Dynamodb::GRACE } else { self.grace_now().own };
         moment.is_wider(grace, most)
     }
@@ -175,7 +177,7 @@ impl Dynamodb {
 /// the service writes 1,000 KB of a row in a second, and a row may have 400 KB.
 fn most_shared(heartbeat: Duration) -> MostShared {
     let by_rate = (4_000.0 * heartbeat.as_secs_f64()).sqrt();
-    // No fraction, and nothing beyond the row's size.
+    // Rounded down, and no more holders than a row has room for.
     let holders = by_rate.min(1_400.0) as u32;
     let why = format!(
         "each renewal writes the holders of the key all over, 256 bytes each, and the store writes 1,000 KB of a key in a \

@@ -1,4 +1,4 @@
-//! From settings to a client of the SDK, on the driver's thread.
+//! Makes a client of the SDK from settings, on the driver's thread.
 
 use std::fmt;
 use std::sync::Arc;
@@ -25,7 +25,8 @@ use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
 
-/// One answer gives the time to a second at best; where it is less exact than this, another answer is worth its request.
+/// One answer gives the time to a second at best. If the time is less exact than this, another answer is worth its
+/// request.
 const GOOD_ENOUGH: Duration = Duration::from_millis(1_050);
 
 const MAX_GRACE: Duration = Duration::from_secs(60);
@@ -37,7 +38,7 @@ pub struct DynamodbOptions {
     pub table: String,
     /// Its partition key, a string.
     pub partition_key: String,
-    /// Its sort key, where it has one, and the value of all rows of this store in it.
+    /// Its sort key, if it has one, and the value that all rows of this store have in it.
     pub sort_key: Option<SortKey>,
     /// How long after its end a lease is respected.
     pub grace: Duration,
@@ -49,7 +50,7 @@ pub struct DynamodbOptions {
     pub settings: Settings,
     /// For tests: an estimate that two clients share.
     pub estimate: Option<Arc<Estimate>>,
-    /// For tests: what looks at each request and answer.
+    /// For tests: interceptors that see each request and answer.
     pub interceptors: Vec<SharedInterceptor>,
 }
 
@@ -65,14 +66,14 @@ pub struct Protection {
 /// Where region, endpoint and credentials come from.
 #[derive(Clone)]
 pub enum Settings {
-    /// The environment, profiles and what the machine says, but for these.
+    /// The environment, profiles and what the machine reports, except for the values given here.
     Environment {
         /// The region.
         region: Option<String>,
-        /// Another endpoint than the region's.
+        /// An endpoint other than the region's.
         endpoint: Option<String>,
     },
-    /// A configuration of the user's. Only its settings are used; the connections are our own.
+    /// The user's configuration. Only its settings are used; the connections are our own.
     Given(Box<SdkConfig>),
 }
 
@@ -87,7 +88,7 @@ impl fmt::Debug for DynamodbOptions {
 }
 
 impl DynamodbOptions {
-    /// The options of this table, the rest by default.
+    /// The options for this table, with defaults for the rest.
     pub fn new(table: impl Into<String>, settings: Settings) -> Self {
         DynamodbOptions {
             table: table.into(),
@@ -102,7 +103,7 @@ impl DynamodbOptions {
         }
     }
 
-    /// The same for this fleet, with the grace that it needs at the least.
+    /// The same for this fleet, with at least the grace that it needs.
     pub fn of(mut self, fleet: Fleet) -> Self {
         self.fleet = fleet;
         self.grace = if fleet.is_mixed() { self.grace.max(mixed::GRACE) } else { self.grace };
@@ -151,7 +152,7 @@ impl DynamodbOptions {
         Ok(options)
     }
 
-    /// The store in this table.
+    /// An opener for the store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
         let limits = self.limits();
@@ -163,11 +164,11 @@ impl DynamodbOptions {
         self.fleet.is_mixed().then_some(mixed::LIMITS)
     }
 
-    /// Refuses what the service would, before anything is sent.
+    /// Refuses wrong options, also those that the service would refuse, before anything is sent.
     pub fn validate(&self) -> Result<()> {
         let is_named = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
         if !(3..=255).contains(&self.table.len()) || !self.table.chars().all(is_named) {
-            // It is not shown: of a URL it may be credentials.
+            // The name is not shown: in a wrong URL it may contain credentials.
             return Err(config("the table name must have 3 to 255 letters, digits, '_', '-' or '.'"));
         }
         if self.partition_key.is_empty() || self.partition_key.len() > 255 {
@@ -251,10 +252,11 @@ impl Dynamodb {
 
     /// Learns the service's time, and the grace that the table notes.
     fn learn(&self, by: &Deadline) -> Result<()> {
-        // A second answer where the first took long.
+        // Asks a second time if the first answer took long.
         for _ in 0..2 {
             let read = self.read_time(by).or_else(|error| match error {
-                // This host's wall clock may be minutes off: the SDK signs the next request for the time of this answer.
+                // This host's wall clock may be minutes off: the SDK signs the next request with the time from this
+                // answer.
                 DynamodbError::Credentials { .. } => self.read_time(by),
                 error => Err(error),
             });
@@ -268,7 +270,7 @@ impl Dynamodb {
     }
 }
 
-/// Makes the client. Loading may ask the machine for its region.
+/// Makes the client. Loading the configuration may query the machine for its region.
 async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Result<Owned> {
     let config = match options.settings {
         Settings::Given(config) => {
@@ -278,8 +280,8 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
             builder.build()
         }
         Settings::Environment { region, endpoint } => {
-            // Else the environment's mode of retries counts, and one that this SDK does not know makes it panic. It is for
-            // credentials alone: a request to the table has none.
+            // Otherwise the retry mode from the environment applies, and the SDK panics on one that it does not know.
+            // This is for loading credentials alone: a request to the table is not retried by the SDK.
             let retries = RetryConfig::standard();
             let mut loader = aws_config::defaults(BehaviorVersion::v2026_01_12()).retry_config(retries);
             if let Some(region) = region {
@@ -301,13 +303,13 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
     };
     let endpoint = endpoint(&config);
     if let Some(endpoint) = &endpoint {
-        // The SDK's error would show all of it.
+        // The SDK's own error would show the whole endpoint.
         let what = "the endpoint (of AWS_ENDPOINT_URL_DYNAMODB, AWS_ENDPOINT_URL, a profile or the settings)";
         check_endpoint(what, "http://localhost:8000", endpoint)?;
     }
     let mut builder = Builder::from(&config)
         .credentials_provider(Loaded::from(credentials, ended, clock))
-        // The user's may be waiting for a load on the user's runtime.
+        // The user's identity cache may be waiting for a load on the user's runtime.
         .identity_cache(IdentityCache::no_cache())
         .retry_config(RetryConfig::disabled())
         .timeout_config(TimeoutConfig::disabled())
@@ -321,7 +323,7 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
     Ok(Owned::new(options.table, builder.build(), endpoint))
 }
 
-/// Another endpoint than the region's, if there is one, as the SDK finds it.
+/// The endpoint, if it is another than the region's, determined as the SDK does.
 fn endpoint(config: &SdkConfig) -> Option<String> {
     let of_service = || {
         let key = ServiceConfigKey::builder().service_id("DynamoDB").env("AWS_ENDPOINT_URL").profile("endpoint_url");

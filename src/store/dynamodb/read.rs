@@ -1,4 +1,5 @@
-//! To read: one key by `GetItem`; by prefix or lock id a `Scan`, since there is no index, a page in each request.
+//! Reads: one key by `GetItem`; by prefix or lock id by a `Scan`, since there is no index, with one page for each
+//! request.
 
 use aws_sdk_dynamodb::types::AttributeValue;
 
@@ -10,7 +11,7 @@ use crate::store::{Consistency, Page, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// What the rows of a page fulfil, and the values in it.
+/// A filter that the rows of a page match, and the values in it.
 type Filter = (&'static str, Vec<(&'static str, AttributeValue)>);
 
 /// How many rows a page looks at: a table with little throughput must return them within one request's timeout.
@@ -28,13 +29,13 @@ impl Dynamodb {
             Which::Key(key) => {
                 let row = self.get_item(key, consistency, by)?;
                 let found = DecodedRow::new(key, row)?;
-                // Whoever expires a lease of a name takes it over, too.
+                // A client that expires a lease of a name takes it over, too.
                 if consistency == Consistency::Strong {
                     self.look_again(by)?;
                 }
                 let moment = match consistency {
                     Consistency::Strong => self.confirmed_moment(by)?,
-                    // As a waiter does.
+                    // This is how a waiter looks.
                     Consistency::Eventual => self.confirmed(self.told(self.moment()?)?, by)?,
                 };
                 self.watch_fleet(&found, moment.now);
@@ -47,7 +48,7 @@ impl Dynamodb {
                 vec![(":past", text(row::PAST)), (":lock", text(id))],
             )),
         };
-        // A purge takes over who is found.
+        // A purge takes over the holders that it finds here.
         self.look_again(by)?;
         let (rows, next) = self.scan(of_keys, from, consistency, by)?;
         let moment = self.confirmed_moment(by)?;
@@ -69,7 +70,7 @@ impl Dynamodb {
         Ok(Page { records, next })
     }
 
-    /// The row of a key for a decision.
+    /// The row of a key, read strongly for a decision.
     pub(super) fn look(&self, key: &str, by: &Deadline) -> Result<DecodedRow, DynamodbError> {
         DecodedRow::new(key, self.get_item(key, Consistency::Strong, by)?)
     }
@@ -93,7 +94,7 @@ impl Dynamodb {
         answer.map_err(|(_, error)| error.of_read())
     }
 
-    /// The rows of one page, in the service's own order, and the last key that it looked at.
+    /// The rows of one page, in the service's own order, and the last key that the scan looked at.
     fn scan(
         &self,
         of_keys: Option<Filter>,

@@ -1,4 +1,4 @@
-//! To release what was granted, and to give up what may have been.
+//! Releases what was granted, and gives up what may have been granted.
 
 use std::time::Duration;
 
@@ -20,16 +20,17 @@ impl Dynamodb {
         purpose: Purpose,
         by: &Deadline,
     ) -> Result<Released, DynamodbError> {
-        // A doubted grant may have replaced a live holder, who gets the key back first: the release alone would leave
-        // the key free while they hold it.
+        // A doubted grant may have replaced a live holder, which gets the key back first: the release alone would leave
+        // the key free while that holder still has it.
         if let Some(old) = Dynamodb::doubted(attempt)
             && let Acquired::Unknown(error) = self.settle_doubt(attempt, old, by)
         {
             return Ok(Released::Unknown(error));
         }
-        // A copy of it may be on its way.
+        // Copies of the acquire may be on their way, and must be stopped.
         let stops = purpose == Purpose::GiveUp || attempt.sends > 1;
-        // A mark or a floor by a time that one host alone told, and that was behind, would be dropped while a copy may come.
+        // If only one host of the service reported the time, and that was behind, a purge would drop a mark or a floor
+        // made from it while a copy may still arrive. So the time is confirmed first.
         let marking = |moment: Moment| if stops { self.confirmed(moment, by) } else { Ok(moment) };
         let (mut moment, mut seen) = (marking(self.moment()?)?, None::<DecodedRow>);
         let mut next = match (purpose, attempt.ask.mode) {
@@ -71,7 +72,7 @@ impl Dynamodb {
                 Some(_) if Dynamodb::was_early(attempt, &moment) => Ending::Lapse,
                 Some((Mode::Exclusive, _)) => Ending::Exclusive,
                 Some((Mode::Shared, _)) if !matches!(next, Ending::GiveUp) => Ending::Last,
-                // Another's end is later, if there is one.
+                // Another shared holder has a later end, so the end of the row stays.
                 Some((Mode::Shared, holder)) if found.record.shared.iter().any(|h| h.until > holder.until) => {
                     Ending::Shared
                 }
@@ -82,16 +83,16 @@ impl Dynamodb {
     }
 }
 
-/// How to go on with a release.
+/// The next write of a release.
 enum Ending {
-    /// The grant is not there, and no late copy may bring it.
+    /// The grant is not in the row, and no late copy may put it there.
     GiveUp,
     Exclusive,
-    /// Another holder's end is later than ours.
+    /// Another holder's end is later than ours: the end of the row stays.
     Shared,
     /// Ours is the latest end of the row: compare and swap.
     Last,
-    /// Ours stays in the row a while longer.
+    /// Our grant stays in the row a while longer; see `lapsing`.
     Lapse,
 }
 
@@ -107,7 +108,7 @@ fn shared(attempt: &Attempt) -> Expr {
     Expr::on_grant(attempt, condition, Update::setting(&[RAISED]).remove("#shared.#grant"))
 }
 
-/// The release of the shared holder whose end is the row's.
+/// Releases the shared holder whose end is also the end of the row.
 fn last(attempt: &Attempt, found: &DecodedRow) -> Expr {
     let mut rest = found.record.clone();
     rest.shared.retain(|holder| holder.grant != *attempt.grant());
@@ -121,7 +122,7 @@ fn last(attempt: &Attempt, found: &DecodedRow) -> Expr {
 }
 
 fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
-    // A row without an end is no lock, and nobody's business here.
+    // A row without an end is no lock's, and stays as it is.
     let condition = "(attribute_not_exists(#key) OR attribute_exists(#leasedUntil)) \
                      AND (attribute_not_exists(#grantId) OR #grantId <> :grant) \
                      AND attribute_not_exists(#shared.#grant)";
@@ -134,7 +135,7 @@ fn giving_up(attempt: &Attempt, moment: &Moment) -> Expr {
 }
 
 impl Expr {
-    /// A write on the condition that the grant of this attempt stands.
+    /// A write whose condition is about the grant of this attempt.
     pub fn on_grant(attempt: &Attempt, condition: &str, update: Update) -> Self {
         let grant = attempt.grant().as_str();
         Expr::new(&attempt.key, condition, update)

@@ -1,4 +1,4 @@
-//! To renew what was granted: never to an earlier end.
+//! Renews a grant, never to an earlier end.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ impl Dynamodb {
         };
         let mut moment = self.confirmed(self.sure_moment(most, by)?, by)?;
         let mut until = lease.end(moment.now);
-        // Mostly ours becomes the latest end of the row.
+        // Usually our end becomes the latest end of the row.
         let mut expr = renewing(attempt, until, &moment, RowEnd::Ours);
         loop {
             let found = match self.update(expr, by)? {
@@ -56,7 +56,8 @@ impl Dynamodb {
             let RenewAnswer::Until(end) = step.answer else { return Ok(Renewed::Lost(found.seen(&moment))) };
             let Some(new) = step.record else { return Ok(self.renewed(end, renewal, &moment)) };
             until = end;
-            // An end is moved back or, after the first renewal, taken away only from the very row that was found.
+            // A write that moves an end back or, after the first renewal, takes it away must find the row exactly as it
+            // was read.
             let compares = found
                 .record
                 .standing(attempt.grant())
@@ -71,8 +72,9 @@ impl Dynamodb {
         }
     }
 
-    /// That it stands until then; but so much of that may be unsure that a guard would soon be lost, with each heartbeat
-    /// renewed. Where no answer tells the time any more, that is what is wrong.
+    /// The answer that the grant holds until then. But if the time has not been reported for long, so much of the lease
+    /// may be uncertain that a guard would soon be lost although each heartbeat renews it. Then the renewal is
+    /// unanswered, with that reason.
     fn renewed(&self, until: End, renewal: Renewal, moment: &Moment) -> Renewed {
         let now = moment.upper_bound();
         if let (Lease::For(lease), false) = (renewal.lease, renewal.may_end_endless) {
@@ -102,7 +104,8 @@ fn renewing(attempt: &Attempt, until: End, moment: &Moment, end: RowEnd) -> Expr
     let mut expr = Expr::on_grant(attempt, condition, update.set("#version", "#version + :one"))
         .value(":end", text(row::end(until)))
         .value(":now", text(row::time(moment.now)));
-    // No end is later, so only this stops a late copy of a first renewal, which comes after the lock was given an end.
+    // No end is later, so only this condition stops a late copy of a first renewal that arrives after the lock was
+    // given an end.
     if until == End::Never {
         let (renewed, _) = if attempt.ask.mode == Mode::Exclusive { of_row[1] } else { of_entry[1] };
         expr.condition.push_str(&format!(" AND attribute_not_exists({renewed})"));

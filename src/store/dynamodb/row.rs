@@ -7,16 +7,19 @@
 //! | `leasedUntil` | S | RFC 3339, UTC, nine digits: the latest end of all holders; 1970 when released, year 9999 without end |
 //! | `owner`, `createdAt` | S | of the exclusive holder, as dynamodb-lock-go has them |
 //! | `grantId`, `lockId`, `host`, `comment`, `renewedAt` | S | of the exclusive holder |
-//! | `shared` | M | grant id -> the same of each shared holder, with its `token` |
+//! | `shared` | M | grant id -> the same attributes of each shared holder, and its `token` |
 //! | `fence` | N | the highest token ever issued |
-//! | `version` | N | raised by every write; begins at the time, so that a row made anew is another |
+//! | `version` | N | raised by every write; starts at the time, so that a row made anew has another one |
 //! | `givenUp` | SS | grant ids that must never be granted, since a copy of their acquire may be on its way |
-//! | `givenUpAt` | N | when the last acquire was given up that had not been granted, as tokens are made, at the latest; a purge asks it, and deletes nothing by a time in doubt |
-//! | `floor` | N | every later token is above it |
+//! | `givenUpAt` | N | when an acquisition that had not been granted was last given up; see below |
+//! | `floor` | N | every later token is above this |
 //! | `ttl` | N | in a mixed fleet: two days after the end, in seconds since 1970 |
 //! | `kind`, `pins`, `format` | S, SS, S | |
-//! | `graceMicros` | N | only in the row of the key U+0001 `time`, which nobody has: the largest grace of all clients |
-//! | `leastGraceMicros` | N | there, too, once a larger grace replaced a smaller one: the least that a client may still go by |
+//! | `graceMicros` | N | only in the row of key U+0001 `time`, which no lock has: the largest grace of all clients |
+//! | `leastGraceMicros` | N | there, too, once a larger one replaced a smaller: the least that may still be in use |
+//!
+//! `givenUpAt` is made like a token, from the latest that the time may be. A purge reads it before it deletes a row,
+//! and deletes nothing by a time in doubt.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -31,18 +34,19 @@ use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
 use crate::store::Seen;
 
-/// The end of what was released.
+/// The end in a row whose lock was released.
 pub(super) const PAST: &str = "1970-01-01T00:00:00.000000000Z";
-/// What a row says that this version makes.
+/// The format in a row that this version makes.
 pub(super) const FORMAT: &str = "1.0";
 /// Every attribute that a row may have.
 pub(super) const ATTRIBUTES: &str = "graceMicros leastGraceMicros floor givenUpAt owner leasedUntil createdAt ttl \
      grantId lockId fence host comment renewedAt shared version givenUp kind pins format token";
-/// What the row of an exclusive holder has beside its grant and its end.
+/// The attributes of an exclusive holder, except its grant id and its end.
 pub(super) const OF_HOLDER: [&str; 6] = ["lockId", "owner", "host", "comment", "createdAt", "renewedAt"];
-/// What a row without an exclusive holder lacks.
+/// The attributes that a row without an exclusive holder lacks.
 pub(super) const NO_HOLDER: &[&str] = &["#grantId", "#lockId", "#owner", "#host", "#comment", "#renewedAt"];
-/// So large may one who joins make a row: 400 KB is what the service allows, and others may have to give up yet.
+/// The size in bytes up to which a shared holder may join. The service allows 400 KB, and others may still have to give
+/// up.
 pub(super) const MOST: usize = 399 * 1_024;
 /// The end of a lease that never ends.
 pub(super) const NEVER: &str = "9999-12-31T23:59:59.999999999Z";
@@ -69,7 +73,7 @@ pub(super) fn parse_end(text: &str) -> Result<End, String> {
     }
     let at: Timestamp = text.parse().map_err(|_| format!("{text:?} is not a time"))?;
     let nanos = at.as_nanosecond();
-    // Of what is beyond, dynamodb-lock-go writes the year 1 where it is told no end.
+    // Of the times beyond the range, dynamodb-lock-go writes the year 1 if it is given no end.
     let beyond = if nanos < 0 { End::At(StoreTime::from_nanos(i64::MIN)) } else { End::Never };
     Ok(i64::try_from(nanos).map_or(beyond, |nanos| End::At(StoreTime::from_nanos(nanos))))
 }
@@ -103,7 +107,7 @@ impl DecodedRow {
         Seen::new(self.record, times, Some(Box::new(native)))
     }
 
-    /// Whether a holder in it has this lock id, whatever else it has.
+    /// Whether a holder in the row has this lock id, even if the rest of the row can't be read.
     pub fn names(&self, lock_id: &str) -> bool {
         let has = |of: &Item| get_text(of, "lockId") == Ok(Some(lock_id));
         let shares = |row: &Item| {
@@ -112,25 +116,25 @@ impl DecodedRow {
         self.row.as_ref().is_some_and(|row| has(row) || shares(row))
     }
 
-    /// Every later grant of this key has a token above it.
+    /// Every later grant of this key has a token above this.
     pub fn floor(&self) -> u64 {
         let floor = self.row.as_ref().and_then(|row| get_number(row, "floor").ok()?);
         floor.unwrap_or(0)
     }
 
-    /// The times to grant by.
+    /// The times by which a grant is decided. They make its token higher than the floor.
     pub fn times(&self, moment: &Moment) -> Times {
         let times = moment.times();
         Times { stamp: times.stamp.max(self.floor().saturating_add(1)), ..times }
     }
 
-    /// Whether so many gave up that a floor replaces their grant ids.
+    /// Whether there are so many given-up grant ids that a floor must replace them.
     pub fn is_crowded(&self) -> bool {
         self.record.given_up.len() > MANY_GIVEN_UP
     }
 
-    /// Above every token that was asked for until now. A copy that waits for `fence` asks for one more than that, if
-    /// not for its client's time.
+    /// A number above every token that was requested until now. A copy of an acquire that compares `fence` requests one
+    /// more than that, unless its client's time is higher.
     pub fn above_all(&self, moment: &Moment) -> u64 {
         let stored = self.record.token.max(self.floor()).saturating_add(1);
         moment.late_stamp(AHEAD).max(stored)
@@ -158,7 +162,7 @@ impl DecodedRow {
         size(&row)
     }
 
-    /// The end of a shared holder, letter by letter.
+    /// The end of a shared holder, exactly as it is stored.
     pub fn shared_end(&self, grant: &GrantId) -> Option<String> {
         let shared = self.row.as_ref()?.get("shared")?.as_m().ok()?;
         shared.get(grant.as_str())?.as_m().ok()?.get("leasedUntil")?.as_s().ok().cloned()
@@ -205,10 +209,11 @@ fn decode_known(key: &str, item: &Item) -> Result<LockRecord, String> {
         None => None,
     };
     let kind = Kind::parse(get_text(item, "kind")?)?;
-    // A row of dynamodb-lock-go has none.
+    // A row of dynamodb-lock-go has no version.
     let version = get_number(item, "version")?;
-    // Without a token it was made when somebody gave up, or pinned its name: a second copy of that, which waits for a missing
-    // row, may be on its way. What counts its changes begins with the time.
+    // A row without a token was made when an acquisition was given up or a name was pinned. A second copy of that
+    // request, whose condition is that the row is missing, may be on its way. The version begins with the time, so it
+    // says when the row was made.
     let began = version.filter(|_| token.is_none());
     let gave_up_at = get_number(item, "givenUpAt")?.max(get_number(item, "floor")?).or(began);
     Ok(LockRecord {
@@ -225,7 +230,8 @@ fn decode_known(key: &str, item: &Item) -> Result<LockRecord, String> {
     })
 }
 
-/// What conditions compare as text, or raise, in a row that is held: with anything else no write fits what the rules say.
+/// Checks, in a row that is held, what conditions compare as text and what updates raise: with anything else no write
+/// would do what the rules say.
 fn check_held(item: &Item) -> Result<(), String> {
     if let Some(name) = ["fence", "version"].into_iter().find(|name| !item.contains_key(*name)) {
         return Err(format!("it is held, but has no {name}"));
@@ -245,7 +251,8 @@ pub(super) fn is_lock(item: &Item) -> bool {
     item.contains_key("leasedUntil")
 }
 
-/// Whether dynamodb-lock-go wrote this row: it has no token, and an end of its own.
+/// Whether dynamodb-lock-go wrote this row: then it has no token of ours, and an end that is not that of a released
+/// row.
 fn is_foreign(item: &Item) -> Result<bool, String> {
     let ours = item.contains_key("fence") || item.contains_key("shared");
     Ok(!ours && get_text(item, "leasedUntil")?.is_some_and(|until| until != PAST))
@@ -268,12 +275,12 @@ fn holder(grant: GrantId, of: &Item, token: u64) -> Result<Holder, String> {
     })
 }
 
-/// The labels that a holder may have.
+/// The optional labels of a holder.
 pub(super) fn optional(labels: &Labels) -> [(&'static str, Option<AttributeValue>); 2] {
     [("host", labels.host.as_ref().map(text)), ("comment", labels.comment.as_ref().map(text))]
 }
 
-/// The attributes of a holder, those that have no value without it.
+/// The attributes of a holder; `None` for those that have no value.
 pub(super) fn fields(holder: &Holder) -> Vec<(&'static str, Option<AttributeValue>)> {
     let mut fields = vec![
         ("lockId", Some(text(&holder.lock_id))),
@@ -286,7 +293,7 @@ pub(super) fn fields(holder: &Holder) -> Vec<(&'static str, Option<AttributeValu
     fields
 }
 
-/// A shared holder's entry. What `stored` has beside our attributes stays.
+/// A shared holder's entry. Other attributes in `stored` stay.
 pub(super) fn entry(holder: &Holder, stored: Option<&AttributeValue>) -> AttributeValue {
     let mut entry = stored.and_then(|stored| stored.as_m().ok()).cloned().unwrap_or_default();
     for (name, value) in fields(holder) {
@@ -299,7 +306,7 @@ pub(super) fn entry(holder: &Holder, stored: Option<&AttributeValue>) -> Attribu
     AttributeValue::M(entry)
 }
 
-/// The map of the shared holders, over what the row has; `None` without any.
+/// The map of the shared holders, written over the one in the row; `None` if there are none.
 pub(super) fn shared(record: &LockRecord, item: Option<&Item>) -> Option<AttributeValue> {
     let stored = item.and_then(|item| item.get("shared")?.as_m().ok());
     let entries: HashMap<_, _> = record

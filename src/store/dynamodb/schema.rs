@@ -23,14 +23,15 @@ const LOOK: Duration = Duration::from_millis(250);
 /// How often the log says that a table is still being made.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// For how long whoever is making the table may take to note its grace once it is there. Who has not by then is gone, or was
-/// this client, in an earlier call that got no answer: nobody can tell, so the default counts as for any other table.
+/// How long the client that makes the table may take to note its grace once the table exists. If it has not done so by
+/// then, it is gone, or it was this client in an earlier call that got no answer. It is impossible to know which, so
+/// the default applies as for any other table.
 const NOTES: Duration = Duration::from_secs(30);
 
 /// What is known of the table.
 enum Table {
     Missing(DynamodbError),
-    /// Nobody may ask; what the service says of that.
+    /// This client may not describe the table. Has what the service says about that.
     Hidden(Option<Cause>),
     There(Box<TableDescription>),
 }
@@ -40,7 +41,7 @@ impl Dynamodb {
         match what {
             Schema::Describe => Ok(self.command()),
             Schema::Check => {
-                // For the grace that counts by now.
+                // To learn the grace that applies by now.
                 self.read_time(by)?;
                 self.look_at_table(what, by)
             }
@@ -61,7 +62,8 @@ impl Dynamodb {
                 }
                 Ok(text.to_owned())
             }
-            // Who makes the table must connect first. Every use of the missing table is an error.
+            // Only a warning: a caller that makes the table must connect first. Every use of a missing table is an
+            // error.
             Table::Missing(error) => {
                 log::warn!(target: "leasehold::dynamodb", table:? = self.target.table; "{error}");
                 Ok(error.to_string())
@@ -69,8 +71,8 @@ impl Dynamodb {
         }
     }
 
-    /// The same error, or a better one, where the service only said that a request was wrong: what is wrong with the table's
-    /// key, as far as it may be described.
+    /// The same error. If the service only said that a request was wrong: a better one that says what is wrong with the
+    /// table's key, if this client may describe the table.
     pub(super) fn explained(&self, error: DynamodbError, by: &Deadline) -> DynamodbError {
         if !matches!(error, DynamodbError::Own(Own::Invalid { .. }, _)) {
             return error;
@@ -109,7 +111,7 @@ impl Dynamodb {
     }
 
     fn create(&self, by: &Deadline) -> Result<String, DynamodbError> {
-        // Where it was missing or being made: whether this client made it, or another was faster.
+        // `made`: if the table was missing or being made, whether this client made it or another was faster.
         let (mut made, mut protects, mut ready, mut is_noted) = (None, false, None, false);
         let (started, mut logged) = (Instant::now(), Instant::now());
         loop {
@@ -125,14 +127,15 @@ impl Dynamodb {
                     if table.table_status() == Some(&TableStatus::Creating) {
                         made = made.or(Some(false));
                     }
-                    // An updating table serves.
+                    // A table that is being updated can be used.
                     let is_there = !matches!(table.table_status(), Some(TableStatus::Creating | TableStatus::Deleting));
-                    // Before the protections, which can take minutes: locks may be taken by now.
+                    // The grace is noted before the protections are set, which can take minutes: locks may be acquired
+                    // by now.
                     if is_there && !is_noted {
                         let waited = self.clock.now().since(*ready.get_or_insert_with(|| self.clock.now()));
                         is_noted = self.may_note_grace(made.filter(|is_ours| *is_ours || waited < NOTES), each)?;
                         if is_noted {
-                            // It may not serve everywhere yet.
+                            // False if the table can't be used everywhere yet.
                             is_noted = self.note_grace(each)?;
                             self.check_grace()?;
                         }
@@ -148,13 +151,13 @@ impl Dynamodb {
                     return Err(DynamodbError::Own(Own::MayNotMake { table, right }, cause));
                 }
                 Table::Missing(_) if made.is_some() => {}
-                // Also one that went meanwhile.
+                // Also a table that was deleted meanwhile.
                 Table::Missing(_) => {
                     made = Some(self.make(each)?);
                     (ready, is_noted) = (None, false);
                 }
             }
-            // The note of who made it is not waited for for long.
+            // Not logged while waiting for another client's note of its grace, which does not take long.
             if (ready.is_none() || is_noted) && logged.elapsed() >= PROGRESS {
                 logged = Instant::now();
                 log::info!(target: "leasehold::dynamodb", table:? = self.target.table;
@@ -166,7 +169,7 @@ impl Dynamodb {
         }
     }
 
-    /// An error unless it is right; else the text that says so, and what `is` with it.
+    /// An error unless the table is right. Otherwise a text that says so, which contains `is`.
     fn check(&self, table: &TableDescription, is: &str) -> Result<String, DynamodbError> {
         let name = &self.target.table;
         let keys: Vec<String> = table
@@ -219,7 +222,7 @@ impl Dynamodb {
         }
     }
 
-    /// Tells whether it was this client that made it.
+    /// Makes the table. Whether it was this client that made it.
     fn make(&self, by: &Deadline) -> Result<bool, DynamodbError> {
         let is_safe = self.protection.deletion;
         let answer: Answer<bool> = self.send(by, move |client, stamp, target| async move {
@@ -251,15 +254,15 @@ impl Dynamodb {
         answer.map_err(may_not("CreateTable"))
     }
 
-    /// Whether the table has all the protection that is wanted. What is missing is asked for; a table that was made
-    /// without, or a moment ago, may take its time. What it has beyond that stays.
+    /// Whether the table has all the protection that is wanted. What is missing is requested; on a table that was made
+    /// without it, or a moment ago, that may take time. Any further protection of the table stays.
     fn is_protected(&self, table: &TableDescription, by: &Deadline) -> Result<bool, DynamodbError> {
         if self.protection.deletion && table.deletion_protection_enabled() != Some(true) {
             let answer: Answer<()> = self.send(by, move |client, stamp, target| async move {
                 let request = client.update_table().table_name(&target.table).deletion_protection_enabled(true);
                 match request.customize().interceptor(stamp.clone()).send().await {
                     Ok(_) => Ok(()),
-                    // It is being changed.
+                    // The table is being changed.
                     Err(e) if e.as_service_error().is_some_and(|e| e.is_resource_in_use_exception()) => Ok(()),
                     Err(error) => target.classify(Err(error), &stamp),
                 }

@@ -29,10 +29,10 @@ use crate::sys::log;
 const WAITING: u8 = 0;
 const SENT: u8 = 1;
 const CALLED_OFF: u8 = 2;
-/// Of the clock's correction, which a look may miss.
+/// Stands for a correction of the clock that is not known: reading it may fail.
 const UNSEEN: i64 = i64::MIN;
 
-/// Follows a request: whether it left this host, and what its answer says of the time.
+/// Follows a request: whether it left this host, and what its answer says about the time.
 #[derive(Clone, Debug)]
 pub(super) struct Stamp(Arc<Stamping>);
 
@@ -42,12 +42,12 @@ struct Stamping {
     estimate: Arc<Estimate>,
     hides_server: AtomicBool,
     state: AtomicU8,
-    /// Another host is to say the time, too.
+    /// Another host of the service must confirm the time.
     is_to_confirm: AtomicBool,
-    /// Over which connections it goes.
+    /// The number of the client over whose connections the request goes.
     over: AtomicU64,
     sent: AtomicU64,
-    /// By how much the clock had been corrected then.
+    /// By how much the clock had been corrected when the request was sent.
     slew: AtomicI64,
 }
 
@@ -117,7 +117,7 @@ impl Intercept for Stamp {
             let is_to_confirm =
                 self.0.estimate.learn_corrected(date.as_second(), self.sent_at(), received, moved, over);
             self.0.is_to_confirm.store(is_to_confirm, Ordering::SeqCst);
-            // The service itself names one in each answer.
+            // The service itself sends this header in each answer.
             let is_hidden = context.response().headers().get("server").is_none_or(str::is_empty);
             self.0.hides_server.store(is_hidden, Ordering::SeqCst);
         }
@@ -125,9 +125,10 @@ impl Intercept for Stamp {
     }
 }
 
-/// A proxy's answer has the proxy's date, also where it passes on all else: nginx puts its own `Date` and `Server` in the
-/// place of the service's, unless it is told to pass them. Those that add `Via` pass the date on; what comes from a cache is
-/// old. Where `Server` is hidden this can't be told: some hide it and pass the date on, so that is only warned of.
+/// Whether the `Date` is the service's own. nginx replaces the `Date` and `Server` of the service by its own unless it
+/// is configured to pass them on, even where it passes on everything else. Proxies that add `Via` pass the date on. The
+/// date of an answer from a cache is old. Without `Server` this is unknown: some proxies hide it and pass the date on,
+/// so this is only logged as a warning.
 fn is_dated_by_the_service(answer: &HttpResponse) -> bool {
     let headers = answer.headers();
     let server = headers.get("server").unwrap_or_default().to_ascii_lowercase();
@@ -142,7 +143,8 @@ pub(super) type Answer<T> = Result<T, (Fate, DynamodbError)>;
 /// How a conditional write went.
 #[derive(Debug)]
 pub(super) enum Wrote {
-    /// It is written; the row as it is now, none after a delete. Of a grant: as it was before, if there was one.
+    /// It is written. The row as it is now, none after a delete; for a grant, the row as it was before, if there was
+    /// one.
     Done(Option<Item>),
     /// Its condition failed; the row as it is, if there is one.
     Failed(Option<Item>),
@@ -217,7 +219,7 @@ impl Dynamodb {
             }
         }));
         wrote.map_err(|error| match error {
-            // What it raises or adds to may be damaged, which shows in the row.
+            // An attribute that the update raises or adds to may be damaged, which the row shows.
             DynamodbError::Own(Own::Invalid { .. }, _) => match self.look(&key, by) {
                 Err(damage @ DynamodbError::Damaged(_)) => damage,
                 _ => error,

@@ -25,7 +25,7 @@ fn is_of_name(c: char) -> bool {
     c.is_ascii_alphanumeric() || c == '_' || c == '-' || c == '.'
 }
 
-/// What stands in the quotes of a string.
+/// The text between the quotes of a JSON string.
 fn json(text: &str) -> String {
     let escaped = |c: char| match c {
         '"' | '\\' => format!("\\{c}"),

@@ -1,4 +1,4 @@
-//! To write a whole record, if nothing changed since it was read.
+//! Writes a whole record, if nothing changed since it was read.
 
 use std::collections::BTreeSet;
 
@@ -25,7 +25,7 @@ impl Dynamodb {
         let Some(SeenRow { row, is_doubted }) = native else { return Err(DynamodbError::NotRead) };
         let found = DecodedRow { record: seen.record.clone(), row: row.clone() };
         found.record.check_format()?;
-        // It may set a floor, which one host alone must not tell too low.
+        // The write may set a floor, and a time that only one host reported could make it too low.
         let moment = self.confirmed(self.moment()?, by)?;
         let wrote = match new {
             Some(new) => {
@@ -39,7 +39,7 @@ impl Dynamodb {
                 new.given_up.extend(gone);
                 self.update(self.whole(&found, &new, &moment), by)?
             }
-            // The record may be younger than it seemed.
+            // The time was in doubt when the record was read, so the record may be younger than it seemed.
             None if *is_doubted => return Ok(Swapped::Changed),
             None => self.delete(comparing(&found, Update::default()), by)?,
         };
@@ -76,7 +76,7 @@ impl Dynamodb {
         let given_up: BTreeSet<&str> = new.given_up.iter().map(GrantId::as_str).collect();
         let added: Vec<&str> = given_up.difference(&old).copied().collect();
         let only_adds = given_up.is_superset(&old);
-        // Several may come at once.
+        // Several grant ids may be added at once.
         let is_over = only_adds && !added.is_empty() && given_up.len() > MANY_GIVEN_UP + 1;
         if is_over {
             put("floor", Some(number(found.above_all(moment))));
@@ -100,7 +100,7 @@ fn comparing(found: &DecodedRow, update: Update) -> Expr {
     match &found.row {
         None => terms.push("attribute_not_exists(#key)".to_owned()),
         Some(row) => {
-            // A row without a token is one of dynamodb-lock-go, or only remembers who gave up.
+            // A row without a token is one of dynamodb-lock-go, or only notes given-up acquisitions.
             let named = if row.contains_key("fence") {
                 &["fence", "version"][..]
             } else {

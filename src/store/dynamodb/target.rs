@@ -23,7 +23,7 @@ pub struct SortKey {
     pub value: String,
 }
 
-/// The table, also for the errors.
+/// The table, with what errors need to know about it.
 #[derive(Clone, Debug)]
 pub(super) struct Target {
     pub table: String,
@@ -31,13 +31,13 @@ pub(super) struct Target {
     pub sort_key: Option<SortKey>,
     /// Known once there is a client of the SDK.
     pub region: Option<String>,
-    /// The same; another than the region's, if one was given.
+    /// Known at the same time: the endpoint, if another than the region's was given.
     pub endpoint: Option<String>,
-    /// Told of credentials that the service does not accept any more.
+    /// Learns of credentials that the service no longer accepts.
     pub ended: Ended,
-    /// It was logged that the answers may come by way of a proxy that hides it.
+    /// Whether it was logged that the answers may come through a proxy that does not show itself.
     pub said_hidden: Arc<AtomicBool>,
-    /// It was logged that they do not tell the time any more.
+    /// Whether it was logged that the answers no longer report the time.
     pub said_untold: Arc<AtomicBool>,
     has_sent: Arc<AtomicBool>,
     was_accepted: Arc<AtomicBool>,
@@ -62,10 +62,11 @@ impl Target {
         }
     }
 
-    /// What errors and the data of locks name: in another place, or with another sort key, are other rows.
+    /// The name of the store in errors and in the data of locks. In another place, or with another sort key, the rows
+    /// are different ones.
     pub fn label(&self) -> String {
         let endpoint = self.endpoint.as_deref().map(host).filter(|endpoint| !self.is_of_region(endpoint));
-        // It may have any letters, so it is the last one: `api::origin` reads them.
+        // The sort key may have any characters, so it is the last part: `api::origin` parses them.
         let sort_key = self.sort_key.as_ref().map(|SortKey { name, value }| format!("{name}:{value}"));
         let parts =
             [("region", self.region.clone()), ("endpoint", endpoint.map(str::to_owned)), ("sort_key", sort_key)];
@@ -75,7 +76,8 @@ impl Target {
         format!("dynamodb://{}{sign}{}", self.table, parts.join("&"))
     }
 
-    /// Whether a host is AWS's own for the region: the usual one, of FIPS, of an account, in a VPC; all lead to one table.
+    /// Whether a host is one of AWS's own for the region: the usual one, the one for FIPS, of an account or in a VPC.
+    /// All lead to the same table.
     fn is_of_region(&self, host: &str) -> bool {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
         let of_aws = [".amazonaws.com", ".amazonaws.com.cn", ".api.aws", ".api.amazonwebservices.com.cn"];
@@ -95,19 +97,19 @@ impl Target {
         each.join(", ")
     }
 
-    /// Where the row of a key stands.
+    /// The primary key of the row of a key.
     pub fn place(&self, key: &str) -> Item {
         let sort_key = self.sort_key.iter().map(|sort_key| (sort_key.name.clone(), text(&sort_key.value)));
         std::iter::once((self.partition_key.clone(), text(key))).chain(sort_key).collect()
     }
 
-    /// The key of a row of this store; rows with another sort key are somebody else's.
+    /// The key of a row of this store. Rows with another value of the sort key belong to others.
     pub fn key_of(&self, row: &Item) -> Option<String> {
         let is_ours = |sort_key: &SortKey| string(row, &sort_key.name).is_some_and(|value| *value == sort_key.value);
         string(row, &self.partition_key).filter(|_| self.sort_key.as_ref().is_none_or(is_ours)).cloned()
     }
 
-    /// Where a page of a scan ended, as a text. That may be at a row of somebody else.
+    /// Where a page of a scan ended, as a text. That may be at a row that belongs to others.
     pub fn end_of_page(&self, last: &Item) -> Option<String> {
         let key = string(last, &self.partition_key)?;
         match &self.sort_key {
@@ -159,7 +161,7 @@ impl Target {
     }
 }
 
-/// Host and port of an endpoint, without the port that its scheme has anyway. What else it has may be secret.
+/// Host and port of an endpoint, without the default port of its scheme. The rest may be secret.
 fn host(endpoint: &str) -> &str {
     let (scheme, rest) = endpoint.split_once("://").unwrap_or(("", endpoint));
     let (place, path) = rest.split_at(rest.find(['/', '?', '#']).unwrap_or(rest.len()));

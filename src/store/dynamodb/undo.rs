@@ -1,4 +1,4 @@
-//! To undo a grant whose own answer contradicts the time that it was decided by.
+//! Undoes a grant whose own answer contradicts the time by which it was decided.
 
 use super::Dynamodb;
 use super::error::{DynamodbError, Own};
@@ -15,12 +15,12 @@ use crate::sys::log;
 #[derive(Debug)]
 pub(super) struct Doubted(Option<Item>);
 
-/// Kept in an attempt: of the times by which it was sent without an answer, the one that is the furthest ahead, since
+/// Kept in an attempt: of all times by which it was sent without an answer, the one that is the furthest ahead, since
 /// any of the copies may be the one that was granted.
 #[derive(Debug)]
 pub(super) struct Unanswered {
     moment: Moment,
-    /// The latest of their `expired_before`: a holder that one of the copies replaced had a lease that ended by then.
+    /// The latest `expired_before` of these times: if a copy replaced a holder, the lease of that holder ended by then.
     expired_before: StoreTime,
 }
 
@@ -29,7 +29,7 @@ impl Unanswered {
         attempt.native.as_ref()?.downcast_ref()
     }
 
-    /// Notes one more in the attempt.
+    /// Notes in the attempt one more time by which it was sent without an answer.
     pub fn note(attempt: &mut Attempt, sent: Moment) {
         let (mut moment, mut expired_before) = (sent, sent.times().expired_before);
         if let Some(before) = Unanswered::of(attempt) {
@@ -41,15 +41,15 @@ impl Unanswered {
 }
 
 impl Dynamodb {
-    /// Whether an unanswered grant was decided by a time that had not come: it may have replaced a live holder, and
-    /// nobody knows which one. A transfer replaces its own grant, whatever the time.
+    /// Whether an unanswered grant was decided by a time that had not come yet: it may have replaced a live holder, and
+    /// it is unknown which one. A transfer replaces its own grant, whatever the time.
     pub(super) fn was_early(attempt: &Attempt, moment: &Moment) -> bool {
         let sent = Unanswered::of(attempt);
         attempt.ask.instead_of.is_none() && sent.is_some_and(|sent| moment.was_behind(&sent.moment))
     }
 
-    /// Leaves such a grant in the row, unused, until the holder that it replaced has heard of its loss: for a lease from
-    /// now on, and at least until that holder's lease is over by the right time, too.
+    /// Leaves such a grant in the row, unused, until the holder that it replaced has learned of its loss: for one lease
+    /// from now on, and at least until that holder's lease has also ended by the right time.
     pub(super) fn lapsing(&self, attempt: &Attempt, found: &DecodedRow, moment: &Moment) -> Expr {
         let mut next = found.record.clone();
         let replaced = Unanswered::of(attempt).map_or(moment.now, |sent| sent.expired_before);
@@ -61,7 +61,7 @@ impl Dynamodb {
         self.whole(found, &next, moment)
     }
 
-    /// The row as it was before this attempt was granted, if an earlier call could not finish the undoing.
+    /// The row as it was before this attempt was granted, if an earlier call could not finish undoing the grant.
     pub(super) fn doubted(attempt: &mut Attempt) -> Option<Option<Item>> {
         let native = attempt.native.take_if(|native| native.is::<Doubted>())?;
         native.downcast::<Doubted>().ok().map(|doubted| doubted.0)
@@ -99,7 +99,8 @@ impl Dynamodb {
                 let most = Lease::For(ask.lease).end(moment.now.plus(self.grace_now().own));
                 let holder = Holder { until: mine.until.min(most), ..mine.clone() };
                 let granted = Acquired::Granted { holder: holder.clone(), repeated: false, now: moment.upper_bound() };
-                // By a time that was ahead it would stand for too long, were this process to die now: no renewal moves it back.
+                // If the grant was made by a time that was ahead, it would remain for too long if this process died
+                // now: no renewal moves an end back.
                 let is_late = holder.until < mine.until && !moment.is_doubted();
                 if is_late {
                     let all = next.exclusive.iter_mut().chain(&mut next.shared);
@@ -114,13 +115,15 @@ impl Dynamodb {
             };
             next.token = match first {
                 _ if next.token == mine.token => old.token,
-                // A join compares the token alone, and one that is on its way has not counted those who are put back.
+                // A join compares the token alone, and a join that is on its way has not counted the holders that are
+                // put back.
                 (Mode::Shared, _) => next.token.saturating_add(1),
                 (Mode::Exclusive, _) => next.token,
             };
             next.exclusive.take_if(|holder| holder.grant == ask.grant);
             next.shared.retain(|holder| holder.grant != ask.grant);
-            // Others who share it by now stay, and an exclusive holder hears that it lost the lock.
+            // Others that share the lock by now stay. A replaced exclusive holder is then not put back, and learns that
+            // it lost the lock.
             let is_shared = !next.shared.is_empty();
             for (mode, holder) in [first].into_iter().chain(wronged) {
                 match mode {
@@ -143,7 +146,7 @@ impl Dynamodb {
     }
 }
 
-/// Whether it was to be replaced, live or not.
+/// Whether the request asked to replace this holder, live or not.
 fn is_replaced(ask: &Ask, mode: Mode, holder: &Holder) -> bool {
     let is_owner = ask.replace_same_owner && mode == Mode::Exclusive && holder.labels.owner == ask.labels.owner;
     is_owner || ask.instead_of.as_ref().is_some_and(|(old, _)| *old == holder.grant)

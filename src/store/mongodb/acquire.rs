@@ -1,5 +1,5 @@
-//! To be granted a key: one `findAndModify`, whose answer is the document as it is afterwards and the server's time.
-//! What became of the request is read from that document.
+//! Acquires a key: one `findAndModify`, whose answer is the document as it is afterwards and the server's time. The
+//! outcome of the request is read from that document.
 
 use std::time::Instant;
 
@@ -20,7 +20,7 @@ impl Mongodb {
         let ask = &attempt.ask;
         let id = ours(&ask.grant)?;
         let old = match &ask.instead_of {
-            // A grant of another kind of store is in no document.
+            // An error for a grant of another kind of store, which no document has.
             Some((grant, of)) => Some((ours(grant)?, token(*of).map_err(invalid)?)),
             None => None,
         };
@@ -37,7 +37,7 @@ impl Mongodb {
             grants: Some((ask.mode, id)),
         };
         let answer = self.update(update, by).map_err(|error| match error {
-            // The rules fail on some damages; which one it is shows in the document.
+            // The pipeline fails on some damaged documents. The document shows what is wrong.
             MongodbError::Other { .. } => self.damage(&attempt.key, by).unwrap_or(error),
             error => error,
         });
@@ -46,7 +46,7 @@ impl Mongodb {
             Wrote::Answered(row) => {
                 let stands = row.as_ref().is_some_and(|row| stands(row, ask.mode, &id));
                 match self.found(&attempt.key, row, sent, by) {
-                    // Damaged between the copy that was granted and this one.
+                    // An earlier copy was granted, and the document was damaged between that copy and this one.
                     Err(error @ MongodbError::Damaged(_)) if stands => {
                         return Ok(Acquired::Unknown(error.of_write().into()));
                     }
@@ -80,7 +80,7 @@ impl Mongodb {
     }
 }
 
-/// The grant id as the server has it.
+/// The grant id in the server's type.
 pub(super) fn ours(grant: &GrantId) -> Result<ObjectId, MongodbError> {
     let wrong = || invalid("the lock was granted by another kind of store".to_owned());
     object_id(grant).ok_or_else(wrong)

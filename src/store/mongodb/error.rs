@@ -68,22 +68,22 @@ impl failure::Own for Own {
     }
 }
 
-/// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary.
-/// 217: it was done, but its answer is not known any more.
+/// These interrupt a write that may have happened: time limits, a shutdown, a change of the primary. 217: the write was
+/// done, but its answer is no longer known.
 const INTERRUPTED: [i32; 17] =
     [24, 50, 91, 100, 189, 217, 262, 355, 450, 453, 471, 473, 11600, 11601, 11602, 91_331, 10_045_600];
-/// The network's. A router answers so of the connection to the shard to which it may have passed the write on.
+/// Network errors. A router reports them about its connection to the shard, to which it may have passed the write on.
 const CUT_OFF: [i32; 6] = [6, 7, 89, 202, 407, 9001];
 /// These come before anything is written.
 const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
 /// A stale or recovering node, sharding that moves, too many requests, a cache that is full, writes that an operator
-/// blocks; an index or a database that is dropped meanwhile; a look for which no majority could be asked.
+/// blocks; an index or a database that is dropped meanwhile; a read for which no majority could be reached.
 const NOT_DONE_EITHER: [i32; 15] = [13436, 13388, 63, 150, 193, 234, 462, 165, 365, 371, 402, 433, 449, 175, 215];
-/// By these labels a server says of a code that no list here has that nothing was written, or that it may have been.
+/// If no list here has the code, these labels say that nothing was written, or that it may have been written.
 const NOTHING_WRITTEN: &str = "NoWritesPerformed";
 const MAY_BE_WRITTEN: &str = "RetryableWriteError";
 const DENIED: i32 = 13;
-/// By it Atlas says whatever it does not allow: only the text tells what.
+/// Atlas uses this code for everything that it does not allow. Only the text says what it is.
 const ATLAS: i32 = 8000;
 const DISK_FULL: i32 = 14031;
 const CREDENTIALS: [i32; 3] = [11, 18, 334];
@@ -97,18 +97,18 @@ const VALIDATED: &str = "a validator of the collection refuses the documents of 
                          collection of their own";
 
 impl MongodbError {
-    /// What an error of the driver means. `sends`: how often it may have left this host, where that matters. The driver
-    /// repeats a write once, with its number, which the server does once at most; then only an answer settles what became
-    /// of it.
+    /// What an error of the driver means. `sends`: how often the request may have left this host, if that matters. The
+    /// driver repeats a write once, with the same number, and the server does it at most once. After that only an
+    /// answer settles the outcome, and no error does.
     pub fn classify(error: &DriverError, sends: Option<u32>) -> (Fate, Self) {
         let (fate, failure) = one(error);
         match fate {
-            // It had no connection: the driver says why none could be made.
+            // The request had no connection, and the driver says why none could be made.
             Fate::Unknown if sends == Some(0) => (Fate::NotDone, MongodbError::Unreachable { cause: cause(error) }),
             Fate::Unknown => (fate, failure),
-            // What refused the second says nothing of the first, which may still come.
+            // An error that refused the second copy says nothing about the first, which may still arrive.
             _ if sends > Some(1) => unanswered(cause(error)),
-            // Of a connection that was not had, or of one that the driver closed while it waited for the answer.
+            // The request got no connection, or the driver closed its connection while it waited for the answer.
             _ if sends > Some(0) && matches!(*error.kind, DriverKind::ConnectionPoolCleared { .. }) => {
                 unanswered(cause(error))
             }
@@ -116,8 +116,8 @@ impl MongodbError {
         }
     }
 
-    /// The same of what a router answered. It repeats a numbered write by itself, and answers only for the last try:
-    /// that one may have reached a server that was not the primary, after the first was written.
+    /// The same for the answer of a router. A router repeats a numbered write by itself, and answers only for the last
+    /// try. That try may have reached a server that was not the primary, after the first one was written.
     pub fn of_router((fate, failure): (Fate, Self)) -> (Fate, Self) {
         match failure {
             MongodbError::Own(Own::Conflict, cause) if fate == Fate::NotDone => {
@@ -127,8 +127,8 @@ impl MongodbError {
         }
     }
 
-    /// The same of an answer to who was let in before. The driver says of any trouble while it logs in, also of a server
-    /// that shuts down, that the credentials are wrong.
+    /// The same for a client that was let in before. Whatever goes wrong while the driver logs in, even a server that
+    /// shuts down, it reports as wrong credentials.
     pub fn of_known_user((fate, failure): (Fate, Self)) -> (Fate, Self) {
         match failure {
             MongodbError::Credentials { cause } => (Fate::NotDone, MongodbError::Own(Own::NotLetIn, Some(cause))),
@@ -146,7 +146,7 @@ impl MongodbError {
         matches!(self, MongodbError::Own(Own::Denied | Own::NoStreams, _))
     }
 
-    /// Of an acquire of which an earlier copy may still come.
+    /// The error of an acquire that was refused while an earlier copy may still arrive.
     pub fn refused_after_copies() -> Self {
         MongodbError::Unanswered {
             cause: Some(Cause::from("the driver may have sent it twice, and the second was refused".to_owned())),
@@ -154,7 +154,7 @@ impl MongodbError {
     }
 }
 
-/// Whether a server was there to say this, also while the driver logged in.
+/// Whether this error came from a server, also while the driver logged in.
 pub(super) fn is_answer(error: &DriverError) -> bool {
     matches!(*error.kind, DriverKind::Command(_) | DriverKind::Authentication { .. })
 }
@@ -168,13 +168,13 @@ fn unanswered(cause: Cause) -> (Fate, MongodbError) {
     (Fate::Unknown, MongodbError::Unanswered { cause: Some(cause) })
 }
 
-/// What one answer means.
+/// What one error means by itself.
 fn one(error: &DriverError) -> (Fate, MongodbError) {
     let cause = cause(error);
     match error.kind.as_ref() {
         DriverKind::Command(command) => by_code(error, command.code, cause),
         DriverKind::Write(WriteFailure::WriteError(write)) => by_code(error, write.code, cause),
-        // Also of a write that did nothing, which waits for the majority as well.
+        // Also for a write that changed nothing, since it waits for the majority as well.
         DriverKind::Write(_) | DriverKind::InsertMany(_) | DriverKind::BulkWrite(_) => unanswered(cause),
         DriverKind::Authentication { .. } => (Fate::Refused, MongodbError::Credentials { cause }),
         DriverKind::ServerSelection { message, .. } if is_authentication(message) => {
@@ -191,7 +191,7 @@ fn one(error: &DriverError) -> (Fate, MongodbError) {
         | DriverKind::IncompatibleServer { .. } => (Fate::Refused, MongodbError::Config(cause.to_string())),
         DriverKind::SessionsNotSupported => (Fate::NotDone, MongodbError::Unreachable { cause }),
         DriverKind::Shutdown => (Fate::Refused, MongodbError::Ended),
-        // Of the network, or an answer that is none.
+        // A network error, or an answer that is not valid.
         _ => unanswered(cause),
     }
 }
@@ -200,7 +200,7 @@ fn is_authentication(message: &str) -> bool {
     message.contains("Authentication failed") || message.contains("SCRAM failure")
 }
 
-/// Whether every server there is was not trusted: one of several may come right, or not be the next primary.
+/// Whether no server was trusted. If only some were not, they may be trusted later, or not be the next primary.
 fn is_certificate(message: &str) -> bool {
     let untrusted = message.matches("invalid peer certificate").count();
     untrusted > 0 && untrusted >= message.matches("Address: ").count()
@@ -227,7 +227,7 @@ fn by_code(error: &DriverError, code: i32, cause: Cause) -> (Fate, MongodbError)
     }
 }
 
-/// What the server said of a command or of a write.
+/// What the server said about a command or a write.
 fn text(error: &DriverError) -> &str {
     match error.kind.as_ref() {
         DriverKind::Command(command) => &command.message,
@@ -255,7 +255,8 @@ fn cause(error: &DriverError) -> Cause {
     Cause::from(told)
 }
 
-/// A denial quotes the whole command; a duplicate, the values of a document after its index's name.
+/// The message without what it quotes: a denial quotes the whole command, and a duplicate-key error, after the name of
+/// its index, the values of a document.
 fn unquoted(message: &str) -> &str {
     let quotes = [" to execute command {", " collation: {", " dup key: {"];
     quotes.iter().fold(message, |rest, quote| rest.split(quote).next().unwrap_or_default())
@@ -284,15 +285,15 @@ mod tests {
         for (code, fate) in [(11000, Fate::Duplicate), (225, Fate::NotDone), (13, Fate::Refused)] {
             assert_eq!(of(code), (fate, fate), "{code}");
         }
-        // Cut off on the way to the shard. A code that nobody here knows is what most damaged documents give.
+        // Cut off on the way to the shard. An unknown code is what most damaged documents cause.
         assert_eq!(of(407), (Fate::Unknown, Fate::Unknown));
         assert_eq!(of(987_654), (Fate::Refused, Fate::Refused));
-        // What refused the driver's second copy says nothing of its first.
+        // An error that refused the driver's second copy says nothing about the first.
         for code in [11000, 112, 13] {
             let answer: CommandError = from_document(doc! { "code": code }).unwrap();
             assert_eq!(MongodbError::classify(&DriverKind::Command(answer).into(), Some(2)).0, Fate::Unknown, "{code}");
         }
-        // It got no request.
+        // The router got no request.
         let (fate, _) = MongodbError::of_router((Fate::NotDone, MongodbError::NotSent));
         assert_eq!(fate, Fate::NotDone);
     }

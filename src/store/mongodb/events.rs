@@ -1,4 +1,4 @@
-//! Handlers of the driver's events that a user has in the settings: called where no lock waits for them.
+//! Calls the event handlers from the user's settings where no lock waits for them.
 
 use mongodb::event::EventHandler;
 use mongodb::options::ClientOptions;
@@ -6,8 +6,9 @@ use mongodb::options::ClientOptions;
 use crate::sys::aside::Aside;
 use crate::sys::observing::contained;
 
-/// The same settings, whose callbacks are called by a thread that does nothing else: the driver calls them on its own, on
-/// which every heartbeat is sent. Where they or a channel are too slow, or there is no thread to be had, what happens is left out.
+/// The same settings, but a separate thread calls the callbacks. The driver would call them on its own thread, which
+/// also sends every heartbeat. If a callback or a channel is too slow, or no thread can be started, events are left
+/// out.
 pub(crate) fn apart(mut options: ClientOptions) -> ClientOptions {
     let aside = Aside::default();
     options.command_event_handler = options.command_event_handler.map(|users| called_by(&aside, users));
@@ -19,9 +20,9 @@ pub(crate) fn apart(mut options: ClientOptions) -> ClientOptions {
 fn called_by<T: Send + Sync + 'static>(aside: &Aside, users: EventHandler<T>) -> EventHandler<T> {
     let callback = match users {
         EventHandler::Callback(callback) => callback,
-        // The driver would keep a task for each event until there is room.
+        // The driver would keep a task for each event until the channel has room.
         EventHandler::TokioMpsc(events) => return EventHandler::callback(move |event| drop(events.try_send(event))),
-        // By its type it waits without blocking the thread.
+        // An async callback waits without blocking the thread.
         users => return users,
     };
     let aside = aside.clone();

@@ -15,13 +15,13 @@ use crate::lease::Mode;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::fence::{NOT_SEEN, Standing};
 
-/// What a commit waits for, whatever the user's client says: a server that is not the primary any more would commit it alone,
-/// and take it back after a rival was granted the lock.
+/// The write concern of a commit, whatever the user's client says. With less, a server that is no longer the primary
+/// would commit alone, and roll that back after a rival was granted the lock.
 pub(crate) fn of_commit() -> WriteConcern {
     majority(None)
 }
 
-/// The write that asserts it, and what it says when it matched nothing.
+/// The write that asserts a grant, and the errors for when it matched nothing or would be outside a transaction.
 pub(crate) struct Assertion {
     database: String,
     collection: String,
@@ -60,7 +60,8 @@ impl Assertion {
         })
     }
 
-    /// A find would not conflict with a takeover, nor would an update that changes nothing: the value must be another.
+    /// The update changes a value, since a takeover would conflict neither with a find nor with an update that changes
+    /// nothing.
     pub(crate) fn update(&self) -> Vec<Document> {
         vec![doc! { "$set": { "asserts": { "$add": [{ "$ifNull": ["$asserts", 0_i64] }, 1_i64] } } }]
     }
@@ -73,17 +74,18 @@ impl Assertion {
         client.database(&self.database).collection(&self.collection)
     }
 
-    /// Refuses a session outside a transaction, by what the driver said to starting another one. It sends nothing.
+    /// Refuses a session that is in no transaction. `started`: what the driver said to starting another one there,
+    /// which sends nothing.
     pub(crate) fn must_be_inside(&self, started: mongodb::error::Result<()>) -> mongodb::error::Result<()> {
         match started {
             Ok(()) => Err(DriverError::custom(self.outside.clone())),
             Err(error) if is_in_progress(&error) => Ok(()),
-            // None can be started there.
+            // No transaction can be started in this session.
             Err(error) => Err(error),
         }
     }
 
-    /// As an error that the driver's own loop over transactions understands.
+    /// If nothing was matched, an error that the driver's own loop over transactions understands.
     pub(crate) fn judge(&self, matched: mongodb::error::Result<u64>) -> mongodb::error::Result<()> {
         match matched? {
             0 => Err(DriverError::custom(self.lost.clone())),
@@ -97,7 +99,7 @@ fn is_in_progress(error: &DriverError) -> bool {
     matches!(error.kind.as_ref(), DriverKind::Transaction { message, .. } if message.contains("already in progress"))
 }
 
-/// The same of a transaction as a whole. `is_asserted`: its last try came as far as the commit.
+/// An error of a whole transaction as ours. `is_asserted`: the last try got as far as the commit.
 pub(crate) fn of_transaction(error: DriverError, is_asserted: bool, standing: Standing<'_>) -> Error {
     let is_refused = error.contains_label(TRANSIENT_TRANSACTION_ERROR);
     if error.contains_label(UNKNOWN_TRANSACTION_COMMIT_RESULT) || (is_asserted && !is_refused) {
@@ -107,7 +109,8 @@ pub(crate) fn of_transaction(error: DriverError, is_asserted: bool, standing: St
     in_context(error, standing)
 }
 
-/// An error of the driver as ours: the loss, or with the driver's own as its source, if that quotes no grant id.
+/// An error of the driver as ours: the loss of the lock, if it carries that; otherwise one that has the driver's as its
+/// source, unless that quotes the grant id.
 pub(crate) fn in_context(error: DriverError, standing: Standing<'_>) -> Error {
     if let Some(lost) = error.get_custom::<Error>() {
         return lost.clone();

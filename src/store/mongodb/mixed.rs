@@ -1,8 +1,9 @@
 //! A collection that clients of mongo-lock use as well (`fleet=mixed`).
 //!
-//! They never look whether a lock is expired where they ask for a shared one, nor at shared ones where they ask for an
-//! exclusive one: so what is over is freed now and then. And their purger reads what is over, and frees it later by its
-//! lock id, without another look: so nothing of its last second is renewed, nor handed over.
+//! When they request a shared lock, they never check whether a lock is expired; when they request an exclusive one,
+//! they never check that of shared ones. So expired locks are freed now and then. And their purger reads expired locks,
+//! and frees them later by lock id without reading them again. So a lock in its last second is neither renewed nor
+//! handed over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -20,19 +21,20 @@ use crate::store::fleet::{Fleet, Limits};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// By its name in errors and docs.
+/// Its name in errors and docs.
 pub(super) const LIBRARY: &str = "mongo-lock";
 /// The shortest lease: a renewal must come while more than the last second is left.
 pub(super) const MIN_LEASE: Duration = Duration::from_secs(3);
-/// The smallest margin: what counts as held can still be renewed.
+/// The smallest margin: a lock that its guard counts as held can still be renewed.
 pub(super) const MIN_MARGIN: Duration = LAST;
 const LAST: Duration = Duration::from_secs(1);
-/// How long the server may take for what extends a lease. It decides by the time at which it begins, and may then wait
-/// behind a user's transaction: what was not in its last second then must not be over when it is written.
+/// How long the server may take for a write that extends a lease. It decides by the time at which it begins, and may
+/// then wait behind a user's transaction: a lock that was not in its last second at that time must not have expired
+/// when the write happens.
 const IN_TIME: Duration = Duration::from_millis(900);
-/// A document of its that is older is of no interest to those who did not expect it.
+/// A document of that library causes no warning if it is older than this.
 const RECENT: Duration = Duration::from_secs(3600);
-/// How often each client frees what is over.
+/// How often each client frees expired locks.
 const EVERY: Duration = Duration::from_secs(10);
 
 pub(super) const LIMITS: Limits = Limits {
@@ -45,21 +47,21 @@ pub(super) const LIMITS: Limits = Limits {
     not_in_key: None,
 };
 
-/// What one client remembers of the others.
+/// What a client remembers about the clients of mongo-lock.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
-    /// It was said that they are there.
+    /// Whether the warning about them was logged.
     said: AtomicBool,
-    /// When what is over was last freed.
+    /// When expired locks were last freed.
     freed: Mutex<Option<Instant>>,
 }
 
-/// For how long the server may work on what extends a lease.
+/// For how long the server may work on a write that extends a lease.
 pub(super) fn limit_of_extending(fleet: Fleet, limit: Duration) -> Duration {
     if fleet.is_mixed() { limit.min(IN_TIME) } else { limit }
 }
 
-/// The renewal of a grant, if more than its last second is left.
+/// The renewal of a grant, on the condition that more than its last second is left.
 pub(super) fn renewal(fleet: Fleet, mode: Mode, grant: ObjectId, mut update: Vec<Document>) -> Vec<Document> {
     if !fleet.is_mixed() {
         return update;
@@ -88,8 +90,9 @@ pub(super) fn is_late(mode: Mode, grant: ObjectId) -> Document {
     }
 }
 
-/// The filter of a swap that makes `new` of `old`, which may come long after its look: only while no holder whose lease it
-/// extends has no more than its last second left. Whether it extends any.
+/// Restricts the filter of a swap that changes `old` to `new`, and that may come long after the read: it matches only
+/// while every holder whose lease the swap extends has more than its last second left. Returns whether it restricts
+/// anything.
 pub(super) fn renews_nothing_late(fleet: Fleet, old: &LockRecord, new: &LockRecord, filter: &mut Document) -> bool {
     let is_renewed = |holder: &Holder| old.standing(&holder.grant).is_some_and(|(_, old)| old.until < holder.until);
     let renewed = new.holders().filter(|(_, holder)| fleet.is_mixed() && is_renewed(holder));
@@ -103,7 +106,8 @@ pub(super) fn renews_nothing_late(fleet: Fleet, old: &LockRecord, new: &LockReco
 }
 
 impl Mongodb {
-    /// Whether a renewal or a transfer was refused, since too little was left. Then the holder is as good as gone.
+    /// Whether a renewal or a transfer was refused because too little of the lease was left. Then the holder counts as
+    /// gone, and is removed from `found`.
     pub(super) fn is_too_late(&self, found: &mut DatedDocument, grant: &GrantId) -> bool {
         let is_late = |holder: &Holder| match holder.until {
             End::At(until) => until.since(found.now) <= LAST,
@@ -118,7 +122,7 @@ impl Mongodb {
         true
     }
 
-    /// Says once that mongo-lock uses the collection, where nobody said so.
+    /// Warns once that mongo-lock uses the collection, if `fleet=mixed` is not set.
     pub(super) fn watch_fleet(&self, found: &DatedDocument) {
         let last = |holder: &Holder| holder.renewed.unwrap_or(holder.created);
         let is_theirs = |holder: &Holder| holder.is_foreign() && found.now.since(last(holder)) < RECENT;
@@ -133,7 +137,7 @@ impl Mongodb {
         );
     }
 
-    /// Frees what is over, if that was not done lately. Nobody waits for it. `now` is the server's.
+    /// Frees expired locks, if that was not done lately. Nobody waits for the result. `now` is the server's time.
     pub(super) fn free_now_and_then(&self, now: StoreTime, by: &Deadline) {
         let mut freed = self.beside.freed.lock();
         if !self.fleet.is_mixed() || freed.is_some_and(|freed| freed.elapsed() < EVERY) {
@@ -156,11 +160,11 @@ impl Mongodb {
     }
 }
 
-/// Documents with a lock that is over, by the indexes. Nothing in a damaged one makes it fail, and what is damaged, no
-/// lock's, or of a newer major format stays as it is.
+/// A filter for documents with an expired lock, which uses the indexes. No content of a damaged document makes it fail.
+/// A document that is damaged, no lock's, or of a newer major format stays as it is.
 fn over(now: StoreTime) -> Document {
     let past = doc! { "$lte": date(now) };
-    // By its operator, for the driver's type of an expression is not the same with bson-2 and bson-3.
+    // As an operator, because the driver's type of a regular expression is not the same with bson-2 and bson-3.
     let ours = doc! { "$regex": format!(r"^{FORMAT_MAJOR}\.[0-9]{{1,9}}$") };
     let all = doc! { "$concatArrays": [array(), ["$exclusive"]] };
     let types = doc! { "$map": { "input": &all, "as": "l", "in": { "$type": "$$l.expiresAt" } } };
@@ -172,7 +176,7 @@ fn over(now: StoreTime) -> Document {
         "exclusive": { "$type": "object" },
         "shared.locks": { "$type": "array" },
         "$expr": { "$and": [
-            // Of kind and format see above: any other would make this fail.
+            // The filter above checks kind and format: here any other value could make the expression fail.
             is_sane("lock".into(), FORMAT.into()),
             are_sane(all),
             { "$setIsSubset": [types, ["date", "null", "missing"]] },
@@ -181,7 +185,7 @@ fn over(now: StoreTime) -> Document {
     }
 }
 
-/// They are gone; the count is right.
+/// The update that removes expired holders, with the right count of those that are left.
 fn freeing() -> Vec<Document> {
     let is_live = doc! { "$not": [is_over("$$l.expiresAt")] };
     let live = doc! { "$filter": { "input": array(), "as": "l", "cond": is_live } };
@@ -195,12 +199,12 @@ fn is_exclusive_over() -> Document {
     doc! { "$and": [{ "$eq": ["$exclusive.acquired", true] }, is_over("$exclusive.expiresAt")] }
 }
 
-/// Whether this end has come. What is no date has not.
+/// Whether this end has passed. An end that is no date has not.
 fn is_over(end: &str) -> Document {
     doc! { "$and": [{ "$eq": [{ "$type": end }, "date"] }, { "$lte": [end, NOW] }] }
 }
 
-/// The shared locks, none where that is no array.
+/// The shared locks, or none if the field is no array.
 fn array() -> Document {
     doc! { "$cond": [{ "$isArray": "$shared.locks" }, "$shared.locks", []] }
 }

@@ -1,13 +1,14 @@
 //! A store in a MongoDB collection, which it can share with mongo-lock.
 //!
-//! Atomic: each call is one `findAndModify` with a pipeline that means the pure transition of its name; a swap
-//! compares what was read. Clock: the server's, `$$NOW`, to the millisecond; there is no grace. Unanswered: lost
-//! connections and timeouts after a request may have left, errors that interrupt a write, and every write concern
-//! error, since only what the majority has counts. Giving up: acquire and release go in one session,
-//! whose numbered writes stop an acquire that comes after its release.
+//! Atomic: each call is one `findAndModify` with a pipeline that has the meaning of the pure transition of the same
+//! name; a swap compares what was read. Clock: the server's, `$$NOW`, to the millisecond; there is no grace.
+//! Unanswered: lost connections and timeouts after a request may have left this host, errors that interrupt a write,
+//! and every write concern error, since only what the majority has counts. Giving up: acquire and release of an attempt
+//! go in one session, whose numbered writes stop an acquire that arrives after its release.
 //!
-//! The driver lives on one thread. It repeats a write once by itself, with its number, so that it is done once: what
-//! was sent twice and not answered is unanswered, whatever the second error says.
+//! The driver lives on one thread. It repeats a write once by itself, with the same number, so that the server does it
+//! only once. A write that was sent twice without an answer that settles it is unanswered, whatever the second error
+//! says.
 
 use std::fmt;
 use std::rc::Rc;
@@ -53,7 +54,7 @@ pub(crate) use events::apart;
 use open::Topology;
 pub use open::{MongodbOptions, Settings};
 
-/// What this store reads in a document that a test made up, and writes over it.
+/// Decodes a document that a test made up, and encodes what this store would write over it.
 #[cfg(feature = "_internals")]
 pub fn decoded(document: &mongodb::bson::Document) -> std::result::Result<crate::lease::LockRecord, String> {
     let record = row::decode("k", document)?;
@@ -61,7 +62,7 @@ pub fn decoded(document: &mongodb::bson::Document) -> std::result::Result<crate:
     Ok(record)
 }
 
-/// A server that says nothing for so long while a client connects is asked again.
+/// While a client connects, a request that fails after at least this long is repeated.
 const STOOD_STILL: Duration = Duration::from_millis(300);
 
 /// See the module.
@@ -78,11 +79,11 @@ pub struct Mongodb {
     driver: Driver<send::Owned>,
 }
 
-/// What one client noticed of its server.
+/// What a client noticed about its server.
 struct Noticed {
-    /// The collection was seen to have no two documents of one key.
+    /// Whether the collection was seen to have no two documents of one key.
     is_unique: AtomicBool,
-    /// It was logged that waiters poll.
+    /// Whether it was logged that waiters poll.
     said_deaf: AtomicBool,
     clocked: Clocked,
 }
@@ -96,10 +97,10 @@ impl fmt::Debug for Mongodb {
 impl Mongodb {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_secs(1);
-    /// The smallest margin: the server's time has no smaller part, so it may be up to so much later than it says.
+    /// The smallest margin: the server's time has no smaller unit, so it may be up to this much later than it says.
     pub const MIN_MARGIN: Duration = Duration::from_millis(1);
-    /// The lease of a client that sets none: renewed after a third, with a tenth of that as play, and counted as lost a
-    /// tenth before its end, it bridges 16 s. An election takes up to 12.
+    /// The lease of a client that sets none. It is renewed after a third, give or take a tenth of that, and counts as
+    /// lost a tenth before its end. So it bridges at least 16 s; an election takes up to 12 s.
     pub const DEFAULT_LEASE: Duration = Duration::from_secs(30);
 
     /// Connects and learns what kind of server it is. The collection may be missing.
@@ -122,7 +123,7 @@ impl Mongodb {
         let (theirs, patience) = (register.clone(), by.remaining());
         let init = move || open::client(options, theirs, patience);
         let driver = Driver::start(by, init, MongodbError::unconnected)?;
-        // The first answer says the time.
+        // A placeholder: the first answer brings the time.
         let clocked = Clocked::just(StoreTime::from_nanos(0));
         let noticed = Noticed { is_unique: AtomicBool::new(false), said_deaf: AtomicBool::new(false), clocked };
         let topology = None;
@@ -135,8 +136,9 @@ impl Mongodb {
         Ok(store)
     }
 
-    /// What the server says of itself. The driver gives up sooner than the caller, to say why: a server that stood still until
-    /// then, or only wakes up, may be ready for the next request.
+    /// What the server says about itself. The driver's timeouts are shorter than the caller's time, so that it can say
+    /// why it failed. A server that hung until then, or is only waking up, may be ready for the next request, so the
+    /// request is repeated.
     fn first_answers(&self, by: &Deadline) -> Result<(Document, Document), MongodbError> {
         let mut why = None;
         loop {
@@ -146,7 +148,7 @@ impl Mongodb {
             };
             match self.ask(by, ask) {
                 Err(error) if by.is_over() => return Err(why.unwrap_or(error)),
-                // What fails at once fails again.
+                // A request that failed at once would fail again.
                 Err(error @ (MongodbError::Unreachable { .. } | MongodbError::Unread { .. }))
                     if asked.elapsed() >= STOOD_STILL =>
                 {
@@ -177,7 +179,7 @@ impl DatedDocument {
         DatedDocument { record: LockRecord::missing(key), row: None, now }
     }
 
-    /// Which copy of its acquire put this grant here.
+    /// Which copy of its acquire put this grant into the document.
     fn copy_of(&self, grant: &ObjectId) -> Option<i32> {
         let row = self.row.as_ref()?;
         let entry = |mode| row::entry_of(row, mode, grant);

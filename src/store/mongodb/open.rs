@@ -1,4 +1,4 @@
-//! From settings to a client of the driver, on the driver's thread, and what is learnt of the server first.
+//! Makes a client of the driver from settings, on the driver's thread, and learns what kind of server it is.
 
 use std::fmt;
 use std::sync::Arc;
@@ -27,19 +27,19 @@ use crate::sys::log;
 const SELECTION: Duration = Duration::from_secs(3);
 /// How long making a connection may take.
 const CONNECTION: Duration = Duration::from_secs(2);
-/// How often each server is looked at. That a request was given up tells the driver nothing, so that only this tells it that
-/// a primary is dead.
+/// How often the driver checks each server. A request that was dropped tells the driver nothing, so only these checks
+/// show it that a primary is dead.
 const LOOK: Duration = Duration::from_secs(10);
-/// The same where the server does not tell what changes meanwhile.
+/// The same if the server does not report changes between two checks.
 const LOOK_POLLED: Duration = Duration::from_secs(5);
 /// The version of the wire protocol of server 4.4, which knows expressions in projections.
 const OLDEST_WIRE: i32 = 9;
-/// One for the change stream, whose answers the server holds back, one for those who want a lock, and one for heartbeats
-/// and releases: a heartbeat that queued behind the others would come too late.
+/// One for the change stream, whose answers the server holds back, one for acquires and waiters' looks, and one for
+/// heartbeats and releases: a heartbeat that queued behind the others would come too late.
 const LEAST_CONNECTIONS: u32 = 3;
-/// The collection where none is named.
+/// The default collection.
 pub const COLLECTION: &str = "locks";
-/// The options of a URL that are ours.
+/// Our own options of a URL.
 const OPTIONS: [&str; 2] = ["collection", "fleet"];
 const COMPRESSION: [&str; 2] = ["compressors", "zlibCompressionLevel"];
 
@@ -61,7 +61,7 @@ pub struct MongodbOptions {
 pub enum Settings {
     /// A URL, without our own options.
     Url(Box<ConnectionString>),
-    /// What the user made. Only its settings are used: connections of our own.
+    /// The user's options. Only their settings are used; the connections are our own.
     Given(Box<ClientOptions>),
 }
 
@@ -73,7 +73,7 @@ impl fmt::Debug for MongodbOptions {
 }
 
 impl MongodbOptions {
-    /// From a URL of MongoDB's own form, which the driver reads, but for the options that are ours.
+    /// From a URL in MongoDB's own form. The driver parses it, except for our own options.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, options) = url::split_query(url, ["mongodb://", "mongodb+srv://"])?;
         let is_wrong = |said: &str| url::config(&format!("the mongodb: URL is wrong: {said}"));
@@ -96,7 +96,7 @@ impl MongodbOptions {
             }
             let pairs = || url::decode(value).map(|pairs| pairs.split(',').all(|pair| pair.contains(':')));
             if name.eq_ignore_ascii_case("authMechanismProperties") && !pairs()? {
-                // The driver would quote it, and one of them is a secret.
+                // The driver's error would quote the properties, and one of them is a secret.
                 return Err(is_wrong(
                     "authMechanismProperties must be pairs like NAME:VALUE, with commas between them",
                 ));
@@ -105,23 +105,23 @@ impl MongodbOptions {
         }
         let [collection, fleet] = ours;
         let address = if theirs.is_empty() { rest.to_owned() } else { format!("{rest}?{}", theirs.join("&")) };
-        // The driver panics where a `%` in it stands before what is not ASCII.
+        // The driver panics if a `%` in the user or password is followed by characters that are not ASCII.
         let user = rest.split_once('@').map_or("", |(user, _)| user);
         let is_escape = |part: &str| part.as_bytes().get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit));
         if !user.split('%').skip(1).all(is_escape) {
             let right = "in a user name or password write @ : / ? # [ ] % as %40 %3A %2F %3F %23 %5B %5D %25";
             return Err(is_wrong(&format!("the driver cannot read it; {right}")));
         }
-        // It quotes a port that is none, which is the rest of a user and a password where the @ is missing.
+        // The driver's error quotes a wrong port, which is the rest of a user and a password if the @ is missing.
         let (_, hosts) = rest.rsplit_once('@').or_else(|| rest.split_once("://")).unwrap_or_default();
         let hosts = hosts.split('/').next().unwrap_or_default().split(',');
-        // As the driver finds it.
+        // The port begins where the driver finds it.
         let after_ip = |host: &'_ str| host.starts_with('[').then(|| host.find(']')).flatten().unwrap_or(0);
         let mut ports = hosts.filter_map(|host| host[after_ip(host)..].split_once(':'));
         if !ports.all(|(_, port)| port.parse::<u16>().is_ok()) {
             return Err(is_wrong("the port of a host must be a number; user and password end with an @"));
         }
-        // It quotes nothing of what stands before the @.
+        // The driver's error quotes nothing that comes before the @.
         let parsed = ConnectionString::parse(&address).map_err(|error| is_wrong(&error.kind.to_string()))?;
         let fleet = Fleet::parse(fleet.as_deref(), mixed::LIBRARY)?;
         Ok(MongodbOptions { fleet, ..MongodbOptions::new(Settings::Url(Box::new(parsed)), None, collection)? })
@@ -152,7 +152,7 @@ impl MongodbOptions {
         Ok(MongodbOptions { database, collection, fleet: Fleet::Own, settings })
     }
 
-    /// The store in this collection.
+    /// An opener for the store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
         let limits = self.limits();
         let min_margin = self.min_margin();
@@ -188,13 +188,14 @@ impl MongodbOptions {
     }
 }
 
-/// A connection that nobody has used for longer may be one that a router has forgotten, which says so to nobody: some do after
-/// four minutes. Each that is tried costs a part of a lease.
+/// A connection that was idle for longer is not used again. A router may have forgotten it without telling either side;
+/// some do after four minutes. Each such connection that is tried costs a part of a lease.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// Makes the client. A `mongodb+srv` URL asks the DNS for its hosts.
+/// Makes the client. For a `mongodb+srv` URL, the driver asks the DNS for the hosts.
 ///
-/// `patience`: how long a request may take, so that the driver says why it failed before the caller's time is over.
+/// `patience`: how much time the caller has. The driver's timeouts are shorter, so that it says why a request failed
+/// before that time is over.
 pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, patience: Duration) -> Result<Owned> {
     let label = options.label();
     let mut settings = match options.settings {
@@ -233,8 +234,8 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     Ok(Owned { client, locks, sessions, waking, turns })
 }
 
-/// Whether the driver may take the environment for that of a function, which it freezes: then it polls, where nothing else is
-/// said.
+/// Whether the driver may take the environment for that of a cloud function, which is frozen between its calls: then
+/// the driver polls, unless the settings say otherwise.
 fn is_function(variable: impl Fn(&str) -> Option<String>) -> bool {
     const NAMES: [&str; 5] =
         ["AWS_LAMBDA_RUNTIME_API", "VERCEL", "FUNCTIONS_WORKER_RUNTIME", "K_SERVICE", "FUNCTION_NAME"];
@@ -242,7 +243,7 @@ fn is_function(variable: impl Fn(&str) -> Option<String>) -> bool {
     NAMES.iter().any(is_set) || variable("AWS_EXECUTION_ENV").is_some_and(|value| value.starts_with("AWS_Lambda_"))
 }
 
-/// What a lock cannot do without, whatever the user's settings say. Gives what it had to change.
+/// Sets what locks need, whatever the user's settings say. Returns the settings that it had to change.
 fn force(settings: &mut ClientOptions) -> Vec<String> {
     let mut overridden = Vec::new();
     if let Some(concern) = &settings.write_concern {
@@ -258,7 +259,7 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
     if settings.selection_criteria.as_ref().is_some_and(|criteria| *criteria != primary) {
         overridden.push("readPreference".to_owned());
     }
-    // By a direct connection to one member the driver would also read from a secondary, which may be far behind.
+    // With a direct connection to one member, the driver would also read from a secondary, which may be far behind.
     let is_it = |kind| {
         matches!(kind, ServerType::RsPrimary | ServerType::Standalone | ServerType::Mongos | ServerType::LoadBalancer)
     };
@@ -267,7 +268,7 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
     if settings.read_concern.take().is_some() {
         overridden.push("readConcernLevel".to_owned());
     }
-    // Only numbered writes stop an acquire that comes late.
+    // Only numbered writes stop an acquire that arrives late, and only writes that the driver may repeat have numbers.
     if settings.retry_writes == Some(false) {
         overridden.push("retryWrites=false".to_owned());
     }
@@ -302,7 +303,7 @@ pub(super) fn local_time(hello: &Document) -> Option<StoreTime> {
     hello.get_datetime("localTime").ok().map(|at| time(*at))
 }
 
-/// What kind of server says this of itself, or why it can't be used.
+/// The kind of server, by what it says about itself, or why it can't be used.
 pub(super) fn topology(
     hosts: &[String],
     hello: &Document,
@@ -329,9 +330,9 @@ pub(super) fn topology(
     })
 }
 
-/// Servers of others that answer to MongoDB's protocol.
+/// The name of a server of another vendor that speaks MongoDB's protocol.
 fn look_alike(hosts: &[String], hello: &Document, build: &Document) -> Option<&'static str> {
-    // Where the URL names a tunnel, the server may name itself.
+    // If the URL names a tunnel, the server's answer may still name the server.
     let own = ["me", "primary"].into_iter().filter_map(|name| hello.get_str(name).ok());
     let own = own.chain(hello.get_array("hosts").into_iter().flatten().filter_map(Bson::as_str));
     let all: Vec<&str> = hosts.iter().map(String::as_str).chain(own).collect();

@@ -1,9 +1,11 @@
-//! The updates, as pipelines that the server evaluates in one atomic step. Each means the pure transition of its
-//! name. Where that writes nothing, the pipeline's result is the document as it is, and the server writes nothing either.
+//! The updates, as pipelines that the server evaluates in one atomic step. Each has the meaning of the pure transition
+//! of the same name. If that transition writes nothing, the pipeline's result is the document as it is, and the server
+//! writes nothing either.
 //!
-//! The server parses each request anew, which costs more than all else in it: each operator has to be needed.
+//! The server parses each request anew, which costs more than the rest of its work on it. So each operator has to be
+//! needed.
 //!
-//! What users choose is wrapped in `$literal` where it would be read as a path, like an owner `$resource`.
+//! A text that users choose is wrapped in `$literal` if it would be read as a path, like the owner `$resource`.
 
 use mongodb::bson::oid::ObjectId;
 use mongodb::bson::{Bson, DateTime, Document, doc};
@@ -16,14 +18,14 @@ use crate::store::fleet::Fleet;
 pub(super) const NOW: &str = "$$NOW";
 const ROOT: &str = "$$ROOT";
 
-/// Every answer has these, and the store's time.
+/// Every answer has these fields, and the store's time.
 pub(super) fn projection() -> Document {
     doc! {
         "resource": 1, "fence": 1, "exclusive": 1, "shared": 1, "kind": 1, "pins": 1, "format": 1, "version": 1, "now": NOW,
     }
 }
 
-/// What is asked for, as the server has it.
+/// What an acquisition asks for, in the server's types.
 pub(super) struct Grant<'a> {
     pub ask: &'a Ask,
     pub id: ObjectId,
@@ -42,7 +44,8 @@ fn maybe(label: Option<&String>) -> Bson {
     label.map_or(Bson::Null, |label| text(label))
 }
 
-/// Whether this end is yet to come. No end, null or missing, always is; one that is no date fails.
+/// Whether this end is still to come. That is always so without an end (null or missing). An end that is no date makes
+/// the request fail.
 pub(super) fn runs(end: &str) -> Document {
     doc! { "$gt": [{ "$ifNull": [{ "$subtract": [end, NOW] }, 1] }, 0] }
 }
@@ -51,8 +54,9 @@ pub(super) fn locks() -> Document {
     doc! { "$ifNull": ["$shared.locks", []] }
 }
 
-/// What can be written over, if this is its kind and its format: the types of what decides, as one text, and no number
-/// below zero. Anything else is left as it is, and reading the answer, or the document after an error, shows what is wrong.
+/// Whether a document with this kind and format can be written over: the types of the fields that decide, as one text,
+/// match `SANE`, and no number is below zero. Any other document is left as it is, and reading the answer, or the
+/// document after an error, shows what is wrong.
 pub(super) fn is_sane(kind: Bson, format: Bson) -> Document {
     let all = doc! { "$concat": [
         { "$type": "$_id" },
@@ -68,18 +72,18 @@ pub(super) fn is_sane(kind: Bson, format: Bson) -> Document {
         format,
     ] };
     let is_sane = doc! { "$regexMatch": { "input": all, "regex": SANE } };
-    // What is missing is no least.
+    // A missing field does not count as the least one.
     doc! { "$and": [is_sane, { "$gte": [{ "$min": ["$fence", "$version", 0] }, 0] }] }
 }
 
-/// In the order of `is_sane`. A document that is there says who holds it, if only that nobody does; a lease is no lock; of
-/// formats those of a major that this version knows.
+/// In the order of `is_sane`. A document that exists says who holds the lock, even if nobody does. A lease is no lock.
+/// The format must be of a major version that this version knows.
 const SANE: &str = concat!(
     "^(missing;|[a-zA-Z]+;(?!missingmissingmissing))(object|missing|null)(bool|missing|null)(object|missing|null)(int|long|missing|null)(array|missing|null)(int|long|missing|null)",
     r"lock;1\.[0-9]{1,9}$",
 );
 
-/// Entries that stay beside a new one.
+/// Whether these entries, which stay next to a new one, have the right types.
 pub(super) fn are_sane(entries: impl Into<Bson>) -> Document {
     let is_sane = doc! { "$and": [
         { "$eq": [{ "$type": "$$l" }, "object"] },
@@ -88,9 +92,9 @@ pub(super) fn are_sane(entries: impl Into<Bson>) -> Document {
     doc! { "$allElementsTrue": [{ "$map": { "input": entries.into(), "as": "l", "in": is_sane } }] }
 }
 
-/// The same of a document in which nothing changes but the entry of one grant.
+/// Whether the format's major version is known, for a write that changes only the entry of one grant.
 fn is_major() -> Document {
-    // The character behind the point.
+    // `/` is the character that comes after `.`.
     doc! { "$lt": ["$format", "1/"] }
 }
 
@@ -99,15 +103,15 @@ fn millis(lease: std::time::Duration) -> i64 {
     i64::try_from(lease.as_nanos().div_ceil(1_000_000)).unwrap_or(i64::MAX)
 }
 
-/// One more than the highest token, or the time in microseconds.
+/// One more than the highest token, or the time in microseconds if that is more.
 fn fence() -> Document {
-    // Nothing and one more is null, which is no greatest.
+    // A missing field plus one is null, which is never the greatest.
     let next = doc! { "$max": [{ "$add": ["$fence", 1_i64] }, { "$multiply": [{ "$toLong": NOW }, 1_000_i64] }] };
-    // The greatest number stays: one more is a double.
+    // The greatest number stays, because one more would be a double.
     doc! { "$min": [next, i64::MAX] }
 }
 
-/// To be granted a key, also in the place of another grant.
+/// Grants a key, also in the place of another grant.
 pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
     let ask = grant.ask;
     let mut holder = doc! {
@@ -137,15 +141,16 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
         blocks.push(doc! { "$ne": ["$exclusive._id", old] });
     }
     if ask.replace_same_owner && ask.mode == Mode::Exclusive {
-        // Without the second part a repeat would replace itself.
+        // Without the second part, a repeated request would replace its own grant.
         let same_owner = doc! { "$eq": ["$exclusive.owner", text(&ask.labels.owner)] };
         let is_other = doc! { "$ne": ["$exclusive._id", grant.id] };
         blocks.push(doc! { "$not": [{ "$and": [same_owner, is_other] }] });
     }
     conditions.push(doc! { "$not": [{ "$and": blocks }] });
     let live = doc! { "$filter": { "input": locks(), "as": "l", "cond": { "$and": runs_shared } } };
-    // A document that this makes is found by its key also where somebody dropped the unique index: two that make it
-    // at once collide on its id. One that is there keeps its own, as mongo-lock and older versions gave it.
+    // A document that this makes has its key as its id. So two clients that make it at once collide on the id, even if
+    // somebody dropped the unique index. A document that exists keeps its id, as mongo-lock or an older version gave
+    // it.
     let id = doc! { "$ifNull": ["$_id", "$resource"] };
     let written = |exclusive: Bson, shared: Document| {
         let ours = doc! {
@@ -162,7 +167,7 @@ pub(super) fn acquire(grant: &Grant) -> Vec<Document> {
         Mode::Shared => {
             conditions.push(are_sane("$$live"));
             conditions.push(doc! { "$not": [{ "$in": [text(&ask.lock_id), "$$live.lockId"] }] });
-            // A transfer keeps its place.
+            // A transfer keeps its place, whatever the bound.
             if let Some(max) = ask.max_holders.filter(|_| grant.old.is_none()) {
                 conditions.push(doc! { "$lt": [{ "$size": "$$live" }, i64::from(max)] });
             }
@@ -191,14 +196,14 @@ fn stands(grant: &ObjectId, token: i64) -> Document {
     doc! { "$or": [exclusive, shared] }
 }
 
-/// To extend a lease for as long as its grant holds.
+/// Extends a lease if its grant still holds.
 pub(super) fn renew(mode: Mode, grant: ObjectId, renewal: Renewal) -> Vec<Document> {
     let Renewal { lease, may_end_endless } = renewal;
     let end = match lease {
         Lease::For(lease) => Bson::from(doc! { "$add": [NOW, millis(lease)] }),
         Lease::Forever => Bson::Null,
     };
-    // No end moves back. A missing one is before every date, as the server compares them.
+    // No end moves back. A missing end comes before every date in the server's order.
     let extends = |until: &str| match (lease, may_end_endless) {
         (Lease::Forever, _) => Bson::Boolean(true),
         (Lease::For(_), true) => Bson::from(doc! { "$gte": [end.clone(), until] }),
@@ -223,7 +228,8 @@ pub(super) fn renew(mode: Mode, grant: ObjectId, renewal: Renewal) -> Vec<Docume
     update
 }
 
-/// Marks that a lease without end is given one: waiters must be woken, but the write looks like a heartbeat's.
+/// Marks that a lease without end is given one: waiters must be woken, but without the mark the write looks like a
+/// heartbeat.
 fn mark_end(mode: Mode, grant: ObjectId) -> Document {
     let has_none = |entry: &str| doc! { "$eq": [{ "$ifNull": [format!("{entry}.expiresAt"), null] }, null] };
     let is_endless = match mode {
@@ -234,7 +240,7 @@ fn mark_end(mode: Mode, grant: ObjectId) -> Document {
             doc! { "$and": [stands_shared(grant), any] }
         }
     };
-    // A field that is given itself stays as it is, also a missing one.
+    // A field that is set to itself stays as it is, even if it is missing.
     doc! { "$set": { "ended": { "$cond": [is_endless, NOW, "$ended"] } } }
 }
 
@@ -246,7 +252,7 @@ fn stands_shared(grant: ObjectId) -> Document {
     doc! { "$and": [{ "$isArray": "$shared.locks" }, { "$in": [grant, "$shared.locks._id"] }, is_major()] }
 }
 
-/// The part that a grant holds in, changed; as it is where it stands no more.
+/// The part of the document that has the grant, changed; unchanged if the grant holds no longer.
 fn where_exclusive(grant: ObjectId, changed: Document) -> Document {
     doc! { "exclusive": { "$cond": [stands_exclusive(grant), changed, "$exclusive"] } }
 }
@@ -256,7 +262,7 @@ fn where_shared(grant: ObjectId, changed: Document) -> Document {
     doc! { "shared": { "$cond": [stands_shared(grant), changed, "$shared"] } }
 }
 
-/// To remove one holder.
+/// Removes one holder.
 pub(super) fn release(mode: Mode, grant: ObjectId) -> Vec<Document> {
     let changed = match mode {
         Mode::Exclusive => where_exclusive(grant, doc! { "$literal": nobody() }),

@@ -1,4 +1,4 @@
-//! To read: one key, or a page by prefix or lock id. Each has an index.
+//! Reads one key, or a page by prefix or lock id. Each has an index.
 
 use std::time::Instant;
 
@@ -35,8 +35,8 @@ impl Mongodb {
                 self.watch_fleet(&found);
                 return Ok(Page { records: vec![found.seen()], next: None });
             }
-            // Compared byte by byte, so that the keys with this prefix follow each other, from the prefix on.
-            // An array is compared by what is in it, and is no key.
+            // Strings are compared byte by byte, so the keys with this prefix follow each other, from the prefix on. An
+            // array is compared by its elements, and is no key.
             Which::Prefix(prefix) => doc! { "resource": { "$gte": prefix, "$not": { "$type": "array" } } },
             Which::LockId(id) => doc! { "$or": [{ "exclusive.lockId": id }, { "shared.locks.lockId": id }] },
         };
@@ -60,7 +60,7 @@ impl Mongodb {
                 continue;
             }
             match DatedDocument::new(&key, row) {
-                // What it asks for has the lock id.
+                // The filter asked for the lock id, so a document that can't be read has it.
                 Ok(found) if which.may_match(&found.record, |_| true) => {
                     self.watch_fleet(&found);
                     records.push(found.seen());
@@ -75,8 +75,9 @@ impl Mongodb {
         Ok(Page { records, next: last.filter(|_| is_full && !is_past) })
     }
 
-    /// The documents, in the order of their keys. A strong read gives only what the majority has; of one key all of it, too,
-    /// also at a primary that was just elected, and does not know yet what the one before it has answered.
+    /// The documents, in the order of their keys. A strong read returns only what the majority has. For a single key it
+    /// returns all that the majority has, even from a new primary that does not know yet what the primary before it has
+    /// answered.
     pub(super) fn find(
         &self,
         filter: Document,
@@ -85,7 +86,7 @@ impl Mongodb {
         by: &Deadline,
     ) -> Result<Vec<Document>, MongodbError> {
         let concern = match consistency {
-            // A server alone has no majority, and refuses to be asked for it.
+            // A standalone server has no majority, and refuses such a read concern.
             Consistency::Strong if self.topology == Some(Topology::Standalone) => ReadConcern::local(),
             Consistency::Strong if most == 1 => ReadConcern::linearizable(),
             Consistency::Strong => ReadConcern::majority(),
@@ -110,7 +111,7 @@ impl Mongodb {
         })
     }
 
-    /// What an answer shows. One that shows no document has no time either: that is asked for.
+    /// What an answer shows. An answer without a document has no time either, so the server is asked for it.
     pub(super) fn found(
         &self,
         key: &str,

@@ -1,4 +1,4 @@
-//! To remove a holder: one `findAndModify`, whose answer is the document as it stood before.
+//! Removes a holder: one `findAndModify`, whose answer is the document as it was before.
 
 use std::time::Instant;
 
@@ -11,7 +11,8 @@ use crate::store::{Attempt, Released};
 use crate::sys::deadline::Deadline;
 
 impl Mongodb {
-    /// To release is also to give up: both go in the attempt's session, which stops an acquire that comes later.
+    /// A release is also a give-up: acquire and release both go in the attempt's session, which stops an acquire that
+    /// arrives after the release.
     pub(super) fn release_grant(&self, attempt: &mut Attempt, by: &Deadline) -> Result<Released, MongodbError> {
         let id = ours(attempt.grant())?;
         let update = Update {
@@ -35,7 +36,7 @@ impl Mongodb {
         };
         let stood = row.as_ref().is_some_and(|row| stands(row, attempt.ask.mode, &id));
         let found = match self.found(&attempt.key, row, sent, by) {
-            // Whatever else stands there, the grant did, and was removed.
+            // Whatever else is in the document, the grant was in it, and was removed.
             Err(MongodbError::Damaged(_)) if stood => return Ok(Released::Done),
             found => found?,
         };

@@ -1,4 +1,4 @@
-//! To extend a lease while its grant holds: one `findAndModify`, whose answer is the document as it is afterwards.
+//! Extends a lease while its grant holds: one `findAndModify`, whose answer is the document as it is afterwards.
 
 use std::time::Instant;
 
@@ -28,7 +28,8 @@ impl Mongodb {
                 pipeline: mixed::renewal(self.fleet, mode, id, pipeline::renew(mode, id, renewal)),
                 upsert: false,
                 after: true,
-                // A guard takes no answer that comes after its end. Who only has the lock's data does not know of one.
+                // A guard ignores an answer that comes after its end. A caller that only has the lock's data does not
+                // know of an end, so the server gets less time for its request.
                 extends: renewal.may_end_endless,
                 session: self.register.of(&mut attempt.native),
                 grants: None,
@@ -38,7 +39,7 @@ impl Mongodb {
                 Wrote::Answered(Some(row)) => {
                     let stood = stands(&row, mode, &id);
                     match self.found(&attempt.key, Some(row), sent, by) {
-                        // It was written, in a document that can't be read.
+                        // The renewal was written, but the document can't be read.
                         Err(error @ MongodbError::Damaged(_)) if stood => {
                             return Ok(Renewed::Unknown(error.of_write().into()));
                         }
@@ -47,7 +48,8 @@ impl Mongodb {
                 }
                 Wrote::Answered(None) => {}
             }
-            // There is no document, or it came too late by what was known of the server's time, which this puts right.
+            // Either there is no document, or the request came too late by what was known of the server's time. This
+            // read corrects that time.
             let sent = Instant::now();
             let row = self.find(doc! { "resource": &attempt.key }, 1, Consistency::Strong, by)?.pop();
             let found = self.found(&attempt.key, row, sent, by)?;

@@ -1,16 +1,16 @@
 //! A document as the record that the pure rules see, and back.
 //!
-//! A document of mongo-lock's is read with its meaning: every field may be missing or null.
+//! A document of mongo-lock is read as that library means it: every field may be missing or null.
 //!
 //! | field | type | |
 //! |---|---|---|
 //! | `resource` | string | the key; with a unique index, without which nothing is written |
 //! | `_id` | string | the key. Documents of mongo-lock and of earlier versions keep their ObjectId |
 //! | `exclusive` | document | `lockId`, `owner`, `host`, `comment`, `createdAt`, `renewedAt`, `expiresAt` (null: no end), `acquired`, `_id`: the grant id; free: all null and `acquired: false` |
-//! | `shared` | document | `count` and `locks`, an array of the same |
-//! | `token`, `copy` of a holder | long, int | its token; which copy of its acquire was granted, so that a repeat knows itself |
+//! | `shared` | document | `count` and `locks`, an array of holders with the same fields |
+//! | `token`, `copy` of a holder | long, int | its token; the number of the copy of its acquire that was granted |
 //! | `fence` | long | the highest token ever issued |
-//! | `version` | long | raised by swaps, so that one which changes nothing is a change |
+//! | `version` | long | raised by swaps, so that a swap of equal fields is a change, too |
 //! | `kind`, `pins`, `format` | string, array, string | |
 //! | `asserts` | long | raised by users' transactions that assert a holder |
 //! | `ended` | date | when a lease without end was last given one |
@@ -23,7 +23,7 @@ use mongodb::bson::{Bson, DateTime, Document, doc};
 use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, Mode, StoreTime};
 
-/// What a document says that this version makes.
+/// The format in a document that this version makes.
 pub(super) const FORMAT: &str = "1.0";
 
 pub(super) fn time(at: DateTime) -> StoreTime {
@@ -47,7 +47,7 @@ pub(super) fn object_id(grant: &GrantId) -> Option<ObjectId> {
     ObjectId::parse_str(grant.as_str()).ok()
 }
 
-/// Who holds nothing, as mongo-lock writes it.
+/// The exclusive holder of a lock that has none, as mongo-lock writes it.
 pub(super) fn nobody() -> Document {
     doc! {
         "lockId": null, "owner": null, "host": null, "comment": null,
@@ -55,7 +55,7 @@ pub(super) fn nobody() -> Document {
     }
 }
 
-/// A collection may hold other documents, too. Each lock's says who holds it, if only that nobody does.
+/// A collection may hold other documents, too. The document of a lock says who holds it, even if nobody does.
 pub(super) fn is_lock(row: &Document) -> bool {
     row.contains_key("exclusive") || row.contains_key("shared")
 }
@@ -93,7 +93,7 @@ fn decode_known(key: &str, row: &Document) -> Result<LockRecord, String> {
         pins,
         given_up: BTreeSet::new(),
         gave_up_at: 0,
-        // Other writes than swaps do not raise it: what they change is compared itself.
+        // Writes other than swaps do not raise the version; a swap compares the fields that they change.
         version: number(row, "version")?.unwrap_or(0).saturating_add(1),
         format: parse_format(text(row, "format")?)?,
     })
@@ -113,7 +113,7 @@ fn holder(entry: &Document) -> Result<Holder, String> {
         Some(Bson::ObjectId(id)) => GrantId::from_text(id.to_hex()),
         Some(_) => return Err("the _id of a holder is no ObjectId".to_owned()),
     };
-    // A field that decides nothing is read where it is right, else left out.
+    // A field that decides nothing is left out if its type is wrong.
     let label = |name| entry.get_str(name).ok().map(str::to_owned);
     Ok(Holder {
         grant,
@@ -126,7 +126,7 @@ fn holder(entry: &Document) -> Result<Holder, String> {
     })
 }
 
-/// What a swap writes: everything that the record says. What the document has beside it stays.
+/// What a swap writes: everything that the record says. Other fields of the document stay.
 pub(super) fn encode(new: &LockRecord, row: Option<&Document>) -> Result<(Document, Document), String> {
     let stored_x = row.and_then(|row| row.get_document("exclusive").ok());
     let exclusive = match (&new.exclusive, stored_x) {
@@ -160,17 +160,17 @@ pub(super) fn encode(new: &LockRecord, row: Option<&Document>) -> Result<(Docume
     Ok((set, unset))
 }
 
-/// The labels that a holder may have.
+/// The optional labels of a holder.
 pub(super) fn optional(labels: &Labels) -> [(&'static str, &Option<String>); 2] {
     [("host", &labels.host), ("comment", &labels.comment)]
 }
 
-/// A holder's entry, over the one that is stored already.
+/// A holder's entry, written over the one that is stored already.
 fn entry<'a>(holder: &Holder, mut stored: impl Iterator<Item = &'a Document>) -> Result<Document, String> {
     let id = object_id(&holder.grant);
     let is_it = |entry: &&Document| match &id {
         Some(id) => entry.get_object_id("_id").is_ok_and(|of| of == *id),
-        // One of mongo-lock that has none.
+        // A holder of mongo-lock, which has no grant id.
         None => !entry.contains_key("_id") && entry.get_str("lockId").is_ok_and(|of| of == holder.lock_id),
     };
     let mut entry = stored.find(is_it).cloned().unwrap_or_default();
@@ -193,7 +193,7 @@ fn entry<'a>(holder: &Holder, mut stored: impl Iterator<Item = &'a Document>) ->
     Ok(entry)
 }
 
-/// The server's numbers have a sign.
+/// A token in the server's type: its numbers have a sign.
 pub(super) fn token(token: u64) -> Result<i64, String> {
     i64::try_from(token).map_err(|_| format!("the token {token} is beyond what MongoDB can count"))
 }
@@ -240,7 +240,7 @@ fn number(of: &Document, name: &str) -> Result<Option<u64>, String> {
     number.map(Some).ok_or_else(|| format!("its {name} is no whole number"))
 }
 
-/// What stands in a document of this grant, whatever else does.
+/// The entry of this grant in a document, whatever else is in it.
 pub(super) fn entry_of<'a>(row: &'a Document, mode: Mode, grant: &ObjectId) -> Option<&'a Document> {
     let is_it = |entry: &&Document| entry.get_object_id("_id").is_ok_and(|id| id == *grant);
     match mode {
@@ -252,13 +252,13 @@ pub(super) fn entry_of<'a>(row: &'a Document, mode: Mode, grant: &ObjectId) -> O
     }
 }
 
-/// Whether this grant stands in a document, as `pipeline` asks before it writes.
+/// Whether a document has this grant, by the condition that `pipeline` checks before it writes.
 pub(super) fn stands(row: &Document, mode: Mode, grant: &ObjectId) -> bool {
     let is_held = |entry: &Document| mode == Mode::Shared || matches!(entry.get_bool("acquired"), Ok(true));
     let is_there = entry_of(row, mode, grant).is_some_and(is_held);
     let is_major = match row.get("format") {
         Some(Bson::String(format)) => format.as_str() < "1/",
-        // Less than any text.
+        // For the server these are less than any text.
         None | Some(Bson::Null | Bson::Int32(_) | Bson::Int64(_) | Bson::Double(_) | Bson::Decimal128(_)) => true,
         Some(_) => false,
     };

@@ -1,7 +1,7 @@
 //! The collection and its indexes: checked, described, made. Without the unique index mongo-lock, or an older version
-//! of ours, could make a second document of a key, and both would be granted: nothing is written before it was seen.
-//! Between clients of this version the `_id` of the documents keeps keys apart, too, so that nothing breaks when
-//! somebody drops the index later.
+//! of ours, could make a second document of a key, and both would be granted. So nothing is written before the index
+//! was seen, or `listIndexes` was denied. Between clients of this version the `_id` of the documents keeps keys apart,
+//! too, so that nothing breaks when somebody drops the index later.
 
 use std::sync::atomic::Ordering;
 use std::time::Instant;
@@ -20,13 +20,13 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
 const UNIQUE: &str = "resource";
-/// Of mongo-lock, with its names.
+/// The other indexes, which are those of mongo-lock, with its names.
 const OTHERS: [&str; 4] = ["exclusive.lockId", "exclusive.expiresAt", "shared.locks.lockId", "shared.locks.expiresAt"];
 
 /// Whether there is an index that keeps keys apart.
 enum Unique {
     Missing,
-    /// It keeps them apart when it is done, or fails then.
+    /// It keeps them apart once its build is done, or the build fails.
     Building,
     There,
 }
@@ -34,7 +34,7 @@ enum Unique {
 /// What is known of the collection.
 enum Known<T> {
     Missing,
-    /// Nobody may ask.
+    /// This client may not read it.
     Hidden,
     There(T),
 }
@@ -87,12 +87,14 @@ impl Mongodb {
         if missing == Missing::IsRefused {
             return Err(MongodbError::Schema(lacks));
         }
-        // Only a warning, since who makes the collection must connect first. Every use of a missing one is an error.
+        // Only a warning, since a caller that makes the collection must connect first. Every use of a missing one is an
+        // error.
         log::warn!(target: "leasehold::mongodb", store:? = self.info.label; "{lacks}");
         Ok(lacks)
     }
 
-    /// An error while the collection may have two documents of one key. Asks until it may not.
+    /// An error while the collection may have two documents of one key. Each call checks again, until one finds the
+    /// index.
     pub(super) fn must_be_unique(&self, by: &Deadline) -> Result<(), MongodbError> {
         if self.noticed.is_unique.load(Ordering::Relaxed) {
             return Ok(());
@@ -104,8 +106,8 @@ impl Mongodb {
         Err(MongodbError::Schema(format!("{found}: without a unique index two could hold one lock")))
     }
 
-    /// An error where the document of this key is a duplicate of something that is no lock's: it would be for ever. Else
-    /// another client made it at the same time.
+    /// After a duplicate-key error: an error if the document of this key collides with something that is no lock's,
+    /// because it always would. Otherwise another client made the document at the same time.
     pub(super) fn must_be_ours(&self, key: &str, found: &MongodbError, by: &Deadline) -> Result<(), MongodbError> {
         let told = found.cause().map(ToString::to_string).unwrap_or_default();
         let index = told.rsplit_once(" index: ").map_or("", |(_, name)| name);
@@ -164,7 +166,7 @@ impl Mongodb {
             Known::Hidden => (Vec::new(), false),
         };
         let mut missing = Vec::new();
-        // One that is being built is waited for.
+        // If the index is being built already, this waits for it.
         if !matches!(uniqueness(&self.collection, &there)?, Unique::There) {
             let options = IndexOptions::builder().unique(true).sparse(true).build();
             missing.push(IndexModel::builder().keys(doc! { UNIQUE: 1 }).options(options).build());
@@ -204,8 +206,8 @@ impl Mongodb {
         Ok(format!("{}: the collection {is}", self.collection))
     }
 
-    /// One request, for as long as the server builds: it would end the build with the request. Meanwhile it is asked
-    /// whether it is still there.
+    /// Builds the indexes in one request, which lasts as long as the build: the server would end the build with the
+    /// request. Meanwhile the server is asked whether it is still there.
     fn build(&self, missing: Vec<IndexModel>, by: &Deadline) -> Answer<()> {
         let (limit, each, store) = (limit(by), by.of_request().remaining(), self.info.label.clone());
         self.send(by, move |owned| async move {
@@ -244,14 +246,14 @@ impl Mongodb {
     fn indexes(&self, by: &Deadline) -> Result<Known<Vec<Document>>, MongodbError> {
         let name = self.collection.clone();
         let answer = self.ask(by, move |owned| async move {
-            // Without them one that is being built looks like the others.
+            // Without the build ids, an index that is being built looks like the others.
             let ask = doc! { "listIndexes": name, "cursor": { "batchSize": 200 }, "includeBuildUUIDs": true };
             owned.client.database(&owned.locks.namespace().db).run_command(ask).await
         });
         first_batch(answer)
     }
 
-    /// Said once, at connect.
+    /// Warns about a server without a replica set; called once, when the client connects.
     pub(super) fn warn_if_alone(&self) {
         if self.topology == Some(Topology::Standalone) {
             log::warn!(
@@ -278,10 +280,10 @@ fn first_batch(answer: Result<Document, MongodbError>) -> Result<Known<Vec<Docum
     }
 }
 
-/// An index in the place of the unique one that does not keep keys apart is an error, and one with a time to live on what
-/// locks have, which would delete those that are held.
+/// Whether there is a right unique index. An index in its place that does not keep keys apart is an error. So is an
+/// index with a time to live on fields of locks, which would delete locks that are held.
 fn uniqueness(collection: &str, indexes: &[Document]) -> Result<Unique, MongodbError> {
-    // One that is being built is in a document of its own.
+    // The description of an index that is being built is in a document of its own.
     let mut all = indexes.iter().map(|index| index.get_document("spec").unwrap_or(index));
     let deletes = |index: &&Document| {
         let of_a_lock =

@@ -35,7 +35,7 @@ pub(super) struct Owned {
     pub turns: Turns,
 }
 
-/// How often a request may have left this host: each time that it got a connection.
+/// How often a request may have left this host: counted each time that it got a connection.
 #[derive(Clone, Debug, Default)]
 struct Sends(Arc<AtomicU32>);
 
@@ -49,7 +49,7 @@ impl Sends {
         self.0.load(Ordering::SeqCst)
     }
 
-    /// Runs a request, counting.
+    /// Runs a request and counts how often it may have left.
     async fn counting<T>(self, request: impl Future<Output = T>) -> T {
         counted_as(Some(self), request).await
     }
@@ -60,7 +60,7 @@ fn sent_so_far() -> u32 {
     CURRENT.with_borrow(|current| current.as_ref().map_or(0, Sends::count))
 }
 
-/// Runs a request that is no copy of the one that it is beside.
+/// Runs a request that is no copy of the one around it, and so does not count.
 pub(super) async fn uncounted<T>(request: impl Future<Output = T>) -> T {
     counted_as(None, request).await
 }
@@ -109,43 +109,44 @@ pub(super) enum Wrote<T> {
 /// A `findAndModify`.
 pub(super) struct Update {
     pub key: String,
-    /// From this time of the server's on it finds no document.
+    /// From this time on, by the server's clock, the request finds no document.
     pub not_after: Option<StoreTime>,
     pub pipeline: Vec<Document>,
     /// Makes the document if it is missing.
     pub upsert: bool,
-    /// Answers with the document as it is afterwards; else as it was.
+    /// Answers with the document as it is afterwards; otherwise as it was before.
     pub after: bool,
-    /// It extends a lease that runs.
+    /// Whether it extends a running lease.
     pub extends: bool,
     pub session: u64,
-    /// The grant that it is to make, in this mode.
+    /// The grant that it would make, with its mode.
     pub grants: Option<(Mode, ObjectId)>,
 }
 
 impl Update {
-    /// Whether this answer, after so many copies, leaves open what becomes of the others. The server keeps a note only of a
-    /// number that has written: a copy that came before the one that was refused would still be done, however late.
+    /// Whether this answer, after `sends` copies, leaves open what becomes of the other copies. The server remembers
+    /// only the numbers of requests that wrote something. So a copy that was sent before the refused one would still be
+    /// done, however late it arrives.
     fn is_open(&self, row: Option<&Document>, sends: u32) -> bool {
         let grants = self.grants.as_ref().filter(|_| sends > 1);
         grants.is_some_and(|(mode, grant)| !row.is_some_and(|row| stands(row, *mode, grant)))
     }
 }
 
-/// The majority has it in its journal before it is answered.
+/// The majority has the write in its journal before it is answered.
 pub(super) fn majority(limit: Option<Duration>) -> WriteConcern {
     let concern = WriteConcern::builder().w(Acknowledgment::Majority).journal(true);
     concern.w_timeout(limit).build()
 }
 
-/// What is left, in whole milliseconds; the server stops working then.
+/// The time that is left, in whole milliseconds; the server stops working then.
 pub(super) fn limit(by: &Deadline) -> Duration {
     let millis = by.remaining().as_nanos().div_ceil(1_000_000);
     Duration::from_millis(u64::try_from(millis).unwrap_or(u64::MAX).clamp(1, i32::MAX as u64))
 }
 
 impl Mongodb {
-    /// Does what writes nothing, in one request or several.
+    /// Does an operation that writes nothing, in one request or several.
     pub(super) fn ask<T, F, Fut>(&self, by: &Deadline, operation: F) -> Result<T, MongodbError>
     where
         T: Send + 'static,
@@ -183,7 +184,7 @@ impl Mongodb {
         let (stopped, is_gone) = match asked {
             Ok(answer) => {
                 let told = answer.map_err(|error| MongodbError::classify(&error, copies(&sends)));
-                // Who was let in when it connected.
+                // This client was let in when it connected.
                 return if self.topology.is_some() { told.map_err(MongodbError::of_known_user) } else { told };
             }
             Err(stopped) => stopped,
@@ -194,8 +195,8 @@ impl Mongodb {
 
     /// Does one `findAndModify`.
     ///
-    /// Where the driver repeated one that was written, the server repeats its first answer, without the time. That
-    /// settles a release. Any other is sent once more, and finds what it wrote.
+    /// If the driver repeated a request that was already written, the server repeats its first answer, without the
+    /// time. That settles a release. Any other request is sent once more, and finds what it wrote.
     pub(super) fn update(&self, update: Update, by: &Deadline) -> Result<Wrote<Option<Document>>, MongodbError> {
         let first = self.find_and_modify(&update, by)?;
         let is_old = |row: &Document| update.after && !has_time(row);
@@ -204,7 +205,7 @@ impl Mongodb {
             _ => return Ok(first),
         }
         match self.find_and_modify(&update, by) {
-            // The first one was written, also where this one came too late, or fails.
+            // The first request was written, even if this one came too late or fails.
             Ok(Wrote::Answered(row)) if row.as_ref().is_none_or(is_old) => {
                 Ok(Wrote::Unknown(MongodbError::overdue(Duration::ZERO)))
             }

@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use mongodb::{Client, ClientSession};
 use parking_lot::Mutex;
 
-/// Names the session of an attempt and ends it when it is dropped, on whatever thread. The session itself lives on
-/// the driver's.
+/// Names the session of an attempt, and ends that session when it is dropped, on whatever thread. The session itself
+/// lives on the driver's thread.
 #[derive(Debug)]
 pub(super) struct Handle {
     id: u64,
@@ -33,7 +33,7 @@ pub(super) struct Register {
 }
 
 impl Register {
-    /// The session that is kept in `native`, a new one where it has none or another store's.
+    /// The session that is kept in `native`; a new one if it has none or one of another store.
     pub fn of(self: &Arc<Register>, native: &mut Option<Box<dyn Any + Send>>) -> u64 {
         let kept = native.as_ref().and_then(|native| native.downcast_ref::<Handle>());
         if let Some(handle) = kept.filter(|handle| Arc::ptr_eq(&handle.register, self)) {
@@ -58,7 +58,8 @@ impl Sessions {
         Sessions { register, open: RefCell::default() }
     }
 
-    /// The session of this name. A request that its caller has left may still have it: its future goes soon.
+    /// The session of this name. A request whose caller no longer waits may still hold it, but its future is dropped
+    /// soon.
     pub async fn get(&self, client: &Client, id: u64) -> mongodb::error::Result<Session> {
         let ended = std::mem::take(&mut *self.register.ended.lock());
         for id in ended {
@@ -67,7 +68,8 @@ impl Sessions {
         if let Some(session) = self.open.borrow().get(&id) {
             return Ok(session.clone());
         }
-        // Taken from a pool; nothing is sent. Its writes all go to the primary, and need not name the time of the last.
+        // Taken from a pool; nothing is sent. Its writes all go to the primary, so they need not name the time of the
+        // last one.
         let session = client.start_session().causal_consistency(false).await?;
         let session = Rc::new(tokio::sync::Mutex::new(session));
         Ok(self.open.borrow_mut().entry(id).or_insert(session).clone())

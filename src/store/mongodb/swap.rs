@@ -1,4 +1,4 @@
-//! To write a whole record, if nothing changed since it was read: the parts of the document that matter are compared
+//! Writes a whole record, if nothing changed since it was read: the parts of the document that matter are compared
 //! whole, as they were read.
 
 use mongodb::bson::{Bson, Document, doc};
@@ -34,7 +34,7 @@ impl Mongodb {
         let limit = limit(by);
         let concern = majority(Some(limit));
         let written = match (row, new) {
-            // Nothing to write; but a row may have come.
+            // There is nothing to write, but a document may have been made meanwhile.
             (None, None) => {
                 let page = self.read_page(&Which::Key(key), None, Consistency::Strong, by)?;
                 let stands = page.records.iter().any(|seen| seen.record.exists());

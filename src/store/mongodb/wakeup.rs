@@ -1,8 +1,8 @@
 //! Wakes waiters when a key may have become free: one change stream for all keys that somebody waits for.
 //!
-//! The server sends what happened to the documents of these keys, but for mere heartbeats and for grants of what was
-//! free. A stream for another set of keys goes on where the last one was, so that nothing is missed in between; where it can't,
-//! all keys are told. A document of mongo-lock's that is made meanwhile is known by its key then.
+//! The server sends what happened to the documents of these keys, except mere heartbeats and grants of free keys. A
+//! stream for another set of keys continues where the last one was, so that nothing is missed in between. If it can't,
+//! all keys are reported. A document that mongo-lock makes meanwhile is recognized by its key.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -24,9 +24,9 @@ use super::{Mongodb, Topology};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// The server answers at the latest after this, also that nothing happened.
+/// The server answers after this at the latest, even if nothing happened.
 const AWAIT: Duration = Duration::from_secs(10);
-/// No answer for so long is none: the network or the server is dead.
+/// After this long without an answer, the network or the server counts as dead.
 const LOST: Duration = Duration::from_secs(15);
 
 type Stream = ChangeStream<ChangeStreamEvent<Document>>;
@@ -37,16 +37,18 @@ pub(super) struct Waking(RefCell<Option<Telling>>);
 
 struct Telling {
     task: AbortHandle,
-    /// Where the next stream goes on; none once this one has ended: from there on the server may have to search for days.
+    /// Where the next stream continues. None once this one has ended, because from there the server may have to search
+    /// through days.
     place: Rc<RefCell<Option<Place>>>,
 }
 
 /// Where a stream goes on.
 #[derive(Clone)]
 enum Place {
-    /// After this. The server looks for an event of its own behind the filter, which must let that one pass.
+    /// After this token. If the token is that of an event, the server looks for the event behind the filter, which must
+    /// let it pass.
     Token(ResumeToken),
-    /// At the last event that was told, which other keys may have left out by now.
+    /// At the time of the last event that was reported. The filter for another set of keys may not let that event pass.
     Time(Timestamp),
 }
 
@@ -74,7 +76,7 @@ impl Mongodb {
                 owned.waking.0.take();
                 return Ok(());
             }
-            // The last stream ends with this call, also where the new one can't be opened, so that no later call goes on
+            // The last stream ends with this call, even if the new one can't be opened, so that no later call continues
             // from the same place.
             let last = owned.waking.0.take();
             let mut place = last.as_ref().and_then(|telling| telling.place.borrow().clone());
@@ -117,7 +119,7 @@ impl Mongodb {
     }
 }
 
-/// One stream to be.
+/// A stream that will be opened.
 struct Watch {
     keys: Vec<String>,
     owned: Rc<Owned>,
@@ -125,7 +127,7 @@ struct Watch {
 
 struct Opened {
     stream: Stream,
-    /// The keys by the ids of their documents, as the server prints them.
+    /// The keys by the ids of their documents, as `Bson` prints them.
     names: HashMap<String, String>,
 }
 
@@ -149,7 +151,8 @@ impl Watch {
         Ok(Opened { stream, names })
     }
 
-    /// The ids that other versions and libraries gave to the documents, and when this was so.
+    /// The ids that other versions and libraries gave to the documents of these keys, and the server's time of that
+    /// read.
     async fn documents(&self, limit: Duration) -> DriverResult<(Vec<(Bson, String)>, Option<Timestamp>)> {
         let mut session = self.owned.client.start_session().await?;
         let request = self.owned.locks.find(doc! { "resource": { "$in": &self.keys } });
@@ -184,7 +187,7 @@ impl Watch {
                 if !opened.stream.is_alive() {
                     return;
                 }
-                // While nothing was written it is that of the last event.
+                // While nothing was written, the token is still that of the last event.
                 let after = opened.stream.resume_token().filter(|after| last.as_ref() != Some(after));
                 after.into_iter().for_each(|after| *place.borrow_mut() = Some(Place::Token(after)));
                 continue;
@@ -201,7 +204,7 @@ impl Watch {
             last = opened.stream.resume_token();
             let after = last.clone().map(Place::Token);
             *place.borrow_mut() = event.cluster_time.map(Place::Time).or_else(|| after.clone());
-            // A document whose id was not known.
+            // The id of the document was not known: the new stream has it.
             if is_new {
                 match tokio::time::timeout(LOST, self.open(after, LOST)).await {
                     Ok(Ok(again)) => opened = again,
@@ -212,7 +215,7 @@ impl Watch {
     }
 }
 
-/// Anything but a heartbeat and a grant of a free key. A lease that is made shorter sets a field of its own.
+/// Anything but a heartbeat and a grant of a free key. A write that makes a lease shorter also sets a field of its own.
 fn is_news() -> Document {
     let fields = doc! { "$objectToArray": { "$ifNull": ["$updateDescription.updatedFields", {}] } };
     let of_heartbeat = doc! { "$regexMatch": { "input": "$$field.k", "regex": r"(expiresAt|renewedAt)$|^asserts$" } };
@@ -234,7 +237,7 @@ fn is_news() -> Document {
     ] }
 }
 
-/// The token is of no use any more: InvalidResumeToken, ChangeStreamFatalError, ChangeStreamHistoryLost.
+/// The token can no longer be used: InvalidResumeToken, ChangeStreamFatalError, ChangeStreamHistoryLost.
 fn is_history_lost(error: &mongodb::error::Error) -> bool {
     let lost = [260, 280, 286];
     matches!(error.kind.as_ref(), mongodb::error::ErrorKind::Command(command) if lost.contains(&command.code))

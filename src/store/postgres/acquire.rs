@@ -1,4 +1,4 @@
-//! To be granted a key: one statement in the common cases, and for the rest the pure rule on the row that was read.
+//! Acquires a key: by one statement in the common cases, and otherwise by the pure rule on the row that was read.
 
 use super::Postgres;
 use super::error::PostgresError;
@@ -18,7 +18,8 @@ impl Postgres {
         }
     }
 
-    /// A grant that was found: what wrote it may not have waited for the standby, whose failover would take it back.
+    /// Confirms a grant that was found. The write that made it may not have waited for the standby, and a failover to
+    /// that would undo it.
     fn find_again(&self, attempt: &Attempt, by: &Deadline) -> Result<Acquired> {
         let found = match self.confirm(&attempt.key, Lane::Wanting, by)? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
@@ -29,12 +30,13 @@ impl Postgres {
             found.as_ref().and_then(|found| Some((found.record.standing(attempt.grant())?.1.clone(), found.now)));
         match holder {
             Some((holder, now)) => Ok(Acquired::Granted { holder, repeated: true, now: now.time() }),
-            // It went meanwhile.
+            // The grant was removed meanwhile.
             None => Ok(Acquired::Unknown(PostgresError::Unanswered { cause: None }.into())),
         }
     }
 
-    /// The row of this key as it is on the disk and, by its own commit, on a synchronous standby.
+    /// Reads the row of this key. The commit of that read waits until the row is on the disk and on a synchronous
+    /// standby.
     pub(super) fn confirm(&self, key: &str, lane: Lane, by: &Deadline) -> Result<Wrote<Option<Found>>, PostgresError> {
         self.write(by, lane, key, Statement::new(&self.statements.confirm).text(key))
     }
@@ -45,7 +47,7 @@ impl Postgres {
             return transactional::acquire(&Over(self, Lane::Wanting), attempt, by);
         }
         let text = if ask.instead_of.is_some() { &self.statements.transfer } else { &self.statements.acquire };
-        // Who hands a lock over holds it, and waits for its row as a release does.
+        // A caller that hands a lock over holds it, and waits for its row as a release does.
         let lane = if attempt.replaces_sent_once { Lane::Waiting } else { Lane::Wanting };
         let statement = Statement::new(text).text(&attempt.key).text(ask.grant.as_str()).text(&ask.lock_id);
         let statement = statement.text(&ask.labels.owner).maybe_text(ask.labels.host.as_deref());
@@ -61,14 +63,16 @@ impl Postgres {
         let answered = match self.write(by, lane, &attempt.key, statement)? {
             Wrote::Unknown(error) => return Ok(Acquired::Unknown(error.into())),
             Wrote::Answered(Some(found)) => answer(attempt, found)?,
-            // There was no row when the statement began, and it made none: another was faster, or it came too late.
+            // There was no row when the statement began, and the statement made none: another client was faster, or it
+            // came too late.
             Wrote::Answered(None) | Wrote::Duplicate => None,
         };
         answered.map_or_else(|| transactional::acquire(&Over(self, Lane::Wanting), attempt, by), Ok)
     }
 }
 
-/// What the row says of the attempt; `None`: by the pure rule it could be granted, but the statement can't say so.
+/// What the row that came back says about the attempt. `None`: by the pure rule the lock could be granted, but the
+/// statement did not do so.
 fn answer(attempt: &Attempt, found: Found) -> Result<Option<Acquired>, PostgresError> {
     found.record.check_format()?;
     let now = found.now.time();

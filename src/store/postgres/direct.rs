@@ -1,5 +1,5 @@
-//! Whether a session is the server's own, or that of a pooler in between: the server has said at the beginning which process
-//! serves it, and a pooler, which gives that away again, says a number of its own.
+//! Whether a session is the server's own, or a pooler is in between. When a session starts, the server says which
+//! process serves it. A pooler, which gives that process to other clients, too, says a number of its own.
 
 use std::convert::Infallible;
 use std::future::{Ready, ready};
@@ -11,16 +11,17 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_postgres::Client;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect, TlsStream};
 
-/// The number of the process. The driver tells it only in a message that would cancel a statement, which goes nowhere here.
+/// The number of the process. The driver shows it only in the message that would cancel a statement; here that message
+/// is kept and sent nowhere.
 pub(super) async fn process(client: &Client) -> Option<i32> {
     let mut message = Written::default();
     client.cancel_token().cancel_query_raw(&mut message, AsItIs).await.ok()?;
-    // It ends with the process and the key.
+    // The message ends with the process and the key, of four bytes each.
     let at = message.0.len().checked_sub(8)?;
     message.0.get(at..at + 4)?.try_into().ok().map(i32::from_be_bytes)
 }
 
-/// What was written to it. It agrees to TLS, which the driver may ask for, and has none.
+/// Keeps what is written to it. It agrees to TLS, for which the driver may ask, and has none.
 #[derive(Default)]
 struct Written(Vec<u8>);
 

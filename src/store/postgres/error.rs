@@ -1,4 +1,4 @@
-//! What can go wrong here: the one place that says what an answer of the server means.
+//! The errors of this store, and the one place that decides what an answer of the server means.
 
 use tokio_postgres::Error as DriverError;
 use tokio_postgres::error::{DbError, SqlState};
@@ -9,7 +9,7 @@ use crate::store::failure::{self, Cause, Failure, Fate, Words};
 /// What went wrong with the database.
 pub(super) type PostgresError = Failure<Own>;
 
-/// What only PostgreSQL says.
+/// The errors that only PostgreSQL has.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Own {
     #[error("the database does not exist; correct the URL, or create it")]
@@ -67,7 +67,7 @@ pub(super) enum Own {
     #[error("another transaction has the row locked, or the table, or the queue of notifications; nothing was written")]
     Locked,
 
-    /// Not known to be locked by somebody else: the server may only not answer.
+    /// It is not known that somebody else has the row locked: perhaps the server does not answer.
     #[error("an earlier statement of this client for this row is not done yet; nothing was written")]
     Behind,
 
@@ -95,7 +95,8 @@ pub(super) enum Own {
     #[error("{0}")]
     Tls(String),
 
-    /// What keeps out a client that has connected before, or whose other host may come back: it may pass.
+    /// What keeps a client out for now, and may pass: the client has connected before, or another of its hosts works as
+    /// a standby.
     #[error("{0}")]
     ForNow(String),
 
@@ -156,7 +157,7 @@ impl PostgresError {
             return match stage {
                 Stage::Connecting if cause.says("does not allow writes") => refused(Own::ReadOnly, cause),
                 Stage::Connecting if cause.says("password missing") => for_good(Own::NoPassword, cause),
-                // One that was refused by the protocol of passwords.
+                // The authentication failed in the protocol of passwords.
                 Stage::Connecting
                     if ["invalid configuration", "authentication error"].iter().any(|said| cause.says(said)) =>
                 {
@@ -166,16 +167,18 @@ impl PostgresError {
                 Stage::Sent => (Fate::Unknown, PostgresError::Unanswered { cause: Some(cause) }),
             };
         };
-        // Without its details, which show rows, and so grant ids.
+        // Without the details of the error, which show rows, and so grant ids.
         let cause = Cause::from(format!("{} ({})", answer.message(), answer.code().code()));
-        // The session ends with it: perhaps after the commit. Or a proxy says so of its own connection to the server.
+        // The session ends with this error, perhaps after the commit. Or a proxy says this about its own connection to
+        // the server.
         let is_open = ["08", "40003", "57P0"].iter().any(|class| answer.code().code().starts_with(class));
         if stage == Stage::Sent && (is_open || is_fatal(answer)) {
             return (Fate::Unknown, PostgresError::Unanswered { cause: Some(cause) });
         }
         let (code, table) = (answer.code(), table.to_owned());
         let own = match *code {
-            // Also where it was written after the snapshot of a transaction whose isolation is not ours.
+            // A serialization failure, too: the row was written after the snapshot of a transaction whose isolation
+            // level is not ours.
             SqlState::T_R_SERIALIZATION_FAILURE
             | SqlState::UNIQUE_VIOLATION
             | SqlState::DUPLICATE_TABLE
@@ -189,7 +192,8 @@ impl PostgresError {
             SqlState::UNDEFINED_COLUMN | SqlState::INVALID_COLUMN_REFERENCE => Own::Columns { table },
             SqlState::INSUFFICIENT_PRIVILEGE if stage == Stage::Sent => Own::Denied { table },
             SqlState::INSUFFICIENT_PRIVILEGE => return for_good(Own::MayNotConnect, cause),
-            // Not in conflict: the table is not made for the statement, as where it publishes rows that it can't name.
+            // Not a conflict: the table does not allow the statement, for example if it publishes updates without a
+            // replica identity.
             SqlState::OBJECT_NOT_IN_PREREQUISITE_STATE if stage == Stage::Sent => {
                 return (Fate::Refused, PostgresError::Other { cause });
             }
@@ -203,12 +207,12 @@ impl PostgresError {
             _ => match code.code().get(..2).unwrap_or_default() {
                 "28" if stage == Stage::Connecting => return (Fate::Refused, PostgresError::Credentials { cause }),
                 "22" | "42" if stage == Stage::Connecting => return for_good(Own::Settings, cause),
-                // By a constraint, the check of a view, or a trigger's own words.
+                // By a constraint, the check of a view, or an error of a trigger.
                 "23" | "44" | "P0" if stage == Stage::Sent => Own::Refuses { table },
                 // Out of resources.
                 "53" => Own::Full,
                 "40" | "55" | "57" if stage == Stage::Connecting => Own::NotNow,
-                // In conflict, cancelled, or the server goes or comes.
+                // In conflict, cancelled, or the server stops or starts.
                 "40" | "55" | "57" => Own::Ended,
                 "08" => return (Fate::NotDone, PostgresError::Unreachable { cause }),
                 _ => return (Fate::Refused, PostgresError::Other { cause }),
@@ -217,20 +221,20 @@ impl PostgresError {
         refused(own, cause)
     }
 
-    /// Whether the queue of notifications may be what is full.
+    /// Whether the error may be that the queue of notifications is full.
     pub fn is_untellable(error: &DriverError) -> bool {
         error
             .as_db_error()
             .is_some_and(|answer| *answer.code() == SqlState::PROGRAM_LIMIT_EXCEEDED && !is_exhausted(answer))
     }
 
-    /// Whether its transaction, whose isolation is not ours, met another one.
+    /// Whether a transaction, whose isolation level is not ours, was in conflict with another one.
     pub fn is_serialization(&self) -> bool {
         matches!(self, PostgresError::Own(_, Some(cause)) if cause.says("(40001)"))
     }
 
-    /// What keeps out a client that has connected before may pass: a directory of users may be down, or a password or a
-    /// certificate be changed in two steps.
+    /// An error that keeps out a client that has connected before may pass: a directory of users may be down, or a
+    /// password or a certificate may be changed in two steps.
     pub fn for_now((fate, error): (Fate, Self)) -> (Fate, Self) {
         if fate != Fate::Refused {
             return (fate, error);
@@ -239,8 +243,9 @@ impl PostgresError {
         (Fate::NotDone, PostgresError::Own(Own::ForNow(error.to_string()), cause))
     }
 
-    /// Of two hosts that can't be used, the one to tell: what is away may come back, whatever is wrong with the other; but
-    /// that one is a standby says less than what is wrong with the other, which may be the primary.
+    /// The error to report if two hosts can't be used. A host that is away may come back, whatever is wrong with the
+    /// other one. But if one is a standby, that says less than what is wrong with the other one, which may be the
+    /// primary.
     pub fn of_hosts(before: (Fate, Self), now: (Fate, Self)) -> (Fate, Self) {
         let is_read_only = |error: &Self| matches!(error, PostgresError::Own(Own::ReadOnly, _));
         // A fault of TLS may pass, since the standby works.
@@ -256,12 +261,12 @@ impl PostgresError {
         }
     }
 
-    /// A connection that was not made in so much time.
+    /// A connection that was not made in this time.
     pub fn unmade(time: std::time::Duration) -> Self {
         PostgresError::Unreachable { cause: Cause::from(format!("it was not made in {} ms", time.as_millis())) }
     }
 
-    /// An answer that comes without the commit being safe on the standbys that it must be on.
+    /// An answer came, but the commit is not safe on the standbys that it must be on.
     pub fn unreplicated() -> Self {
         let cause = Cause::from("the wait for the synchronous standby was cancelled".to_owned());
         PostgresError::Unanswered { cause: Some(cause) }
@@ -276,8 +281,8 @@ fn for_good(own: Own, cause: Cause) -> (Fate, PostgresError) {
     (Fate::Refused, PostgresError::Own(own, Some(cause)))
 }
 
-/// No transaction gets an id. Other limits have that code, too, and the text is in the server's language: who wrote it
-/// tells it from them.
+/// Whether the server has no ids left for transactions. Other limits have the same code, and the text is in the
+/// server's language: so the routine that wrote the error decides.
 fn is_exhausted(answer: &DbError) -> bool {
     *answer.code() == SqlState::PROGRAM_LIMIT_EXCEEDED
         && answer.routine().is_some_and(|name| name.starts_with("GetNew"))

@@ -19,22 +19,23 @@ use crate::store::failure::Fate;
 use crate::store::fence::{NOT_SEEN, Standing};
 use crate::sys::random;
 
-/// For so long a transaction is begun again.
+/// For how long a transaction that was in conflict is begun again.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The server has a timer; a runtime of the user's may have none, and a cancel of the user's would miss a pause of ours.
+/// A pause on the server: the user's runtime may have no timer, and a cancel by the user would not end a pause on this
+/// host.
 const PAUSE: &str = "SELECT pg_catalog.pg_sleep($1)";
-/// The session's limit of a statement, 0 where there is none.
+/// The session's limit for a statement, in seconds; 0 if there is none.
 const LIMIT: &str =
     "SELECT extract(epoch FROM pg_catalog.current_setting('statement_timeout')::interval)::double precision";
 
-/// What a user's own work says.
+/// An error of the user's own work.
 pub(crate) type AnyError = Box<dyn StdError + Send + Sync>;
 
-/// A query that locks the row of a lock, and finds it only while the grant stands: for a transaction of any driver.
+/// A query that locks the row of a lock, and finds it only while the grant holds: for a transaction of any driver.
 ///
-/// Of an exclusive holder it takes the weakest lock: key and grant id have a unique index, so to write another grant id
-/// conflicts with that lock, and a heartbeat, which leaves them as they are, does not.
+/// For an exclusive holder it takes the weakest row lock. Key and grant id have a unique index, so a write of another
+/// grant id conflicts with that lock. A heartbeat leaves both as they are, and does not.
 #[must_use = "it asserts nothing by itself"]
 pub struct Assertion {
     sql: Arc<str>,
@@ -92,7 +93,7 @@ impl Assertion {
         Err(self.error(kind, message))
     }
 
-    /// Asserts it. The row's lock ends with the transaction, or with the savepoint that is rolled back.
+    /// Asserts the grant. The lock of the row ends with the transaction, or with the savepoint that is rolled back.
     pub(crate) async fn run(&self, transaction: &Transaction<'_>) -> Result<()> {
         self.answered(transaction.query_typed(&self.sql, &self.typed()).await)
     }
@@ -115,7 +116,7 @@ impl Assertion {
         Error::new(kind, message).with_key(&self.key).with_store(&self.store)
     }
 
-    /// What a user's transaction ended with, as an error of ours. What is one stays.
+    /// Turns the error that ended a user's transaction into one of ours. An error of ours stays as it is.
     fn in_context(&self, failed: AnyError) -> Error {
         let conflict = conflict(&failed);
         let failed = match failed.downcast::<Error>() {
@@ -144,7 +145,7 @@ impl Assertion {
     }
 }
 
-/// What the loops over both clients decide by: whether a transaction is begun again, and for how long.
+/// Decides for the loops over both clients whether a transaction is begun again, and for how long.
 struct Tries<'a> {
     assertion: &'a Assertion,
     limit: Duration,
@@ -157,12 +158,15 @@ impl<'a> Tries<'a> {
         Tries { assertion, limit, begun: Instant::now(), failures: 0 }
     }
 
-    /// A shared holder's heartbeat that came meanwhile makes a snapshot fail: from the second time on it waits.
+    /// Whether to assert before the user's work. A heartbeat of a shared holder that comes during a transaction is in
+    /// conflict with the snapshot of that. So from the second try on the assertion comes first, and the heartbeat
+    /// waits.
     fn assert_first(&self) -> bool {
         self.failures > 0
     }
 
-    /// For how many seconds to pause before the next try: two that are in each other's way would meet again.
+    /// How many seconds to pause before the next try. Without a pause, two transactions that are in each other's way
+    /// would meet again.
     fn pause(&mut self, failed: AnyError) -> Result<f64> {
         let left = self.limit.saturating_sub(self.begun.elapsed());
         if !matches!(conflict(&failed), Some(Conflict::BeginAgain)) || left.is_zero() {
@@ -173,8 +177,8 @@ impl<'a> Tries<'a> {
         Ok(pause.as_secs_f64())
     }
 
-    /// Judges a pause that failed after so long, by what the session then says of its limit, which may have made the pause
-    /// shorter. If not, somebody cancelled it, with the same code: who does that wants all of it to end.
+    /// Judges a pause that failed after `took`. The limit of the session may have cut the pause short: then the tries
+    /// go on. Otherwise somebody cancelled it, which has the same code: a user that does so wants all of it to end.
     fn cut(
         &self,
         failed: DriverError,
@@ -188,7 +192,8 @@ impl<'a> Tries<'a> {
     }
 }
 
-/// Runs `work` in a transaction and asserts; again for so long where the server says that it was in conflict.
+/// Runs `work` in a transaction and asserts the grant. Begins again, for at most `limit`, if the server says that it
+/// was in conflict.
 pub async fn run_within<T, W>(assertion: &Assertion, limit: Duration, client: &mut Client, mut work: W) -> Result<T>
 where
     W: AsyncFnMut(&Transaction<'_>) -> std::result::Result<T, AnyError>,
@@ -212,13 +217,13 @@ async fn once<T>(
     client: &mut Client,
     work: &mut impl AsyncFnMut(&Transaction<'_>) -> std::result::Result<T, AnyError>,
 ) -> std::result::Result<T, AnyError> {
-    // It is rolled back where it is dropped.
+    // The transaction is rolled back if it is dropped.
     let transaction = client.transaction().await?;
     if tries.assert_first() {
         tries.assertion.run(&transaction).await?;
     }
     let done = work(&transaction).await?;
-    // Also where it came first: the commit of a transaction that failed in the middle is a rollback, and no error.
+    // Also if it was asserted first: the commit of a transaction that failed in the middle is a rollback, and no error.
     tries.assertion.run(&transaction).await?;
     transaction.commit().await.map_err(|failed| tries.assertion.of_commit(failed))?;
     Ok(done)
@@ -262,9 +267,9 @@ fn once_blocking<T>(
 
 /// What a transaction met.
 enum Conflict {
-    /// Nothing of it stands, and it may go well as a whole.
+    /// Nothing of it was written, and it may succeed if it is begun again as a whole.
     BeginAgain,
-    /// Somebody had a row that the user did not want to wait for.
+    /// Another transaction had a row locked for which the user did not want to wait.
     Locked,
 }
 

@@ -1,5 +1,5 @@
-//! Connections for those who find none idle. Each makes one of its own, but in a task beside it: who has no more time
-//! leaves it to the next, who may have as little.
+//! Makes connections for callers that find none idle. Each caller begins one of its own, but in a separate task: a
+//! caller that has no more time leaves it to the next caller, which may have as little time.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -15,7 +15,7 @@ use crate::store::failure::Fate;
 
 type Made = Result<Connected, (Fate, PostgresError)>;
 
-/// Those that nobody waits for, the first that was left first. Some are made.
+/// The connections that no caller waits for, in the order in which they were left. Some are made already.
 #[derive(Default)]
 pub(super) struct Making(RefCell<Vec<Begun>>);
 
@@ -24,11 +24,11 @@ struct Begun {
     made: oneshot::Receiver<Made>,
     task: AbortHandle,
     since: Instant,
-    /// The host that is asked.
+    /// The host that is being tried.
     asked: Rc<Cell<Option<usize>>>,
 }
 
-/// Somebody who waits for it, until it is made.
+/// A caller that waits for a connection until it is made. If this is dropped before, others get the connection.
 struct Waits<'a>(&'a Owned, Option<Begun>);
 
 impl Drop for Waits<'_> {
@@ -44,7 +44,7 @@ impl Drop for Waits<'_> {
 }
 
 impl Owned {
-    /// A connection for one who has a turn.
+    /// A connection for a caller that has a turn.
     pub(super) async fn connection(self: &Rc<Self>) -> Made {
         self.collect();
         if let Some(spare) = self.spare() {
@@ -54,8 +54,8 @@ impl Owned {
         self.wait_for(begun).await
     }
 
-    /// There are no more than there are turns. Where others have all of those, it waits for one that was left, unless
-    /// that may be stuck, which ends then.
+    /// There are no more connections than turns. If the others have all of those, the caller adopts one that was left,
+    /// unless all of these may be stuck: then the first of them is ended.
     fn adopted(&self) -> Option<Begun> {
         let mut left = self.making.0.borrow_mut();
         if left.len() + self.turns.taken() <= 2 * CONNECTIONS {
@@ -89,7 +89,7 @@ impl Owned {
         Begun { made, task: tokio::task::spawn_local(making).abort_handle(), since: Instant::now(), asked }
     }
 
-    /// Puts those that are made to those that are idle.
+    /// Puts the connections that are made among the idle ones.
     fn collect(&self) {
         let is_left = |begun: &mut Begun| match begun.made.try_recv() {
             Err(TryRecvError::Empty) => true,
@@ -104,7 +104,7 @@ impl Owned {
 }
 
 impl Making {
-    /// They may be at a server that is the primary no more.
+    /// Ends all of them: they may go to a server that is not the primary any more.
     pub fn end(&self) {
         self.0.take().iter().for_each(|begun| begun.task.abort());
     }

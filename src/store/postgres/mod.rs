@@ -1,16 +1,16 @@
 //! A store in a table of PostgreSQL.
 //!
-//! Atomic: an exclusive acquire, its renewal and its release are one statement each that means the pure transition. What
-//! that statement can't say (shared holders, who gave up, `SameOwner::Replace`) is the pure transition on the row that
-//! was read, written if the row's version is still the same. Clock: the server's, `clock_timestamp()` after the row's
-//! lock was waited for, never the time when a transaction began; there is no grace. Unanswered: connections that are
-//! lost after a statement may have left, sessions that the server ends, and a commit whose standby was not waited for.
-//! Giving up: the grant id stays in the row for half a minute, and no copy of an acquire does anything ten seconds after it
-//! was sent, by the server's clock.
+//! Atomic: an exclusive acquire, its renewal and its release are one statement each with the meaning of the pure
+//! transition. For what such a statement can't say (shared holders, acquisitions that were given up,
+//! `SameOwner::Replace`), the row is read, and what the pure transition makes of it is written if the row's version is
+//! still the same. Clock: the server's, `clock_timestamp()` after the wait for the row's lock, never the time when a
+//! transaction began; there is no grace. Unanswered: the connection is lost after a statement may have left, the server
+//! ends the session, or the commit did not wait for its standby. Giving up: the grant id stays in the row for half a
+//! minute, and no copy of an acquire does anything ten seconds after it was sent, by the server's clock.
 //!
-//! Every write waits until its commit is on the server's disk, whatever the user's default of `synchronous_commit` is,
-//! but the release of a lease of at most a minute: one that is lost in a crash leaves a lease that ends by itself.
-//! tokio-postgres lives on one thread.
+//! Every write waits until its commit is on the server's disk, whatever the user's default of `synchronous_commit` is.
+//! The exception is the release of a lease that ends within a minute: if it is lost in a crash, the lease that remains
+//! ends by itself. tokio-postgres lives on one thread, the `driver`.
 
 use std::fmt;
 use std::time::Duration;
@@ -52,7 +52,7 @@ pub use open::PostgresOptions;
 use open::Table;
 use statements::Statements;
 
-/// What this store reads in an answer that a test made up, by its columns.
+/// Decodes an answer that a test made up, given by its columns, as this store reads it.
 #[cfg(feature = "_internals")]
 pub fn decoded(columns: &serde_json::Value) -> std::result::Result<LockRecord, String> {
     row::made_up(columns)
@@ -99,7 +99,7 @@ impl Postgres {
         let clocked = Clocked::just(server.now.time());
         let table = table.within(&server.schema);
         let info = StoreInfo {
-            // Where the wait for the standby was cut off.
+            // A commit whose wait for the standby was cut off can be read, and a failover may undo it.
             reads_what_may_be_undone: true,
             ..StoreInfo::new(
                 options.label_of(&table.full),

@@ -1,4 +1,4 @@
-//! From settings to connections, and what is learnt of the server first.
+//! From settings to connections, and what is first learnt about the server.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ use crate::store::url::{self, config};
 
 /// The table where none is named.
 const TABLE: &str = "leasehold";
-/// What may stand in a URL: the driver reads what is not ours.
+/// The options that a URL may have. The driver reads those that are not ours.
 const OPTIONS: [&str; 25] = [
     "table",
     "pooler",
@@ -49,14 +49,14 @@ const OPTIONS: [&str; 25] = [
 ];
 /// The oldest release that is tested for: 13.
 const OLDEST: u32 = 130_000;
-/// A connection that carries nothing for so long is asked whether it still stands.
+/// A connection that carries nothing for this long is checked by TCP keepalives.
 const KEEPALIVE: Duration = Duration::from_secs(10);
 /// How long a connection to one address may take.
 const ADDRESS: Duration = Duration::from_secs(1);
 
-/// What each session of ours sets, whatever the server's, the database's or the user's defaults are. What waits for a
-/// row longer than a request may take has nobody who waits for its answer. Settings of newer servers are set where they
-/// are known.
+/// What each session of ours sets, whatever the defaults of the server, the database or the user are. The wait for a
+/// row is limited by `statement_timeout`, see [`session`]: a statement that waits longer than a request may take has no
+/// caller that waits for its answer. Settings of newer servers are set where they are known.
 const SESSION: &str = "SELECT current_setting('server_version_num'), version(), \
      (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, \
      set_config('lock_timeout', '0', false), set_config('default_transaction_isolation', 'read committed', false), \
@@ -64,8 +64,8 @@ const SESSION: &str = "SELECT current_setting('server_version_num'), version(), 
      (SELECT string_agg(set_config(name, '0', false), '') FROM pg_settings \
      WHERE name IN ('idle_session_timeout', 'transaction_timeout'))";
 
-/// What a session of the server's own sets beside: what is prepared is planned once, for a table that may have been empty
-/// then, so it must use the index however small that was.
+/// What a session also sets if it is the server's own. A prepared statement is planned once, for a table that may have
+/// been empty then, so the plan must use the index however small the table was.
 const KEEPING: &str = "set_config('plan_cache_mode', 'force_generic_plan', false) || set_config('enable_seqscan', 'off', false) \
      || set_config('jit', 'off', false)";
 
@@ -75,7 +75,7 @@ pub struct PostgresOptions {
     config: Config,
     tls: Wanted,
     table: String,
-    /// A pooler gives each transaction another session.
+    /// Whether a pooler gives each transaction another session.
     pooled: bool,
 }
 
@@ -87,7 +87,7 @@ impl fmt::Debug for PostgresOptions {
 }
 
 impl PostgresOptions {
-    /// From a URL of libpq's form, which the driver reads, but for the options that are ours.
+    /// From a URL of libpq's form. The driver reads it, except for the options that are ours.
     pub(in crate::store) fn from_url(url: &str) -> Result<Self> {
         let (rest, options) = url::split_query(url, ["postgres://", "postgresql://"])?;
         let (mut seen, mut table, mut tls, mut theirs) = (Vec::new(), None, TlsOptions::default(), Vec::new());
@@ -95,7 +95,7 @@ impl PostgresOptions {
         for (name, value) in options {
             if !OPTIONS.contains(&name) {
                 let (hint, known) = (url::near(name, &OPTIONS), OPTIONS.join(", "));
-                // It may be the end of the password.
+                // The name may be the end of the password, so it is not shown.
                 if seen.contains(&"password") {
                     return Err(config(&format!(
                         "postgres: does not know what comes after the password; in a value write & as %26; its options: {known}"
@@ -122,14 +122,14 @@ impl PostgresOptions {
                         "pooler must be transaction; one in session mode needs no option, and statement mode does not do",
                     ));
                 }
-                // Which it always is.
+                // The session is always read-write.
                 "target_session_attrs" if value == "read-write" => continue,
                 "target_session_attrs" => {
                     return Err(config("target_session_attrs must be read-write: a standby grants no lock"));
                 }
-                // The driver takes it for seconds, and has another name for the next one.
+                // The driver reads it as seconds, and has another name for the next option.
                 "tcp_user_timeout" => {
-                    // What is wrong is not shown: it may be the end of a password.
+                    // The value is not shown: it may be the end of a password.
                     let wrong = |_| config("tcp_user_timeout must be a number of milliseconds, like 30000");
                     user_timeout = Some(value.parse().map(Duration::from_millis).map_err(wrong)?);
                     continue;
@@ -138,7 +138,7 @@ impl PostgresOptions {
                     theirs.push(format!("keepalives_retries={value}"));
                     continue;
                 }
-                // The driver takes each for one.
+                // The driver takes each `host` for one host.
                 "host" => {
                     theirs.extend(value.split(',').map(|host| format!("host={host}")));
                     continue;
@@ -157,7 +157,7 @@ impl PostgresOptions {
             (rest, theirs) = (without, [hosts, theirs].concat());
         }
         let url = if theirs.is_empty() { rest } else { format!("{rest}?{}", theirs.join("&")) };
-        // The driver quotes no values.
+        // The errors of the driver quote no values.
         let tls = Wanted::of_url(tls)?;
         let mut parsed = Config::from_str(&url).map_err(|error| {
             let right = "in a user name or password write @ : / % ? as %40 %3A %2F %25 %3F";
@@ -170,8 +170,8 @@ impl PostgresOptions {
         if pooled { options.pooled() } else { Ok(options) }
     }
 
-    /// Through a pooler that gives each transaction another session, where others may have set their own search path: two
-    /// clients would find two tables.
+    /// For a pooler that gives each transaction another session. Other programs may have set their own search path
+    /// there, and two clients would find two tables: so the table must be named with its schema.
     pub fn pooled(self) -> Result<Self> {
         if !self.table.contains('.') {
             let message =
@@ -181,7 +181,7 @@ impl PostgresOptions {
         Ok(PostgresOptions { pooled: true, ..self })
     }
 
-    /// The locks in this table.
+    /// Options for the locks in this table.
     pub fn new(config: Config, table: impl Into<String>) -> Result<Self> {
         let tls = Wanted::of_settings(&config);
         PostgresOptions::with_tls(config, tls, table.into())
@@ -215,14 +215,15 @@ impl PostgresOptions {
                 "sslnegotiation=direct is TLS from the first byte: it needs sslmode=require or a stricter one",
             ));
         }
-        // The protocol ends each text with one.
+        // The protocol ends each text with a zero byte.
         let own = &self.config;
         let texts = [own.get_user(), own.get_dbname(), own.get_options(), own.get_application_name()];
         let mut texts = texts.into_iter().flatten().map(str::as_bytes).chain(own.get_password());
         if texts.any(|text| text.contains(&0)) {
             return Err(config("postgres: no user, password, database or other text may have a %00 in it"));
         }
-        // The table's name is a part of statements; its indexes have longer names, of at most 63.
+        // The table's name is a part of SQL statements. The names of its indexes are longer, and may have at most 63
+        // bytes.
         let is_word = |name: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || c == '_';
             (1..=50).contains(&name.len())
@@ -262,7 +263,7 @@ impl PostgresOptions {
         self.label_of(&self.table)
     }
 
-    /// The same of a table by this name.
+    /// The same for a table of this name.
     pub(super) fn label_of(&self, table: &str) -> String {
         let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
         format!("postgres://{}/{database}.{table}", addresses(&self.config))
@@ -273,8 +274,8 @@ impl PostgresOptions {
         self.tls.tls(self.config.get_ssl_negotiation())
     }
 
-    /// The settings for each host alone: the driver asks one after the other, and one that says nothing would take the
-    /// time of all.
+    /// The settings for each host alone. With all hosts, the driver tries one after the other, and one that does not
+    /// answer would take the time of all.
     pub(super) fn hosts(&self) -> Vec<Config> {
         let all = self.config();
         let count = all.get_hosts().len().max(all.get_hostaddrs().len());
@@ -284,10 +285,10 @@ impl PostgresOptions {
             let address = all.get_hostaddrs().get(at);
             match (all.get_hosts().get(at), address) {
                 (Some(host @ Host::Tcp(name)), _) if !is_nameless(host) => drop(one.host(name)),
-                // Nobody listens in between, and the server offers none there.
+                // Nobody can listen in on a Unix socket, and the server offers no TLS there.
                 #[cfg(unix)]
                 (Some(Host::Unix(folder)), None) => drop(one.host_path(folder).ssl_mode(SslMode::Disable)),
-                // Else the driver has no name that a certificate could be for.
+                // Otherwise the driver has no name that a certificate could be for.
                 (_, Some(address)) => drop(one.host(address.to_string())),
                 _ => {}
             }
@@ -311,15 +312,15 @@ impl PostgresOptions {
         (0..count).map(one).collect()
     }
 
-    /// What a lock cannot do without, whatever the user's settings say.
+    /// The settings of the user, with what a lock cannot do without.
     fn config(&self) -> Config {
         let mut config = self.config.clone();
-        // Of several hosts the one that is the primary.
+        // Of several hosts only the primary is used.
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         if config.get_application_name().is_none() {
             config.application_name("leasehold");
         }
-        // Nothing else notices a network that went away under a listener.
+        // Only keepalives notice that the network of a listener is gone.
         if config.get_keepalives_idle() == Config::new().get_keepalives_idle() {
             config.keepalives_idle(KEEPALIVE);
         }
@@ -337,8 +338,9 @@ impl PostgresOptions {
     }
 }
 
-/// What stands before the options, without its hosts, and those as options; `None` where one of them has a port. The driver
-/// gives each that has none its default, beside those of the option `port`.
+/// The part of a URL before its options, without the hosts, and the hosts as options; `None` if a host has a port.
+/// Without this, the driver gives each host that has no port the default port, in addition to those of the option
+/// `port`.
 fn hosts_as_options(rest: &str) -> Option<(String, Vec<String>)> {
     let start = rest.find("://")? + 3;
     let start = rest.find('@').map_or(start, |at| at + 1);
@@ -354,7 +356,7 @@ fn hosts_as_options(rest: &str) -> Option<(String, Vec<String>)> {
     Some((format!("{}{}", &rest[..start], &rest[end..]), hosts))
 }
 
-/// Its address, which was given beside it, must do.
+/// Whether the host has no name, so that only its `hostaddr` can be used.
 fn is_nameless(host: &Host) -> bool {
     matches!(host, Host::Tcp(name) if name.is_empty())
 }
@@ -381,7 +383,7 @@ pub(super) fn addresses(config: &Config) -> String {
 }
 
 impl Table {
-    /// In this schema, where none was named.
+    /// The same table in this schema, if none was named.
     pub fn within(self, schema: &str) -> Table {
         if self.name.contains('.') {
             return self;
@@ -394,7 +396,7 @@ impl Table {
 /// The table's name.
 #[derive(Clone, Debug)]
 pub(super) struct Table {
-    /// As it stands in statements.
+    /// As it is written in statements.
     pub quoted: String,
     /// Without its schema.
     pub last: String,
@@ -404,13 +406,15 @@ pub(super) struct Table {
     pub name: String,
 }
 
-/// What a connection is asked first: the schema of this table by the user's own search path; and from then on nothing is
-/// found but what the server brings, since others may make functions and operators in the schemas of that path.
-/// Behind a pooler that is no longer than for this transaction: another program may get the session next.
+/// The first statements of a connection. They look up the schema of this table by the user's own search path. From then
+/// on nothing is found but what the server brings, since others may make functions and operators in the schemas of that
+/// path. Behind a pooler this and the other settings last only for this transaction: another program may get the
+/// session next.
 ///
-/// `process` is what the session's process must be, for it to be no pooler's that does not say so.
+/// `process`: the process that must serve the session. If another one does, there is a pooler that the options do not
+/// name.
 pub(super) fn session(table: &Table, pooled: bool, process: Option<i32>) -> String {
-    // One whose schema was named is looked for nowhere: who may not use that would get no session.
+    // A table that was named with its schema is not looked up: a user that may not use the schema would get no session.
     let table = if table.name.contains('.') { "NULL".to_owned() } else { format!("'{}'", table.quoted) };
     let keeping = process.map_or_else(
         || "NULL".to_owned(),
@@ -433,10 +437,10 @@ pub(super) fn session(table: &Table, pooled: bool, process: Option<i32>) -> Stri
 /// What the server says of itself.
 #[derive(Clone, Debug)]
 pub(super) struct Server {
-    /// Where the table is, or is to be made.
+    /// The schema in which the table is, or will be made.
     pub schema: String,
     pub now: Micros,
-    /// The session is its own, and no pooler's.
+    /// The session is the server's own, and no pooler's.
     pub is_direct: bool,
 }
 

@@ -1,4 +1,4 @@
-//! To read one row or many, each with the server's time: one request for a page.
+//! Reads one row or many, each with the server's time. A page is one request.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use crate::sys::log;
 /// How many rows a page holds.
 const PAGE: usize = 200;
 
-/// The one answer about a key. A table that others inherit from shows their rows as its own.
+/// The one row of a key, and an error if there are more. A table that others inherit from shows their rows as its own.
 pub(super) fn only<T>(mut rows: Vec<T>) -> Result<Option<T>, String> {
     if rows.len() > 1 {
         let wrong = "two rows have it, which the unique key of one table does not allow: do others inherit from it?";
@@ -66,14 +66,14 @@ impl Postgres {
                 Ok(found) => found.record.key.clone(),
                 Err((key, _)) => key.clone(),
             };
-            // Keys are sorted by their bytes: none that follows begins so.
+            // Keys are sorted by their bytes: none of those that follow has the prefix.
             if let Which::Prefix(prefix) = which
                 && !key.starts_with(prefix.as_str())
             {
                 return Ok(Page { records, next: None });
             }
             match row {
-                // What it asks for has the lock id.
+                // The query by lock id finds only rows that have it.
                 Ok(found) if which.may_match(&found.record, |_| true) => records.push(found.seen()),
                 Ok(_) => {}
                 Err((_, wrong)) => {

@@ -1,4 +1,4 @@
-//! To remove a holder: one statement for an exclusive one that stands.
+//! Removes a holder: by one statement if it is exclusive and in the row.
 
 use super::Postgres;
 use super::send::{Lane, Statement, Wrote};
@@ -14,8 +14,9 @@ impl Postgres {
         if matches!(answer, Released::Done | Released::Unknown(_)) {
             return Ok(answer);
         }
-        // What ended it, if only an earlier try, may not have waited for the standby, whose failover would bring it back. This
-        // one wrote nothing, so its own end is no release that may have been done.
+        // The write that ended the grant, perhaps an earlier try, may not have waited for the standby, and a failover
+        // to that would bring the grant back. This try wrote nothing, so if this request is not answered, that is not a
+        // release that may have happened.
         match self.confirm(&attempt.key, Lane::Waiting, by)? {
             Wrote::Unknown(error) => Err(error.of_read().into()),
             Wrote::Answered(_) | Wrote::Duplicate => Ok(answer),
@@ -50,7 +51,7 @@ impl Postgres {
         match transition::release(&found.record, attempt.grant(), &found.times()).answer {
             ReleaseAnswer::Free => Ok(Released::Free),
             ReleaseAnswer::HeldByOther => Ok(Released::HeldByOther(found.seen())),
-            // It is shared, or what is shown is a moment older than what was decided by.
+            // The holder is shared, or the row that came back is a moment older than the one by which it was decided.
             ReleaseAnswer::Released => by_the_rule(),
         }
     }

@@ -1,4 +1,4 @@
-//! To extend a lease while its grant holds: one statement for an exclusive holder.
+//! Extends a lease while its grant holds: by one statement for an exclusive holder.
 
 use super::Postgres;
 use super::row::micros;
@@ -12,7 +12,8 @@ use crate::sys::deadline::Deadline;
 impl Postgres {
     pub(super) fn renew_grant(&self, attempt: &Attempt, renewal: Renewal, by: &Deadline) -> Result<Renewed> {
         let by_the_rule = || match transactional::renew(&Over(self, Lane::Sharing), attempt, renewal, by)? {
-            // A later end stands, so nothing was written. It may be of a renewal that did not wait for the standby.
+            // The row has a later end, so nothing was written. That end may be from a renewal that did not wait for the
+            // standby.
             stands @ Renewed::Until { until, now } if until != renewal.lease.end(now) => {
                 match self.confirm(&attempt.key, Lane::Holding, by)? {
                     Wrote::Unknown(error) => Ok(Renewed::Unknown(error.into())),
@@ -28,7 +29,7 @@ impl Postgres {
             Lease::For(lease) => Some(micros(lease)),
             Lease::Forever => None,
         };
-        // An end that moves back wakes waiters, which this statement does not.
+        // An end that moves back must wake waiters, which this statement does not do.
         let may_be_endless = !renewal.may_end_endless || lease.is_none();
         let found = loop {
             let not_after = self.not_after(Lane::Holding, by);
@@ -36,7 +37,8 @@ impl Postgres {
             let statement = statement.maybe_number(lease).flag(may_be_endless).time(not_after);
             match self.write(by, Lane::Holding, &attempt.key, statement)? {
                 Wrote::Unknown(error) => return Ok(Renewed::Unknown(error.into())),
-                // Too late by what was known of the server's time, which the answer has put right.
+                // It was too late by what was known of the server's time. The answer has corrected that, so it is sent
+                // again.
                 Wrote::Answered(Some(found)) if !found.written && found.now >= not_after && !by.is_over() => {}
                 Wrote::Answered(Some(found)) => break found,
                 Wrote::Answered(None) | Wrote::Duplicate => return by_the_rule(),
@@ -47,7 +49,8 @@ impl Postgres {
             (true, Some((_, holder))) => Ok(Renewed::Until { until: holder.until, now: found.now.time() }),
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {
                 RenewAnswer::Lost => Ok(Renewed::Lost(found.seen())),
-                // It has no end, or the row that is shown is a moment older than what was decided by.
+                // The lease has no end, or the row that came back is a moment older than the one by which it was
+                // decided.
                 RenewAnswer::Until(_) => by_the_rule(),
             },
         }

@@ -13,7 +13,7 @@ use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
 use crate::store::{Seen, shared_holders};
 
-/// The columns, in the order in which they are read, and how they are made.
+/// The columns, in the order in which they are read, and their types and constraints.
 pub(super) const COLUMNS: [(&str, &str); 17] = [
     ("key", "text COLLATE \"C\" PRIMARY KEY"),
     ("kind", "text NOT NULL"),
@@ -36,12 +36,13 @@ pub(super) const COLUMNS: [(&str, &str); 17] = [
 
 /// Microseconds from 1970 to 2000, where the server begins to count.
 const EPOCH: i64 = 946_684_800_000_000;
-/// A copy of an acquire does nothing so long after it was sent, by the server's clock.
+/// How long after it was sent a copy of an acquire can still do anything, by the server's clock.
 pub(super) const LATE: Duration = Duration::from_secs(10);
-/// How long a statement may wait for its row: the server ends it then.
+/// How long a statement may wait for its row; then the server ends it.
 pub(super) const STATEMENT: Duration = Duration::from_secs(10);
-/// How long an acquisition that was given up is remembered. A copy of it begins at most [`LATE`] after it was sent, and may
-/// wait for its row for [`STATEMENT`]. A swap counts from when the row was read, and is as late itself.
+/// How long an acquisition that was given up is remembered. A copy of it begins at most [`LATE`] after it was sent, and
+/// may wait for its row for [`STATEMENT`]. A swap counts the time from when it read the row, and may itself come
+/// [`LATE`] after that.
 pub(super) const REMEMBERED: Duration = Duration::from_secs(30);
 const _: () = assert!(REMEMBERED.as_secs() >= LATE.as_secs() + STATEMENT.as_secs() + LATE.as_secs());
 
@@ -68,7 +69,7 @@ impl Micros {
         u64::try_from(self.0).unwrap_or(0)
     }
 
-    /// An end is never stored earlier than it is.
+    /// Rounds up: an end is never stored earlier than it is.
     pub fn end(end: End) -> Micros {
         match end {
             End::Never => Micros::INFINITY,
@@ -81,7 +82,7 @@ impl Micros {
     }
 }
 
-/// As the server counts, and never shorter than it is; more than 250,000 years are beyond what it can say.
+/// In microseconds, as the server counts, and rounded up. More than 250,000 years are beyond what the server can store.
 pub(super) fn micros(of: Duration) -> i64 {
     i64::try_from(of.as_nanos().div_ceil(1_000)).unwrap_or(i64::MAX).min(8_000_000_000_000_000_000)
 }
@@ -108,7 +109,7 @@ impl ToSql for Micros {
     to_sql_checked!();
 }
 
-/// What a swap compares, and what a record does not say.
+/// What a swap compares, and what the record does not have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Native {
     /// The version of the row; `None` where there is none.
@@ -234,8 +235,9 @@ fn get<'a, T: FromSql<'a>>(answer: &'a impl Columns, column: usize) -> Result<T,
     answer.column(column).ok_or_else(|| format!("its {} is of another type", name()))
 }
 
-/// For tests that feed it whatever a table may hold: the columns as a JSON list, in the order in which they are read and as
-/// the server sends them. A number is a `bigint` or a `timestamptz`, a list is one of texts; an object has the bytes.
+/// For tests that try whatever a table may hold: the columns as a JSON list, in the order in which they are read and as
+/// the server sends them. A number is a `bigint` or a `timestamptz`, a list is one of texts, and the values of an
+/// object are raw bytes.
 #[cfg(feature = "_internals")]
 pub(super) fn made_up(columns: &Json) -> Result<LockRecord, String> {
     struct MadeUp(Vec<Option<BytesMut>>);
@@ -266,7 +268,7 @@ pub(super) fn made_up(columns: &Json) -> Result<LockRecord, String> {
     let answer = MadeUp(columns.as_array().into_iter().flatten().map(raw).collect());
     let key = get::<Option<String>>(&answer, 2)?;
     let found = Found::decode(&answer, key, "k")?;
-    // What is read is written again.
+    // Also makes what a write of this record would send.
     let _ = (
         found.native.next_shared(&found.record.shared),
         found.record.exclusive.as_ref().map(|holder| Micros::end(holder.until)),
@@ -279,7 +281,7 @@ fn token(of: i64) -> Result<u64, String> {
     u64::try_from(of).map_err(|_| "its token is below zero".to_owned())
 }
 
-/// The server's numbers have a sign.
+/// As a number of the server, which has a sign.
 pub(super) fn number(token: u64) -> i64 {
     i64::try_from(token).unwrap_or(i64::MAX)
 }
@@ -288,7 +290,7 @@ fn decode_given_up(text: &str) -> Result<BTreeMap<String, i64>, String> {
     serde_json::from_str(text).map_err(|_| "its given_up is no set of times".to_owned())
 }
 
-/// The shared holders, and the array that they stand in.
+/// The shared holders, and the array as it is stored.
 fn decode_shared(text: &str) -> Result<(Vec<Holder>, Json), String> {
     let all = serde_json::from_str(text).ok().and_then(|all| Some((shared_holders::decode(&all)?, all)));
     all.ok_or_else(|| "its shared is no array of holders".to_owned())

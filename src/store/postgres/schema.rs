@@ -11,10 +11,12 @@ use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How long a statement of DDL waits for the table, in milliseconds: all who use it wait behind that.
+/// How long a statement of DDL waits for the table, in milliseconds: all other statements that use the table wait
+/// behind it.
 const BRIEF: u32 = 200;
 
-/// The columns of the table with their types, and of its indexes their columns. No row where there is no table.
+/// The columns of the table with their types, the columns of each index, and what kind of table it is. No row if there
+/// is no table.
 const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod), c.collname::text, 'column' \
      FROM pg_attribute AS a LEFT JOIN pg_collation AS c ON c.oid = a.attcollation \
      WHERE a.attrelid = to_regclass($1) AND a.attnum > 0 AND NOT a.attisdropped \
@@ -30,17 +32,18 @@ const LOOK: &str = "SELECT a.attname::text, format_type(a.atttypid, a.atttypmod)
      WHERE t.isleaf AND l.relpersistence = 'u') THEN 'u' ELSE r.relpersistence::text END, NULL, 'table' \
      FROM pg_class AS r WHERE r.oid = to_regclass($1)";
 
-/// Which standbys the commits wait for, how many connections copy them (of backups and subscribers, too), of how many of
-/// these more may be seen, which needs the rights of pg_monitor, how many are waited for, and how many may be: several may
-/// have one name. Last, whether a crash of the machine may lose or tear what was committed.
+/// The standbys for which commits wait; how many connections copy this server (those of backups and subscribers, too);
+/// of how many of these the state can be seen, which needs the rights of pg_monitor; how many are waited for; and how
+/// many could be, since several standbys may have one name. Last, which settings are off without which a crash of the
+/// machine may lose or tear what was committed.
 const STANDBYS: &str = "SELECT current_setting('synchronous_standby_names'), count(*)::bigint, count(sync_state)::bigint, \
      count(*) FILTER (WHERE sync_state IN ('sync', 'quorum'))::bigint, \
      count(*) FILTER (WHERE sync_state IN ('sync', 'quorum', 'potential'))::bigint, \
      (SELECT string_agg(name, ', ') FROM pg_settings WHERE name IN ('fsync', 'full_page_writes') AND setting = 'off') \
      FROM pg_stat_get_wal_senders()";
 
-/// What a failover costs where the commits wait for these names, and so many connections copy them, can be seen, are waited
-/// for, and have one of the names.
+/// What a failover costs. `names`: the standbys for which commits wait. The numbers: how many connections copy this
+/// server, can be seen, are waited for, and have one of the names.
 fn failover(names: &str, [copies, seen, waited_for, named]: [i64; 4]) -> String {
     if names.is_empty() {
         return match copies {
@@ -50,7 +53,8 @@ fn failover(names: &str, [copies, seen, waited_for, named]: [i64; 4]) -> String 
             ),
         };
     }
-    // `a, b`, `2 (a, b)`, `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `*`. A comma in a name only makes it more careful.
+    // The forms: `a, b`, `2 (a, b)`, `FIRST 2 (a, b)`, `ANY 2 (a, b)`, `*`. A comma in a name only makes the text more
+    // careful.
     let (how, list) = names.split_once('(').unwrap_or(("1", names));
     let needed = how.split_whitespace().last().and_then(|needed| needed.parse::<i64>().ok()).unwrap_or(1);
     let waits = format!("grants wait for synchronous standbys ({names:?})");
@@ -72,21 +76,22 @@ fn failover(names: &str, [copies, seen, waited_for, named]: [i64; 4]) -> String 
     format!("{waits}: a failover to any of them loses none")
 }
 
-/// What stands in the database.
+/// What was found in the database.
 #[derive(Debug, Default)]
 struct Made {
-    /// Type and collation.
+    /// The type and the collation of each column.
     columns: BTreeMap<String, (String, String)>,
     /// The columns of each index, and whether it is unique.
     indexes: Vec<(String, bool)>,
-    /// Those of each that also has expressions, or columns that are no part of its key.
+    /// The columns of each index that also has expressions, or columns that are no part of its key.
     other_indexes: Vec<String>,
-    /// Why it is not one whose rows a crash keeps.
+    /// Why the table can't be used: it shows rows of others, is no table, or loses its rows.
     unkept: Option<&'static str>,
 }
 
 impl Made {
-    /// An index of somebody's on what each heartbeat changes.
+    /// A remark on an index that leasehold did not make, on a column that each heartbeat changes; empty if there is
+    /// none.
     fn slowing(&self) -> String {
         let is_slowing =
             |columns: &&String| columns.split(',').any(|column| ["until", "renewed", "version"].contains(&column));
@@ -125,7 +130,7 @@ impl Postgres {
                 }
                 let found = self.made(by)?;
                 self.check(&found)?;
-                // IF NOT EXISTS makes nothing where the name is another thing's.
+                // `IF NOT EXISTS` makes nothing if something else has the name.
                 let missing_still = self.statements_for(&found).join("; ");
                 if !missing_still.is_empty() {
                     return Err(PostgresError::Schema(format!(
@@ -149,7 +154,7 @@ impl Postgres {
                 if is_missing && what.needs_table() || what == Schema::Check {
                     return Err(lacks);
                 }
-                // Every use that needs it is an error.
+                // Only a warning here: each use that needs what is missing is an error.
                 log::warn!(target: "leasehold::postgres", table:?; "{lacks}");
                 Ok(lacks.to_string())
             }
@@ -199,8 +204,8 @@ impl Postgres {
         Ok(made)
     }
 
-    /// Does one statement of DDL. Where another process was faster, it is done. The table, which a release has that
-    /// waits for somebody's transaction, is waited for briefly, again and again.
+    /// Runs one statement of DDL. If another process was faster, it counts as done. The wait for the table is brief,
+    /// and repeated: a release that waits for somebody's transaction may have the table locked.
     fn make(&self, statement: &str, by: &Deadline) -> Result<(), PostgresError> {
         let statement = statement.replace('\'', "''");
         let briefly = format!("DO 'BEGIN SET LOCAL lock_timeout = {BRIEF}; {statement}; END'");
@@ -221,7 +226,7 @@ impl Postgres {
         }
     }
 
-    /// The DDL that is missing to what was found.
+    /// The DDL that makes what is missing.
     fn statements_for(&self, found: &Made) -> Vec<String> {
         let (table, last) = (&self.table.quoted, &self.table.last);
         let mut statements = Vec::new();
@@ -235,7 +240,7 @@ impl Postgres {
         } else {
             let is_missing = |(name, _): &&(&str, &str)| !found.columns.contains_key(*name);
             let add = |(name, kind): &(&str, &str)| {
-                // A row that is there has none.
+                // Rows that exist have no value for it.
                 let kind = kind.trim_end_matches(" NOT NULL");
                 format!("ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {name} {kind}")
             };
@@ -300,13 +305,13 @@ mod tests {
             ("2 (a, b)", [2, 2, 2, 2], "to any of them loses none"),
             ("ANY 1 (a, b)", [2, 2, 2, 2], "on 1 of them, not always the same"),
             ("a, b", [2, 2, 1, 1], "on 1 of them, not always the same"),
-            // Two have the same name.
+            // Two standbys have the same name.
             ("a", [2, 2, 1, 2], "on 1 of them, not always the same"),
             ("ANY 1 (a)", [2, 2, 2, 2], "on 1 of them, not always the same"),
             ("*", [1, 1, 1, 1], "on 1 of them, not always the same"),
             ("FIRST 2 (*)", [2, 2, 2, 2], "on 2 of them, not always the same"),
             ("a", [1, 1, 0, 0], "only 0 of the 1 that must confirm"),
-            // It catches up.
+            // The standby is still catching up.
             ("a", [1, 1, 0, 1], "only 0 of the 1 that must confirm"),
             ("a", [0, 0, 0, 0], "only 0 of the 1 that must confirm"),
             ("ANY 2 (a, b, c)", [1, 1, 1, 1], "only 1 of the 2 that must confirm"),

@@ -1,8 +1,8 @@
-//! One statement at a time: on the driver's thread, over one of a few connections, within its deadline, and what became
-//! of it.
+//! Sends one statement: on the driver's thread, over one of a few connections, within its deadline; and reports what
+//! became of it.
 //!
-//! Each goes alone on its connection. A statement that its caller has left goes with its connection, so that nothing queues
-//! behind it.
+//! A connection carries one statement at a time. If the caller leaves its statement, the connection is closed, so that
+//! nothing queues behind it.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -30,13 +30,13 @@ use crate::store::failure::{Cause, Fate, Left};
 use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::log;
 
-/// How many statements that were left are cancelled at a time.
+/// How many statements that their callers have left are cancelled at a time.
 const CANCELS: usize = 8;
 /// How long making a connection may take.
 const CONNECTION: Duration = Duration::from_secs(3);
-/// The time between two tries of a server that wakes up.
+/// The time between two tries to connect to a server that is waking up.
 const AGAIN: Duration = Duration::from_millis(200);
-/// A network that says nothing for so long may be dead.
+/// A network that brings no answer for this long may be dead.
 pub(super) const QUIET: Duration = Duration::from_secs(1);
 
 /// What lives on the driver's thread.
@@ -49,7 +49,7 @@ pub(super) struct Owned {
     pub turns: Turns,
     pooled: bool,
     cancels: Arc<Semaphore>,
-    /// Since when each is.
+    /// The idle connections, and since when each is idle.
     idle: RefCell<Vec<(Instant, Connected)>>,
     pub making: super::making::Making,
     pub waking: super::wakeup::Waking,
@@ -60,26 +60,27 @@ pub(super) struct Owned {
 struct Known {
     /// There was a connection once.
     has_worked: Cell<bool>,
-    /// The host to begin with: the one that worked last, or the one after that which said nothing.
+    /// The host to try first: the one that worked last, or the one after a host that did not answer.
     first: Cell<usize>,
-    /// One said nothing once.
+    /// A host did not answer once.
     was_silent: Cell<bool>,
-    /// One refused its caller for good.
+    /// A host refused this client once, for good.
     was_refused: Cell<bool>,
     /// When the server last answered anything.
     heard: Cell<Option<Instant>>,
-    /// The first and the last statement that were left, one soon after the other, since it answered.
+    /// Of the statements that were left since the server last answered, each sent soon after the one before was left:
+    /// when the first was sent, and when the last was left.
     unheard: Cell<Option<(Instant, Instant)>>,
-    /// It was said that notifications can't be told.
+    /// The log has said that notifications can't be sent.
     said_full: Cell<bool>,
 }
 
 /// How far a statement came, for a caller whose time is over.
 #[derive(Debug, Default)]
 pub(super) struct Went {
-    /// It may have left.
+    /// It may have left this host.
     sent: AtomicBool,
-    /// What it waits for, where that is no connection.
+    /// The error that names what it waits for, if that is not a connection.
     held_up: Mutex<Option<PostgresError>>,
 }
 
@@ -121,7 +122,7 @@ impl Owned {
             let left = until.saturating_duration_since(Instant::now());
             match tokio::time::timeout(left, owned.connect(&Cell::default(), |_| {})).await {
                 Ok(Ok(made)) => break made,
-                // One that stood still, or only wakes up, may be ready for the next one.
+                // A server that stood still, or is only waking up, may be ready for the next try.
                 Ok(Err((_, error))) if known.was_silent.get() && !known.was_refused.get() => {
                     failed = Some(error);
                     tokio::time::sleep(AGAIN).await;
@@ -134,7 +135,7 @@ impl Owned {
         Ok((owned, server))
     }
 
-    /// Makes a connection. `asked` is the host that it waits for, and `hear` is called for each notification.
+    /// Makes a connection. `asked` is set to the host that is being tried, and `hear` is called for each notification.
     pub async fn connect(
         &self,
         asked: &Cell<Option<usize>>,
@@ -145,7 +146,7 @@ impl Owned {
         let mut failed = None;
         let until = Instant::now() + CONNECTION;
         for at in 0..self.hosts.len() {
-            // One that is only slow, as the primary may be, gets all that the others leave, once it is the last.
+            // The last host gets all the time that the others have left: it may be the primary, and only slow.
             let is_last = at + 1 == self.hosts.len();
             let share = if is_last { until.saturating_duration_since(Instant::now()) } else { share };
             let host = (first + at) % self.hosts.len();
@@ -200,25 +201,26 @@ impl Owned {
         Ok((connected, server))
     }
 
-    /// The host that a connection begins with now.
+    /// The host that the next connection tries first.
     pub fn first_host(&self) -> usize {
         self.known.first.get()
     }
 
-    /// This host says nothing, or who waits for it has no more time: the next connection begins with another one.
+    /// This host does not answer, or the caller that waits for it has no more time: the next connection tries another
+    /// host first.
     pub fn turn_from(&self, host: usize) {
         if self.known.first.get() == host {
             self.known.first.set((host + 1) % self.hosts.len());
         }
     }
 
-    /// The server has answered.
+    /// Notes that the server has answered.
     fn hears(&self) {
         self.known.heard.set(Some(Instant::now()));
         self.known.unheard.set(None);
     }
 
-    /// Puts it to those that are idle.
+    /// Puts a connection among the idle ones.
     pub fn keep(&self, connected: Connected) {
         rest(&mut self.idle.borrow_mut(), connected, Instant::now());
     }
@@ -229,7 +231,7 @@ impl Owned {
         idle.pop().map(|(_, connected)| connected)
     }
 
-    /// Does one statement. It is noted as sent before it may leave.
+    /// Runs one statement. `went` notes it as sent before it can leave.
     pub async fn ask(
         self: &Rc<Self>,
         lane: Lane,
@@ -255,11 +257,12 @@ impl Owned {
                         Err((_, locked @ PostgresError::Own(Own::Locked, _))) => *went.held_up.lock() = Some(locked),
                         answer => return answer,
                     }
-                    // Nothing was done.
+                    // The statement did nothing.
                     went.sent.store(false, Ordering::SeqCst);
                 }
                 drop(brief);
-                // Until there is a turn, heartbeats of the same key may find their row free.
+                // Gives the turn of the row back during the next wait: heartbeats of the same key may find their row
+                // free.
                 drop(row.take());
                 let turn = self.turns.of(lane).await;
                 if let Some(key) = key {
@@ -271,7 +274,8 @@ impl Owned {
         let _row = row;
         let patient = key.filter(|_| lane == Lane::Sharing).map(|_| patiently(&statement.sql));
         let answer = self.ask_now(patient.as_deref().unwrap_or(&statement.sql), statement, &went.sent).await;
-        // The limit bounds the one lock of the cluster, too, that a commit takes which tells. Waiters poll here anyway.
+        // The limit also applies to the one lock of the cluster that a commit with a notification takes. Without
+        // notifications, waiters poll, as they do behind a pooler anyway.
         if self.pooled
             && lane == Lane::Waiting
             && matches!(answer, Err((_, PostgresError::Own(Own::Locked, _))))
@@ -283,7 +287,7 @@ impl Owned {
         answer
     }
 
-    /// Does this, with the values of that statement.
+    /// Runs `sql` with the values of `statement`.
     async fn ask_now(
         self: &Rc<Self>,
         sql: &str,
@@ -298,7 +302,8 @@ impl Owned {
         connected.unreplicated.set(false);
         let lasting = Some(&statement.sql).filter(|lasting| statement.lasts && std::ptr::eq::<str>(sql, &***lasting));
         let mut answer = connected.query(sql, lasting, &values).await;
-        // Nothing was written, since a session elsewhere that listens does not read what it is told.
+        // Nothing was written: the queue of notifications is full, since some session that listens does not read them.
+        // So the statement is sent without its notification.
         if let Err(error) = &answer
             && PostgresError::is_untellable(error)
             && let Some(untold) = untold(sql)
@@ -313,7 +318,8 @@ impl Owned {
             self.hears();
             self.keep(connected);
         }
-        // It is the primary no more: a new connection may find the one that is.
+        // The server is not the primary any more, or ends its sessions: a new connection may find the server that is
+        // the primary now.
         if let Err(error) = &answer
             && error.code().is_some_and(|code| code.code() == "25006" || code.code().starts_with("57P0"))
         {
@@ -333,8 +339,8 @@ impl Owned {
     }
 }
 
-/// A host that is asked for a connection. Where it says nothing, or its caller has no more time, the next begins with
-/// another one.
+/// A try to connect to a host. If the host does not answer, or the caller has no more time, the next connection tries
+/// another host first.
 struct Trying<'a> {
     owned: &'a Owned,
     host: usize,
@@ -349,9 +355,10 @@ impl Drop for Trying<'_> {
     }
 }
 
-/// A statement under way. Where its caller leaves it, it is cancelled and its connection ends: the server would not
-/// notice that while it waits for a row, and for a standby it waits without end. The idle ones end, too, if the server has
-/// answered nobody since it or those before it were sent, and that for long: the network may be dead.
+/// A statement under way. If its caller leaves it, it is cancelled and its connection is closed: a server would not
+/// notice that the connection is closed while the statement waits for a row, and the wait for a standby has no end. If
+/// the server has answered nothing since this statement, or those left before it, were sent, and that is [`QUIET`] ago,
+/// the idle connections are closed as well: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
     connected: Option<Connected>,
@@ -362,7 +369,8 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         let Some(connected) = self.connected.take() else { return };
         if self.owned.known.heard.get() < Some(self.sent) {
-            // The heartbeats of a short lease have less time each. What was left long before says nothing of now.
+            // Each heartbeat of a short lease has less time than that, so those that follow soon after each other count
+            // together. What was left long before says nothing about now.
             let unheard = self.owned.known.unheard.get().filter(|(_, last)| self.sent.duration_since(*last) < QUIET);
             let since = unheard.map_or(self.sent, |(since, _)| since.min(self.sent));
             self.owned.known.unheard.set(Some((since, Instant::now())));
@@ -370,8 +378,9 @@ impl Drop for Asking<'_> {
                 self.owned.idle.borrow_mut().clear();
             }
         }
-        // A pooler finds what is to be cancelled by this connection, which is gone then. And where it is not, PgBouncer 1.18
-        // ends with a fatal error, since the driver does not wait for the end of the cancelling connection.
+        // A pooler finds the statement to cancel by this connection, which is gone then. And if it is not gone,
+        // PgBouncer 1.18 ends with a fatal error, since the driver does not wait for the end of the cancelling
+        // connection.
         if self.owned.pooled {
             return;
         }
@@ -425,7 +434,7 @@ impl Postgres {
         self.send(by, lane, statement, read).map_err(|(_, error)| error.of_read())
     }
 
-    /// Does a write whose answer is the row as it is afterwards. There may be none.
+    /// Does a write whose answer is the row as it is afterwards. There may be no row.
     pub(super) fn write(
         &self,
         by: &Deadline,
@@ -434,7 +443,7 @@ impl Postgres {
         statement: Statement,
     ) -> Result<Wrote<Option<Found>>, PostgresError> {
         let (asked, sent) = (key.to_owned(), Instant::now());
-        // What was written and can't be read is not called undone.
+        // If the row was written and can't be read, the answer must not be that nothing was written.
         let read = move |answer: &Answer| {
             let written = answer.try_get::<_, bool>(0).unwrap_or(false);
             (written, Found::read(answer, Some(&asked)).map_err(|(_, wrong)| wrong))
@@ -455,8 +464,8 @@ impl Postgres {
         Ok(Wrote::Answered(found))
     }
 
-    /// The moment after which a copy of a statement that is sent now does nothing. Of a heartbeat, whose holder may be gone
-    /// by then, when nobody waits for it any more.
+    /// The time after which a copy of a statement that is sent now does nothing. For a heartbeat that is the deadline
+    /// of its caller, if that is earlier: the holder may be gone then.
     pub(super) fn not_after(&self, lane: Lane, by: &Deadline) -> Micros {
         let is_heartbeat = matches!(lane, Lane::Holding | Lane::Sharing);
         let by = if is_heartbeat { by.clone().within(LATE) } else { Deadline::after(LATE) };

@@ -1,9 +1,10 @@
-//! A connection, and the statements that its session keeps prepared: to plan one takes the server longer than to run it.
+//! A connection, and the statements that its session keeps prepared: to plan one takes the server longer than to run
+//! it.
 //!
-//! A statement goes in one message with its values, also the first two times. The second time it is prepared behind that,
-//! which nobody waits for, so a program that asks little pays nothing for it. Only a session that is known to be
-//! the server's own keeps any: the driver's names for them are those of every other program that uses it, and behind
-//! a pooler would be found by those.
+//! A statement always goes in one message with its values. After its second time it is prepared, and no caller waits
+//! for that, so a program that sends few statements pays nothing for it. Only a session that is known to be the
+//! server's own keeps prepared statements: every program that uses the driver has the same names for them, and behind a
+//! pooler other programs would find ours.
 
 use std::cell::{Cell, RefCell};
 use std::error::Error as StdError;
@@ -23,10 +24,10 @@ use super::statements::in_durable_session;
 use super::tls::Moving;
 use crate::sys::random;
 
-/// How long a connection is kept that nobody needs.
+/// How long a connection that nobody needs is kept.
 const UNUSED: Duration = Duration::from_secs(60);
 
-/// Its bytes are moved by a task that ends with it, whatever is under way.
+/// A connection. Its bytes are moved by a task that ends with this value, whatever is under way.
 pub(super) struct Connected {
     pub client: Rc<Client>,
     task: AbortHandle,
@@ -41,13 +42,14 @@ impl Drop for Connected {
     }
 }
 
-/// What the session keeps, by the text as it stands in [`Statements`](super::statements::Statements): there are few.
+/// The statements that the session keeps, by their text as it is in [`Statements`](super::statements::Statements):
+/// there are few.
 #[derive(Default)]
 struct Kept {
-    /// Whether anything may be.
+    /// Whether any statement may be kept.
     is_on: Cell<bool>,
     all: RefCell<Vec<(Arc<str>, State)>>,
-    /// What no other client gives, see [`in_durable_session`].
+    /// What no other client sends, see [`in_durable_session`].
     token: String,
 }
 
@@ -78,13 +80,13 @@ impl Connected {
         Connected { client: Rc::new(client), task, unreplicated, kept: Rc::new(kept) }
     }
 
-    /// The session is the server's own, its commits wait as those of [`in_durable_session`] must, and it plans what it
-    /// keeps once.
+    /// From now on statements are kept: the session is the server's own, its commits wait as [`in_durable_session`]
+    /// needs, and it plans a prepared statement once.
     pub fn keeps_statements(&self) {
         self.kept.is_on.set(true);
     }
 
-    /// Asks this with these values, as one statement. One that is asked for again and again is `lasting`.
+    /// Sends `sql` with these values, as one statement. `lasting`: its text, if it is sent again and again.
     pub async fn query(
         &self,
         sql: &str,
@@ -95,7 +97,7 @@ impl Connected {
         if let Some(lasting) = lasting
             && let Some(prepared) = self.kept.ready(lasting)
         {
-            // The driver logs what it is given here.
+            // The driver logs the values that it gets here.
             let hidden: Vec<_> = values.iter().map(|(value, _)| Hidden(*value)).collect();
             let mut hidden: Vec<_> = hidden.iter().map(|value| value as &(dyn ToSql + Sync)).collect();
             hidden.push(&self.kept.token);
@@ -114,7 +116,7 @@ impl Connected {
         answer
     }
 
-    /// Nobody waits for it. Where it fails, the statement goes on as it did.
+    /// Prepares a statement, for which no caller waits. If that fails, the statement is sent as before.
     fn prepare(&self, lasting: &Arc<str>, mut types: Vec<Type>) {
         types.push(Type::TEXT);
         let Some(sql) = in_durable_session(lasting, &self.kept.token, types.len()) else { return };
@@ -135,7 +137,7 @@ impl Kept {
         })
     }
 
-    /// Whether it is to be prepared now.
+    /// Whether the statement must be prepared now.
     fn is_asked_again(&self, lasting: &Arc<str>) -> bool {
         let mut all = self.all.borrow_mut();
         match all.iter_mut().find(|(of, _)| Arc::ptr_eq(of, lasting)) {
@@ -157,8 +159,9 @@ impl Kept {
         }
     }
 
-    /// Whether the server did nothing, since it does not have the statement as it was prepared: the table was changed, or
-    /// somebody has made the session forget all, who may do so again, or the session is another one.
+    /// Whether the server did nothing because it does not have the statement as it was prepared. If the table was
+    /// changed, the statement is prepared again. If somebody has made the session forget all statements, which may
+    /// happen again, or the session is another one, no statement is kept any more.
     fn forgets(&self, lasting: &Arc<str>, error: &DriverError) -> bool {
         match error.code() {
             Some(&SqlState::FEATURE_NOT_SUPPORTED) => {
@@ -178,16 +181,16 @@ impl Kept {
     }
 }
 
-/// Puts this one behind those that are idle, of which the last is used next. Those that nobody has needed for long end:
-/// one moment in which all waited may have made them.
+/// Puts a connection behind those that are idle, of which the last is used next. Ends those that nobody has needed for
+/// [`UNUSED`]: they may be from one moment in which all callers waited.
 pub(super) fn rest<T>(idle: &mut Vec<(Instant, T)>, one: T, now: Instant) {
     idle.retain(|(since, _)| now.duration_since(*since) <= UNUSED);
     idle.push((now, one));
 }
 
-/// Whether the server says that it has committed, but did not wait for the standby any more. That warning has the same code
-/// as all that have none of their own, and its text is in the server's language: who wrote it tells it from those of a
-/// trigger, or of transaction ids that run short, which come with every write.
+/// Whether the server says that it has committed, but no longer waited for the standby. That warning has the code of
+/// all warnings that have none of their own, and its text is in the server's language. So the routine that wrote it
+/// decides: warnings of a trigger, or of transaction ids that run short, come with every write.
 fn is_unreplicated(notice: &DbError) -> bool {
     notice.parsed_severity().unwrap_or(Severity::Warning) == Severity::Warning
         && notice.routine().is_none_or(|routine| routine == "SyncRepWaitForLSN")
@@ -207,7 +210,7 @@ impl ToSql for Hidden<'_> {
         self.0.to_sql_checked(kind, out)
     }
 
-    /// The value says itself.
+    /// The value itself checks its type.
     fn accepts(_: &Type) -> bool {
         true
     }

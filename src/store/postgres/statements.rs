@@ -1,10 +1,10 @@
-//! The statements. Those that write answer with one row: whether they wrote it, the server's time, and the row as it is
-//! afterwards, or else as it stood when the statement began. That may be a moment older than what the write was decided
-//! by, and is never taken for the truth about what is free.
+//! The statements. One that writes for an exclusive holder answers with one row: whether it wrote, the server's time,
+//! and the row as it is afterwards, or else as it was when the statement began. That row may be a moment older than the
+//! one by which the write was decided, so it is never taken for the truth about what is free.
 //!
-//! `clock_timestamp()` in the conditions and assignments of `ON CONFLICT` is evaluated after the wait for the row's lock.
-//! That of a plain `UPDATE` is not evaluated once more after the wait for who had only locked the row: there the version or the
-//! grant id decides.
+//! In the conditions and assignments of `ON CONFLICT`, `clock_timestamp()` is evaluated after the wait for the row's
+//! lock. In a plain `UPDATE` it is not evaluated again after the wait for a transaction that had only locked the row:
+//! there the version or the grant id decides.
 
 use std::sync::Arc;
 
@@ -13,13 +13,13 @@ use tokio_postgres::types::{ToSql, Type};
 use super::row::{COLUMNS, Micros, REMEMBERED, STATEMENT, micros};
 use crate::lease::MAX_ACQUIRE_LEASE;
 
-/// One text for each statement, with the table's name.
+/// One text for each statement, with the name of the table. The comments list the parameters.
 pub(super) struct Statements {
     /// key, grant id, lock id, owner, host, comment, lease, not after
     pub acquire: Arc<str>,
-    /// The same, the old grant id, its token, whether that was sent once
+    /// The same, the old grant id, its token, whether its acquire was sent only once
     pub transfer: Arc<str>,
-    /// key, grant id, lease or null for one without end, whether it may have no end now, not after
+    /// key, grant id, lease or null for one without end, whether the lease in the row may be without end, not after
     pub renew: Arc<str>,
     /// key, grant id
     pub release: Arc<str>,
@@ -37,7 +37,7 @@ pub(super) struct Statements {
     pub confirm: Arc<str>,
     /// after, prefix, how many
     pub by_prefix: Arc<str>,
-    /// after, lock id, an array with a shared holder of it, how many
+    /// after, lock id, an array with a shared holder of that lock id, how many
     pub by_lock_id: Arc<str>,
     /// key, grant id
     pub assert_exclusive: Arc<str>,
@@ -45,14 +45,15 @@ pub(super) struct Statements {
     pub assert_shared: Arc<str>,
 }
 
-/// The same statement without telling anybody.
+/// The same statement without the notification of waiters. `None` if it has none.
 pub(super) fn untold(sql: &str) -> Option<String> {
     let (before, rest) = sql.split_once(TELL)?;
     let (_, after) = rest.split_once(TOLD)?;
     Some(format!("{before}NULL{after}"))
 }
 
-/// The same statement, which fails soon where somebody else has the row locked. `None`: nobody knows for what it waits.
+/// The same statement, which fails soon if another transaction has the row locked. One that only reads, and waits for
+/// no row, stays as it is. `None`: it can't be known which row it waits for.
 pub(super) fn briefly(sql: &str, millis: u128) -> Option<String> {
     const ROW: &str = "WHERE t.key = $1 AND ";
     let (reads, has_row) = (sql.starts_with("SELECT"), sql.contains(ROW));
@@ -63,16 +64,16 @@ pub(super) fn briefly(sql: &str, millis: u128) -> Option<String> {
     Some(without.replacen(ROW, &format!("{ROW}{}", limited(millis)), 1))
 }
 
-/// The same statement of a shared holder's heartbeat, which waits longer behind a pooler. One at a time of a client does
-/// so for a row.
+/// The same statement for the heartbeat of a shared holder, which waits longer behind a pooler. For each row, only one
+/// heartbeat of a client does so at a time.
 pub(super) fn patiently(sql: &str) -> String {
     sql.replacen(&limited(POOLED), &limited(SHARING), 1)
 }
 
-/// The same statement, of those that write, for a session whose commits wait for the disk and the standby anyway. It fails
-/// before it does anything for whoever does not give `token`, which is no number, as the value `$at`: a pooler that is not
-/// noticed may run what another client has prepared under the same name, be it for another table. A limit is what the
-/// server works out first.
+/// The same statement, if it writes, for a session whose commits wait for the disk and the standby anyway (see
+/// [`durable_session`]). It fails before it does anything unless the value `$at` is `token`: the token of another
+/// client is no number, so the cast fails. For a pooler that was not noticed may run what another client has prepared
+/// under the same name, even for another table. The check is in the limit, which the server evaluates first.
 pub(super) fn in_durable_session(sql: &str, token: &str, at: usize) -> Option<String> {
     let durable = durable();
     let (each, once) = [(&*durable, "NULL"), (HEARD, "")].into_iter().find(|(each, _)| sql.contains(each))?;
@@ -80,7 +81,7 @@ pub(super) fn in_durable_session(sql: &str, token: &str, at: usize) -> Option<St
     Some(format!("{sql} LIMIT CASE WHEN ${at} = '{token}' THEN NULL ELSE ${at}::int END"))
 }
 
-/// What makes a session one of those, as columns of a query.
+/// The expression in a query that makes a session one whose commits all wait so.
 pub(super) fn durable_session() -> String {
     format!("set_config('synchronous_commit', {LEVEL}, false)")
 }
@@ -90,7 +91,8 @@ fn durable() -> String {
     format!("{HEARD}set_config('synchronous_commit', {LEVEL}, true)")
 }
 
-/// A part of a condition, which limits how long the statement waits for a row: each is looked at before it is locked.
+/// A part of a condition, which limits how long the statement waits for a row: the server evaluates it for each row
+/// before it locks the row.
 fn limited(millis: u128) -> String {
     format!("set_config('lock_timeout', '{millis}', true) IS NOT NULL AND ")
 }
@@ -99,59 +101,63 @@ fn told(table: &str) -> String {
     format!("{TELL}'{CHANNEL}', {}{TOLD}", hash(table))
 }
 
-/// What is told of a key of this table: everybody may listen, also clients of other tables that have the same key.
+/// The text that is sent about a key of this table. It is a hash, since everybody may listen. It depends on the table,
+/// since clients of other tables may have the same key.
 pub(super) fn hash(table: &str) -> String {
     format!("hashtextextended(key, hashtextextended('{}', 0))::text", table.replace('\'', "''"))
 }
 
-/// The channel on which releases are told.
+/// The channel of the notifications about releases.
 pub(super) const CHANNEL: &str = "leasehold";
-/// How a statement begins and ends to tell.
+/// How the part of a statement that notifies waiters begins and ends.
 const TELL: &str = "pg_notify(";
 const TOLD: &str = ") /* told */";
-/// How long such a statement waits, in milliseconds.
+/// How long a statement of [`briefly`] waits for its row, in milliseconds.
 pub(super) const BRIEF: u128 = 50;
-/// The same for a shared holder's heartbeat. One transaction may assert hundreds of keys of a client, and those who can't
-/// wait long try one after the other: the last of them, and a release between them, must not come too late. All the same it
-/// is more than a heartbeat of another process has the row, until a standby nearby has it.
+/// The same for the heartbeat of a shared holder. One transaction may assert hundreds of keys of a client, and
+/// heartbeats that can't wait long try one after the other: the last of them, and a release among them, must not come
+/// too late. But this is longer than a heartbeat of another process has the row locked, even if that waits for a nearby
+/// standby.
 pub(super) const BRIEFLY_SHARING: u128 = 20;
-/// How long one waits behind a pooler: all clients share its sessions, and one row that somebody has locked must not take
-/// them all. Whoever wants the row asks again.
+/// How long a statement behind a pooler waits for its row, in milliseconds. All clients share the sessions of the
+/// pooler, and one locked row must not take all of them. A caller that wants the row sends the statement again.
 const POOLED: u128 = 100;
-/// The same for a shared holder's heartbeat: between transactions that assert its lock, one after the other, it would
-/// find no gap by chance before its lease is over.
+/// The same for the heartbeat of a shared holder. If transactions that assert its lock follow one after the other,
+/// short waits might find no gap between them before its lease is over.
 const SHARING: u128 = 2_000;
-/// The time, once for all that a statement writes by it.
+/// The time, read once for all that a statement writes.
 const CLOCK: &str = "(SELECT clock_timestamp() AS now) AS c";
-/// A part of a condition of what only reads, worked out once, before any row: true, or an error (25006) at a standby,
-/// where a balancer may send it.
+/// A part of the condition of statements that only read, evaluated once, before any row: true, or an error (25006) at a
+/// standby, where a balancer may send the statement.
 const AT_PRIMARY: &str = "(SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id() IS NULL ELSE true END)";
-/// Never less than that the server, and a synchronous standby, have it on disk.
+/// The level of `synchronous_commit`: at least that the server, and a synchronous standby, have the commit on disk.
 const LEVEL: &str = "CASE WHEN current_setting('synchronous_commit') IN ('off', 'local', 'remote_write') THEN 'on' \
                      ELSE current_setting('synchronous_commit') END";
-/// The warning that it waits for the standby no more is sent, whatever the session's settings are.
+/// Makes the server send the warning that it no longer waits for the standby, whatever the settings of the session are.
 const HEARD: &str = "set_config('client_min_messages', 'warning', true) || ";
-/// Whether there is the unique index by which the weakest lock keeps rivals out.
+/// Whether the table has the unique index by which the weakest row lock keeps rivals out.
 const HAS_INDEX: &str = "EXISTS (SELECT 1 FROM pg_catalog.pg_index AS i WHERE i.indrelid = t.tableoid AND i.indisunique \
      AND i.indisvalid AND i.indislive AND i.indpred IS NULL AND i.indexprs IS NULL AND i.indnatts = 2 AND i.indnkeyatts = 2 \
      AND 2 = (SELECT count(*) FROM pg_catalog.pg_attribute AS a WHERE a.attrelid = i.indrelid \
      AND a.attnum = ANY (i.indkey::smallint[]) AND a.attname IN ('grant_id', 'key')))";
 
 impl Statements {
-    /// Behind a pooler each says itself how long it may wait for a row, since no session keeps a limit of ours.
+    /// Behind a pooler each statement says itself how long it may wait for a row, since no session keeps a limit of
+    /// ours.
     pub fn of(table: &str, pooled: bool) -> Self {
         let columns = columns();
         let limit = if pooled { limited(POOLED) } else { String::new() };
-        // It waits for who takes the lock over, and for nobody's transaction.
+        // A heartbeat waits only for a client that takes the lock over, and for no transaction of a user.
         let limit_of_heartbeat = if pooled { limited(STATEMENT.as_millis()) } else { String::new() };
-        // The greatest number stays.
+        // The greatest number stays, and does not overflow.
         let fence = "least(t.fence, 9223372036854775806) + 1";
-        // Also the time: the version of a release that a crash takes back, and that somebody has read, is not given out again.
+        // The version is at least the time. A crash may undo a release whose version somebody has read: that version
+        // must not be given out again.
         let now = stamp("clock_timestamp()");
         let next = format!("greatest(least(t.version, 9223372036854775806) + 1, {now})");
         let told = told(table);
         let durable = format!("{} AS durable", durable());
-        // The row that was written, else what stands.
+        // Answers with the row that was written, otherwise with the row that is there.
         let answer = |write: &str, told: &str| -> Arc<str> {
             let told = if told.is_empty() { String::new() } else { format!(", {told}") };
             let none = if told.is_empty() { "" } else { ", NULL" };
@@ -163,8 +169,9 @@ impl Statements {
             )
             .into()
         };
-        // Without those that are past. To begin a query of its own, also one that is not run, would cost more than the rest of
-        // such a statement: of the ids an array of texts is made, as JSON and SQL write one but for its brackets.
+        // `given_up` without the entries that are past. A subquery, even one that is not run, would cost more than the
+        // rest of such a statement. So the ids become an array of texts by their text form, which is the same in JSON
+        // and SQL except for its brackets.
         let pruned = format!(
             "nullif(t.given_up - translate(jsonb_path_query_array(t.given_up, \
              'strict $.keyvalue() ? (@.value <= $now).key', jsonb_build_object('now', {now}))::text, '[]', '{{}}')::text[], '{{}}')"
@@ -172,7 +179,7 @@ impl Statements {
         let remembering = |grant: &str| {
             format!("coalesce({pruned}, '{{}}') || jsonb_build_object({grant}, {now} + {})", micros(REMEMBERED))
         };
-        // The same where nothing is added, so that it can't grow: all, until the last of them is past.
+        // `given_up` where nothing is added, so that it can't grow: all entries stay until the last of them is past.
         let kept = format!(
             "CASE WHEN t.given_up IS NOT NULL AND jsonb_path_exists(t.given_up, 'strict $.* ? (@ > $now)', \
              jsonb_build_object('now', {now})) THEN t.given_up END"
@@ -186,10 +193,11 @@ impl Statements {
                 end("$7"),
             )
         };
-        // A copy of what is adopted may be on its way, also where its lease is over. What is handed on to the next in the line
-        // was sent once, and there are too many of them to remember each.
+        // A copy of the acquire whose grant is adopted may be on its way, also if its lease is over. A grant that is
+        // handed over to the next waiter was sent once, and there are too many of those to remember each.
         let adopted = format!("CASE WHEN NOT $11 THEN {} ELSE {pruned} END", remembering("t.grant_id"));
-        // So may one of what is over: its holder would write what is fenced, though another has had the lock meanwhile.
+        // The same for the acquire of a grant that is over. If a late copy of it were granted, its holder would write
+        // what is fenced, though another client has had the lock meanwhile.
         let taken_over = format!("CASE WHEN t.grant_id <> $2 THEN {} ELSE {kept} END", remembering("t.grant_id"));
         let grantable = |row: &str| {
             format!(
@@ -199,9 +207,9 @@ impl Statements {
         };
         let free =
             |row: &str| format!("{} AND ({row}.grant_id IS NULL OR {row}.until <= clock_timestamp())", grantable(row));
-        // ON CONFLICT locks the row before it looks at its condition: then a refusal would write, wait for the disk and for
-        // fenced transactions, and have heartbeats wait for it. So what the snapshot shows as held is not tried. What it
-        // shows free means nothing.
+        // `ON CONFLICT` locks the row before it evaluates its condition. A refusal would then write, wait for the disk
+        // and for fenced transactions, and make heartbeats wait for it. So nothing is tried if the snapshot shows the
+        // lock as held. If the snapshot shows it as free, that proves nothing.
         let tried = format!(
             "NOT EXISTS (SELECT 1 FROM {table} AS o WHERE o.key = $1 AND (o.until > clock_timestamp() \
              OR o.shared IS NOT NULL OR o.kind <> 'lock' OR o.given_up ? $2))"
@@ -209,9 +217,9 @@ impl Statements {
         let asked = format!("CASE WHEN $3::bigint IS NULL THEN 'infinity' ELSE {} END", end("$3"));
         let nobody = "grant_id = NULL, lock_id = NULL, owner = NULL, host = NULL, comment = NULL, token = NULL, \
                       created = NULL, renewed = NULL";
-        // A release that a crash takes back leaves a lease that ends by itself, but one that runs for longer may be all that
-        // keeps the lock. Who gave up must be remembered. To wait for the disk would also let all commits that tell something
-        // wait for each other.
+        // A release that a crash undoes leaves a lease that ends by itself. A lease that runs for more than a minute
+        // would keep the lock for long then, so its release waits for the disk. So does a give-up, which must be
+        // remembered. Other releases do not wait, since commits that notify would then all wait for each other.
         let ended = format!(
             "until = CASE WHEN {HEARD}set_config('synchronous_commit', CASE WHEN t.until > clock_timestamp() \
              + interval '{} s' THEN {LEVEL} ELSE 'off' END, true) IS NULL THEN t.until END",
@@ -253,7 +261,7 @@ impl Statements {
                     granted(&adopted),
                     grantable("t")
                 ),
-                // As the row was before.
+                // `o` is the row as it was before.
                 &format!("CASE WHEN until < (SELECT o.until FROM {table} AS o WHERE o.key = $1) THEN {told} END"),
             ),
             renew: answer(
@@ -293,7 +301,7 @@ impl Statements {
                  WHERE {AT_PRIMARY}"
             )
             .into(),
-            // The lock of the row is a write without a change: its commit waits for all that was written before.
+            // To lock the row is a write without a change: its commit waits for everything that was written before.
             confirm: format!(
                 "SELECT true, clock_timestamp(), {columns}, {durable} FROM {table} AS t \
                  WHERE t.key = $1 AND {limit}true FOR KEY SHARE"
@@ -304,7 +312,7 @@ impl Statements {
                  ORDER BY key LIMIT $3"
             )
             .into(),
-            // Each half by an index of its own.
+            // Each half uses an index of its own.
             by_lock_id: format!(
                 "SELECT false, clock_timestamp(), {columns} FROM (\
                  (SELECT {names} FROM {table} WHERE key > $1 AND lock_id = $2 ORDER BY key LIMIT $4) \
@@ -323,8 +331,8 @@ impl Statements {
     }
 }
 
-/// Whether the row is one without shared holders that can be read in full, as `row.rs` reads it: what can't is left as it is.
-/// Nearly all have the first format and no `given_up`, and a pattern costs more.
+/// Whether the row has no shared holders and can be read in full, as `row.rs` reads it. A row that can't is left as it
+/// is. Nearly all rows have the first format and no `given_up`, which is tested first, since a pattern costs more.
 fn whole(row: &str) -> String {
     format!(
         "({row}.format = '1.0' OR {row}.format ~ '^1[.][0-9]{{1,4}}$') AND {row}.kind IN ('lock', 'lease') \
@@ -342,18 +350,18 @@ fn stamp(now: &str) -> String {
     format!("(extract(epoch FROM {now}) * 1000000)::bigint")
 }
 
-/// So many microseconds from now.
+/// The time that is `lease` microseconds from now.
 fn end(lease: &str) -> String {
     format!("c.now + {lease} * interval '1 microsecond'")
 }
 
-/// The columns as they are read. What is not there as a binary form comes as text.
+/// The columns as they are read. `jsonb`, which is not read in a binary form here, comes as text.
 fn columns() -> String {
     let read = |(name, kind): (&str, &str)| if kind == "jsonb" { format!("{name}::text") } else { name.to_owned() };
     COLUMNS.map(read).join(", ")
 }
 
-/// What makes the value at this place, from 1, one of its column.
+/// The cast that gives the value at this place, from 1, the type of its column.
 fn cast(at: usize) -> &'static str {
     match COLUMNS[at - 1].1 {
         "jsonb" => "::text::jsonb",
@@ -364,7 +372,7 @@ fn cast(at: usize) -> &'static str {
 /// A statement and its values.
 pub(super) struct Statement {
     pub sql: Arc<str>,
-    /// It is one of [`Statements`], which come again and again.
+    /// It is one of [`Statements`], which are sent again and again.
     pub lasts: bool,
     pub values: Vec<(Box<dyn ToSql + Sync + Send>, Type)>,
     /// The key whose row it writes.
@@ -377,7 +385,7 @@ impl Statement {
         Statement { sql: sql.clone(), lasts: true, values: Vec::new(), row: None }
     }
 
-    /// Another one.
+    /// A statement that is sent once.
     pub fn once(sql: &str) -> Self {
         Statement { sql: sql.into(), lasts: false, values: Vec::new(), row: None }
     }

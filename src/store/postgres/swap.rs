@@ -1,4 +1,4 @@
-//! To write a whole record, if nothing changed since it was read: every write raises the row's version.
+//! Writes a whole record, if nothing changed since it was read: every write raises the row's version.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
 
-/// A row that could not be written so often in a row, and that nobody else wrote meanwhile, is kept as it is by something
-/// on its table. Once or twice it may be a clock that was set, or a row that came and went.
+/// If a row could not be written this many times in succession, and nobody else wrote it meanwhile, something on its
+/// table keeps it as it is. Once or twice the reason may be a clock that was set, or a row that came and went.
 const UNWRITTEN: u32 = 5;
 
 impl Postgres {
@@ -28,12 +28,12 @@ impl Postgres {
         old.check_format()?;
         let new = new.map(|new| LockRecord { given_up: without_copies(old.holders(), old, new), ..new.clone() });
         for unwritten in 1.. {
-            // It may wait for a transaction that asserts what it takes away.
+            // This may wait for a transaction that asserts the grant that is taken away.
             match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
                 Wrote::Answered(Some(_)) => return Ok(Swapped::Done),
                 Wrote::Answered(None) => {
                     let found = self.look(&old.key, Lane::Waiting, by)?;
-                    // Also where a newer version wrote it.
+                    // Also if a newer version of leasehold wrote the row.
                     found.record.check_format()?;
                     if found.native.version != native.version {
                         break;
@@ -48,7 +48,7 @@ impl Postgres {
         Ok(Swapped::Changed)
     }
 
-    /// An error once the row was not written so often in a row, though nobody else wrote it.
+    /// An error once the row could not be written [`UNWRITTEN`] times in succession, though nobody else wrote it.
     pub(super) fn may_be_unwritten(&self, times: u32) -> Result<(), PostgresError> {
         if times < UNWRITTEN {
             return Ok(());
@@ -60,7 +60,8 @@ impl Postgres {
         )))
     }
 
-    /// The version that the row has then; `None` where it is not as it was read.
+    /// Writes the row if it is as it was read. The answer is the version that it has then; `None` if nothing was
+    /// written.
     #[allow(clippy::too_many_arguments)]
     pub(super) fn swap_row(
         &self,
@@ -74,7 +75,7 @@ impl Postgres {
     ) -> Result<Wrote<Option<u64>>, PostgresError> {
         let not_after = self.not_after(lane, by);
         let (statement, version) = match (native.version, new) {
-            // Nothing to write; but a row may have come.
+            // Nothing to delete; but a row may have come meanwhile.
             (None, None) => {
                 let is_there = self.look(key, lane, by)?.record.exists();
                 return Ok(Wrote::Answered((!is_there).then_some(0)));
@@ -83,7 +84,7 @@ impl Postgres {
                 let statement = Statement::new(&self.statements.delete).text(key).number(version);
                 (statement.time(not_after), version)
             }
-            // A row that is made anew is another one: it begins at the time.
+            // A row that is made anew must not be taken for the old one: its version begins at the time.
             (None, Some(new)) => {
                 let version = now.0.max(1);
                 let statement = Statement::new(&self.statements.insert);
@@ -99,7 +100,7 @@ impl Postgres {
             Ok(rows) if rows.is_empty() => Ok(Wrote::Answered(None)),
             Ok(_) => Ok(Wrote::Answered(u64::try_from(version).ok())),
             Err((Fate::Unknown, error)) => Ok(Wrote::Unknown(error)),
-            // It may have met the rows of others, which says nothing of this one.
+            // The transaction may have met the rows of others, which says nothing about this one.
             Err((Fate::Duplicate, error)) if error.is_serialization() => Ok(Wrote::Duplicate),
             Err((Fate::Duplicate, _)) => Ok(Wrote::Answered(None)),
             Err((_, error)) => Err(error),
@@ -107,8 +108,8 @@ impl Postgres {
     }
 }
 
-/// Who gave up, and those of `holders` whose lock is taken away: a second copy of their acquire may still be on its way.
-/// (A late claim of a lease fails on the version.)
+/// The grant ids of acquisitions that were given up, and of those of `holders` whose lock is taken away: a second copy
+/// of their acquire may still be on its way. (A late claim of a lease fails on the version.)
 pub(super) fn without_copies<'a>(
     holders: impl Iterator<Item = (Mode, &'a Holder)>,
     old: &LockRecord,

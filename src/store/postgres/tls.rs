@@ -1,4 +1,4 @@
-//! Which connections are encrypted and what a server must show for it: libpq's `sslmode`, with rustls.
+//! Which connections are encrypted, and which certificate a server must show: libpq's `sslmode`, with rustls.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -60,21 +60,21 @@ pub(super) struct TlsOptions {
     pub key: Option<String>,
 }
 
-/// What is asked of connections.
+/// How connections must be secured.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
     mode: Mode,
-    /// Whom to believe: the authorities of this file, or the system's.
+    /// The authorities to trust: those of this file, or the system's.
     roots: Option<PathBuf>,
     /// Our own certificate and its key.
     own: Option<(PathBuf, PathBuf)>,
 }
 
 impl Wanted {
-    /// By libpq's rules, but for what they would silently not look at.
+    /// By libpq's rules, but an option that libpq would silently ignore is an error.
     pub fn of_url(options: TlsOptions) -> Result<Wanted> {
         let TlsOptions { mode, roots, cert, key } = options;
-        // Who writes the key itself must not read it in an error.
+        // A user that writes the key itself here must not find it in an error.
         for (name, value) in [("sslrootcert", &roots), ("sslcert", &cert), ("sslkey", &key)] {
             if value.as_ref().is_some_and(|value| value.contains("-----BEGIN") || value.contains(char::is_control)) {
                 return Err(config(&format!("{name} must be the name of a file, not what is in it")));
@@ -85,7 +85,7 @@ impl Wanted {
             None => None,
             Some(text) => match MODES.iter().find(|(name, _)| *name == text) {
                 Some((_, mode)) => Some(*mode),
-                // Not shown: it may be anything.
+                // The value is not shown: it may be anything.
                 None => {
                     let (hint, known) = (url::near(text, &known), known.join(", "));
                     return Err(config(&format!("the option sslmode must be one of {known}{hint}")));
@@ -114,7 +114,7 @@ impl Wanted {
                      name, or verify-ca or require, which check who signed it: add one of them",
                 ));
             }
-            // As libpq does, since older versions of it did.
+            // As libpq does for the sake of its older versions: `require` with a file means `verify-ca`.
             (Some(file), Some(Mode::Require)) => (Mode::VerifyCa, Some(PathBuf::from(file))),
             (Some(file), Some(mode)) => (mode, Some(PathBuf::from(file))),
         };
@@ -132,7 +132,7 @@ impl Wanted {
             SslMode::Disable => Mode::Disable,
             SslMode::Prefer => Mode::Prefer,
             SslMode::Require => Mode::Require,
-            // Whatever else it may be one day is not less than what is known.
+            // A mode that the driver gets one day must not be less strict than those that are known.
             _ => Mode::VerifyFull,
         };
         Wanted { mode, roots: None, own: None }
@@ -158,7 +158,7 @@ impl Wanted {
             None => builder.with_no_client_auth(),
             Some((cert, key)) => {
                 let certs = certificates("sslcert", cert)?;
-                // What is wrong in it is not shown.
+                // What is in the file is not shown.
                 let read = PrivateKeyDer::from_pem_file(key).map_err(|error| {
                     let (key, why) = (key.display(), unread(&error));
                     config(&format!("sslkey={key} must be a file with a private key in PEM, without a password{why}"))
@@ -220,13 +220,14 @@ fn unread(error: &pem::Error) -> String {
     }
 }
 
-/// Looks at the certificate that a server shows as far as the mode says.
+/// Checks the certificate of a server as far as the mode requires.
 #[derive(Debug)]
 struct Verifier {
     mode: Mode,
     roots: RootCertStore,
-    /// The certificates of the user's file. The server's own may be one of them: it has signed itself, as PostgreSQL's
-    /// manual shows first, and rustls takes no authority for a server.
+    /// The certificates of the user's file. The server's own may be one of them, if it has signed itself, as in the
+    /// first example of PostgreSQL's manual. It is looked up here, since rustls does not accept an authority as a
+    /// server.
     named: Vec<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -236,9 +237,10 @@ impl Verifier {
         matches!(self.mode, Mode::VerifyCa | Mode::VerifyFull)
     }
 
-    /// The authorities of the user's file without those whose time is over or has not come, where there are such.
+    /// The authorities of the user's file without those that have expired or are not valid yet; `None` if all are valid
+    /// now.
     fn current_roots(&self, now: UnixTime) -> Option<RootCertStore> {
-        // What only rustls can read counts as current.
+        // A certificate that only rustls can read counts as current.
         let is_over = |cert: &&CertificateDer<'_>| {
             let over = [CertificateError::Expired, CertificateError::NotValidYet].map(TlsError::from);
             is_current(cert, now).is_err_and(|error| over.contains(&error))
@@ -268,7 +270,7 @@ impl ServerCertVerifier for Verifier {
             } else {
                 let all = self.algorithms.all;
                 verify_server_cert_signed_by_trust_anchor(&parsed, &self.roots, intermediates, now, all)?;
-                // An authority's own end is not looked at there.
+                // That does not check whether the authority itself has expired.
                 if let Some(roots) = self.current_roots(now)
                     && verify_server_cert_signed_by_trust_anchor(&parsed, &roots, intermediates, now, all).is_err()
                 {
@@ -327,8 +329,8 @@ pub(super) struct Tls {
 /// A connection, which must be polled.
 pub(super) type Moving = Connection<Socket, <MakeRustlsConnect as MakeTlsConnect<Socket>>::Stream>;
 
-/// Also for an address with a zone, as in `fe80::1%eth0`: that is this host's name for its own network, and stands in no
-/// certificate.
+/// Makes TLS also for an address with a zone, as in `fe80::1%eth0`. The zone is this host's name for its own network,
+/// and is in no certificate.
 #[derive(Clone)]
 struct Connector(MakeRustlsConnect);
 
@@ -344,11 +346,12 @@ impl MakeTlsConnect<Socket> for Connector {
 }
 
 impl Tls {
-    /// With TLS as the settings say, which are those of one host.
+    /// Connects to the one host of these settings, with TLS as they say.
     pub async fn connect(&self, settings: &Config) -> std::result::Result<(Client, Moving), DriverError> {
         let first = settings.connect(self.connector.clone()).await;
         let Err(error) = first else { return first };
-        // As libpq does: a handshake that fails, and a server whose rules let this user in without TLS only.
+        // As libpq does: connects without TLS if the handshake fails, or if the rules of the server let this user in
+        // only without TLS.
         let refused = error.code() == Some(&SqlState::INVALID_AUTHORIZATION_SPECIFICATION);
         if settings.get_ssl_mode() != SslMode::Prefer || !(refused || is_handshake(&error)) {
             return Err(error);
@@ -359,7 +362,7 @@ impl Tls {
         second.map_err(|other| if refused { error } else { other })
     }
 
-    /// Asks the server to end what it does on that connection, by another one that is as safe.
+    /// Asks the server to cancel what it does on that connection, over another connection that is as safe.
     pub async fn cancel(&self, what: &CancelToken) -> std::result::Result<(), DriverError> {
         what.cancel_query(self.connector.clone()).await
     }
@@ -384,7 +387,7 @@ impl Tls {
         };
         let certificate = format!("the TLS certificate of the server {host}");
         Some(wrong(match found {
-            // Where an authority of the same name has another key, it is the signature that is wrong.
+            // If an authority of the same name has another key, rustls finds the signature wrong.
             TlsError::InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => format!(
                 "{certificate} is not signed by an authority that is trusted here: name the file with the right one by \
                  sslrootcert=.."

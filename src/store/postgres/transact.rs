@@ -1,4 +1,5 @@
-//! What no single statement can say: the pure rule on the row that was read, written if the row is still the same.
+//! For what no single statement can say: applies the pure rule to the row that was read, and writes the result if the
+//! row is still the same.
 
 use super::Postgres;
 use super::error::{Own, PostgresError};
@@ -10,7 +11,7 @@ use crate::model::error::Result;
 use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 
-/// The store, asked over this lane.
+/// The store, whose statements go over this lane.
 pub(super) struct Over<'a>(pub &'a Postgres, pub Lane);
 
 impl Transactional for Over<'_> {
@@ -23,18 +24,18 @@ impl Transactional for Over<'_> {
     ) -> Result<Transacted<A>> {
         let Over(store, lane) = *self;
         let (mut version, mut unwritten, mut met) = (None, 0, 0);
-        // A look waits for no row.
+        // A read waits for no row.
         let look = if lane == Lane::Sharing { Lane::Holding } else { lane };
         loop {
             let found = store.look(key, look, by)?;
             found.record.check_format().map_err(PostgresError::from)?;
             let step = transition(&found.record, &found.times());
             let Some(mut new) = step.record else { return Ok(Transacted::Done(step.answer, found.seen())) };
-            // Also where there is none.
+            // Also if there was no row both times.
             let is_same = version.replace(found.native.version) == Some(found.native.version);
             unwritten = if is_same { unwritten + 1 } else { 0 };
             store.may_be_unwritten(unwritten)?;
-            // A release removes its own holder, and knows itself how often that was sent.
+            // A release removes its own holder, and its caller knows how often the acquire of that was sent.
             if lane == Lane::Wanting {
                 new.given_up = without_copies(found.record.holders(), &found.record, &new);
             }
@@ -44,9 +45,9 @@ impl Transactional for Over<'_> {
                     return Ok(Transacted::Done(step.answer, Found { record, ..found }.seen()));
                 }
                 Wrote::Unknown(error) => return Ok(Transacted::Unknown(error.into())),
-                // Another wrote it meanwhile, mostly.
+                // Mostly because another client wrote the row meanwhile.
                 Wrote::Answered(None) => met = 0,
-                // At once the first time: whoever it met is mostly gone.
+                // The first time it is repeated at once: the transaction that it met is mostly over.
                 Wrote::Duplicate => {
                     (version, met) = (None, met + 1);
                     if met > 1 && !by.wait_to_repeat(met - 1) {
@@ -54,7 +55,7 @@ impl Transactional for Over<'_> {
                     }
                 }
             }
-            // Before it is read, so that what is decided by the row is sent at once.
+            // The pause comes before the read, so that what is decided by the row is sent at once.
             if unwritten > 0 {
                 by.wait_to_repeat(unwritten);
             }

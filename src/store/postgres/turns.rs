@@ -9,30 +9,30 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::store::row_turns::{RowTurn, RowTurns};
 
-/// How many connections those may use who want a lock: there may be a thousand of them, and a rival's open transaction
-/// can make each wait. Heartbeats and releases have as many of their own.
+/// How many connections callers that want a lock may use. There may be a thousand of them, and the open transaction of
+/// a rival can make each wait. Heartbeats and releases have as many of their own.
 pub(super) const CONNECTIONS: usize = 4;
-/// How many of those of holders may wait for a row long.
+/// How many statements of holders may wait long for a row.
 const WAITING: usize = 2;
-/// How many more of them shared holders may have for their heartbeats, which may wait as well.
+/// How many more may do so if they are heartbeats of shared holders.
 const SHARING: usize = 1;
-/// How many more may try whether their row is free while the others of [`WAITING`] wait for theirs. It is soon over.
+/// How many more may briefly try whether their row is free while [`WAITING`] others wait for theirs.
 const TRYING: usize = 1;
-/// Who has waited so long for one of those turns tries.
+/// A statement that has waited this long for a turn to wait tries briefly instead.
 const SOON: Duration = Duration::from_millis(100);
 
-/// Who asks.
+/// Whose statement it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Lane {
-    /// Who wants a lock.
+    /// A caller that wants a lock.
     Wanting,
-    /// Who holds one, and the rest.
+    /// A holder, and everything that is in no other lane.
     Holding,
-    /// The same, where a row may be waited for long: releases, hand-overs and swaps wait for fenced transactions. They
-    /// never take all turns of heartbeats.
+    /// The same, for statements that may wait long for a row: releases, hand-overs and swaps wait for fenced
+    /// transactions. They never take all turns of heartbeats.
     Waiting,
-    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All that may wait long leave a
-    /// turn to heartbeats that wait for nobody, but for one that tries, which is soon over.
+    /// A shared holder's heartbeat, which waits for transactions that assert its own key. All statements that may wait
+    /// long leave a turn to heartbeats that wait for nobody. Only a brief try may take it, which is soon over.
     Sharing,
 }
 
@@ -45,17 +45,17 @@ pub(super) struct Turns {
     rows: RowTurns,
 }
 
-/// Ends with this value.
+/// A turn, which ends with this value.
 pub(super) struct Turn<'a> {
     _slow: Option<SemaphorePermit<'a>>,
     _turn: Option<SemaphorePermit<'a>>,
 }
 
-/// A turn of those who may wait for a row.
+/// A turn for a statement that may wait for a row.
 pub(super) enum Soon<'a> {
-    /// For as long as it takes.
+    /// It may wait for as long as it takes.
     Long(Turn<'a>),
-    /// All those are taken: for a statement that does not wait for its row.
+    /// All turns to wait are taken: this is for a statement that does not wait long for its row.
     Brief(Turn<'a>),
 }
 
@@ -76,9 +76,10 @@ impl Turns {
         }
     }
 
-    /// The turn of those who may wait for the row of this key: one at a time, since all the others would wait behind it, each
-    /// with a turn of its own, as the guards of one shared key in one process. Of those who want its lock two: most of them
-    /// are refused at once, and some turns are left to who wants another.
+    /// The turn for statements that may wait for the row of this key. There is one at a time: otherwise all the others,
+    /// for example those of the guards of one shared key in one process, would wait behind it, each with a connection.
+    /// For callers that want the lock there are two: most of them are refused at once, and some turns are left to
+    /// callers that want another lock.
     pub async fn of_row(&self, key: &str, lane: Lane) -> RowTurn<'_> {
         let wants = lane == Lane::Wanting;
         self.rows.of(key, wants, if wants { CONNECTIONS / 2 } else { 1 }).await
@@ -90,12 +91,12 @@ impl Turns {
         self.then(if lane == Lane::Wanting { &self.wanting } else { &self.holding }, slow).await
     }
 
-    /// How many are taken.
+    /// How many turns are taken.
     pub fn taken(&self) -> usize {
         2 * CONNECTIONS - self.wanting.available_permits() - self.holding.available_permits()
     }
 
-    /// What bounds how many of that lane wait for a row.
+    /// The permit that bounds how many statements of that lane wait for a row.
     async fn slow(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
         match lane {
             Lane::Wanting | Lane::Holding => None,
@@ -106,8 +107,8 @@ impl Turns {
         }
     }
 
-    /// A turn in that lane to wait for a row. Those who have one may wait for somebody's transaction until their time is over,
-    /// which is no reason for others to wait whose rows are free.
+    /// A turn in that lane for a statement that may wait for a row. Statements that have one may wait for somebody's
+    /// transaction until their time is over. That is no reason for others to wait whose rows are free.
     pub async fn soon(&self, lane: Lane) -> Soon<'_> {
         if let Ok(slow) = tokio::time::timeout(SOON, self.slow(lane)).await {
             return Soon::Long(self.then(&self.holding, slow).await);
@@ -149,7 +150,7 @@ mod tests {
                 assert_eq!(one.available_permits() + other.available_permits(), 0);
                 let mut waits = pin!(either());
                 assert!(poll_fn(|context| Poll::Ready(waits.as_mut().poll(context).is_pending())).await);
-                // Whichever of the two it is that is given back.
+                // It does not matter which of the two is given back.
                 drop(if std::ptr::eq(free, &one) { taken } else { last });
                 let (Either::One(turn) | Either::Other(turn)) = waits.await;
                 assert!(turn.is_ok());

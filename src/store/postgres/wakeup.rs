@@ -18,27 +18,27 @@ use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How long a listener waits for what it tells itself, each time ..
+/// How long a new listener waits for the notification that it sends to itself, each time.
 const HEARD: Duration = Duration::from_secs(1);
-/// .. of so many: a server or a network that stood still for a moment is no pooler.
+/// How many times it tries that: a server or a network that stood still for a moment is no pooler.
 const TOLD: usize = 2;
 
-/// Whom to tell: the keys by their hashes.
+/// Where to report, and the keys by their hashes.
 struct Told {
     names: HashMap<String, Vec<String>>,
     to: Sender<String>,
 }
 
-/// What the listener's connection tells, `None` once it has ended: then `to` is dropped.
+/// What the listener's connection reports; `None` once the connection has ended: then `to` is dropped.
 type Watched = Rc<RefCell<Option<Told>>>;
 
 /// The connection that listens, on the driver's thread.
 #[derive(Default)]
 pub(super) struct Waking {
     listening: RefCell<Option<(Connected, Watched)>>,
-    /// Keys are told of, as far as the caller knows.
+    /// The last call has answered that keys are reported.
     tells: Cell<bool>,
-    /// It was said that nothing is heard.
+    /// The log has said that no notification arrives.
     said_deaf: Cell<bool>,
 }
 
@@ -49,7 +49,7 @@ impl Waking {
     }
 }
 
-/// Drops `to` with the connection's task, so that whoever waits polls.
+/// Drops `to` with the connection's task, so that waiters poll.
 struct Until(Watched);
 
 impl Drop for Until {
@@ -64,7 +64,8 @@ impl Postgres {
             return Ok(false);
         }
         let (keys, hash) = (keys.to_vec(), hash(&self.table.quoted));
-        // Time is left to say that nothing came; but a server that has too little of it to answer is not deaf.
+        // Some time of the call is left to report that nothing came. But a server that has too little time to answer
+        // must not be taken for one that reports nothing.
         let heard_within = (by.remaining() / 4).clamp(HEARD / 4, HEARD);
         let answer = self.driver.run(by, move |owned| async move {
             let goes_on = owned.waking.tells.take();
@@ -91,8 +92,9 @@ impl Postgres {
                     let (connected, _) = owned.connect(&Cell::default(), hear).await?;
                     let listen = connected.client.batch_execute(&format!("LISTEN {CHANNEL}")).await;
                     listen.map_err(|error| owned.classify(&error))?;
-                    // A pooler that gives each transaction another session lets it listen, and nothing comes: while it
-                    // is idle, only what it says itself does, for then it has the session that listens again.
+                    // A pooler that gives each transaction another session accepts LISTEN, but nothing arrives while
+                    // the connection is idle. What this connection sends itself would arrive, since it then has the
+                    // session that listens again: so another connection sends it.
                     let tell = format!("SELECT pg_notify('{CHANNEL}', 'self')");
                     let mut is_heard = false;
                     for _ in 0..TOLD {
@@ -127,7 +129,7 @@ impl Postgres {
                 keys.iter().for_each(|key| drop(to.send(key.clone())));
             }
             watched.replace(Some(Told { names, to }));
-            // It may have ended meanwhile, and its task with it.
+            // The connection may have ended meanwhile, and its task with it.
             if connected.client.is_closed() {
                 watched.take();
             }

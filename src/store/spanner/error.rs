@@ -1,4 +1,4 @@
-//! What can go wrong here: the one place that says what an answer of the service means.
+//! The errors of this store, and the one place that decides what an answer of the service means.
 
 use google_cloud_gax::error::rpc::Status;
 use google_cloud_spanner::Error as SdkError;
@@ -10,10 +10,10 @@ use super::open::ADMIN_ENDPOINT;
 
 /// What the service says when it does not know a session.
 pub(super) const NO_SESSION: &str = "Session not found";
-/// What the service says of a text that its column is too short for; the column's name follows.
+/// What the service says when a text is too long for its column; the name of the column follows.
 const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
-/// What it says, by code, of a commit whose rows it refuses: none was written, and none would be by a repeat. Each has a
-/// space, as no name of a database or a session has.
+/// What the service says, by status code, when it refuses the rows of a commit: nothing was written, and a repeat would
+/// be refused as well. Each text has a space in it, which no name of a database or a session has.
 const REFUSALS: [(&str, &str); 9] = [
     ("OUT_OF_RANGE", "Check constraint"),
     ("NOT_FOUND", "in parent table"),
@@ -33,14 +33,14 @@ pub(super) enum Stage {
     Reading,
     /// Its commit was sent once.
     Committing,
-    /// An earlier commit of it, whose answer is not known, may have happened.
+    /// An earlier commit of the transaction, whose answer is not known, may have happened.
     Repeating,
 }
 
 /// What went wrong with the database.
 pub(super) type SpannerError = Failure<Own>;
 
-/// What only Cloud Spanner says.
+/// The errors that only Cloud Spanner has.
 #[derive(Clone, Debug, thiserror::Error)]
 pub(super) enum Own {
     #[error("the database {database:?} does not exist; correct the path, or create the instance and the database")]
@@ -127,17 +127,18 @@ impl failure::Own for Own {
 }
 
 impl SpannerError {
-    /// What an error of the SDK means. `has_worked`: this client was answered before.
+    /// What an error of the SDK means. `has_worked`: whether the service has answered this client before.
     pub fn classify(error: &SdkError, stage: Stage, has_worked: bool, database: &str, table: &str) -> (Fate, Self) {
         let cause = Cause::of(error);
         let (database, table) = (database.to_owned(), table.to_owned());
         let code = error.status().map(|status| status.code.name());
         let own = match code {
-            // An answer to a repeat leaves open what became of the commit before it.
+            // The answer to a repeat does not say whether the commit before it happened.
             _ if stage == Stage::Repeating => return unanswered(cause),
             Some("ABORTED") => Own::Aborted,
             None if stage == Stage::Committing => return unanswered(cause),
-            // A token that can't be had now may be had in a moment, or by a new client.
+            // Only if the client never worked and the fault is not transient: otherwise a token may be obtained in a
+            // moment, or by a new client.
             None if error.is_authentication() && !has_worked && !error.is_transient_and_before_rpc() => {
                 Own::NoCredentials
             }
@@ -153,7 +154,7 @@ impl SpannerError {
                 Own::TooLong { column }
             }
             _ if stage == Stage::Committing && error.status().is_some_and(refuses_rows) => Own::Refused { table },
-            // Also an answer that the transaction is gone: it may be gone because it was committed.
+            // Also for the answer that the transaction is gone: it may be gone because it was committed.
             _ if stage == Stage::Committing => return unanswered(cause),
             Some("RESOURCE_EXHAUSTED") => Own::Aborted,
             Some("OUT_OF_RANGE") => Own::Invalid { table },
@@ -170,7 +171,7 @@ impl SpannerError {
     }
 }
 
-/// Whether a commit is refused for what its rows are. Names of the user's may stand in the message.
+/// Whether a commit was refused because of its rows. The message may contain names that the user chose.
 pub(super) fn refuses_rows(status: &Status) -> bool {
     REFUSALS.iter().any(|(code, part)| status.code.name() == *code && status.message.contains(part))
 }
@@ -199,7 +200,7 @@ mod tests {
         };
         assert_eq!(kind(true, false), (ErrorKind::Store, true));
         assert_eq!(kind(false, false), (ErrorKind::Config, false));
-        // The SDK calls much of what passes permanent, and asks no more: another client is made.
+        // The SDK reports many passing faults as permanent, and does not try again: another client is made.
         assert_eq!(kind(false, true), (ErrorKind::Store, true));
     }
 
@@ -239,7 +240,7 @@ mod tests {
         }
     }
 
-    /// The SDK gives it back where there is no time for another try.
+    /// The SDK returns `ABORTED` where there is no time for another try.
     #[test]
     fn aborted_says_that_nothing_was_written_of_the_first_commit_only() {
         let error = SdkError::service(Status::default().set_code(Code::Aborted));

@@ -15,16 +15,16 @@ use crate::model::lock::Lock;
 use crate::store::failure::Fate;
 use crate::store::fence::Standing;
 
-/// What the service says when a lock is lost, and of which: the user's work may assert another one. The grant id stays
-/// unsaid, since the user sees the text.
+/// The error text of the service when this lock is lost. It identifies the lock, since the user's work may assert
+/// another one, too. It has only a hash of the grant id, since the user sees the text.
 fn lost(lock: &Lock) -> String {
     let mut grant = DefaultHasher::new();
     lock.grant.as_str().hash(&mut grant);
     format!("leasehold: lock {:?} lost, token {} ({:016x})", cut(&shown(&lock.key)), lock.token, grant.finish())
 }
 
-/// A query that fails unless the grant holds. Heartbeats write none of the columns that it reads of an exclusive
-/// holder; a missing row must not pass.
+/// A query that fails unless the grant holds. Of an exclusive holder it reads only columns that no heartbeat writes. It
+/// must also fail if the row is missing.
 pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     let lock = standing.lock;
     let Some(store) = standing.store::<Spanner>() else {
@@ -32,7 +32,7 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     };
     let condition = match lock.mode {
         Mode::Exclusive => "writer = @grant AND grant_id = @grant",
-        // A node that takes the row over changes the writer, and leaves the holders as they are.
+        // A node of spindle that takes the row over changes the writer, and leaves the holders as they are.
         Mode::Shared => {
             "writer = grant_id AND EXISTS (SELECT 1 FROM UNNEST(JSON_QUERY_ARRAY(holders)) AS holder \
              WHERE JSON_VALUE(holder, '$.grant_id') = @grant)"
@@ -47,11 +47,11 @@ pub(crate) fn assertion(standing: Standing<'_>) -> Result<Statement> {
     Ok(statement.add_param("lost", lost(lock)).build())
 }
 
-/// An error of the SDK as ours: the loss, or with the SDK's own as its source.
+/// Turns an error of the SDK into one of ours: a loss, or an error that has the SDK's as its source.
 pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flight) -> Error {
     let stage = flight.stage();
     let is_lost = failed.status().is_some_and(|status| status.message.contains(&lost(standing.lock)));
-    // After a repeated commit this is said of a later try.
+    // After a repeated commit the service says this of a later try, and the first commit may have happened.
     if is_lost && stage != Stage::Repeating {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");
     }
@@ -64,14 +64,14 @@ pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flig
     standing.error(kind, message).caused_by(failed)
 }
 
-/// Whether an error that came so far leaves open what became of the commit.
+/// Whether an error at this stage leaves open whether the commit happened.
 fn may_be_committed(failed: &SdkError, stage: Stage, store: &Spanner) -> bool {
     let is_settled = stage == Stage::Committing && failed.status().is_some_and(is_refused);
     !is_settled && store.target.classify_at(failed, stage).0 == Fate::Unknown
 }
 
-/// Whether a commit is refused by a constraint of the user's own table, or for a row that is missing there. That the
-/// transaction is gone settles nothing: it may be gone because it was committed.
+/// Whether a commit was refused by a constraint of the user's own table, or for a row that is missing there. An answer
+/// that the transaction is gone settles nothing: it may be gone because it was committed.
 fn is_refused(status: &Status) -> bool {
     let is_one = matches!(status.code, Code::NotFound | Code::FailedPrecondition | Code::OutOfRange);
     refuses_rows(status) || (is_one && !status.message.contains("ransaction"))

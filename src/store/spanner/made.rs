@@ -20,24 +20,25 @@ pub(super) struct Column {
     pub has_default: bool,
 }
 
-/// The table as the service describes it; without columns there is none.
+/// The table as the service describes it. Without columns there is no table.
 #[derive(Debug, Default)]
 pub(super) struct Made {
-    /// Its name as it was made: the service does not tell names by their case.
+    /// Its name as it was made: the service ignores case in names.
     pub name: Option<String>,
     /// The table in whose rows its own are interleaved.
     pub parent: Option<String>,
-    /// By which the service deletes rows of a certain age.
+    /// The row deletion policy, by which the service deletes rows of a certain age.
     pub deletes: Option<String>,
     pub columns: BTreeMap<String, Column>,
     /// The columns of each index, the primary key among them.
     pub indexes: BTreeMap<String, Vec<String>>,
-    /// The indexes that are still being filled, which nothing can be read by.
+    /// The indexes that are still being filled, which can't be used to read yet.
     pub unready: Vec<String>,
 }
 
 impl Spanner {
-    /// Refuses a database of the other dialect. It is also the first request, which fails where there is no database.
+    /// Refuses a database of the PostgreSQL dialect. This is also the first request, so it fails if the database does
+    /// not exist.
     pub(super) fn check_dialect(&self, by: &Deadline) -> Result<(), SpannerError> {
         let sql = "SELECT option_value FROM information_schema.database_options \
                    WHERE option_name = 'database_dialect'";
@@ -52,7 +53,7 @@ impl Spanner {
         }
     }
 
-    /// An error where another table or another table's index has the name of the index that is missing.
+    /// An error if our index is missing and its name is taken, by a table or by an index of another table.
     pub(super) fn check_name(&self, found: &Made, by: &Deadline) -> Result<(), SpannerError> {
         let Some(index) = self.target.missing_index(found) else { return Ok(()) };
         let sql = "SELECT table_name FROM information_schema.indexes WHERE table_schema = '' \
@@ -99,7 +100,7 @@ impl Spanner {
                     };
                     let (nullable, stamped, generated) = (is(3, "YES")?, is(4, "TRUE")?, is(5, "ALWAYS")?);
                     let has_default = row.get(6).map_err(unread)?;
-                    // The service does not tell those by their case, either.
+                    // The service ignores case in names of columns, too.
                     found
                         .columns
                         .insert(name.to_ascii_lowercase(), Column { kind, nullable, stamped, generated, has_default });

@@ -1,9 +1,9 @@
 //! A table that nodes of spindle use as well (`fleet=mixed`).
 //!
-//! They take a lock over when its heartbeat is older than their own duration and a second, in two transactions: the
-//! first inserts a row whose name is that of the lock and a hash of its old token, the second writes the lock's row, on
-//! no condition. So who takes it over here inserts that row in its one transaction, and sees in it a node that is
-//! between its two.
+//! A node takes a lock over when the heartbeat is older than its own duration and a second, in two transactions: the
+//! first inserts a row whose name is that of the lock and a hash of its old token; the second writes the lock's row, on
+//! no condition. So a client of leasehold that takes a lock over also inserts that row, in its one transaction. If the
+//! row is there already, a node is between its two transactions.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -24,20 +24,21 @@ use crate::lease::{End, GrantId, Holder, Labels, LockRecord, StoreTime};
 use crate::store::fleet::{Fleet, Limits};
 use crate::sys::log;
 
-/// By its name in errors and docs.
+/// The name of the other library, in errors and docs.
 pub(super) const LIBRARY: &str = "spindle";
-/// Nodes wait for so much longer than their duration.
+/// How much longer than their duration nodes wait before they take over.
 pub(super) const DRIFT: Duration = Duration::from_secs(1);
-/// A row of its that is older is of no interest to those who did not expect it.
+/// For a client without `fleet=mixed`, a row of spindle that is older than this is no reason to warn.
 const RECENT: Duration = Duration::from_secs(3600);
-/// How old the row of a takeover is when a listing shows it, so that a purge may delete it: as old as a lock's that goes.
+/// How old the row of a takeover must be to be listed, so that a purge may delete it: the same age as for the rows of
+/// locks.
 const LEFT: Duration = Duration::from_secs(30 * 24 * 3600);
-/// The same for a query: what may be one.
+/// The same as a condition of a query, which may find other rows, too: see [`is_left_over`].
 pub(super) const LEFT_OVER: &str =
     "(t.token IS NULL AND t.heartbeat < TIMESTAMP_SUB(CURRENT_TIMESTAMP(), INTERVAL 30 DAY))";
-/// So many rows of earlier takeovers are deleted at most by one that adds one.
+/// A takeover adds one row, and deletes at most this many rows of earlier takeovers.
 const FEW: usize = 20;
-/// What its client makes of a null.
+/// What the client of spindle reads if the token is null.
 const NO_TOKEN: &str = "0001-01-01T00:00:00Z";
 
 pub(super) fn limits(duration: Duration) -> Limits {
@@ -51,17 +52,17 @@ pub(super) fn limits(duration: Duration) -> Limits {
             "its nodes take over after a duration of their own, whatever a row says; the lease of all locks is the option \
              spindle_duration, at most the least of the nodes' durations",
         )),
-        // A node that has ever contended leads by none that it has to make.
+        // A node that has ever contended does not lead by a row that it would have to make.
         keeps_rows: true,
         not_in_key: Some((&['\'', '\\'], "its nodes paste names into their SQL")),
     }
 }
 
-/// Whether it was said that theirs are there.
+/// Whether the warning that spindle uses the table was logged.
 #[derive(Debug, Default)]
 pub(super) struct Watch(AtomicBool);
 
-/// Whether it is the row of a takeover of long ago. Later ones of the same lock delete it, if there are any.
+/// Whether this is the row of a takeover of long ago. Later takeovers of the same lock delete it, if there are any.
 pub(super) fn is_left_over(name: &str, row: &Row, now: StoreTime) -> bool {
     let is_number = |hash: &str| (1..=20).contains(&hash.len()) && hash.bytes().all(|digit| digit.is_ascii_digit());
     let is_takeover = name.rsplit_once('_').is_some_and(|(_, hash)| is_number(hash));
@@ -69,16 +70,18 @@ pub(super) fn is_left_over(name: &str, row: &Row, now: StoreTime) -> bool {
     is_takeover && is_old && row.token.is_none() && !row.is_lock()
 }
 
-/// What stands in the way of a takeover.
+/// Whether a node stands in the way of a takeover.
 pub(super) enum Contended {
-    /// Nothing. What is written with it: the row that keeps nodes out, and the end of those that nobody needs.
+    /// No. What the takeover also writes: the row that keeps nodes out, deletions of rows of earlier takeovers that
+    /// nobody needs any more, and a time in those that have none.
     No(Vec<Mutation>),
-    /// A node is about to write the lock's row, since this time, as far as was seen.
+    /// Yes: a node is about to write the row of the lock. It was first seen at this time, or is seen now for the first
+    /// time.
     Since(Option<StoreTime>),
 }
 
 impl Target {
-    /// Says once that spindle uses the table, where nobody said so.
+    /// Warns once that spindle uses the table, if this client has no `fleet=mixed`.
     pub fn watch_fleet(&self, read: &Read) {
         let theirs = read.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
         let is_recent = |holder: &Holder| read.now.since(holder.renewed.unwrap_or(holder.created)) < RECENT;
@@ -92,21 +95,22 @@ impl Target {
         );
     }
 
-    /// The row that nodes insert before they take over what was read, if that is what `write` does.
+    /// If `write` takes over what was read: the name of the row that nodes insert before they take it over.
     pub fn contended(&self, key: &str, read: &Read, write: &Write) -> Option<String> {
         let (Fleet::Mixed, Some(old), Write::Put(new)) = (self.fleet, &read.row, write) else { return None };
-        // A give-up writes no holder. A repeat of an acquire that was granted before, and is over, is a new grant.
+        // A give-up writes no holder. A repeat of an acquire whose first grant is over is a new grant, with the same
+        // grant id and another token.
         let is_new = new.grant_id != old.grant_id || new.token != old.token;
         let takes = new.grant_id.is_some() && is_new && read.record.live(read.now).next().is_none();
         takes.then(|| contention(key, old))
     }
 
-    /// From when on `new` would extend too late what was read, if it does: a node may be about to take it by then, and
-    /// one that has found it over looks at no heartbeat any more.
+    /// The time from which on `new` would come too late, if it extends what was read. By then a node may be about to
+    /// take the lock, and a node that has found the lease over does not look at the heartbeat again.
     ///
-    /// A new grant extends what lives: one beside others, or in the place of another. Where nothing lives, the row of
-    /// the takeover keeps nodes out. The commit may come long after this is asked, and its answer not at all: so the row
-    /// says it, too ([`Row::unless_later`]).
+    /// A new grant also extends what is live, if it joins other holders or takes the place of one. If nothing is live,
+    /// the row of the takeover keeps nodes out instead. The commit may come long after this check, and its answer may
+    /// not come at all: so the row itself has this time, too ([`Row::unless_later`]).
     pub fn extends_before(&self, read: &Read, new: &LockRecord) -> Option<StoreTime> {
         let renews = new.holders().any(|(_, new)| standing(read, new).is_some_and(|old| old != new));
         let grants = new.holders().any(|(_, new)| standing(read, new).is_none());
@@ -118,15 +122,16 @@ impl Target {
         }
     }
 
-    /// What stands where `new` comes too late: nothing that could be renewed, and a node where one was to be granted.
+    /// The record that applies if `new` comes too late: it has no holder that could be renewed; if `new` has a new
+    /// grant, a node is the holder.
     pub fn too_late(&self, read: &Read, new: &LockRecord) -> LockRecord {
         let grants = new.holders().any(|(_, new)| standing(read, new).is_none());
         let exclusive = grants.then(|| self.taking_over(read.now));
         LockRecord { exclusive, shared: Vec::new(), ..read.record.clone() }
     }
 
-    /// That row, and those of earlier takeovers that nobody needs any more or that have no time yet. Other locks may have
-    /// names that begin in the same way.
+    /// Finds the row `name`, and the rows of earlier takeovers of the same lock that nobody needs any more or that have
+    /// no time yet. Names of other locks may begin in the same way, so only a number may follow.
     pub fn query_contention(&self, key: &str, name: &str, now: StoreTime) -> Statement {
         let sql = format!(
             "SELECT t.name, t.heartbeat FROM `{}` AS t WHERE STARTS_WITH(t.name, @prefix) AND t.writer IS NULL \
@@ -156,13 +161,13 @@ impl Target {
             let (found, since): (String, Option<Timestamp>) = (row.get(0)?, row.get(1)?);
             let since = since.as_ref().map(time);
             if found != name {
-                // Not earlier: a slow node would insert it again, and then write the lock's row.
+                // Not deleted earlier: a slow node would insert it again, and then write the row of the lock.
                 writes.push(match since {
                     Some(_) => Mutation::delete(&self.table, KeySet::from(google_cloud_spanner::key![found])),
                     None => self.sighting(&found),
                 });
             } else if since.is_some_and(|since| since < long_ago) {
-                // A node that died between its two transactions; its own kind would wait for ever.
+                // Left by a node that died between its two transactions. Other nodes would wait for it for ever.
                 is_there = true;
             } else {
                 return Ok(Contended::Since(since));
@@ -174,8 +179,9 @@ impl Target {
         Ok(Contended::No(writes))
     }
 
-    /// The row of a takeover with a time: our own, or that of a node which was first seen between its two transactions, since
-    /// a node writes none. Where it came or went since it was read the commit begins anew.
+    /// Writes the row of a takeover with a time. It is our own row, or that of a node that is seen for the first time
+    /// between its two transactions, since nodes write no time. If the row came or went since it was read, the commit
+    /// begins anew.
     pub fn sighting(&self, name: &str) -> Mutation {
         Mutation::new_insert_or_update_builder(&self.table)
             .set("name")
@@ -185,7 +191,7 @@ impl Target {
             .build()
     }
 
-    /// Such a node, as a holder: the rule refuses the lock.
+    /// A node that is between its two transactions, as a holder: so the pure rule refuses the lock.
     pub fn taking_over(&self, now: StoreTime) -> Holder {
         Holder {
             grant: GrantId::from_text(""),
@@ -198,7 +204,7 @@ impl Target {
         }
     }
 
-    /// What a node began before is over.
+    /// What a node began before this time is over.
     fn long_ago(&self, now: StoreTime) -> StoreTime {
         now.minus(2 * self.duration())
     }
@@ -208,7 +214,7 @@ impl Target {
     }
 }
 
-/// Who it is that takes a lock over, or may be about to.
+/// The owner that is shown for a node that takes a lock over, or may be about to.
 pub(super) fn taking_over() -> String {
     format!("a node of {LIBRARY} that takes it over")
 }
@@ -223,9 +229,9 @@ fn contention(key: &str, old: &Row) -> String {
     format!("{key}_{}", XxHash64::oneshot(0, text.as_bytes()))
 }
 
-/// As Go writes it: in UTC, the fraction without zeros at its end.
+/// As Go writes it: in UTC, without zeros at the end of the fraction.
 fn rfc3339(at: StoreTime) -> String {
-    // No `StoreTime` is beyond what jiff knows.
+    // jiff can represent each `StoreTime`.
     Time::from_nanosecond(i128::from(at.as_nanos())).map_or_else(|_| NO_TOKEN.to_owned(), |at| at.to_string())
 }
 

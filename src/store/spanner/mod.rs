@@ -1,11 +1,12 @@
-//! A store in a table of Cloud Spanner, a superset of the table of spindle, whose rows are read and respected.
+//! A store in a table of Cloud Spanner. The table has the columns of spindle's table and more; rows that spindle wrote
+//! are read and respected.
 //!
-//! Atomic: each call that writes is one serializable read-write transaction of two requests: a query of the row and
-//! of the service's time that also begins the transaction, and a commit with one mutation, what the pure transition
-//! makes of the row. Clock: the service's. A grant is stamped by the commit: its timestamp, in microseconds, is the
-//! token. Aborted transactions are repeated until the deadline. Unanswered: a commit that was sent and that neither
-//! its answer nor a repeat of it by the SDK settled. Giving up writes the row, which breaks the read of every
-//! transaction that is still on its way, so its commit aborts; no set of grant ids is kept.
+//! Atomic: each call that writes is one serializable read-write transaction of two requests: a query of the row and of
+//! the service's time, which also begins the transaction, and a commit of what the pure transition makes of the row.
+//! Clock: the service's. An exclusive grant is stamped by the commit: its timestamp, in microseconds, is the token. A
+//! shared grant takes the time of the query. Aborted transactions are repeated until the deadline. Unanswered: a commit
+//! that was sent, and whose fate neither its answer nor a repeat of it by the SDK settled. Giving up writes the row. So
+//! each transaction that has read the row and is still on its way aborts at its commit; no set of grant ids is kept.
 //!
 //! The SDK lives on one thread, the `driver`.
 
@@ -43,7 +44,8 @@ use error::{Own, SpannerError};
 pub use open::{Settings, SpannerOptions};
 pub(crate) use transact::Flight;
 
-/// What this store reads in a row that a test made up, by its columns, and writes over it.
+/// Decodes a row that a test made up, given by its columns, as this store reads it. Also makes the rows that writes
+/// over it would send.
 #[cfg(feature = "_internals")]
 pub fn decoded(columns: &serde_json::Value) -> std::result::Result<crate::lease::LockRecord, String> {
     let (_, row) = row::Row::made_up(columns);
@@ -71,7 +73,7 @@ struct Target {
     foreign_lease: Duration,
     fleet: Fleet,
     watch: mixed::Watch,
-    /// The service has answered this client, which therefore has credentials.
+    /// Whether the service has answered this client. If so, the client has credentials.
     has_worked: AtomicBool,
 }
 
@@ -85,7 +87,7 @@ impl Spanner {
     /// The shortest lease.
     pub const MIN_LEASE: Duration = Duration::from_secs(1);
 
-    /// Connects, and looks whether the database is one that can be used. The table may be missing.
+    /// Connects, and checks whether the database can be used. The table may be missing.
     pub fn open(options: SpannerOptions, _clock: Arc<Clock>, by: &Deadline) -> Result<Spanner> {
         let label = options.label();
         Spanner::connect(options, by).map_err(|error| error.with_store(&label))
@@ -139,7 +141,7 @@ impl Backend for Spanner {
         transactional::release(self, attempt, purpose, by)
     }
 
-    /// A poll is as strong as any read: a stale read would not give the time.
+    /// A poll is a strong read, like any other: a stale read would not give the service's time.
     fn read(&self, which: &Which, from: Option<String>, _consistency: Consistency, by: &Deadline) -> Result<Page> {
         Ok(self.read_page(which, from, by)?)
     }

@@ -20,22 +20,24 @@ use crate::store::fleet::{Fleet, Limits};
 use crate::store::url::{StoreUrl, check_endpoint, config};
 use crate::sys::log;
 
-/// The emulator's two ports are 9010 for gRPC and 9020 for REST; others are as far apart.
+/// The emulator serves gRPC on port 9010 and REST on port 9020. Other pairs of ports are assumed to have the same
+/// distance.
 const REST_ABOVE_GRPC: u16 = 10;
 
-/// The environment variable that says where REST is served, by which a table is made, if it is not where the SDK looks.
+/// The environment variable for the endpoint of the REST API, which makes tables, where that is not the default of the
+/// SDK.
 pub const ADMIN_ENDPOINT: &str = "LEASEHOLD_SPANNER_ADMIN_ENDPOINT";
-/// Nothing in the table says it.
+/// The error for `fleet=mixed` without `spindle_duration`: nothing in the table says what duration the nodes have.
 const NO_DURATION: &str = "fleet=mixed needs the option spindle_duration=.., like 10s: the least of the durations that \
      the nodes of spindle have, which is the lease of all locks then";
 const ADMIN_EXAMPLE: &str = "http://localhost:9020";
 
-/// A new connection is made when requests are under way and nothing has come from the service for this long.
-/// It is less than what the shortest try of a call has, so that the next one goes over the new one.
+/// A new connection is made when requests are under way and nothing has come from the service for this long. This is
+/// less than the shortest time that a try of a call has, so that the next try uses the new connection.
 const SILENCE: Duration = Duration::from_millis(1500);
 /// How long making a connection may take.
 const RENEWING: Duration = Duration::from_secs(10);
-/// After this time a silent connection is replaced again, however often that was of no use before.
+/// The longest pause between two new connections, however often a new one was of no use before.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 
 /// What `Spanner::open` needs to know.
@@ -51,16 +53,16 @@ pub struct SpannerOptions {
     pub fleet: Fleet,
     /// Endpoint and credentials.
     pub settings: Settings,
-    /// Where REST is served, if it is not where the environment says or the SDK looks.
+    /// The endpoint of the REST API, if it is neither what the environment says nor the default of the SDK.
     pub admin_endpoint: Option<String>,
 }
 
 /// Where endpoint and credentials come from.
 #[derive(Clone)]
 pub enum Settings {
-    /// The environment and what the machine says.
+    /// From the environment and the machine, where the SDK looks by default.
     Environment,
-    /// What the user made.
+    /// A builder that the user made.
     Given(Box<SpannerBuilder>),
 }
 
@@ -89,7 +91,7 @@ impl SpannerOptions {
         options.of(Fleet::of_url(&url, mixed::LIBRARY)?, url.duration("spindle_duration")?)
     }
 
-    /// The options of this table, the rest by default.
+    /// The options for this table, with defaults for everything else.
     pub fn new(database: impl Into<String>, table: impl Into<String>, settings: Settings) -> Self {
         SpannerOptions {
             database: database.into(),
@@ -101,7 +103,8 @@ impl SpannerOptions {
         }
     }
 
-    /// The same for this fleet, of which the nodes of spindle have this duration.
+    /// The same options for this fleet. `spindle_duration`: the duration of its nodes of spindle, required where the
+    /// fleet is mixed.
     pub fn of(self, fleet: Fleet, spindle_duration: Option<Duration>) -> Result<Self> {
         if fleet.is_mixed() && spindle_duration.is_none() {
             return Err(config(NO_DURATION));
@@ -128,7 +131,8 @@ impl SpannerOptions {
         format!("spanner:{}?table={}", self.database, self.table)
     }
 
-    /// Refuses what the service would, before anything is sent. The table's name is a part of statements.
+    /// Refuses what the service would refuse, before anything is sent. The table's name becomes a part of SQL
+    /// statements.
     pub fn validate(&self) -> Result<()> {
         let is_named = |name: &str| {
             let is_legal = |c: char| c.is_ascii_alphanumeric() || "-_.:".contains(c);
@@ -150,7 +154,7 @@ impl SpannerOptions {
         }
         let is_first = |c: char| c.is_ascii_alphabetic() || c == '_';
         let is_word = |c: char| c.is_ascii_alphanumeric() || c == '_';
-        // Its index has a longer name, of at most 128.
+        // The name of the index is longer, and may have at most 128 characters.
         let is_table = self.table.starts_with(is_first) && self.table.chars().all(is_word) && self.table.len() <= 120;
         if !is_table {
             return Err(config(&format!(
@@ -178,17 +182,18 @@ impl SpannerOptions {
 pub(super) struct Handles {
     live: RefCell<Rc<Live>>,
     options: SpannerOptions,
-    /// Where REST is served, when it is not where the SDK looks.
+    /// The endpoint of the REST API, if it is not the default of the SDK.
     pub admin_endpoint: Option<String>,
-    /// Until when there is one transaction at a time: the emulator has no more, known once it has said so.
+    /// Until when transactions run one at a time, as the emulator requires. That the service is the emulator is known
+    /// once it says so.
     pub one_at_a_time: Cell<Instant>,
-    /// Held by the one transaction that runs then.
+    /// Held by the transaction that runs during that time.
     pub turn: tokio::sync::Mutex<()>,
     /// Since when requests are under way and none was answered.
     silent_since: Cell<Option<Instant>>,
     is_renewing: Cell<bool>,
     renewed: Notify,
-    /// Until when silence makes no new connection, and how long that pause is.
+    /// Until when no new connection is made because of silence or a refused token, and how long that pause is.
     pause: Cell<(Instant, Duration)>,
 }
 
@@ -243,8 +248,8 @@ async fn live(options: &SpannerOptions) -> Result<Live, SpannerError> {
 }
 
 impl Handles {
-    /// The connection and session for requests that begin now and have so long: while there is about to be a new one, they wait
-    /// for it, half of that at most.
+    /// The connection and session for requests that begin now and have `limit` left. While a new connection is being
+    /// made, this waits for it, but at most half of `limit`.
     pub async fn live(&self, limit: Duration) -> Rc<Live> {
         let renewed = self.renewed.notified();
         if self.is_renewing.get() {
@@ -253,12 +258,13 @@ impl Handles {
         self.live.borrow().clone()
     }
 
-    /// Waits up to `limit` for `asks`, a request. `heard`: what its outcome says of the service.
+    /// Waits up to `limit` for the request `asks`. `heard`: what its outcome shows about the service.
     ///
-    /// The SDK never looks whether its connection still carries anything. One that a router forgot is silent until the
-    /// kernel gives it up, after a quarter of an hour: it is left for a new one much earlier. Nor does the SDK make a
-    /// new session where the service does not know it any more, as after a month in which the host was suspended; and it
-    /// renews a token by a clock that stood still meanwhile, not when the service says that it has ended.
+    /// The SDK never checks whether its connection still carries anything. If a router has forgotten the connection, it
+    /// is silent until the kernel gives it up, after a quarter of an hour; here it is replaced much earlier. The SDK
+    /// also makes no new session when the service does not know the old one any more, as after a month in which the
+    /// host was suspended. And it renews a token by a clock that stands still during a suspend, not when the service
+    /// says that the token has ended.
     pub async fn within<T>(
         self: &Rc<Self>,
         limit: Duration,
@@ -271,7 +277,7 @@ impl Handles {
         match answer.as_ref().map_or(Heard::Nothing, heard) {
             Heard::Answer => {
                 self.silent_since.set(None);
-                // The service is not slow any more: a silence from now on is the connection's.
+                // The service is not slow any more: a silence from now on is the connection's fault.
                 if asked.elapsed() < SILENCE {
                     self.pause.set((Instant::now(), SILENCE));
                 }
@@ -279,7 +285,7 @@ impl Handles {
             Heard::NoSession => self.renew(),
             Heard::NotAccepted => {
                 self.silent_since.set(None);
-                // The keys may have been taken back for good.
+                // Not more often than the pause allows: the keys of the credentials may have been revoked for good.
                 if Instant::now() >= self.pause.get().0 {
                     self.put_off();
                     self.renew();
@@ -295,13 +301,15 @@ impl Handles {
         self.silent_since.get().is_some_and(|since| since.elapsed() >= SILENCE)
     }
 
-    /// A new connection is of no use where the service itself is slow: the next pause is twice as long.
+    /// Doubles the pause before the next new connection, up to the longest one: if the service itself is slow, a new
+    /// connection is of no use.
     fn put_off(&self) {
         let next = (self.pause.get().1 * 2).min(LONGEST_PAUSE);
         self.pause.set((Instant::now() + next, next));
     }
 
-    /// Connects anew, once at a time and beside what is under way. Where that fails, the old connection stays in use.
+    /// Makes a new connection in a task of its own, one at a time, while requests go on. If that fails, the old
+    /// connection stays in use.
     fn renew(self: &Rc<Self>) {
         if self.is_renewing.replace(true) {
             return;
@@ -320,20 +328,21 @@ impl Handles {
     }
 }
 
-/// What the outcome of a request says of the service.
+/// What the outcome of a request shows about the service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Heard {
-    /// It answered, if only that it refuses.
+    /// It answered, even if with a refusal.
     Answer,
-    /// Nothing.
+    /// No answer came from it.
     Nothing,
     /// It does not know the session.
     NoSession,
-    /// It does not take the token, or takes it no more.
+    /// It does not accept the token, or not any more.
     NotAccepted,
 }
 
-/// A new connection is being made, however that ends.
+/// Exists while a new connection is being made. Its drop ends that state, however the connecting ended, and wakes the
+/// requests that wait.
 struct Renewing(Rc<Handles>);
 
 impl Drop for Renewing {
@@ -343,7 +352,7 @@ impl Drop for Renewing {
     }
 }
 
-/// Where the emulator that the environment names serves REST.
+/// The REST endpoint of the emulator that the environment names.
 fn emulator_rest() -> Option<String> {
     let host = std::env::var("SPANNER_EMULATOR_HOST").ok()?;
     let host = host.rsplit("//").next()?.trim_end_matches('/');

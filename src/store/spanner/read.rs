@@ -1,4 +1,4 @@
-//! To read one row or many, each with the service's time: one request for a page.
+//! Reads one row or many, each with the service's time. A page is one request.
 
 use google_cloud_spanner::result::ResultSet;
 use google_cloud_spanner::statement::Statement;
@@ -15,11 +15,11 @@ use crate::sys::log;
 
 /// How many rows a page holds.
 const PAGE: usize = 100;
-/// How many rows one request looks at for a page: spindle leaves many that are only a name, and those that others hold shared
-/// may be of the group that is asked for.
+/// How many rows one request examines for a page. Spindle leaves many rows that are only a name, and any row with
+/// shared holders may have one of the lock id that is asked for.
 const LOOKED_AT: usize = 1_000;
 
-/// Behind the time, the name and the columns: whether there may be more rows.
+/// The place of the column that says whether there may be more rows, after the time, the name and the columns.
 const MORE: usize = 2 + COLUMNS.len();
 
 /// A row and the record in it, at this time.
@@ -53,7 +53,7 @@ impl Target {
         }
     }
 
-    /// Always one row, so that there is a time also where the lock is missing.
+    /// The query for one key. Its answer always has one row, so that it brings the time even if the lock has no row.
     pub fn query_key(&self, key: &str) -> Statement {
         let columns = columns();
         let sql = format!(
@@ -69,7 +69,8 @@ impl Target {
     }
 
     fn query_lock_id(&self, id: &str, from: &str) -> Statement {
-        // The second one is for the emulator, which can't see that no null is asked for; others ignore it.
+        // The second hint is for the emulator, whose check does not see that the query asks for no null; other servers
+        // ignore it.
         let hints = format!(
             "@{{FORCE_INDEX=`{}`, spanner_emulator.disable_query_null_filtered_index_check=true}}",
             self.index()
@@ -80,10 +81,11 @@ impl Target {
         self.query(&hints, &looked_at, shown, id, from)
     }
 
-    /// A page of the rows that are shown, of [`LOOKED_AT`] that are looked at.
+    /// The query for a page: it examines [`LOOKED_AT`] rows that match `looked_at`, and returns those that match
+    /// `shown`.
     fn query(&self, hints: &str, looked_at: &str, shown: &str, value: &str, from: &str) -> Statement {
         let columns = columns();
-        // With the last row that was looked at, whatever it is: the next page begins there.
+        // The answer also has the last row that was examined, even if it does not match: the next page begins there.
         let sql = format!(
             "WITH seen AS (SELECT t.name, {columns} FROM `{}`{hints} AS t WHERE t.name > @from AND {looked_at} \
              ORDER BY t.name LIMIT {LOOKED_AT}) \
@@ -100,7 +102,7 @@ fn columns() -> String {
     COLUMNS.map(|(column, _)| format!("t.{column}")).join(", ")
 }
 
-/// The one row of `Target::query_key`. Two kinds of errors: of the request, and of what it read.
+/// Reads the one row of `Target::query_key`. The outer error is one of the request, the inner one of what was read.
 pub(super) async fn of_key(
     target: &Target,
     key: &str,
@@ -147,7 +149,7 @@ impl Spanner {
                     let Some((name, row)) = found else { continue };
                     let is_left_over = mixed::is_left_over(&name, &row, now);
                     match target.record(&name, Some(&row)) {
-                        // Nobody holds anything by it, and a purge deletes it.
+                        // Nobody holds anything by this row of an old takeover. It is shown so that a purge deletes it.
                         Ok(record) if is_left_over => {
                             let record = LockRecord { exclusive: None, ..record };
                             page.push(Read { now, row: Some(row), record }.seen());

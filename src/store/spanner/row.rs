@@ -14,10 +14,11 @@ use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime};
 use crate::store::shared_holders;
 
-/// Columns that take the commit's timestamp.
+/// The type of the columns that can take the commit's timestamp.
 pub(super) const STAMPED: &str = "TIMESTAMP OPTIONS (allow_commit_timestamp = true)";
 
-/// The columns beside the key, in the order in which they are read, and how they are made; the first three are spindle's.
+/// The columns other than the key, in the order in which they are read, and the types with which they are made; the
+/// first three are spindle's.
 pub(super) const COLUMNS: [(&str, &str); 15] = [
     ("heartbeat", STAMPED),
     ("token", STAMPED),
@@ -36,8 +37,8 @@ pub(super) const COLUMNS: [(&str, &str); 15] = [
     ("not_after", "TIMESTAMP"),
 ];
 
-/// The lock id of a row with shared holders: the index finds the row by it, and no heartbeat, join or leave changes the
-/// index. No holder has it as its own.
+/// The value of the column `lock_id` in a row with shared holders. The index finds the row by it, and while it has
+/// shared holders no heartbeat, join or leave changes the index. No holder has it as its own lock id.
 pub(super) const SEE_HOLDERS: &str = "";
 /// The commit replaces this value by its own timestamp.
 pub(super) const COMMIT_TIMESTAMP: &str = "spanner.commit_timestamp()";
@@ -52,8 +53,8 @@ pub(super) enum At {
     Commit,
 }
 
-/// Whose time a row gets where its record has another grant. A renewal counts from when it was asked for, however late its
-/// commit comes: nobody may wait for that any more.
+/// Which time a row gets if its record has a new grant: the commit's or the record's. A renewal counts from when it was
+/// requested, however late its commit comes: by then its caller may be gone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Stamps {
     Commits,
@@ -68,7 +69,7 @@ pub(super) struct Row {
     pub token: Option<At>,
     /// Who wrote it last, as spindle sees it.
     pub writer: Option<String>,
-    /// Ours, like all that follow: they count only while this is the writer.
+    /// This column and those that follow are leasehold's. They count only while `grant_id` equals `writer`.
     pub grant_id: Option<String>,
     pub lock_id: Option<String>,
     /// Null: it never ends.
@@ -81,11 +82,11 @@ pub(super) struct Row {
     pub kind: Option<String>,
     pub pins: Option<Vec<String>>,
     pub format: Option<String>,
-    /// The last acquisition that was given up. Nothing is decided by it: the write of it aborts transactions that read the
-    /// row before.
+    /// The last acquisition that was given up. No decision depends on it: writing it aborts the transactions that read
+    /// the row before.
     pub given_up: Option<String>,
-    /// A heartbeat from this time on came too late: the row counts as that of a node of spindle, which may have found it
-    /// over.
+    /// A heartbeat at this time or later came too late. Then the row counts as one of a node of spindle, which may have
+    /// found the lease over.
     pub not_after: Option<At>,
 }
 
@@ -115,13 +116,15 @@ impl Row {
         Ok((row.not_before(floor(time(&now))), Some((name, row))))
     }
 
-    /// A commit that can be read is past, whatever the clock of the service's host says.
+    /// The time of a read: `now`, but later than each commit timestamp in the row. A commit that can be read is past,
+    /// whatever the clock of the service's host says.
     fn not_before(&self, now: StoreTime) -> StoreTime {
         let stamps = [self.heartbeat, self.token].into_iter().flatten().map(At::time);
         stamps.map(|at| floor(at).plus(MICRO)).fold(now, StoreTime::max)
     }
 
-    /// For tests that feed it whatever a table may hold: the columns by their names, times in nanoseconds since 1970.
+    /// For tests: a row from its columns by name, which may hold whatever a table may hold. Times are in nanoseconds
+    /// since 1970.
     #[cfg(feature = "_internals")]
     pub fn made_up(columns: &Json) -> (StoreTime, Row) {
         let number = |name: &str| columns.get(name).and_then(Json::as_i64);
@@ -148,7 +151,7 @@ impl Row {
         (row.not_before(StoreTime::from_nanos(0)), row)
     }
 
-    /// The row after the commit, which came at this time.
+    /// The row after a commit at the time `at`.
     pub fn committed(mut self, at: StoreTime) -> Row {
         for stamp in [&mut self.heartbeat, &mut self.token].into_iter().flatten() {
             *stamp = At::Time(stamp.or(at));
@@ -156,13 +159,14 @@ impl Row {
         self
     }
 
-    /// Whether it is more than a name: other programs may have rows of their own there, and spindle has some while its
-    /// nodes contend. Ours have a format, and what spindle locked a writer.
+    /// Whether the row is that of a lock, and not only a name. Other programs may have rows of their own in the table,
+    /// and spindle has some while its nodes contend. Rows of leasehold have a format, and rows of locks of spindle have
+    /// a writer.
     pub fn is_lock(&self) -> bool {
         self.format.is_some() || self.writer.is_some()
     }
 
-    /// Whether a holder in it has this lock id, whatever else it has.
+    /// Whether a holder in the row has this lock id, whatever else is in the row.
     pub fn names(&self, lock_id: &str) -> bool {
         let shared = self.holders.as_ref().and_then(Json::as_array).into_iter().flatten();
         let mut shared = shared.filter_map(|holder| holder.get("lock_id")?.as_str());
@@ -174,19 +178,21 @@ impl Row {
         self.heartbeat.is_some() && self.names_us() && !self.is_late()
     }
 
-    /// Whether one of ours took it last: a node that takes it over leaves our columns as they are.
+    /// Whether a client of leasehold took the lock last. A node of spindle that takes it over changes the writer, and
+    /// leaves our columns as they are.
     fn names_us(&self) -> bool {
         self.grant_id.is_some() && self.grant_id == self.writer
     }
 
-    /// Whether what of ours extended it came when a node could have found it over.
+    /// Whether our last write to extend the lease came so late that a node could have found the lease over.
     fn is_late(&self) -> bool {
         let late = |(by, at): (At, At)| at.time() >= by.time();
         self.names_us() && self.not_after.zip(self.heartbeat).is_some_and(late)
     }
 
-    /// The same, which nobody believes if its commit comes later than that. Its end stays where it is, if it is committed
-    /// `now`, which is never after the commit.
+    /// The same row, which no reader accepts if its commit comes at the time `by` or later. The heartbeat becomes the
+    /// time of the commit, and the lease is counted from `now`, the time of the read. The commit never comes before
+    /// `now`; if it comes at `now`, the end stays where it is.
     pub fn unless_later(mut self, by: Option<StoreTime>, now: StoreTime) -> Row {
         let Some(by) = by else { return self };
         if let (Some(At::Time(from)), Some(ms), None) = (self.heartbeat, self.lease_ms, &self.holders) {
@@ -207,7 +213,7 @@ impl Row {
             _ if !self.is_ours() => exclusive = self.foreign(foreign_lease),
             Some(holders) => {
                 shared = shared_holders::decode(holders).ok_or("its holders can't be read")?;
-                // Who holds it alone has none, and no list.
+                // An exclusive holder is stored without a list, so an empty list is an error.
                 if shared.is_empty() {
                     return Err("its list of holders is empty".to_owned());
                 }
@@ -228,7 +234,7 @@ impl Row {
         })
     }
 
-    /// No column counts the writes, so that two rows with the same columns are the same to a swap.
+    /// A hash of all columns, since no column counts the writes: two rows with the same columns are the same to a swap.
     fn version(&self) -> u64 {
         let mut hasher = DefaultHasher::new();
         format!("{self:?}").hash(&mut hasher);
@@ -255,8 +261,9 @@ impl Row {
         })
     }
 
-    /// The holder that spindle wrote, or may have been about to write: a node that was stopped there has two leases, as
-    /// where its row of contention is seen, whose name goes by a token that may be another now.
+    /// The holder that spindle wrote. If our row came too late, the node that may be about to write it: such a node may
+    /// be stopped, and is respected for two leases, as where its row of contention is seen. That row is not looked for
+    /// here: its name depends on a token that may have changed since.
     fn foreign(&self, lease: Duration) -> Option<Holder> {
         let heartbeat = self.heartbeat?.time();
         let token = self.token.map_or(heartbeat, At::time);
@@ -272,13 +279,13 @@ impl Row {
         })
     }
 
-    /// This row with `new` in it, which was `old`.
+    /// This row with the record `new` in it instead of `old`.
     pub fn next(&self, old: &LockRecord, new: &LockRecord, stamps: Stamps) -> Row {
         let mut row = self.clone();
         row.kind = Some(new.kind.as_str().to_owned());
         row.format = Some(format!("{}.{}", new.format.0, new.format.1));
         row.pins = (!new.pins.is_empty()).then(|| new.pins.iter().cloned().collect());
-        // Only a grant raises it.
+        // Only a grant raises the token.
         let is_granted = new.token != old.token;
         let stamp = |at: StoreTime| match stamps {
             Stamps::Commits if is_granted => Some(At::Commit),
@@ -289,7 +296,8 @@ impl Row {
         }
         if let Some(grant) = new.given_up.difference(&old.given_up).last() {
             row.given_up = Some(grant.as_str().to_owned());
-            // Also a lock's that was never granted: nodes may know the row by now, and a purge beside them keeps those.
+            // The row of a lock that was never granted gets a token, too: nodes may know the row by now, and a purge in
+            // a mixed fleet keeps the rows that have a token.
             if !old.exists() {
                 row.token = Some(At::Commit);
             }
@@ -330,11 +338,13 @@ impl Row {
         row
     }
 
-    /// Writes the columns in which this row differs from `old`; of one that is new all, so that no default fills them. Where
-    /// it differs in none it is written to keep others out: the service does so by the cells that they have read.
+    /// Writes the columns in which this row differs from `old`; of a new row all columns, so that no default fills
+    /// them. If it differs in none, `format` is written, to make others abort: the service detects conflicts by the
+    /// cells that transactions have read.
     pub fn mutation(&self, table: &str, key: &str, old: Option<&Row>) -> Mutation {
-        // Where it comes meanwhile the commit is to be begun anew, and not refused for that. One that is there is not written
-        // as a whole: a fenced transaction has read that it is, and a column of the user's own may have to have a value.
+        // If another client inserts a new row meanwhile, the commit must be begun anew, and not be refused: so a new
+        // row is inserted or updated. An existing row is only updated: a fenced transaction has read that the row
+        // exists, and a column of the user's own may require a value.
         let mut builder = match old {
             None => Mutation::new_insert_or_update_builder(table),
             Some(_) => Mutation::new_update_builder(table),
@@ -344,7 +354,7 @@ impl Row {
         let (new, old) = (self.values(), old.map(Row::values));
         let is_as_it_was = old.as_ref().is_some_and(|old| *old == new);
         for (at, ((column, _), new)) in COLUMNS.into_iter().zip(new).enumerate() {
-            // The placeholder for the commit's timestamp looks the same and is another time.
+            // The placeholder for the commit's timestamp is the same text as before, but another time.
             let is_same = old.as_ref().is_some_and(|old| old[at] == new);
             if !is_same || new.as_str() == Some(COMMIT_TIMESTAMP) || (is_as_it_was && column == "format") {
                 builder = builder.set(column).to(new);
@@ -408,9 +418,9 @@ pub(super) fn time(at: &Timestamp) -> StoreTime {
     StoreTime::from_nanos(at.seconds().saturating_mul(NANOS).saturating_add(i64::from(at.nanos())))
 }
 
-/// To the microsecond, in which tokens are.
+/// Rounds down to the microsecond, the unit of tokens.
 fn floor(at: StoreTime) -> StoreTime {
-    // One before the year 1678 is beyond what nanoseconds can say already.
+    // Times before the year 1678 do not fit into nanoseconds anyway.
     StoreTime::from_nanos(at.as_nanos().div_euclid(1_000).saturating_mul(1_000))
 }
 
@@ -442,7 +452,7 @@ fn lease_ms(from: StoreTime, until: End) -> Option<i64> {
 mod tests {
     use super::*;
 
-    /// The service locks cells: a key alone would keep nobody out.
+    /// The service locks cells: a write of the key alone would conflict with nobody.
     #[test]
     fn what_is_written_as_it_was_writes_a_cell_that_all_have_read() {
         let row = Row { format: Some("1.0".to_owned()), ..Row::default() };

@@ -14,7 +14,7 @@ use crate::store::failure::{Cause, Fate};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// Where the SDK looks.
+/// The default endpoint of the SDK.
 const GOOGLES: &str = "https://spanner.googleapis.com";
 /// How long to wait between two looks at a table that is being made.
 const LOOK: Duration = Duration::from_millis(250);
@@ -30,7 +30,7 @@ impl Spanner {
         match what {
             Schema::Describe => {
                 let found = match self.found(by) {
-                    // All is described to whom may not look.
+                    // A user that may not look gets the statements for everything.
                     Err(SpannerError::Own(Own::Denied { .. }, _)) => Made::default(),
                     found => found?,
                 };
@@ -44,7 +44,7 @@ impl Spanner {
                 self.target.check(&found)?;
                 match self.target.lacks(&found) {
                     Some(missing @ SpannerError::Own(Own::NoTable { .. }, _)) if what.needs_table() => Err(missing),
-                    // Every use that needs it is an error.
+                    // Only a warning here: each use that needs what is missing is an error.
                     Some(lacks) if matches!(what, Schema::Connect(_)) => {
                         log::warn!(target: "leasehold::spanner", table:? = self.target.table; "{lacks}");
                         Ok(lacks.to_string())
@@ -66,7 +66,7 @@ impl Spanner {
         }
     }
 
-    /// Whether there was no table, and the statements that were carried out.
+    /// Makes what is missing. The answer: whether there was no table, and the statements that were carried out.
     fn create(&self, by: &Deadline) -> Result<(bool, Vec<String>), SpannerError> {
         let (mut was_missing, mut done) = (false, Vec::new());
         loop {
@@ -77,7 +77,7 @@ impl Spanner {
                 return Ok((was_missing, done));
             }
             let is_missing = found.columns.is_empty();
-            // Where another process was faster, the next look sees it.
+            // If another process was faster, the next look sees what it made.
             let made = !statements.is_empty() && self.make(statements.clone(), by)?;
             if made {
                 was_missing |= is_missing;
@@ -92,7 +92,7 @@ impl Spanner {
         }
     }
 
-    /// Whether it is done; not where another change of the schema is under way.
+    /// Carries out the statements. `false`: another change of the schema is under way, or was faster.
     fn make(&self, statements: Vec<String>, by: &Deadline) -> Result<bool, SpannerError> {
         let (target, each) = (self.target.clone(), by.of_request().remaining());
         self.ask(by, move |handles, limit| async move {
@@ -151,7 +151,7 @@ async fn make(
             failed if answered.elapsed() >= each => {
                 return silent(failed.ok().and_then(Result::err).map(|error| Cause::of(&error)));
             }
-            // The service has begun: whether it is done is seen by the next look.
+            // The service has begun: the next look shows whether it is done.
             Ok(Err(_)) | Err(_) => continue,
         };
         answered = Instant::now();
@@ -164,13 +164,13 @@ impl Target {
         self.classify_at(error, Stage::Reading).1
     }
 
-    /// What an error of a transaction that was so far means.
+    /// What an error of a transaction at this stage means.
     pub(super) fn classify_at(&self, error: &google_cloud_spanner::Error, stage: Stage) -> (Fate, SpannerError) {
         let has_worked = self.has_worked.load(Ordering::Relaxed);
         SpannerError::classify(error, stage, has_worked, &self.database, &self.table)
     }
 
-    /// Another change of the schema may be under way, or have been faster.
+    /// `false` if the error shows that another change of the schema is under way or was faster.
     fn may_repeat(&self, error: &google_cloud_spanner::Error) -> Result<bool, SpannerError> {
         let cause = Cause::of(error);
         if is_faster(&cause.to_string()) {
@@ -180,7 +180,7 @@ impl Target {
             SpannerError::Own(Own::Denied { database }, cause) => {
                 SpannerError::Own(Own::MayNotMake { database }, cause)
             }
-            // The emulator's REST says it in its own way.
+            // The REST API of the emulator reports this without a gRPC status.
             _ if error.status().is_none() && error.http_status_code().is_some() => SpannerError::Other { cause },
             other => other,
         })
@@ -195,20 +195,20 @@ impl Target {
         found.name.as_deref().unwrap_or(&self.table)
     }
 
-    /// The name of the index, if there is none.
+    /// The name of our index, if the table does not have it.
     pub(super) fn missing_index(&self, found: &Made) -> Option<String> {
         let index = index_of(self.name(found));
         let is_there = found.indexes.keys().any(|name| name.eq_ignore_ascii_case(&index));
         (!is_there).then_some(index)
     }
 
-    /// The name of the index, if it is still being filled.
+    /// The name of our index, if it is still being filled.
     fn unready_index<'a>(&self, found: &'a Made) -> Option<&'a str> {
         let index = index_of(self.name(found));
         found.unready.iter().map(String::as_str).find(|name| name.eq_ignore_ascii_case(&index))
     }
 
-    /// The DDL that is missing to what was found.
+    /// The DDL that makes what is missing.
     fn statements(&self, found: &Made) -> Vec<String> {
         let table = self.name(found);
         let column = |(name, kind): &(&str, &str)| format!("{name} {kind}");
@@ -238,7 +238,8 @@ impl Target {
         COLUMNS.iter().map(|(name, _)| *name).filter(|name| !found.columns.contains_key(*name)).collect()
     }
 
-    /// What is missing, which `statements` would add.
+    /// An error that says what is missing and how to make it, or that the index is not ready; `None` if nothing is
+    /// wrong.
     fn lacks(&self, found: &Made) -> Option<SpannerError> {
         if found.columns.is_empty() {
             let (database, table) = (self.database.clone(), self.table.clone());
@@ -301,7 +302,7 @@ impl Target {
                     wrong.push(format!("{name:?} is {}, not {right}", column.kind))
                 }
                 Some(STAMPED) if !column.stamped => wrong.push(format!("{name} lacks allow_commit_timestamp = true")),
-                // The service fills it.
+                // The service fills this column.
                 None if column.has_default || column.generated => {}
                 _ if !column.nullable => wrong.push(format!("{name:?} is NOT NULL, but leasehold leaves it out")),
                 Some(_) if column.has_default => {
@@ -347,7 +348,7 @@ fn is_kind(kind: &str, right: &str) -> bool {
     base(kind) == base(right)
 }
 
-/// Whether this says that another process makes the same, or has made it.
+/// Whether this message says that another process is making the same, or has made it.
 fn is_faster(message: &str) -> bool {
     ["Duplicate name", "Duplicate column name", "oncurrent"].iter().any(|part| message.contains(part))
 }
@@ -359,7 +360,7 @@ mod tests {
     use super::*;
     use crate::store::fleet::Fleet;
 
-    /// The emulator fills an index at once.
+    /// The emulator fills an index at once, so it never shows this state.
     #[test]
     fn a_table_whose_index_is_still_being_filled_is_not_right() {
         let target = Target {

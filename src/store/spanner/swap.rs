@@ -1,4 +1,4 @@
-//! To write a whole record, if nothing changed since it was read.
+//! Writes a whole record, if nothing changed since it was read.
 
 use super::Spanner;
 use super::error::SpannerError;
@@ -38,10 +38,10 @@ impl Spanner {
             ))
         });
         match done {
-            // The commit may come long after the read: then nobody believes what it wrote.
+            // The commit may come long after the read. If it came too late, no reader accepts what it wrote.
             Ok(Done { answer: Some(Some(by)), read, .. }) if read.now >= by => Ok(Swapped::Changed),
             Ok(done) if done.answer.is_some() => Ok(Swapped::Done),
-            // The change may be its own.
+            // The row may have been changed by an earlier commit of this transaction.
             Ok(done) if done.may_be_own => Ok(Swapped::Unknown(SpannerError::Unanswered { cause: None }.into())),
             Ok(_) => Ok(Swapped::Changed),
             Err((Fate::Unknown, error)) => Ok(Swapped::Unknown(error.into())),

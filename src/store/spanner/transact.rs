@@ -1,4 +1,5 @@
-//! One transaction: read the row and the time, decide, commit one mutation. Two requests, more when it is aborted.
+//! One transaction: it reads the row and the time, decides, and commits. That is two requests, or more when it is
+//! aborted.
 
 use std::future::Future;
 use std::rc::Rc;
@@ -30,7 +31,8 @@ use crate::store::transactional::{Durability, Transacted, Transactional};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Stopped;
 
-/// The SDK ends a little before the caller does, so that it can say why.
+/// The part of the call's time that the SDK gets. The SDK must end a little before the caller does, so that it can say
+/// why.
 const FOR_THE_SDK: f64 = 0.95;
 
 const READING: u8 = 0;
@@ -38,28 +40,28 @@ const COMMITTING: u8 = 1;
 const CALLED_OFF: u8 = 2;
 const REPEATING: u8 = 3;
 
-/// Follows a transaction: whether its commit may have left, and more than once.
+/// Tracks a transaction: whether its commit may have left this host, and whether it may have left more than once.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Flight(Arc<AtomicU8>);
 
 impl Flight {
-    /// Another try begins, unless the caller is gone.
+    /// Notes that another try begins. An error if the caller is gone.
     pub(crate) fn read(&self) -> std::result::Result<(), SdkError> {
         self.to(READING)
     }
 
-    /// What comes next is the commit.
+    /// Notes that the commit comes next. An error if the caller is gone.
     pub(crate) fn commit(&self) -> std::result::Result<(), SdkError> {
         self.to(COMMITTING)
     }
 
-    /// The policy for its commit.
+    /// The retry policy for the commit.
     pub(crate) fn repeats(&self) -> Repeats {
         Repeats { own: SpannerRetryPolicy::new(), flight: self.clone() }
     }
 
-    /// The commit is sent once more. Whatever comes after it, even `ABORTED` and another try, the first one may have
-    /// happened.
+    /// Notes that the commit is sent once more. Whatever follows, even `ABORTED` and another try, the first commit may
+    /// have happened.
     fn repeat(&self) {
         let _ = self.to(REPEATING);
     }
@@ -78,7 +80,7 @@ impl Flight {
         }
     }
 
-    /// Stops the commit if it did not leave yet.
+    /// Stops the commit if it has not left yet. The answer says whether it may have left.
     fn call_off(&self) -> Left {
         match self.0.compare_exchange(READING, CALLED_OFF, Ordering::SeqCst, Ordering::SeqCst) {
             Err(COMMITTING | REPEATING) => Left::Maybe,
@@ -126,7 +128,7 @@ pub(super) enum Write {
 /// How a transaction ended.
 pub(super) struct Done<A> {
     pub answer: A,
-    /// What was read; after a write, with what it wrote.
+    /// What was read; after a write, the row as it was written.
     pub read: Read,
     /// What was read may be the work of an earlier commit of this transaction.
     pub may_be_own: bool,
@@ -152,7 +154,7 @@ impl Spanner {
     }
 
     /// Reads the row of `key`, lets `decide` say what becomes of it, and commits that. After an error nothing was
-    /// written, unless its fate is unknown.
+    /// written, unless its fate is [`Fate::Unknown`].
     pub(super) fn transaction<A, F>(&self, key: &str, by: &Deadline, decide: F) -> Answer<Done<A>>
     where
         A: Send + 'static,
@@ -184,11 +186,11 @@ where
     let mut may_be_own = false;
     let mut reads = ReadLockMode::Optimistic;
     let (answer, write, mut read, committed) = loop {
-        // Until the next commit nothing is under way, but what was repeated.
+        // Until the next commit nothing is under way, except a commit that was repeated: then the stage remains.
         let _ = flight.read();
         let live = handles.live(limit.saturating_sub(started.elapsed())).await;
         let left = limit.saturating_sub(started.elapsed());
-        // What was decided without a commit.
+        // What was decided, if the row of the lock is not written.
         let mut kept = None;
         let attempt = async |transaction: ReadWriteTransaction| {
             kept = None;
@@ -236,7 +238,7 @@ where
         };
         let runs = handles.alone(live.runner(left, &flight, &reads).run(attempt));
         let ran = handles.within(left, runs, heard).await;
-        // Rolling back may have failed or taken too long: that changes nothing.
+        // The rollback may have failed or taken too long: that changes nothing.
         match kept {
             Some(Ok((answer, read))) => return Ok(Done { answer, read, may_be_own, wrote: false }),
             Some(Err(error)) if may_be_own => {
@@ -248,13 +250,13 @@ where
         match ran {
             Some(Ok(result)) => {
                 let committed = result.commit_timestamp();
-                // Without a value it is kept.
+                // Without a value the decision is in `kept`, and was returned above.
                 if let Some((answer, write, read)) = result.into_inner() {
                     break (answer, write, read, committed);
                 }
             }
             Some(Err(error)) if is_superseded(&error) => {
-                // The commit may have happened before, and this be the answer to a repeat of it.
+                // The commit may have happened, and this may be the answer to a repeat of it.
                 if flight.stage() != Stage::Reading {
                     flight.repeat();
                 }
@@ -281,8 +283,9 @@ where
 }
 
 impl Live {
-    /// `reads`: first what is read is not locked until the commit, since heartbeats would wait ten seconds for what a request
-    /// that was cut off has left. Where others are faster again and again it is.
+    /// `reads`: optimistic at first, so that what is read is not locked before the commit. Otherwise heartbeats would
+    /// wait ten seconds for the locks that a request that was cut off has left. If other transactions are faster again
+    /// and again, it is pessimistic, and what is read is locked.
     fn runner(&self, limit: Duration, flight: &Flight, reads: &ReadLockMode) -> TransactionRunner {
         self.database
             .read_write_transaction()
@@ -296,21 +299,24 @@ impl Live {
     }
 }
 
-/// The emulator says so again. From anybody else such words, once, must not make all heartbeats wait for one write for ever.
+/// How long transactions then run one at a time. If the server is the emulator, it says so again after that. If it is
+/// another one, which used such words once, all heartbeats would otherwise wait for one write for ever.
 const TURNS: Duration = Duration::from_secs(600);
 
 impl Handles {
-    /// A session of the emulator has one transaction: a newer one ends those before it.
+    /// Runs a transaction; with the emulator, one at a time: there a session has one transaction, and a newer one ends
+    /// those before it.
     async fn alone<T>(&self, transaction: impl Future<Output = T>) -> T {
         let _alone = if Instant::now() < self.one_at_a_time.get() { Some(self.turn.lock().await) } else { None };
         transaction.await
     }
 }
 
-/// So many of those that lock nothing are aborted before one locks.
+/// How many transactions that lock nothing are aborted before one locks what it reads.
 const UNLOCKED: u32 = 3;
 
-/// The transaction has a limit of its own.
+/// Repeats an aborted transaction: without locks, until [`UNLOCKED`] were aborted; with locks, without an end here,
+/// since the transaction has a time limit of its own.
 #[derive(Debug)]
 struct UntilTheDeadline {
     locks: bool,
@@ -322,7 +328,8 @@ impl TransactionRetryPolicy for UntilTheDeadline {
     }
 }
 
-/// An answer that was ended without a commit was read all the same.
+/// What the outcome of a transaction shows about the service. If it was ended here without a commit, the service has
+/// answered its read all the same.
 pub(super) fn heard<T>(outcome: &std::result::Result<T, SdkError>) -> Heard {
     match outcome.as_ref().err().map(|error| (error.status(), error)) {
         Some((Some(status), _)) if status.message.contains(NO_SESSION) => Heard::NoSession,
@@ -336,14 +343,14 @@ fn is_aborted(error: &SdkError) -> bool {
     error.status().is_some_and(|status| status.code == Code::Aborted)
 }
 
-/// The row that is to be updated was there when it was read: as an abort.
+/// Whether the row to be updated was deleted after it was read. That counts as an abort.
 fn is_deleted(error: &SdkError) -> bool {
     let is_one = |status: &Status| status.code == Code::NotFound && status.message.contains("Row cannot be updated");
     error.status().is_some_and(is_one)
 }
 
-/// Whether the emulator ended the transaction for a newer one of the same session. The service aborts those that were
-/// idle for too long with some of the same words; it needs no turns.
+/// Whether the emulator ended the transaction because of a newer one of the same session. The service aborts
+/// transactions that were idle for too long with some of the same words, but it needs no turns.
 fn is_superseded(error: &SdkError) -> bool {
     let of_emulator = [
         "Invalid transaction ID. Transaction ID must be",
@@ -383,7 +390,8 @@ impl Transactional for Spanner {
             let Some(by) = target.extends_before(read, &new) else {
                 return Ok(((step.answer, None), Some(Write::Put(next(new)))));
             };
-            // What it is where it comes too late: the commit may come long after the read.
+            // The record and the answer that apply if the write comes too late: the commit may come long after the
+            // read.
             let stands = target.too_late(read, &new);
             let late = transition(&stands, &read.times());
             if read.now >= by {
@@ -411,7 +419,8 @@ impl Transactional for Spanner {
 mod tests {
     use super::*;
 
-    /// The service says so of a transaction that was idle for too long, and would have each wait for all others then.
+    /// The service says the same of a transaction that was idle for too long. Taken for the limit of the emulator, it
+    /// would make each transaction wait for all others.
     #[test]
     fn what_the_service_aborts_is_not_taken_for_the_emulators_limit() {
         let of = |code| SdkError::service(Status::default().set_code(code).set_message("Transaction not found"));
