@@ -24,13 +24,14 @@ use rusqlite::{Connection, params};
 type Result<T, E = Box<dyn std::error::Error>> = std::result::Result<T, E>;
 
 const WORKERS: usize = 4;
-/// The one that is killed.
+/// The worker that is killed.
 const VICTIM: usize = 2;
 /// Short, so that the file of the dead worker is taken over soon.
 const LEASE: Duration = Duration::from_secs(1);
 /// A file takes milliseconds, so a worker that waits for one looks often.
 const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(30);
-/// By which a worker learns of the store: command lines are for all to see, and a URL may hold a password.
+/// The environment variable with the store's URL for a worker: command lines are for all to see, and a URL may hold a
+/// password.
 const STORE: &str = "BATCH_JOB_STORE";
 const HELP: &str = "\
 Counts lines, words and bytes of the text files below FOLDER with four processes, kills one of them
@@ -132,7 +133,7 @@ fn work(number: &str, job: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// The end of the standard input is the parent's word to go on.
+/// Waits until the parent closes the standard input, which means that this worker must go on.
 fn until_stdin_ends() -> io::Result<u64> {
     io::copy(&mut io::stdin().lock(), &mut io::sink())
 }
@@ -159,7 +160,7 @@ fn run(folder: &Path, store: Option<&str>) -> Result<bool> {
     let (token, file) = what_it_holds(&mut workers.0[VICTIM])?;
     workers.0[VICTIM].kill()?;
     let killed_at = millis();
-    // The word to go on, to all of them before waiting for the first.
+    // Tells all of them to go on, before it waits for the first.
     workers.0.iter_mut().for_each(|worker| drop(worker.stdin.take()));
     let mut problems = Vec::new();
     for (number, worker) in workers.0.iter_mut().enumerate() {
@@ -200,7 +201,7 @@ fn run(folder: &Path, store: Option<&str>) -> Result<bool> {
     Ok(problems.is_empty())
 }
 
-/// No worker outlives the parent, also when that fails.
+/// No worker outlives the parent, even if the parent fails.
 struct Workers(Vec<Child>);
 
 impl Drop for Workers {
@@ -229,7 +230,7 @@ fn what_it_holds(victim: &mut Child) -> Result<(i64, String)> {
     Ok((token.parse()?, file.to_owned()))
 }
 
-/// Adds the text files below `folder` by their paths below `root`; tells how many others it saw.
+/// Adds the text files below `folder` by their paths below `root`; returns how many other files it saw.
 fn find_texts(root: &Path, folder: &Path, found: &mut BTreeMap<String, Counts>) -> Result<usize> {
     let mut skipped = 0;
     for entry in fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))? {

@@ -1,5 +1,5 @@
 //! A lock on all of several keys: transfers between two accounts in both directions, at the same time. Each takes both
-//! locks, in one order whatever order it names them in, so none waits for the other for ever.
+//! locks, always in the same order, whatever order it names them in. So neither waits for the other for ever.
 
 use std::collections::BTreeMap;
 use std::thread;

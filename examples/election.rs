@@ -1,4 +1,4 @@
-//! Three processes stand for one election. The first leader is killed, the second resigns: each time another takes
+//! Three processes campaign in one election. The first leader is killed, the second resigns: each time another takes
 //! over, with a token above the last.
 
 use std::error::Error;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Stands until its standard input ends, and then resigns.
+/// Campaigns until its standard input ends, and then resigns.
 fn node(id: &str, file: &Path) -> Result<(), Box<dyn Error>> {
     let client = leasehold::sqlite::builder(file).connect()?;
     let election = client
@@ -59,7 +59,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (second, after_kill) = won.recv_timeout(patience)?;
     println!("term {after_kill}: node-{second} leads, {:.1?} after node-{first} was killed", killed.elapsed());
 
-    // Who does not stand can look, too.
+    // A process that does not campaign can look, too.
     let watcher = leasehold::sqlite::builder(&file).connect()?.election("scheduler").build()?;
     let leader = watcher.leader()?.ok_or("nobody leads")?;
     println!("the store says: {} with token {}", leader.id(), leader.fencing_token());

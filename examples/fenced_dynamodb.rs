@@ -42,10 +42,10 @@ impl Report {
             let TransactWriteItemsError::TransactionCanceledException(canceled) = &error else {
                 return Err(error.into());
             };
-            // The reasons stand in the order of the items.
+            // The reasons are in the order of the items.
             match guard.read_reason(&canceled.cancellation_reasons()[0])? {
                 Canceled::Lost(lost) => return Err(lost.into()),
-                Canceled::Conflict => {} // with a heartbeat of the guard: again
+                Canceled::Conflict => {} // in conflict with a heartbeat of the guard: again
                 _ => return Err(error.into()),
             }
         }

@@ -4,8 +4,9 @@
 //! ```sh
 //! cargo run --features postgres --example fenced_postgres postgres://USER:PASSWORD@HOST/DATABASE
 //! ```
-//! The tables `locks` and `report` are made if they are missing. The connection of the data is plain here: a program of
-//! yours gives `connect` what makes TLS. With another driver than the crate `postgres` see `leasehold::postgres::AssertIn`.
+//! The tables `locks` and `report` are made if they are missing. The connection for the data is without TLS here: your
+//! own program gives `connect` its TLS connector. For another driver than the crate `postgres` see
+//! `leasehold::postgres::AssertIn`.
 
 mod stopped;
 

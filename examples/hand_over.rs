@@ -14,7 +14,7 @@ fn client(folder: &Path) -> leasehold::Result<LockClient> {
     leasehold::sqlite::builder(folder.join("locks.db")).connect()
 }
 
-/// Takes the lock up from its standard input and holds it until that is closed.
+/// Adopts the lock that comes by its standard input, and holds it until the input is closed.
 fn heir(folder: &Path) -> Result<(), Box<dyn Error>> {
     let mut stdin = std::io::stdin().lock();
     let mut json = String::new();
@@ -23,7 +23,7 @@ fn heir(folder: &Path) -> Result<(), Box<dyn Error>> {
     println!("{}", guard.fencing_token());
     stdin.read_to_string(&mut json)?;
     guard.ensure_held()?;
-    // Into a `Box<dyn Error>` it would take the guard along.
+    // If it became a `Box<dyn Error>` directly, the error would keep the guard.
     Ok(guard.release().map_err(leasehold::Error::from)?)
 }
 
@@ -42,7 +42,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         loop {
             match rival.try_lock("migration")? {
                 Some(guard) => return Ok(guard.fencing_token()),
-                // Nobody counts any more when the parent has failed.
+                // If the parent has failed, nothing receives this any more.
                 None => _ = refusal.send(()),
             }
         }
@@ -56,7 +56,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .spawn()?;
     let (mut to, from) = (child.stdin.take().ok_or("no stdin")?, child.stdout.take().ok_or("no stdout")?);
 
-    // Nobody renews the lock until the child takes it up, but its lease has most of its 20 s left.
+    // Nobody renews the lock until the child adopts it, but its lease has most of its 20 s left.
     let lock: Lock = guard.into_lock();
     writeln!(to, "{}", serde_json::to_string(&lock)?)?;
     let mut answer = String::new();

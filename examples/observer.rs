@@ -32,7 +32,7 @@ impl Observer for Metrics {
             Event::Lost { loss, .. } => ("lost", loss.key.clone(), loss.held_for),
             Event::WaitEnded { end, waited, .. } => ("waits", end.name().to_owned(), *waited),
             Event::Released { key, held_for, .. } => ("released", key.to_string(), *held_for),
-            // More kinds may come.
+            // Later versions may have more kinds.
             other => ("others", other.key().unwrap_or_default().to_owned(), Duration::ZERO),
         };
         self.held.fetch_add(event.held_change(), Ordering::Relaxed);
@@ -87,7 +87,7 @@ fn main() -> leasehold::Result<()> {
     assert_eq!(counts, [(4, 1), (4, 0), (0, 1)]);
     let gauges = (metrics.held.load(Ordering::Relaxed), metrics.waits.load(Ordering::Relaxed));
     assert_eq!(gauges, (0, 0), "every hold and every wait has ended");
-    // A heartbeat may come between what the operator reads and writes, which is tried again then.
+    // A heartbeat may come between the operator's read and write. Both are then tried again.
     assert!(metrics.count("renewed", "index") > 0 && metrics.count("requests", "swap") > 0);
     println!("proof: 5 locks granted, 4 released and 1 lost, as the observer was told");
     Ok(())

@@ -1,5 +1,5 @@
-//! Readers that overlap without end keep a writer of another process out for ever, unless they look at a gate: then it
-//! waits for those alone that are in already.
+//! Readers that overlap without end keep a writer of another process out for ever, unless they look at a gate: then the
+//! writer waits only for the readers that hold the lock already.
 
 use std::error::Error;
 use std::path::Path;
@@ -13,7 +13,7 @@ mod gate;
 use gate::readers::{Read, Readers};
 
 const KEY: &str = "catalogue";
-/// For so long the writer without a gate waits.
+/// How long the writer without a gate waits.
 const PATIENCE: Duration = Duration::from_millis(1500);
 
 fn client(folder: &Path) -> leasehold::Result<LockClient> {
@@ -52,9 +52,9 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Ok(writer(how, Path::new(folder))?);
     }
     let folder = tempfile::tempdir()?;
-    // A reader lets go when the next one is in.
+    // A reader lets go only when the next one is in.
     let starves = !behind_readers("plain", LockClient::lock_shared, Duration::from_secs(60), folder.path())?;
-    // One that has been in for a moment goes also if nobody comes, for new ones wait at the gate.
+    // Here a reader also lets go after a moment if no other one comes, because new readers wait at the gate.
     let gets_in = behind_readers("gate", gate::lock_shared, Duration::from_millis(200), folder.path())?;
     assert!(starves && gets_in);
     println!("proof: a writer starved behind overlapping readers, and got in through the gate");

@@ -15,7 +15,7 @@ fn read(client: &LockClient) -> Result<Option<LockGuard>> {
 
 fn main() -> Result<()> {
     let client = LockClient::connect("memory:")?;
-    // Everyone meets at the first when all readers hold the lock, and at the second before they let go.
+    // All threads meet at the first barrier when all readers hold the lock, and at the second before they let go.
     let (inside, leave) = (Arc::new(Barrier::new(4)), Arc::new(Barrier::new(4)));
     let readers: Vec<_> = (0..READERS)
         .map(|number| {
@@ -41,7 +41,7 @@ fn main() -> Result<()> {
         let client = client.clone();
         thread::spawn(move || -> Result<u64> {
             let on_wait = move |waiting: &Waiting| {
-                // Later calls find nobody who listens any more.
+                // Only the first message is received: for later calls the receiver may be gone.
                 let _ = waits.send(waiting.holders.len());
             };
             let guard = client.request("catalogue").on_wait(on_wait).lock()?;

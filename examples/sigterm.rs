@@ -1,5 +1,5 @@
-//! A service that holds a lock and works in rounds. SIGTERM, or Ctrl-C, ends its pause at once; it releases the lock and
-//! exits well, so that the next one need not wait for the end of a lease.
+//! A service that holds a lock and works in rounds. SIGTERM, or Ctrl-C, ends its pause at once; it releases the lock
+//! and exits with success, so that the next service need not wait for the end of a lease.
 
 #[cfg(unix)]
 fn main() -> leasehold::Result<()> {
@@ -24,7 +24,7 @@ fn main() -> leasehold::Result<()> {
         guard.ensure_held()?;
         rounds += 1; // one round of the work
         if rounds == 3 {
-            // What an operator, systemd or Kubernetes does.
+            // As an operator, systemd or Kubernetes does.
             signal_hook::low_level::raise(SIGTERM).expect("a process may signal itself");
         }
         match guard.sleep(Duration::from_secs(if rounds < 3 { 0 } else { 60 }), &cancel) {

@@ -1,4 +1,4 @@
-//! A writer that readers can't starve: it stands at a gate, which is one more lock, and there new readers wait for it.
+//! A writer that readers can't starve: it holds a gate, which is one more lock, and new readers wait for it there.
 
 use leasehold::{CancelToken, ErrorKind, LockClient, LockGuard, LockStatus, Mode, Result};
 
@@ -8,8 +8,8 @@ fn gate(key: &str) -> String {
     format!("{key}.gate")
 }
 
-/// For readers, in place of `client.lock_shared(key)`. It only looks at the gate, unless a writer stands there. Whoever
-/// holds the lock already must not come by again: it would wait for a writer that waits for it.
+/// For readers, in place of `client.lock_shared(key)`. It only looks at the gate, unless a writer holds it. A reader
+/// that holds the lock already must not call this again: it would wait for a writer that waits for it.
 pub fn lock_shared(client: &LockClient, key: &str) -> Result<LockGuard> {
     let is_writer = |holder: &LockStatus| holder.mode() == Mode::Exclusive && !holder.is_expired();
     if client.get(&gate(key))?.is_some_and(|gate| gate.holders().iter().any(is_writer)) {
@@ -18,14 +18,14 @@ pub fn lock_shared(client: &LockClient, key: &str) -> Result<LockGuard> {
     client.lock_shared(key)
 }
 
-/// For writers, in place of `client.lock(key)`. It stands at the gate until it has the lock.
+/// For writers, in place of `client.lock(key)`. It holds the gate until it has the lock.
 pub fn lock(client: &LockClient, key: &str) -> Result<LockGuard> {
     loop {
         let lost = CancelToken::new();
         let cancel = lost.clone();
         let _gate = client.request(&gate(key)).on_loss(move |_| cancel.cancel()).lock()?;
         match client.request(key).cancel(&lost).lock() {
-            // It lost the gate, as in an outage: readers pass again until it has the gate anew.
+            // It lost the gate, as in an outage: readers pass until it has the gate again.
             Err(error) if error.kind() == ErrorKind::Cancelled => {}
             answer => return answer,
         }

@@ -11,7 +11,7 @@ use leasehold::{LockClient, LockGuard, Result};
 /// How a reader takes the lock.
 pub type Read = fn(&LockClient, &str) -> Result<LockGuard>;
 
-/// Two of them, each on a thread of its own.
+/// Two readers, each on a thread of its own.
 pub struct Readers {
     /// How often one of them was granted the lock.
     pub granted: Arc<AtomicU32>,
@@ -36,7 +36,7 @@ impl Readers {
                         Ok(()) => {
                             held = Some(read(&client, key)?);
                             granted.fetch_add(1, Ordering::SeqCst);
-                            // The other one may have ended.
+                            // The other reader may have ended.
                             let _ = other.send(());
                         }
                         Err(RecvTimeoutError::Timeout) => {}
@@ -53,14 +53,14 @@ impl Readers {
         self.granted.load(Ordering::SeqCst)
     }
 
-    /// Waits until they were granted it more often than that, or have ended.
+    /// Waits until they were granted the lock more than `than` times, or one has ended.
     pub fn wait_for_more(&self, than: u32) {
         while self.granted() <= than && !self.threads.iter().any(JoinHandle::is_finished) {
             thread::sleep(Duration::from_millis(1));
         }
     }
 
-    /// Ends them.
+    /// Ends both readers.
     pub fn stop(self) -> Result<()> {
         self.over.store(true, Ordering::SeqCst);
         self.threads.into_iter().try_for_each(|thread| thread.join().expect("a reader does not panic"))

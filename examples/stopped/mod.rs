@@ -12,7 +12,7 @@ pub struct Other {
 
 #[cfg(unix)]
 impl Other {
-    /// Starts this program with these arguments; everything of it stands when this returns.
+    /// Starts this program with these arguments; the whole process is stopped when this returns.
     pub fn start_and_stop(args: &[&str]) -> Result<Other, Box<dyn Error>> {
         use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
         use std::io::BufRead;
@@ -28,7 +28,7 @@ impl Other {
         }
     }
 
-    /// Lets it go on to its end, and tells its last line.
+    /// Lets it go on to its end, and returns its last line.
     pub fn wake(mut self) -> Result<String, Box<dyn Error>> {
         nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.child.id().try_into()?), nix::sys::signal::SIGCONT)?;
         let last = self.said.next().ok_or("the other process ended early")??;

@@ -7,9 +7,9 @@ use nix::time::{ClockId, clock_gettime};
 use crate::checker::history::Line;
 
 const TICK: Duration = Duration::from_millis(10);
-/// Whoever is later than this is a fault of its own, also for a long lease.
+/// A process that is later than this counts as a fault of its own, even if the lease is long.
 const LATE: Duration = Duration::from_millis(200);
-/// A heartbeat that is due after a third of the lease passes through so many threads, and each may be as late.
+/// A heartbeat that is due after a third of the lease passes through this many threads, and each may be as late.
 const HOPS: u32 = 5;
 
 /// Nanoseconds since the host's boot, counting suspend; the same for all its processes.
@@ -22,7 +22,7 @@ pub fn nanos(duration: Duration) -> u64 {
     u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Tells when this process is so late that nothing can be said of it, from now on.
+/// From now on, reports when this process is so late that its history can't be judged.
 pub fn measure_lateness(lease: Duration, told: impl Fn(Line) + Send + 'static) {
     let most = LATE.min(lease / 3 / HOPS);
     std::thread::spawn(move || {

@@ -1,5 +1,5 @@
-//! Several locks at once: held only while all of them are. The history has a hold of its own for each key, which is
-//! believed for as long as the guard says of all together.
+//! Several locks at once, which count as held only while all of them are. The history has a hold of its own for each
+//! key, which is believed for as long as the guard reports for all together.
 
 use std::mem;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ pub fn ask(worker: &Worker, random: &mut fastrand::Rng) {
     let mut numbers: Vec<usize> = (0..options.keys).collect();
     random.shuffle(&mut numbers);
     let keys: Vec<String> = numbers.into_iter().take(random.usize(2..=3)).map(|n| key(options, n).0).collect();
-    // Not without limit: whoever has one of them while it waits for another keeps everybody from it.
+    // Not without a limit: a call that has one of the keys while it waits for another keeps all others from it.
     let wait = if random.bool() { Duration::ZERO } else { worker.lease().mul_f64(random.f64()) };
     let of = Asked { keys: keys.clone(), all: true, ..asked(Form::Guard, Mode::Exclusive, "", 0, Some(wait)) };
     let id = worker.ask(of);
@@ -46,7 +46,7 @@ fn hold_all(worker: &Worker, random: &mut fastrand::Rng, of: u64, guard: LockAll
     release(worker, &parts, guard);
 }
 
-/// Writes down for each of them what the guard says of all; whether they are held.
+/// Writes down for each key what the guard reports for all; returns whether they are held.
 fn look(worker: &Worker, parts: &[Held], guard: &LockAllGuard) -> bool {
     let from = now();
     let left = guard.remaining();
@@ -56,7 +56,7 @@ fn look(worker: &Worker, parts: &[Held], guard: &LockAllGuard) -> bool {
     !left.is_zero()
 }
 
-/// Holds them for so long, looking and writing; whether they are held at the end.
+/// Holds them for this time, looking and writing; returns whether they are held at the end.
 fn hold(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: &LockAllGuard, time: Duration) -> bool {
     let started = Instant::now();
     loop {
@@ -75,7 +75,7 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: &Loc
     }
 }
 
-/// What was heard of the loss of each; the others stand until they are released.
+/// Writes down each loss that was reported; the locks that were not lost remain until they are released.
 fn lost(worker: &Worker, parts: &[Held], guard: &LockAllGuard) {
     let until = Instant::now() + Duration::from_secs(1);
     while guard.lost().is_none() && Instant::now() < until {
@@ -88,7 +88,7 @@ fn lost(worker: &Worker, parts: &[Held], guard: &LockAllGuard) {
             worker.write(&Line::Lost { at: now(), id: held.id, reason: reason.to_owned() });
         }
     }
-    // What is lost stays lost, also where one of them is renewed just now.
+    // What is lost stays lost, even if one of the locks is renewed at this moment.
     for _ in 0..4 {
         std::thread::sleep(worker.lease() / 20);
         look(worker, parts, guard);
@@ -113,7 +113,7 @@ fn end(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: LockA
     }
 }
 
-/// Another process may adopt one of them: then all are not held any more, whatever stands of the others.
+/// Another process may adopt one of the locks: then they do not count as held any more, whatever remains of the others.
 fn show_one_to_others(worker: &Worker, random: &mut fastrand::Rng, parts: &[Held], guard: LockAllGuard) {
     let at = random.usize(..parts.len());
     leave(worker, parts[at].id, Mode::Exclusive, &guard.guards()[at].info());
@@ -133,7 +133,7 @@ fn ended(worker: &Worker, parts: &[Held], answer: &str) {
     parts.iter().for_each(|held| worker.write(&Line::Ended { at, id: held.id, answer: answer.to_owned() }));
 }
 
-/// The error is that of the first whose release failed; the others are released like those of a guard that is dropped.
+/// The error is that of the first lock whose release failed; the others are released as if their guard was dropped.
 fn release(worker: &Worker, parts: &[Held], guard: LockAllGuard) {
     ending(worker, parts, End::Release);
     let error = guard.release().err();

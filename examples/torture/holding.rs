@@ -14,7 +14,7 @@ use crate::checker::history::{End, Form, Line, Mode};
 use crate::clock::{nanos, now};
 use crate::worker::{ABANDONED, Held, Worker, asked};
 
-/// The least margin that DynamoDB's time leaves to anybody; milliseconds do for the others.
+/// The least margin that DynamoDB's inexact time requires; for the other stores milliseconds are enough.
 const MARGIN: Duration = Duration::from_millis(100);
 
 /// Goes on with the answer of a call that gives a guard.
@@ -31,7 +31,7 @@ pub fn answered(
             if hold(worker, random, &held, &guard) {
                 end(worker, random, &held, guard);
             } else {
-                // Who does not look before it writes: then only the token guards.
+                // Like a holder that does not look before it writes: only the token protects here.
                 if mode == Mode::Exclusive {
                     write(worker, &held, guard.fencing_token());
                 }
@@ -46,7 +46,7 @@ pub fn answered(
 
 /// How long something is held: mostly briefly, at times for longer than a lease.
 pub fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng, mode: Mode) -> Duration {
-    // Readers stay, so that they meet.
+    // Readers hold for longer, so that they overlap.
     let brief = if mode == Mode::Shared { 50 } else { 90 };
     let share = match random.u32(..100) {
         roll if roll < brief => random.f64() * 0.004,
@@ -56,7 +56,7 @@ pub fn time_to_hold(worker: &Worker, random: &mut fastrand::Rng, mode: Mode) -> 
     worker.lease().mul_f64(share)
 }
 
-/// Holds it for a while, looking and writing; whether it is held at the end.
+/// Holds it for a while, looking and writing; returns whether it is held at the end.
 fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGuard) -> bool {
     let started = Instant::now();
     let time = time_to_hold(worker, random, held.mode);
@@ -66,7 +66,7 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
         }
         let is_held = || guard.is_held() || guard.ensure_held().is_ok() || !guard.remaining().is_zero();
         fork_now_and_then(worker, random, held.id, is_held);
-        // A holder that does not look again before it writes: what only the token guards.
+        // Like a holder that does not look again before it writes: only the token protects here.
         if random.u32(..20) == 0 {
             std::thread::sleep(worker.lease().mul_f64(0.1 * random.f64()));
         }
@@ -74,7 +74,7 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
             write(worker, held, guard.fencing_token());
         }
         if time > worker.lease() && random.u32(..10) == 0 {
-            // A renewal of its own, beside the heartbeat's.
+            // A renewal in addition to those of the heartbeat.
             let _ = guard.ensure_held_for(worker.lease().mul_f64(0.85));
         }
         let Some(left) = time.checked_sub(started.elapsed()).filter(|_| !worker.is_over()) else {
@@ -101,7 +101,7 @@ fn release(worker: &Worker, id: u64, guard: LockGuard) {
         })
     });
     if let Some((error, guard)) = failed {
-        // A drop does not say what became of it.
+        // A drop does not report what became of it, so the release's error is written down.
         worker.end(id, End::Drop, || {
             drop(guard);
             Err(error)
@@ -137,7 +137,7 @@ fn end_lost(worker: &Worker, random: &mut fastrand::Rng, id: u64, guard: LockGua
     });
 }
 
-/// The lock as data, for whichever process takes it up first.
+/// Leaves the lock as data, for the process that adopts it first.
 fn hand_over(worker: &Worker, held: &Held, guard: LockGuard) {
     worker.write(&Line::Ending { at: now(), id: held.id, how: End::Leave });
     let lock = guard.into_lock();
@@ -145,7 +145,7 @@ fn hand_over(worker: &Worker, held: &Held, guard: LockGuard) {
     worker.write(&Line::Ended { at: now(), id: held.id, answer: "ok".to_owned() });
 }
 
-/// Another process may adopt the lock while it is held: then its guard must hear of it.
+/// Another process may adopt the lock while it is held: then its guard must report the loss.
 fn show_to_others(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: LockGuard) {
     leave(worker, held.id, held.mode, &guard.info());
     let until = Instant::now() + worker.lease().mul_f64(2.0);
@@ -164,12 +164,13 @@ pub fn leave(worker: &Worker, id: u64, mode: Mode, lock: &Lock) {
     let file = worker.dir.join("handed").join(format!("{}-{id}-{mode}", worker.name));
     let part = worker.dir.join(format!("{}-{id}.part", worker.name));
     let json = serde_json::to_vec(lock).expect("a lock as JSON");
-    // It is there at once, or not at all.
+    // By the rename the whole file is there at once, or not at all.
     let left = fs::write(&part, json).and_then(|()| fs::rename(&part, &file));
     left.expect("a file for the lock");
 }
 
-/// Takes up what another process has left, and at times leaves it to others, too: only one of them may get it.
+/// Adopts what another process has left. At times it leaves the file for others, too: only one of them may get the
+/// lock.
 pub fn adopt(worker: &Worker, random: &mut fastrand::Rng) {
     let Ok(found) = fs::read_dir(worker.dir.join("handed")) else { return };
     let files: Vec<_> = found.filter_map(|entry| Some(entry.ok()?.path())).collect();
@@ -179,7 +180,7 @@ pub fn adopt(worker: &Worker, random: &mut fastrand::Rng) {
     let file = &files[random.usize(..files.len())];
     let mine = worker.dir.join(format!("{}-{}.mine", worker.name, fastrand::u64(..)));
     let took = if random.u32(..4) == 0 { fs::copy(file, &mine).map(drop) } else { fs::rename(file, &mine) };
-    // Another one was faster.
+    // Another process was faster.
     if took.is_err() {
         return;
     }
@@ -192,7 +193,7 @@ pub fn adopt(worker: &Worker, random: &mut fastrand::Rng) {
     answered(worker, random, id, mode, worker.client.adopt(lock).map(Some));
 }
 
-/// A lock as data, which the worker renews itself, or lets run out and renews all the same.
+/// A lock as data, which the worker renews itself. At times it lets the lease run out first, and renews all the same.
 pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
     let id = worker.ask(asked(Form::Data, Mode::Exclusive, key, 0, Some(Duration::ZERO)));
     let sent = now();
@@ -225,7 +226,8 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
     worker.end(id, End::Release, || worker.client.release(&lock));
 }
 
-/// Who has lost a lock and does not want to hear of it: nothing that it sends may do anything to those who have it now.
+/// A caller that has lost a lock and goes on to renew and release it: this must not affect the holders that have it
+/// now.
 fn insist(worker: &Worker, random: &mut fastrand::Rng, id: u64, lock: &Lock) {
     for _ in 0..random.u32(..40) {
         std::thread::sleep(Duration::from_micros(random.u64(..4_000)));
@@ -239,8 +241,8 @@ fn insist(worker: &Worker, random: &mut fastrand::Rng, id: u64, lock: &Lock) {
     worker.end(id, End::Release, || worker.client.release(lock));
 }
 
-/// Whoever renews a lock as data counts its lease from before the request was sent, to its end but for what two clocks may
-/// differ: a margin as the guard's would hide who takes it over too early by less.
+/// A caller that renews a lock as data counts its lease from before the request was sent, to its end less what two
+/// clocks may differ by. A margin like that of a guard would hide a takeover that is too early by less than the margin.
 fn believe(worker: &Worker, id: u64, sent: u64) -> u64 {
     let until = sent + nanos(worker.lease() - MARGIN.min(worker.lease() / 10));
     let from = now();
@@ -289,7 +291,7 @@ pub fn fork_now_and_then(worker: &Worker, random: &mut fastrand::Rng, id: u64, i
     let forked = unsafe { fork() };
     match forked {
         Ok(ForkResult::Child) => {
-            // Whoever kills the worker kills this one, also where it hangs.
+            // When the worker is killed, this child must be killed, too, even if it hangs.
             let _ = set_pdeathsig(Signal::SIGKILL);
             worker.write(&Line::Forked { at: now(), id, held: is_held() });
             let _ = kill(Pid::this(), Signal::SIGKILL);

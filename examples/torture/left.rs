@@ -14,18 +14,19 @@ use crate::proxy::Told;
 use crate::run::PROBE;
 use crate::worker::chain;
 
-/// What ends by itself within so long, and two leases, is not left behind.
+/// What ends by itself within this time and two leases does not count as left behind.
 const SOON: Duration = Duration::from_secs(10);
 const TICK: Duration = Duration::from_millis(20);
 /// Between two looks at the store.
 const PAUSE: Duration = Duration::from_millis(300);
-/// The worker's own, beside those that it had before: its history.
+/// The worker's own descriptor, in addition to those that it had before: its history.
 const OWN: usize = 1;
-/// A pair that tokio, in which the clients of servers run, makes once for a process, for signals, and never closes.
+/// A pair of descriptors for signals: tokio, which runs the clients of servers, makes it once for a process and never
+/// closes it.
 const OF_TOKIO: usize = 2;
 
-/// How many descriptors this process has open, beside the two that it keeps of a SQLite file which others use: to close them
-/// would end locks that SQLite may have on it.
+/// How many descriptors this process has open, without the two that it keeps of a SQLite file that others use: closing
+/// those would end locks that SQLite may have on it.
 pub fn descriptors(options: &Options) -> usize {
     let list = fs::read_dir("/proc/self/fd").expect("the descriptors of this process").flatten();
     let open: Vec<_> = list.filter_map(|entry| fs::read_link(entry.path()).ok()).collect();
@@ -36,18 +37,18 @@ pub fn descriptors(options: &Options) -> usize {
     open.len() - of_file.min(2)
 }
 
-/// How many threads of the library it has.
+/// How many threads of the library this process has.
 fn threads() -> usize {
     let tasks = fs::read_dir("/proc/self/task").expect("the threads of this process").flatten();
     let names = tasks.filter_map(|task| fs::read_to_string(task.path().join("comm")).ok());
     names.filter(|name| name.starts_with("leasehold-")).count()
 }
 
-/// What a closed client has left of itself, where there were so many descriptors before it.
+/// What a closed client has left behind, if `before` descriptors were open before it connected.
 pub fn by_client(before: usize, options: &Options) -> Line {
     let until = Instant::now() + options.lease * 2 + SOON;
     let fine = before + OWN + if options.kind().is_local() { 0 } else { OF_TOKIO };
-    // The kernel's lists leave out some where one ends just then: twice is enough.
+    // The kernel's lists may miss some entries while another one ends, so the lists must be clean twice.
     let mut clean = 0;
     loop {
         let (threads, descriptors) = (threads(), descriptors(options).saturating_sub(fine));
@@ -59,8 +60,8 @@ pub fn by_client(before: usize, options: &Options) -> Line {
     }
 }
 
-/// Writes down how many holders are in the rows of this run, and which of them stay for so long, though what has expired is
-/// purged.
+/// Writes down how many holders are in the rows of this run, and which of them are still there after `longest`,
+/// although what has expired is purged.
 pub fn look_at_rows(client: &LockClient, options: &Options, told: &Told, longest: Duration) -> Result<(), String> {
     let until = Instant::now() + longest;
     let rows = |by: &dyn Fn() -> Result<(), Error>| {
@@ -91,7 +92,7 @@ pub fn look_at_rows(client: &LockClient, options: &Options, told: &Told, longest
     }
 }
 
-/// Of each key of the workers that has any.
+/// How many holders each key of the workers has; without the keys that have none.
 fn holders(client: &LockClient, options: &Options) -> Result<BTreeMap<String, u64>, Error> {
     let mut rows = BTreeMap::new();
     // The probe's keys have a lease of their own, and are not in the histories.

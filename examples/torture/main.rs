@@ -1,4 +1,4 @@
-//! Works a store of locks hard, by many processes and under faults, and checks all that they saw. See `--help`.
+//! Puts a store of locks under stress, by many processes and under faults, and checks all that they saw. See `--help`.
 
 #[cfg(target_os = "linux")]
 mod checker;
@@ -103,7 +103,7 @@ mod linux {
     fn synthetic(operations: usize) -> i32 {
         let text = checker::clean(operations, 8);
         let started = std::time::Instant::now();
-        // As it is read from files.
+        // Parsed from text, as the histories in files are.
         let files = text.into_iter().map(|(name, lines)| {
             let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
             (name, text)

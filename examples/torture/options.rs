@@ -69,7 +69,7 @@ library.
 exit codes: 0 nothing wrong, 1 a violation, 2 usage, 3 void: too little was done to say anything, 4 it broke
 ";
 
-/// What the store is, as far as the faults care.
+/// The kind of store, on which the possible faults depend.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Sqlite,
@@ -80,7 +80,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Without a server.
+    /// Whether the store has no server.
     pub fn is_local(self) -> bool {
         self == Kind::Sqlite
     }
@@ -100,22 +100,22 @@ pub struct Options {
     pub hooks: Vec<(String, String)>,
     /// What the shell runs to delete the row of a key.
     pub delete: Option<String>,
-    /// How the marks begin at which threads are stopped.
+    /// Threads are stopped only at marks whose names begin with this.
     pub marks: String,
     pub least_ops: Option<usize>,
     pub least_faults: Option<usize>,
     pub out: Option<PathBuf>,
-    /// Begins all names in the store: what an earlier run has left there has others.
+    /// All names in the store begin with this, so that they differ from what an earlier run has left there.
     pub run: String,
     /// The process that started this worker.
     pub parent: u32,
 }
 
-/// What is to be done.
+/// What the command line asks for.
 #[derive(Debug)]
 pub enum Command {
     Run(Options),
-    /// In this folder, by this name.
+    /// A worker's part, in this folder and by this name.
     Work(Options, PathBuf, String),
     Check(PathBuf),
     Synthetic(usize),
@@ -124,7 +124,7 @@ pub enum Command {
 
 /// The fault of a disk without space.
 pub const FULL: &str = "full";
-/// That of a row that was deleted.
+/// The fault of a row that was deleted.
 pub const DELETED: &str = "deleted";
 const FAULTS: [&str; 9] = ["stop", "kill", "fork", POINTS, "wall", "net", TWICE, DATE, FULL];
 
@@ -180,7 +180,8 @@ impl Options {
                 "--synthetic" => return Ok(Command::Synthetic(positive()?)),
                 "--run" => options.run = value,
                 "--parent" => options.parent = value.parse().map_err(|_| "--parent is for the parent only")?,
-                // By the parent: its id and that of the run, the folder, and the worker's name in it.
+                // For workers only: the parent passes the run's id, its own id, and here the folder and the worker's
+                // name in it.
                 "--work" => work = Some(value),
                 _ => return Err(format!("{arg} is not known; --help says what is")),
             }
@@ -274,7 +275,7 @@ impl Options {
         }
     }
 
-    /// All that can be asked for, by their names.
+    /// The names of all faults of this run.
     pub fn all_faults(&self) -> impl Iterator<Item = &str> {
         let hooks = self.hooks.iter().map(|(name, _)| name.as_str());
         self.faults.iter().map(String::as_str).chain(hooks).chain(self.delete.as_ref().map(|_| DELETED))
@@ -293,7 +294,7 @@ impl Options {
         if self.kind().is_local() { self.lease * 2 } else { self.lease / 2 }
     }
 
-    /// What a worker is started with.
+    /// The arguments that a worker is started with.
     pub fn to_worker(&self, store: &str, work: &str) -> Vec<String> {
         let faults = if self.faults.is_empty() { "none".to_owned() } else { self.faults.join(",") };
         let pairs = [

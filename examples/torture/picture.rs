@@ -9,7 +9,8 @@ const WIDTH: f64 = 1_100.0;
 const LEFT: f64 = 90.0;
 const ROW: f64 = 34.0;
 
-/// One row for each process that has to do with the key, two leases before and after; `None` for what has no key.
+/// One row for each process that held the key, from two leases before the violation to two after; `None` if it has no
+/// key.
 pub fn draw(run: &Run, violation: &Violation) -> Option<String> {
     let key = violation.key?;
     let around = 2 * run.terms.lease;

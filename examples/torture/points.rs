@@ -1,4 +1,4 @@
-//! Threads that are stopped at marks of the library, which it has with its feature `_internals` alone.
+//! Threads that are stopped at marks of the library, which exist only with its feature `_internals`.
 
 use std::cell::RefCell;
 
@@ -16,11 +16,11 @@ pub const LACKING: Option<&str> = match cfg!(feature = "_internals") {
 };
 
 thread_local! {
-    /// The calls of the worker in which this thread is.
+    /// The ids of the worker's calls that this thread is in.
     static CALLS: RefCell<Vec<u64>> = const { RefCell::new(Vec::new()) };
 }
 
-/// What a thread writes down shows in which calls it is.
+/// Keeps `CALLS` up to date, by what this thread writes down.
 pub fn follow(line: &Line) {
     CALLS.with_borrow_mut(|calls| match line {
         Line::Ask { id, .. } | Line::Ending { id, .. } => calls.push(*id),
@@ -46,7 +46,7 @@ pub fn stop_threads(options: &Options, seed: u64, write: impl Fn(&Line) + Send +
     struct Marks {
         random: fastrand::Rng,
         next: u64,
-        /// How many threads have come to each.
+        /// How often each mark was passed.
         passed: HashMap<&'static str, usize>,
     }
 
@@ -74,7 +74,7 @@ pub fn stop_threads(options: &Options, seed: u64, write: impl Fn(&Line) + Send +
             (from, to)
         };
         let calls = CALLS.try_with(|calls| calls.borrow().clone()).unwrap_or_default();
-        // At once, for it may be killed meanwhile.
+        // Written before the sleep, because the process may be killed during it.
         write(&Line::Point { from, to, mark: mark.to_owned(), calls });
         std::thread::sleep(Duration::from_nanos(to.saturating_sub(now())));
     });

@@ -1,19 +1,19 @@
-//! What the parent asks the store itself, so that a machine or a store that is too slow is known as such.
+//! The parent's own requests to the store, which show whether the machine or the store is too slow.
 
 use std::time::Duration;
 
 use leasehold::ErrorKind;
 
-/// A store that takes longer for a lock and its release is a fault, too.
+/// A store that takes longer for a lock and its release counts as a fault, too.
 pub const SLOW: Duration = Duration::from_millis(500);
 
-/// What one lock and its release, on a key that nobody else has, say of the store.
+/// What one lock and its release, on a key that nobody else uses, show about the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
     Well,
-    /// It can't be expected to keep anybody's lease: that explains a lot.
+    /// It was too slow to keep any lease: that explains failures of the workers.
     Late,
-    /// It is not slow but wrong: that explains nothing.
+    /// It is not slow but wrong: that explains no failure of the workers.
     Broken(String),
 }
 
@@ -22,7 +22,7 @@ pub fn judge(failed: Option<ErrorKind>, took: Duration, lease: Duration) -> Find
     match failed {
         None if took <= SLOW => Finding::Well,
         None | Some(ErrorKind::Store | ErrorKind::Ambiguous | ErrorKind::TimedOut) => Finding::Late,
-        // It has run out by itself.
+        // The lease has run out by itself.
         Some(ErrorKind::Lost) if took >= lease => Finding::Late,
         Some(kind) => Finding::Broken(kind.name().to_owned()),
     }

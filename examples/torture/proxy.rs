@@ -1,4 +1,4 @@
-//! What stands between a worker and its server, and makes the faults of a network.
+//! The proxy between a worker and its server, which makes the faults of a network.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ use crate::checker::history::Line;
 use crate::clock::now;
 use crate::wire::{Requests, Wire, Write as Doubled, head_of, numbers_writes, with_wrong_date};
 
-/// So many requests of one process at most wait to be sent once more.
+/// How many requests of one process wait to be sent once more at most.
 const DOUBLED: usize = 64;
 /// How long an answer that nobody waits for may take.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -33,12 +33,12 @@ pub enum Fault {
     Cut,
     /// One request comes this much later, on its own connection alone: behind others that were sent after it.
     Late(Duration),
-    /// An answer comes this much later, and after it nothing for so long: who counts from the answer and not from what
-    /// was asked believes too long.
+    /// An answer comes this much later, and after it nothing for the second duration: a client that counts its lease
+    /// from the answer instead of the request believes too long that it holds the lock.
     Stale(Duration, Duration),
-    /// What is written is passed on, and comes once more so much later, over a connection of its own.
+    /// A write is passed on, and comes once more this much later, over a connection of its own.
     Twice(Duration),
-    /// Over one connection come answers whose `Date` is off by so many seconds: see [`Dates`].
+    /// Over one connection come answers whose `Date` is off by this many seconds: see [`Dates`].
     Date(i64),
 }
 
@@ -56,11 +56,11 @@ impl Fault {
         }
     }
 
-    /// One of this kind by its name in `--faults`, and for how long.
+    /// A random fault of this kind, which is a name in `--faults`, and how long it lasts.
     pub fn of(kind: &str, random: &mut fastrand::Rng, lease: Duration) -> (Fault, Duration) {
         let of = |from: f64, to: f64, random: &mut fastrand::Rng| lease.mul_f64(from + (to - from) * random.f64());
         match kind {
-            // While its first copy still means something, or much later.
+            // The copy comes while the first request still matters, or much later.
             TWICE if random.u32(..3) == 0 => (Fault::Twice(of(0.0, 0.2, random)), of(0.3, 1.0, random)),
             TWICE => (Fault::Twice(of(0.2, 3.0, random)), of(0.3, 1.0, random)),
             DATE => {
@@ -79,53 +79,54 @@ impl Fault {
     }
 }
 
-/// Their names in `--faults`.
+/// The names of these two faults in `--faults`.
 pub const TWICE: &str = "twice";
 pub const DATE: &str = "date";
 
-/// Told of each fault that met a request.
+/// Writes a line of the parent's history, such as a fault that met a request.
 pub type Told = Arc<dyn Fn(Line) + Send + Sync>;
 
-/// Which connection may answer with a wrong `Date`, as one host of the service would whose clock is wrong: no two without
-/// the right time between them, which the process has read, and never the first one of a process.
+/// Which connection may answer with a wrong `Date`, as a host of the service with a wrong clock would. Between two such
+/// connections the process must have read the right time, and the first connection of a process is never wrong.
 #[derive(Debug, Default)]
 struct Dates {
     /// How many connections there were.
     connections: u64,
     /// The first one of this process.
     first: u64,
-    /// The last one that was wrong; before that the last one of the process before this one.
+    /// The last connection that was wrong; before there is one, the last connection of the process before this one.
     before: u64,
-    /// The process has read a right date over a connection that is younger than that.
+    /// The process has read a right date over a connection that is newer than `before`.
     is_sure: bool,
-    /// The one that is wrong.
+    /// The connection that is wrong now.
     wrong: Option<u64>,
 }
 
 struct Connection {
     number: u64,
-    /// What it asked was passed on, and it is reset instead of an answer.
+    /// A request was passed on, and the connection must be reset instead of an answer.
     cut: AtomicBool,
-    /// An answer with a right date was passed on: it has been read when something else is asked.
+    /// An answer with a right date was passed on: the client has read it when it sends the next request.
     is_right: AtomicBool,
 }
 
 struct State {
     server: String,
-    /// What it understands, and what the names of this run begin with.
+    /// The server's protocol, if the proxy must understand it; `run` is what the names of this run contain.
     wire: Option<Wire>,
     run: String,
     process: Mutex<String>,
     fault: Mutex<Option<(Fault, Instant)>>,
     dates: Mutex<Dates>,
-    /// The server said that it numbers writes: then it knows each again, and one without a number is the client's fault.
+    /// The server said that writes to it are numbered: then it recognizes copies, and a write without a number is the
+    /// client's fault.
     numbers: AtomicBool,
     /// How many requests wait to be sent once more.
     doubled: AtomicUsize,
     told: Told,
 }
 
-/// See the module. One for each worker, so that each fault is known to be one of its own.
+/// See the module. Each worker has its own, so that the worker that a fault meets is known.
 #[derive(Clone)]
 pub struct Proxy {
     pub port: u16,
@@ -165,7 +166,7 @@ impl Proxy {
         Ok(Proxy { port, state })
     }
 
-    /// Whose requests come through it.
+    /// Sets the process whose requests come through this proxy from now on.
     pub fn belongs_to(&self, process: &str) {
         process.clone_into(&mut self.state.process.lock());
         *self.state.fault.lock() = None;
@@ -187,7 +188,7 @@ fn reset(stream: &TcpStream) {
 }
 
 impl State {
-    /// What stands now, and for how long.
+    /// The current fault, and how long it still lasts.
     fn fault(&self) -> Option<(Fault, Duration)> {
         let (fault, until) = (*self.fault.lock())?;
         let left = until.checked_duration_since(Instant::now())?;
@@ -207,7 +208,7 @@ impl State {
         Connection { number: dates.connections, cut: AtomicBool::new(false), is_right: AtomicBool::new(false) }
     }
 
-    /// By how much the date of an answer over this connection is to be off.
+    /// By how many seconds the date of an answer over this connection must be off.
     fn date_is_off(&self, connection: &Connection) -> Option<i64> {
         let Some((Fault::Date(seconds), _)) = self.fault() else { return None };
         let (mut dates, number) = (self.dates.lock(), connection.number);
@@ -217,7 +218,7 @@ impl State {
         (dates.wrong == Some(number)).then_some(seconds)
     }
 
-    /// Something is asked, so what was answered before has been read.
+    /// The client sends a request, so it has read the answer before.
     fn asks(&self, connection: &Connection) {
         if connection.is_right.load(Ordering::SeqCst) {
             let mut dates = self.dates.lock();
@@ -225,7 +226,7 @@ impl State {
         }
     }
 
-    /// With a wrong date, if it is to have one.
+    /// The answer, with a wrong date if it must have one.
     fn dated(&self, connection: &Connection, answer: Vec<u8>) -> Vec<u8> {
         let wrong = self.date_is_off(connection).and_then(|off| Some((off, with_wrong_date(&answer, off)?)));
         let Some((seconds, wrong)) = wrong else {
@@ -237,7 +238,7 @@ impl State {
         wrong
     }
 
-    /// Sends it once more, later. It counts if it is answered; it may do something if it was sent.
+    /// Sends the write once more, later. The copy counts if it is answered; it may have an effect if it was sent.
     fn double(self: &Arc<State>, write: Doubled, later: Duration, asked: u64, process: String) {
         if self.doubled.fetch_add(1, Ordering::SeqCst) >= DOUBLED {
             self.doubled.fetch_sub(1, Ordering::SeqCst);
@@ -292,13 +293,13 @@ impl State {
                 Some((Fault::Stale(..) | Fault::Date(_), _)) => {}
                 Some((Fault::Twice(later), _)) => twice = Some(later),
                 Some((fault @ Fault::Late(by), _)) => {
-                    // One is enough: what follows overtakes it.
+                    // One request is enough: the following ones overtake it.
                     *self.fault.lock() = None;
                     self.hit(fault, by);
                     std::thread::sleep(by);
                 }
             }
-            // Its answer may be written down at once.
+            // Taken before the request is sent, because its answer may be written down at once.
             let (asked, process) = (now(), self.process.lock().clone());
             if server.write_all(&chunk[..length]).is_err() {
                 break;

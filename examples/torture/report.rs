@@ -16,9 +16,9 @@ use crate::picture;
 use crate::points::POINTS;
 use crate::proxy::{DATE, TWICE};
 
-/// So many are drawn.
+/// How many violations are drawn at most.
 const PICTURES: usize = 3;
-/// So many are listed.
+/// How many violations, and requests of a process, are listed at most.
 const LISTED: usize = 20;
 
 /// The fault of a wall clock that jumped while its worker held or asked for something.
@@ -26,7 +26,7 @@ const JUMP: &str = "wall jump";
 
 type Counts = BTreeMap<String, usize>;
 
-/// Reads all histories in the folder, judges them, writes the reports there; the exit code.
+/// Reads all histories in the folder, judges them, and writes the reports there; returns the exit code.
 pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Result<i32, String> {
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(|error| format!("{}: {error}", dir.display()))?.flatten() {
@@ -37,7 +37,7 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
             files.push((name, lines(&text).map_err(|why| format!("{}: {why}", path.display()))?));
         }
     }
-    // The same names in the same order, whatever the file system's is.
+    // Always in the same order, whatever the order of the file system is.
     files.sort_by(|a, b| a.0.cmp(&b.0));
     let run = Run::new(files)?;
     let started = Instant::now();
@@ -93,7 +93,7 @@ fn too_few(options: &Options, total: usize, faults: &Counts) -> Vec<String> {
         void.push(format!("{total} operations, but at least {least_ops} are needed"));
     }
     for fault in options.all_faults() {
-        // A clock that is only off is less than what was asked for.
+        // For `wall` a clock that is only off does not count: it must have jumped.
         let is_one = |name: &str| if fault == "wall" { name == JUMP } else { name.split(' ').next() == Some(fault) };
         let hit: usize = faults.iter().filter(|(name, _)| is_one(name)).map(|(_, n)| n).sum();
         if hit < least_faults {
@@ -109,7 +109,7 @@ fn is_answered(name: &str) -> bool {
     answer.is_some_and(|answer| ["granted", "refused", "ok", "accepted", "refused as late"].contains(&answer))
 }
 
-/// How often each call was made; with what each ended behind a colon.
+/// How often each call was made, and, with a colon in the name, how often it ended in which way.
 fn operations(run: &Run) -> Counts {
     let mut counts = Counts::new();
     let mut count = |name: String| *counts.entry(name).or_default() += 1;
@@ -191,7 +191,7 @@ fn faults(run: &Run) -> Counts {
     run.copies.iter().filter(|copy| copy.answered).for_each(|_| count(TWICE));
     run.forks.iter().for_each(|_| count("fork"));
     let is_busy = |from, to| run.processes.iter().any(|process| process.busy.meets(from, to));
-    // Whoever fills a disk has seen that it is full.
+    // The parent has seen that the disk was full, so no worker need have felt that.
     let has_met = |from, to, kind: &str| if kind == FULL { is_busy(from, to) } else { run.was_felt(from, to) };
     run.servers.iter().filter(|(from, to, kind)| has_met(*from, *to, kind)).for_each(|(_, _, kind)| count(kind));
     counts
@@ -266,7 +266,7 @@ fn text(
     text
 }
 
-/// The requests that failed or were late in the two leases before, for whoever looks into a violation.
+/// The requests that failed or were late in the two leases before a violation, which help to explain it.
 fn requests_before(run: &Run, at: u64) -> String {
     let mut text = String::new();
     for process in &run.processes {

@@ -1,4 +1,4 @@
-//! What the locks protect: it knows nothing of them but the tokens, and refuses one below the highest that it saw.
+//! What the locks protect. It knows only their tokens, and refuses a token below the highest that it has seen.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -16,10 +16,10 @@ fn socket(dir: &Path) -> PathBuf {
     dir.join("resource.sock")
 }
 
-/// Highest tokens and the log of what came, in one order.
+/// The highest tokens, and the log of the writes in the order in which they came.
 type State = Arc<Mutex<(HashMap<String, u64>, File)>>;
 
-/// Serves all who connect, each by a thread, for as long as this process lives.
+/// Serves each connection by a thread of its own, for as long as this process lives.
 pub fn serve(dir: &Path) -> std::io::Result<()> {
     let listener = UnixListener::bind(socket(dir))?;
     let log = File::create(dir.join("resource.log"))?;
@@ -59,7 +59,7 @@ fn serve_one(stream: &UnixStream, state: &State) {
     }
 }
 
-/// A worker's way to it.
+/// A worker's connection to the resource.
 pub struct Resource(Mutex<BufReader<UnixStream>>);
 
 impl Resource {
@@ -68,7 +68,7 @@ impl Resource {
         Resource(Mutex::new(BufReader::new(stream)))
     }
 
-    /// Whether it took the write; `None` when the parent is gone.
+    /// Whether the resource accepted the write; `None` when the parent is gone.
     pub fn write(&self, key: &str, token: u64) -> Option<bool> {
         let mut stream = self.0.lock();
         stream.get_mut().write_all(format!("{key} {token}\n").as_bytes()).ok()?;

@@ -28,20 +28,20 @@ use crate::worker::{ABANDONED, NOT_CONNECTED, chain};
 /// How long one request may take before anything is disturbed: a server may be cold.
 const START: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(10);
-/// So many processes of one place may fail to connect in a row: each tries for long enough.
+/// When this many processes of one slot in a row fail to connect, the run ends: each tries for long enough.
 const CONNECTS: usize = 3;
-/// More of what the probe finds says nothing new.
+/// How many findings of the probe are kept at most: more say nothing new.
 const FINDINGS: usize = 5;
-/// The name of its keys, and their lease.
+/// The name of the probe's keys; `PROBED` is their lease.
 pub const PROBE: &str = "probe";
 const PROBED: Duration = Duration::from_secs(30);
-/// How often the terminal hears of it.
+/// How often the terminal shows the progress.
 const PROGRESS: Duration = Duration::from_secs(5);
 
-/// What a run has left.
+/// The result of a run.
 pub struct Ran {
     pub dir: PathBuf,
-    /// What went wrong with processes, beside the locks.
+    /// What went wrong with processes, apart from the locks.
     pub broken: Vec<String>,
     /// Faults that could not be made.
     pub missing: Vec<String>,
@@ -51,7 +51,7 @@ pub struct Ran {
 struct Slot {
     number: usize,
     incarnation: usize,
-    /// How many in a row could not connect.
+    /// How many processes in a row could not connect.
     unconnected: usize,
     child: Child,
     _stdin: Option<ChildStdin>,
@@ -68,12 +68,12 @@ impl Slot {
 
     fn signal(&self, signal: Signal) {
         let pid = i32::try_from(self.child.id()).expect("a process id");
-        // It is our child and was not waited for: nobody else has its number.
+        // It is our child and was not waited for, so no other process has its id.
         let _ = kill(Pid::from_raw(pid), signal);
     }
 }
 
-/// However the parent ends, no process stays, nor one that is stopped with the store's lock in its hands.
+/// However the parent ends, no worker remains, not even a stopped one that has the store's file locked.
 impl Drop for Slot {
     fn drop(&mut self) {
         if let Ok(None) = self.child.try_wait() {
@@ -95,13 +95,13 @@ struct Parent<'a> {
     told: Told,
     random: fastrand::Rng,
     faketime: Option<String>,
-    /// The server that a proxy stands before.
+    /// The server behind the proxies.
     server: Option<String>,
     faults: usize,
     broken: Vec<String>,
 }
 
-/// Runs all of it.
+/// Makes the whole run.
 pub fn run(options: &Options) -> Result<Ran, String> {
     let dir = options
         .out
@@ -120,7 +120,8 @@ pub fn run(options: &Options) -> Result<Ran, String> {
         client.lease(PROBED).connect().map_err(|error| format!("no store: {}", chain(&error)))
     };
     let grace = connect(START)?.diagnose().map_err(|error| chain(&error))?.grace;
-    // One request that hangs must not explain what the others do for half a minute. Twice, for a machine may stand still.
+    // The probe's client: a request of it that hangs explains what the workers see meanwhile, so it must not hang for
+    // half a minute. There are two tries, because the machine may stand still.
     let client = connect(options.lease * 2).or_else(|_| connect(options.lease * 2))?;
     let (slack, settle) = match options.kind() {
         Kind::Sqlite => (1_000, 1_000),
@@ -169,10 +170,10 @@ pub fn run(options: &Options) -> Result<Ran, String> {
     parent.broken.extend(servers.join().unwrap_or_else(|_| vec!["what disturbs the server panicked".to_owned()]));
     parent.end(slots);
     over.store(true, Ordering::SeqCst);
-    // What it is still waiting for may explain what the workers saw.
+    // What the probe is still waiting for may explain what the workers saw.
     let mut broken = parent.broken;
     broken.extend(probe.join().unwrap_or_else(|_| vec!["the probe of the store panicked".to_owned()]));
-    // What the last fault has held up is over by then, too, or comes once more.
+    // By then requests that the last fault has held up, or sends once more, are over, too.
     let longest = options.lease * 5 + grace + Duration::from_nanos(settle + millis(slack));
     let looked = connect(START).and_then(|client| left::look_at_rows(&client, options, &parent.told, longest));
     broken.extend(looked.err().map(|why| format!("what is left in the store: {why}")));
@@ -189,7 +190,7 @@ fn log_to(path: &Path) -> Result<Told, String> {
 }
 
 /// Writes down when the store itself is so slow that no lease can be kept: a busy disk, a server without a processor.
-/// By keys of its own, and past all proxies. What it finds wrong, and not only slow, it gives back.
+/// It uses keys of its own and no proxy. Returns what it finds wrong and not only slow.
 fn measure_store(
     client: LockClient,
     key: String,
@@ -201,8 +202,8 @@ fn measure_store(
         let (mut broken, mut failures) = (Vec::new(), 0);
         while !over.load(Ordering::SeqCst) {
             let (from, begun) = (now(), faults.load(Ordering::SeqCst));
-            // After a failure it may still hold what it asked for, and a server that was killed may have it back: no key
-            // is asked for again then.
+            // After a failure the probe may still hold its key, and a server that was killed may have brought a hold
+            // back. So it uses another key then.
             let asked = client.request(&format!("{key}-{failures}-{begun}")).acquire();
             let failed = asked.and_then(|lock| client.release(&lock)).err();
             let to = now();
@@ -256,7 +257,7 @@ impl Parent<'_> {
             None => None,
         };
         let (child, stdin, wall) = self.spawn(number, 0, proxy.as_ref())?;
-        // Not at once: whoever starts shall get to work.
+        // Not at once, so that the new process gets to work first.
         let next_fault = Instant::now() + self.options.lease.mul_f64(0.5 + 3.0 * self.random.f64());
         Ok(Slot {
             number,
@@ -341,7 +342,7 @@ impl Parent<'_> {
     }
 
     fn look_after(&mut self, slot: &mut Slot, is_storm: bool) -> Result<(), String> {
-        // Also while it is stopped.
+        // The wall clock jumps also while the process is stopped.
         if let Some(seconds) =
             slot.wall.as_mut().and_then(|wall| wall.jump(self.options.lease).transpose()).transpose()?
         {
@@ -406,7 +407,7 @@ impl Parent<'_> {
     /// The process is gone: another one takes its place.
     fn replace(&mut self, slot: &mut Slot) -> Result<(), String> {
         (self.told)(Line::Dead { at: now(), process: slot.name() });
-        // It has a history from when it was connected.
+        // A process has a history once it was connected.
         if self.dir.join(format!("{}.log", slot.name())).exists() {
             slot.unconnected = 0;
         }
@@ -426,14 +427,14 @@ impl Parent<'_> {
         (self.told)(Line::Over { at: now() });
         slots.iter_mut().for_each(|slot| slot._stdin = None);
         let until = Instant::now() + self.options.lease * 6 + Duration::from_secs(30);
-        // All at once, for the time of each end counts.
+        // All of them at the same time, because the time of each end is written down.
         while !slots.is_empty() {
             std::thread::sleep(TICK);
             slots.retain_mut(|slot| self.goes_on(slot, until));
         }
     }
 
-    /// Whether a process that was told to end is still there and may be.
+    /// Whether a process that was asked to end is still running and still has time to end.
     fn goes_on(&mut self, slot: &mut Slot, until: Instant) -> bool {
         match slot.child.try_wait() {
             Ok(None) if Instant::now() < until => return true,

@@ -19,17 +19,17 @@ use crate::options::{DELETED, FULL, Options};
 use crate::proxy::Told;
 use crate::worker::key;
 
-/// A command that takes longer is ended: it would be one fault, and nothing else could be tried.
+/// A command that takes longer is killed, because no other fault could be tried meanwhile.
 const LONGEST: Duration = Duration::from_secs(120);
 const TICK: Duration = Duration::from_millis(10);
 /// A file system of up to this size may be filled.
 const SMALL: u64 = 256 << 20;
 
-/// So many rows are deleted one after the other: most keys are free just then.
+/// How many rows are deleted one after the other: several, because most keys are free at that moment.
 const DELETIONS: usize = 8;
 
 enum Fault {
-    /// By its name, and what the shell runs.
+    /// Its name, and what the shell runs.
     Hook(String, String),
     /// What the shell runs to delete the row of a key, and the keys.
     Delete(String, Vec<String>),
@@ -46,7 +46,7 @@ impl Fault {
         }
     }
 
-    /// Makes it, takes it back, and tells of it.
+    /// Makes the fault, takes it back, and reports it.
     fn make(&self, lease: Duration, random: &mut fastrand::Rng, told: &Told) -> Result<(), String> {
         let from = now();
         match self {
@@ -77,7 +77,7 @@ pub fn small_disk(options: &Options) -> Option<PathBuf> {
 /// How many faults of the server began and ended: odd while there is one.
 pub type Made = Arc<AtomicUsize>;
 
-/// Makes one fault after the other until it is to end; then it ends the one that is there, and says what went wrong.
+/// Makes one fault after the other until `over`; then it ends the current one, and returns what went wrong.
 pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) -> JoinHandle<Vec<String>> {
     let mut faults: Vec<Fault> = Vec::new();
     faults.extend(options.hooks.iter().map(|(name, command)| Fault::Hook(name.clone(), command.clone())));
@@ -88,7 +88,7 @@ pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) 
     std::thread::spawn(move || {
         let mut broken = Vec::new();
         for fault in faults.iter().cycle() {
-            // Time to be well again: what is disturbed all the time shows nothing.
+            // Time to recover: a store that is disturbed all the time shows nothing.
             let calm = Instant::now() + lease.mul_f64(3.0 + 3.0 * random.f64());
             while Instant::now() < calm {
                 if over.load(Ordering::SeqCst) {
@@ -102,7 +102,7 @@ pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) 
             let made = fault.make(lease, &mut random, &told);
             count.fetch_add(is_of_all, Ordering::SeqCst);
             if let Err(why) = made {
-                // It is not counted, but may have done half of it, which explains what followed.
+                // The fault does not count, but may have been half made, which explains what followed.
                 told(Line::Late { from, to: now() });
                 broken.push(format!("the fault {}: {why}", fault.name()));
                 return broken;
@@ -112,7 +112,7 @@ pub fn start(options: &Options, told: Told, over: Arc<AtomicBool>, count: Made) 
     })
 }
 
-/// Runs it to its end, in a process group of its own; it may want to know a key.
+/// Runs the command to its end, in a process group of its own and with the key in its environment.
 fn hook(command: &str, key: &str) -> Result<(), String> {
     let mut shell = Command::new("sh");
     shell.arg("-c").arg(command).env("KEY", key).stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
@@ -137,11 +137,12 @@ fn hook(command: &str, key: &str) -> Result<(), String> {
 /// Takes all space that is left, and gives it back.
 fn fill(folder: &Path, time: Duration) -> Result<(), String> {
     let told = |error: std::io::Error| format!("{}: {error}", folder.display());
-    // It has no name, so that a run that is killed leaves nothing.
+    // The file has no name, so that a run that is killed leaves nothing.
     let mut file = tempfile::tempfile_in(folder).map_err(told)?;
     let until = Instant::now() + time;
     let (block, mut was_full) = ([0; 4096], false);
-    // What others give back is taken, too; and where the machine stood still for that time, it gets full all the same.
+    // It also takes what others give back meanwhile; and if the machine stood still for that time, the disk still gets
+    // full.
     while !was_full || Instant::now() < until {
         match file.write_all(&block) {
             Ok(()) => {}

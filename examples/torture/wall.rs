@@ -8,14 +8,14 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use crate::checker::history::Line;
 use crate::clock::now;
 
-/// Up to so many seconds off.
+/// How many seconds a clock is off at most.
 const MOST: i64 = 300;
-/// As often a lease is about as long as a jump.
+/// The same for about half of the jumps, so that these are about as long as a lease.
 const NEAR: i64 = 3;
 const TICK: Duration = Duration::from_millis(10);
-/// A clock that is further off than before has jumped, and was not only set right by a fraction.
+/// A clock that moves by more milliseconds than this has jumped, and was not only corrected by a fraction of a second.
 const JUMP: i64 = 500;
-/// A look at two clocks that takes longer says nothing.
+/// A look at two clocks that takes more nanoseconds than this shows nothing.
 const LOOK: u64 = 50_000_000;
 
 /// The library that `faketime` loads.
@@ -25,7 +25,8 @@ pub fn library() -> Option<String> {
     told.lines().find_map(|line| line.strip_prefix("LD_PRELOAD=")).map(str::to_owned)
 }
 
-/// Removes what the library leaves in shared memory of a process that was killed: the next one with that number fails by it.
+/// Removes what the library leaves in shared memory when a process is killed: it makes the next process with that id
+/// fail.
 pub fn clean_up(process: u32) {
     for name in ["faketime_shm", "sem.faketime_sem"] {
         let _ = fs::remove_file(format!("/dev/shm/{name}_{process}"));
@@ -34,16 +35,16 @@ pub fn clean_up(process: u32) {
 
 /// The wall clock of one worker.
 pub struct Wall {
-    /// From which the worker reads at each look how much its clock is off.
+    /// The worker reads from it, at each look at the clock, how much the clock is off.
     file: PathBuf,
     next: Instant,
-    /// So many more jumps follow closely.
+    /// How many more jumps follow closely.
     burst: u32,
     random: fastrand::Rng,
 }
 
 impl Wall {
-    /// Gives one to a worker that is to be started; also how much it is off at first.
+    /// Gives one to a worker that is about to be started; also returns how much it is off at first.
     pub fn set(
         command: &mut Command,
         library: &str,
@@ -52,9 +53,9 @@ impl Wall {
         mut random: fastrand::Rng,
     ) -> Result<(Wall, i64), String> {
         let file = dir.join(format!("{name}.wall"));
-        // The clocks that nobody can set on a host stay as they are.
+        // The clocks that can't be set on a host stay as they are.
         command.env("LD_PRELOAD", library).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
-        // Else it would be asked first, and the file for ten seconds not again.
+        // `FAKETIME` would come before the file; and with a cache the file would be read only every ten seconds.
         command.env_remove("FAKETIME").env("FAKETIME_NO_CACHE", "1").env("FAKETIME_TIMESTAMP_FILE", &file);
         let seconds = random.i64(-MOST..=MOST);
         let wall = Wall { file, next: Instant::now(), burst: 0, random };
@@ -62,7 +63,7 @@ impl Wall {
         Ok((wall, seconds))
     }
 
-    /// Jumps where it is time to; how much it is off then.
+    /// Jumps if it is time to; returns how much the clock is off then.
     pub fn jump(&mut self, lease: Duration) -> Result<Option<i64>, String> {
         if Instant::now() < self.next {
             return Ok(None);
@@ -82,13 +83,13 @@ impl Wall {
 
     fn put(&self, seconds: i64) -> Result<(), String> {
         let part = self.file.with_extension("part");
-        // It is there at once: half a number would be another one.
+        // By the rename the whole number is there at once: half a number would be another one.
         let put = fs::write(&part, format!("{seconds:+}\n")).and_then(|()| fs::rename(&part, &self.file));
         put.map_err(|error| format!("{}: {error}", self.file.display()))
     }
 }
 
-/// Tells of each jump of this process's wall clock from now on.
+/// Reports each jump of this process's wall clock from now on.
 pub fn notice_jumps(told: impl Fn(Line) + Send + 'static) {
     std::thread::spawn(move || {
         let mut known = ahead();
@@ -109,7 +110,7 @@ fn ahead() -> i64 {
     loop {
         let before = now();
         let wall = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_millis());
-        // A process that was stopped between them would see a jump that was none.
+        // A process that was stopped between the two readings would see a jump where there was none.
         if now() - before < LOOK {
             return i64::try_from(wall).unwrap_or(i64::MAX) - i64::try_from(before / 1_000_000).unwrap_or(i64::MAX);
         }

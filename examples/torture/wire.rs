@@ -1,6 +1,7 @@
-//! What passes a proxy, as far as its faults must know: where a request ends, whether it writes, and the date of an answer.
+//! What a proxy must know of the messages for its faults: where a request ends, whether it writes, and an answer's
+//! date.
 
-/// Whose requests these are.
+/// The protocol of the requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wire {
     /// HTTP/1.1 without TLS.
@@ -13,7 +14,7 @@ pub enum Wire {
 pub struct Write {
     pub bytes: Vec<u8>,
     pub key: String,
-    /// The store knows it again: what it has done of it is not done a second time.
+    /// The store recognizes a copy of it, and does not do the same again.
     pub known_again: bool,
 }
 
@@ -29,7 +30,7 @@ impl Requests {
         Requests { wire, begun: Vec::new() }
     }
 
-    /// The writes to keys of this run of which these are the last bytes.
+    /// The writes to keys of this run that end in these bytes.
     pub fn writes_ended_by(&mut self, chunk: &[u8], run: &str) -> Vec<Write> {
         self.begun.extend_from_slice(chunk);
         let mut writes = Vec::new();
@@ -40,7 +41,7 @@ impl Requests {
         writes
     }
 
-    /// Of the first one, as soon as it tells.
+    /// The length of the first request, as soon as its bytes show it.
     fn length(&self) -> Option<usize> {
         match self.wire {
             Wire::Dynamodb => {
@@ -53,7 +54,8 @@ impl Requests {
     }
 }
 
-/// Length, number, number of what it answers, and kind; the body of an OP_MSG follows its flags.
+/// MongoDB's header: length, number, number of the message that it answers, and kind. The body of an OP_MSG follows its
+/// flags.
 const HEADER: usize = 16;
 const OP_MSG: usize = 2013;
 const BODY: usize = HEADER + 4;
@@ -65,9 +67,10 @@ fn number(bytes: &[u8], at: usize) -> Option<usize> {
 
 fn write(wire: Wire, bytes: Vec<u8>, run: &str) -> Option<Write> {
     let (is_write, known_again) = match wire {
-        // By the token that its condition compares.
+        // It is recognized by the token that its condition compares.
         Wire::Dynamodb => (is_write_of_dynamodb(&bytes), true),
-        // By its session and its number there, which it has not for a server in no replica set.
+        // It is recognized by its session and its number there, which it does not have for a server outside a replica
+        // set.
         Wire::Mongodb => (is_write_of_mongodb(&bytes), find(&bytes, b"\x12txnNumber\0").is_some()),
     };
     let key = is_write.then(|| key(&bytes, run))??;
@@ -93,7 +96,7 @@ pub fn numbers_writes(answer: &[u8]) -> bool {
     find(answer, b"\x02setName\0").is_some()
 }
 
-/// The first name of this run in it, as the histories have it.
+/// The first name of this run in the request, as the histories have it.
 fn key(request: &[u8], run: &str) -> Option<String> {
     const LOCK: &[u8] = b"torture-";
     let start = find(request, format!("{run}-").as_bytes())?;
@@ -107,7 +110,7 @@ fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
     bytes.windows(what.len()).position(|window| window == what)
 }
 
-/// With the empty line; `None` where it does not end here.
+/// The head of an HTTP message, with the empty line; `None` if the message ends before that.
 pub fn head_of(message: &[u8]) -> Option<&str> {
     let length = find(message, b"\r\n\r\n")? + 4;
     std::str::from_utf8(&message[..length]).ok()
@@ -118,7 +121,7 @@ fn value<'a>(head: &'a str, name: &str) -> Option<&'a str> {
     pairs.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
 }
 
-/// The same answer with a `Date` that is off by so many seconds; `None` where it has none.
+/// The same answer with a `Date` that is off by this many seconds; `None` if it has no `Date`.
 pub fn with_wrong_date(answer: &[u8], seconds: i64) -> Option<Vec<u8>> {
     let old = value(head_of(answer)?, "date")?;
     let new = to_date(from_date(old)? + seconds);
@@ -148,7 +151,7 @@ fn from_date(text: &str) -> Option<i64> {
 
 fn to_date(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(DAY), seconds.rem_euclid(DAY));
-    // The year may be one too late here, at its very begin.
+    // This begins with a year that may be too late, and goes back.
     let year = (0..).map(|back| 1970 + days * 400 / 146_097 + 1 - back).find(|year| days_before(*year, 0) <= days);
     let year = year.unwrap_or(1970);
     let month = (0..12).rev().find(|month| days_before(year, *month) <= days).unwrap_or(0);

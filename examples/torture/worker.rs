@@ -24,14 +24,14 @@ use crate::wall;
 
 /// The exit code of a worker that leaves with its locks, as the parent expects it.
 pub const ABANDONED: i32 = 42;
-/// The exit code of one that could not connect: another one tries.
+/// The exit code of a worker that could not connect: the parent starts another one.
 pub const NOT_CONNECTED: i32 = 43;
 /// How long it tries to connect.
 const CONNECT: Duration = Duration::from_secs(40);
 /// The parent wants the end, or is gone.
 static STOP: AtomicBool = AtomicBool::new(false);
 
-/// There is none before the worker is connected.
+/// The file of the history. There is none before the worker is connected.
 type History = Arc<OnceLock<File>>;
 
 /// What all threads of a worker share.
@@ -53,15 +53,15 @@ pub struct Held {
     pub mode: Mode,
 }
 
-/// One write for each line: threads do not mix, and what is written outlives this process.
+/// One write for each line, so that threads do not mix their lines, and what is written outlives this process.
 fn write(history: &OnceLock<File>, line: &Line) {
     let Some(mut file) = history.get() else { return };
     let wrote = file.write_all(format!("{line}\n").as_bytes());
     wrote.expect("the history can be written");
 }
 
-/// Writes down the requests to the store that failed or were answered late, and no others, for these show that a fault
-/// of the server was one.
+/// Writes down the requests to the store that failed or were answered late, and no others: they show that a fault of
+/// the server had an effect.
 struct Requests {
     history: History,
     late: Duration,
@@ -71,7 +71,7 @@ impl Observer for Requests {
     fn event(&self, event: &Event<'_>) {
         let Event::Request { operation, took, error, .. } = event else { return };
         let why = match error {
-            // Others hold it, or it is over: an answer like any other.
+            // The store answered, for example that others hold the lock: nothing was wrong.
             Some(error) if !is_trouble(error.kind()) => return,
             Some(error) => format!("{} {}", operation.name(), on_one_line(error)),
             None if *took > self.late => "late".to_owned(),
@@ -115,8 +115,8 @@ impl Worker {
         self.options.lease
     }
 
-    /// Whether this hold is one of the few with which the whole process ends: as often where many threads hold something
-    /// as where one does, or what others wait for would mostly be what the dead have left.
+    /// Whether this hold is one of the few with which the whole process ends. A process with many threads ends as often
+    /// as one with a single thread; otherwise most waits would be for what dead processes have left.
     pub fn leaves(&self, random: &mut fastrand::Rng) -> bool {
         self.options.kills() && random.usize(..self.options.threads) == 0
     }
@@ -145,13 +145,13 @@ impl Worker {
         let (at, kind) = (now(), error.kind().name().to_owned());
         match error.kind() {
             ErrorKind::Held => self.refused(id),
-            // Without holders the store was too slow to be asked.
+            // Without holders: the store was too slow to be read.
             ErrorKind::TimedOut if !error.holders().is_empty() => self.refused(id),
             _ => self.write(&Line::Failed { at, id, error: kind, why: on_one_line(error) }),
         }
     }
 
-    /// Writes down what a guard says; whether it is held.
+    /// Writes down what a guard reports; returns whether it is held.
     pub fn look(&self, id: u64, guard: &LockGuard) -> bool {
         let from = now();
         let left = guard.remaining();
@@ -174,7 +174,7 @@ impl Worker {
         self.write(&Line::Ended { at: now(), id, answer: answer.to_owned() });
     }
 
-    /// What a guard heard of its loss.
+    /// Writes down the loss that a guard reports.
     pub fn tell_loss(&self, id: u64, guard: &LockGuard) {
         let loss = guard.loss().wait_timeout(Duration::from_secs(1));
         let reason = loss.map_or("unknown", |loss| loss.reason.name());
@@ -187,7 +187,7 @@ impl Worker {
     }
 }
 
-/// The name of a key, and how many may share it: any number of the even ones, two of the odd ones.
+/// The name of a key, and how many may share it: any number (0) for an even key, two for an odd one.
 pub fn key(options: &Options, number: usize) -> (String, u32) {
     (options.key(&number.to_string()), if number.is_multiple_of(2) { 0 } else { 2 })
 }
@@ -203,7 +203,7 @@ fn connect(options: &Options, name: &str, history: &History) -> Result<LockClien
         let poll = Duration::from_millis(*poll.start())..=Duration::from_millis(*poll.end());
         match builder.poll(poll).connect() {
             Ok(client) => return Ok(client),
-            // A fault may hit it right at its start.
+            // A fault may hit the worker while it connects.
             Err(error) if STOP.load(Ordering::SeqCst) || error.kind() == ErrorKind::Config => return Err(error),
             Err(_) if started.elapsed() < CONNECT => {
                 std::thread::sleep(Duration::from_millis(100));
@@ -215,7 +215,8 @@ fn connect(options: &Options, name: &str, history: &History) -> Result<LockClien
 
 /// Works until its standard input ends.
 pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
-    // The input's end tells nothing to a process that is stopped, and it may hold the lock of the store's file.
+    // A stopped process does not see the end of its input, and may have the store's file locked. So it is killed when
+    // the parent ends.
     if let Err(error) = set_pdeathsig(Signal::SIGKILL) {
         eprintln!("torture: {name}: {error}");
         return NOT_CONNECTED;
@@ -223,7 +224,8 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
     if parent_id() != options.parent {
         return NOT_CONNECTED;
     }
-    // Else a thread that panics ends alone, which nobody sees before the run's end. The parent tells it from its own kills.
+    // Otherwise only the thread that panics would end, and nobody would see that before the run's end. The parent can
+    // tell this abort from its own kills.
     let named = name.to_owned();
     std::panic::set_hook(Box::new(move |info| {
         eprintln!("torture: {named}: {info}");
@@ -283,7 +285,8 @@ pub fn run(options: Options, dir: &Path, name: &str) -> i32 {
         .collect();
     let _ = input.join();
     threads.into_iter().for_each(|thread| drop(thread.join()));
-    // A guard that could not be released while the network was gone fails it, which is judged where it was held.
+    // It fails if a guard could not be released while the network was gone; the checker judges that by the guard's
+    // hold.
     let _ = worker.client.close();
     let options = worker.options.clone();
     drop(worker);
@@ -320,7 +323,7 @@ fn one(worker: &Worker, random: &mut fastrand::Rng) {
         79..85 => holding::data(worker, random, &name),
         85..90 => holding::lease_of_a_name(worker, random, number),
         90..98 => holding::adopt(worker, random),
-        // Frees what has expired, of all who use the store.
+        // Frees what has expired, whichever client held it.
         _ => drop(worker.client.purge(Duration::ZERO)),
     }
 }

@@ -6,14 +6,14 @@ use crate::checker::history::{Asked, Line};
 use crate::forge::{Forged, GRACE, LEASE, MS, SLACK, alone, waits};
 use crate::runs::binary;
 
-/// What `b` asked at `asked` came once more at `at`.
+/// The request that `b` sent at `asked` came once more at `at`.
 fn copy(asked: u64, at: u64, known_again: bool) -> Line {
     let (process, key) = ("b".to_owned(), "job".to_owned());
     let [asked, at] = [asked, at].map(|ms| ms * MS);
     Line::Twice { asked, from: at, to: at, process, key, known_again, answered: true }
 }
 
-/// `a` has had it, and `b` too or has been refused; then nobody.
+/// `a` has held it. `b` was refused meanwhile, or has held it after that. At 1.6 s nobody holds it.
 fn free_at_1_600(b_is_refused: bool) -> Forged {
     let mut forged = Forged::new();
     let held = forged.grant("a", 1_000, 1, alone());
@@ -42,9 +42,9 @@ fn a_copy_of_what_was_refused_may_hold_it_for_a_lease() {
     refused(Some(copy(1_105, 1_600, true)), last).passes();
     refused(Some(copy(1_105, 1_600, true)), last + 1).is_caught("refusal");
     refused(Some(copy(1_105, 1_720, true)), 1_700).is_caught("refusal");
-    // It was not asked then.
+    // The refused call was not under way at that time.
     refused(Some(copy(1_120, 1_600, true)), 1_700).is_caught("refusal");
-    // It is not of that key, nor of who was refused.
+    // The copy is not of that key, or not of the process that was refused.
     for (other, which) in [("a", "job"), ("b", "other")] {
         let Line::Twice { asked, from, to, known_again, answered, .. } = copy(1_105, 1_600, true) else {
             unreachable!()
@@ -65,7 +65,7 @@ fn a_copy_of_what_was_granted_is_known_again() {
     };
     refused(true).is_caught("refusal");
     refused(false).passes();
-    // Of two of which one was granted the other was refused.
+    // A call for two keys that was granted one was refused the other.
     let two = Asked { keys: vec!["job".to_owned(), "other".to_owned()], ..alone() };
     let mut forged = Forged::new();
     let held = forged.grant("b", 1_300, 2, two);
@@ -87,7 +87,7 @@ fn a_wait_for_a_copy_is_explained_and_not_for_longer() {
     granted(None, 3_000).is_caught("blocked");
     granted(Some(copy(1_105, 1_600, true)), 3_000).passes();
     granted(Some(copy(1_105, 1_600, false)), 3_000).passes();
-    // What is in vain is longer than the copy can be there.
+    // The wait in vain is longer than the copy can hold the key.
     granted(Some(copy(1_105, 1_600, true)), 1_600 + LEASE + GRACE + 3 * SLACK).is_caught("blocked");
     let mut forged = free_at_1_600(false);
     forged.told(copy(1_305, 1_600, true));
@@ -98,7 +98,7 @@ fn a_wait_for_a_copy_is_explained_and_not_for_longer() {
 
 #[test]
 fn what_copies_leave_in_a_row_is_explained_each_by_one() {
-    // The one that was released may stand there until the next grant.
+    // A hold that was released may remain in the row until the next grant.
     let kept = |holders: u64, copies: &[u64]| {
         let mut forged = free_at_1_600(true);
         copies.iter().for_each(|asked| forged.told(copy(*asked, 1_600, true)));
@@ -120,7 +120,7 @@ fn what_copies_leave_in_a_row_is_explained_each_by_one() {
     left(last + 1).is_caught("left");
 }
 
-/// Two who hold it are two who hold it, and no call may fail by either.
+/// Two holders at the same time are still caught, and no call may fail because of either fault.
 #[test]
 fn neither_excuses_anything_else() {
     let date = |process: &str| Line::Date { at: 1_000 * MS, process: process.to_owned(), seconds: 300 };
@@ -154,7 +154,7 @@ fn what_really_hit_is_counted() {
     assert_eq!(json["faults_that_hit"], serde_json::json!({"date": 2, "twice": 1}));
 }
 
-/// A store that can't have it has neither of them by default.
+/// A store that can't have these faults does not have them by default.
 #[test]
 fn a_fault_that_the_store_can_not_have_is_a_usage_error() {
     for (store, fault) in [

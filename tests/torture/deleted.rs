@@ -12,7 +12,7 @@ fn deleted(from: u64, key: &str) -> Line {
     Line::Deleted { from: from * MS, to: (from + 10) * MS, key: key.to_owned() }
 }
 
-/// `a` has it from 1 s on and `b` from `at` on, as far as they know.
+/// `a` believes to hold the key from 1 s on and `b` from `at` on.
 fn two(key: &str, at: u64) -> Forged {
     let mut forged = Forged::new();
     forged.told(deleted(1_500, key));
@@ -25,16 +25,16 @@ fn two(key: &str, at: u64) -> Forged {
 fn two_who_believe_until_the_next_heartbeat_are_explained_and_no_others() {
     two("job", 1_900).passes();
     two("other", 1_900).is_caught("overlap");
-    // Before that.
+    // Before the deletion.
     two("job", 1_400).is_caught("overlap");
-    // Who came after it is like anybody else.
+    // A hold that was granted after the deletion has no excuse.
     let mut forged = two("job", 1_900);
     let late = forged.grant("c", 2_000, 3, alone());
     forged.release(late, 2_500);
     forged.is_caught("overlap");
 }
 
-/// As on a machine that is busy. Who asks after the deletion was not granted it before.
+/// As on a busy machine. A call that begins after the deletion can't have been granted the key before it.
 #[test]
 fn who_had_asked_before_it_may_be_told_late() {
     let told = |asked: u64, at: u64| {
@@ -43,7 +43,7 @@ fn who_had_asked_before_it_may_be_told_late() {
         forged.grant("b", 1_900, 2, alone());
         let late = forged.ask("a", asked, alone());
         forged.put("a", Line::Granted { at: at * MS, id: late.1, token: 1, key: "job".to_owned() });
-        // Within a lease after the deletion: what is believed beyond that is caught by itself.
+        // Within a lease after the deletion: a belief beyond that is caught on its own.
         forged.look(late, at, 500);
         forged
     };
@@ -52,7 +52,7 @@ fn who_had_asked_before_it_may_be_told_late() {
     told(1_511, 2_000).is_caught("overlap");
 }
 
-/// No renewal brings it back, also where nobody else has it.
+/// No renewal brings the deleted row back, even if nobody else has the key.
 #[test]
 fn who_believes_for_longer_than_a_lease_is_caught() {
     let believed = |at: u64| {
@@ -86,7 +86,7 @@ fn a_loss_of_its_holder_is_explained_and_no_other() {
     for reason in ["expired", "heartbeat_died", "unknown"] {
         lost(1_000, reason, "job", 2_000).is_caught("loss");
     }
-    // Also where it hears of it by its release.
+    // Also if it learns of the deletion by its release.
     let mut forged = Forged::new();
     let held = forged.grant("a", 1_000, 1, alone());
     forged.end(held, 2_000, End::Release, "lost");
@@ -110,7 +110,7 @@ fn who_can_not_adopt_it_any_more_is_explained() {
     failed("other").is_caught("loss");
 }
 
-/// Who wants all has some of them while it waits for another.
+/// A call that wants all keys holds some of them while it waits for another.
 #[test]
 fn who_waits_for_all_and_loses_one_is_explained() {
     let failed = |key: &str, error: &str, asked: Asked| {
@@ -147,7 +147,7 @@ fn it_explains_nothing_else() {
         let asked = forged.ask("a", 1_490, alone());
         forged.fail(asked, 1_520, error);
         forged.is_caught("loss");
-        // Where one writer has the whole store, whoever deletes something is in the way of all.
+        // If a store has one writer at a time, a client that deletes something is in the way of all others.
         forged.is_crowded();
         forged.passes();
     }
@@ -157,7 +157,7 @@ fn it_explains_nothing_else() {
     forged.is_caught("refusal");
 }
 
-/// One counts where the key was held.
+/// A deletion counts if the key was held.
 #[test]
 fn what_really_hit_is_counted() {
     let dir = tempfile::tempdir().expect("a folder");
@@ -214,7 +214,7 @@ fn short_or_long<'a>(name: &str, store: String, faults: &'a str) -> Run<'a> {
     }
 }
 
-/// By a connection of somebody else's.
+/// Deletes over a connection that is not the library's.
 #[cfg(feature = "sqlite")]
 fn in_file(path: &Path) -> impl FnMut(&str) {
     move |key| {
@@ -230,8 +230,8 @@ fn sqlite_whose_rows_are_deleted() {
     let dir = tempfile::tempdir().expect("a folder");
     let path = dir.path().join("locks.db");
     let mut run = short_or_long("sqlite-deleted", format!("sqlite:{}", path.display()), "kill");
-    // On a busy machine a heartbeat may come a little late, and then find the disk with whoever deletes, for half a second
-    // each: the usual lease here has no more than that to spare.
+    // On a busy machine a heartbeat may be a little late, and then has to wait until the deletion is on disk, for half
+    // a second each: the usual lease here has no more than that to spare.
     run.args.extend(["--lease", "3"].map(str::to_owned));
     is_clean_while_deleted(run, dir.path(), in_file(&path));
 }

@@ -9,7 +9,7 @@ use crate::checker::{Least, RULES, Run, check, missing};
 use crate::forge::{Forged, MS, SLACK, alone, shared, waits};
 use crate::probe::{Finding, judge};
 
-/// What the history lacks to mean anything.
+/// What the history lacks to prove anything.
 fn lacks(forged: &Forged, slots: usize, time: Option<u64>) -> Vec<String> {
     let run = Run::new(forged.files.clone().into_iter().collect()).expect("a history");
     missing(&run, &check(&run), Least { slots, time: time.map(|time| time * MS) })
@@ -38,7 +38,7 @@ fn a_long_run_in_which_a_rule_had_nothing_to_judge_is_void() {
         RULES.iter().map(|(rule, _)| *rule).filter(idle).collect::<Vec<_>>(),
         ["refusal", "resource", "blocked", "left"]
     );
-    // As long as it went.
+    // Without a time the history's own length counts.
     forged.told(Line::Over { at: 61_000 * MS });
     assert_eq!(lacks(&forged, 1, None).len(), 4);
 }
@@ -52,7 +52,7 @@ fn only_a_slow_store_is_an_excuse() {
     for kind in [ErrorKind::Store, ErrorKind::Ambiguous, ErrorKind::TimedOut] {
         assert_eq!(judge(Some(kind), 10), Finding::Late, "{kind:?}");
     }
-    // Nobody else asks for its key.
+    // Nobody else asks for the probe's key.
     for kind in [ErrorKind::Held, ErrorKind::Lost, ErrorKind::AlreadyHeld, ErrorKind::ClockSkew] {
         assert_eq!(judge(Some(kind), 10), Finding::Broken(kind.name().to_owned()));
     }
@@ -75,17 +75,17 @@ fn a_fault_of_the_server_counts_where_a_request_felt_it() {
     assert!(!felt(&forged));
     forged.put("w1.0", request(1_900, 2_100));
     assert!(felt(&forged));
-    // It had a fault of its own.
+    // The process had a fault of its own.
     forged.told(Line::Net { from: 1_800 * MS, to: 1_900 * MS, process: "w1.0".to_owned(), kind: "cut".to_owned() });
     assert!(!felt(&forged));
-    // Nor does it explain anything.
+    // Nor does a failed request explain anything.
     let asked = forged.ask("w0.0", 9_000, alone());
     forged.fail(asked, 9_010, "store");
     forged.put("w0.0", request(9_000, 9_010));
     assert_eq!(forged.judged().counts["loss"], 1);
 }
 
-/// Its wait was over while its last request was under way, which may have been granted until it is given up.
+/// The wait was over while its last request was under way, which may have been granted until it is given up.
 #[test]
 fn a_request_that_failed_within_a_wait_may_hold_what_it_is_for() {
     let refused = |step: &str, key: &str, from: u64, at: u64| {
@@ -105,7 +105,7 @@ fn a_request_that_failed_within_a_wait_may_hold_what_it_is_for() {
     refused("acquire", "other", 1_550, 1_610).is_caught("refusal");
     refused("acquire", "job", 1_050, 1_610).is_caught("refusal");
     refused("renew", "job", 1_550, 1_610).is_caught("refusal");
-    // Nor does it explain its own refusal, or need another one beside the holder for that.
+    // Nor does it explain its own refusal, or need another one in addition to the holder for that.
     for asked in [alone(), shared(0)] {
         for is_held in [true, false] {
             let mut forged = Forged::new();

@@ -28,12 +28,12 @@ fn what_a_fault_excuses_is_not_judged() {
     let verdict = forged.judged();
     let of = |counts: &BTreeMap<&str, usize>| counts.get("loss").copied().unwrap_or_default();
     assert_eq!((of(&verdict.judged), of(&verdict.blind), of(&verdict.excused)), (0, 0, 1));
-    // Nor what is right, for it would have been excused, too.
+    // A case that is right is not judged either, because it would have been excused, too.
     let held = forged.grant("a", 1_020, 1, alone());
     forged.release(held, 1_040);
     let verdict = forged.judged();
     assert_eq!((of(&verdict.judged), of(&verdict.blind), of(&verdict.excused)), (0, 1, 1));
-    // Its fault was over before.
+    // The fault was over before this case.
     let held = forged.grant("a", 9_000, 2, alone());
     forged.release(held, 9_100);
     let verdict = forged.judged();
@@ -55,13 +55,13 @@ fn a_loss_that_no_fault_can_explain_is_caught() {
         let stopped = |to: u64| Line::Stopped { from: 1_500 * MS, to: to * MS, process: "a".to_owned() };
         let mut forged = lost(2_000);
         forged.is_caught("loss");
-        // Who did not run may not have heard of it, but its lease was not over.
+        // A process that did not run may not have learned of it, but its lease was not over.
         forged.told(stopped(1_900));
         match reason {
             "unknown" => forged.passes(),
             _ => forged.is_caught("loss"),
         }
-        // Others may have had it by then, or have removed what was over.
+        // After the lease others may have had the lock, or have removed what was over.
         let mut forged = lost(5_000);
         forged.is_caught("loss");
         forged.told(stopped(4_900));
@@ -95,17 +95,17 @@ fn a_wait_that_fails_long_before_its_end_is_caught() {
         forged
     };
     for error in ["store", "ambiguous", "timed_out"] {
-        // Also a short one.
+        // Also a short wait.
         for wait in [50, 1_400] {
             failed_after(wait / 10 * 9 - 1, error, waits(Some(wait))).is_caught("loss");
             failed_after(wait / 10 * 9, error, waits(Some(wait))).passes();
         }
     }
-    // One that does not wait has the time of a request.
+    // A call that does not wait has the time of a request.
     failed_after(TIMEOUT / 10 * 9 - 1, "timed_out", alone()).is_caught("loss");
     failed_after(TIMEOUT / 10 * 9, "timed_out", alone()).passes();
     failed_after(10, "timed_out", waits(None)).is_caught("loss");
-    // Nobody cancels anything before it is over.
+    // Nothing is cancelled before the run is over.
     let mut forged = failed_after(10, "cancelled", waits(Some(1_400)));
     forged.told(Line::Over { at: 1_011 * MS });
     forged.is_caught("loss");

@@ -17,7 +17,7 @@ pub struct Forged {
     next_id: u64,
 }
 
-/// One hold in it.
+/// One hold in a history: its process and its id.
 #[derive(Clone, Copy)]
 pub struct Held<'a>(pub &'a str, pub u64);
 
@@ -30,7 +30,7 @@ impl Forged {
         Forged { files: BTreeMap::from([("parent".to_owned(), vec![terms])]), next_id: 0 }
     }
 
-    /// The store lets in one at a time.
+    /// From now on the store lets in one request at a time.
     pub fn is_crowded(&mut self) {
         for line in self.files.get_mut("parent").expect("the terms") {
             if let Line::Terms { fate, .. } = line {
@@ -53,7 +53,7 @@ impl Forged {
         Held(process, self.next_id)
     }
 
-    /// Asked for at `at`, granted and believed 10 ms later, for a lease from then on.
+    /// A hold that is asked for at `at`, and granted and believed 10 ms later, for a lease from then on.
     pub fn grant<'a>(&mut self, process: &'a str, at: u64, token: u64, asked: Asked) -> Held<'a> {
         let held = self.ask(process, at, asked.clone());
         let granted = Line::Granted { at: (at + 10) * MS, id: held.1, token, key: asked.keys[0].clone() };
@@ -104,7 +104,7 @@ impl Forged {
     }
 
     pub fn judged(&self) -> Verdict {
-        // By way of the text, as the files have it.
+        // Written as text and parsed again, as from files.
         let text = |lines_of: &Vec<Line>| lines_of.iter().map(|line| format!("{line}\n")).collect::<String>();
         let files = self.files.iter().map(|(name, of)| (name.clone(), lines(&text(of)).expect("a history")));
         check(&Run::new(files.collect()).expect("a history"))
@@ -116,7 +116,7 @@ impl Forged {
         assert!(verdict.violations.is_empty(), "{:#?}", verdict.violations);
     }
 
-    /// It is caught by this rule, once, and by no other.
+    /// The history is caught by this rule, once, and by no other rule.
     #[track_caller]
     pub fn is_caught(&self, rule: &str) {
         let verdict = self.judged();
@@ -125,7 +125,7 @@ impl Forged {
     }
 }
 
-/// Asks once for it alone.
+/// Asks for an exclusive lock, once, without waiting.
 pub fn alone() -> Asked {
     let keys = vec!["job".to_owned()];
     Asked { form: Form::Guard, mode: Mode::Exclusive, keys, all: false, limit: 0, wait: Some(0), instead_of: None }

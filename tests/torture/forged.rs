@@ -1,4 +1,4 @@
-//! The checker on trial: forged histories, at least one for each rule, that it must catch, and innocent ones beside
+//! The checker on trial: forged histories, at least one for each rule, that it must catch, and innocent ones next to
 //! them that it must let pass.
 
 use crate::checker::history::{Asked, End, Form, Line, lines};
@@ -19,7 +19,7 @@ fn one_after_the_other_is_fine() {
     let first = forged.grant("a", 1_000, 1, alone());
     forged.release(first, 2_000);
     let second = forged.grant("b", 2_001, 2, alone());
-    // Died with it: the next one waits for the lease.
+    // `b` died while it held the lock: the next holder waits for the lease.
     forged.dies("b", 2_500);
     forged.grant("a", 2_011 + LEASE, 3, alone());
     let _ = second;
@@ -48,7 +48,7 @@ fn a_guard_that_does_not_hear_of_its_adoption_for_a_lease_is_caught() {
     let mut forged = Forged::new();
     let old = forged.grant("a", 1_000, 1, alone());
     let new = forged.grant("b", 2_000, 2, instead_of(1));
-    // Its heartbeat has not asked yet.
+    // Its heartbeat has not been sent yet, so it does not know.
     forged.look(old, 2_500, 2_000);
     forged.look(new, 4_000, LEASE);
     forged.passes();
@@ -66,7 +66,7 @@ fn a_lock_that_is_adopted_twice_is_caught() {
     let late = forged.ask("c", 1_500, instead_of(1));
     forged.fail(late, 1_510, "lost");
     forged.passes();
-    // Nobody holds it, and the tokens rise; but what it was to adopt is over.
+    // Nobody holds it, and the tokens rise; but the grant that it adopts was over.
     forged.grant("c", 1_600, 3, instead_of(1));
     forged.is_caught("overlap");
 }
@@ -141,7 +141,7 @@ fn what_was_not_answered_may_hold_until_it_is_given_up() {
     let asked = forged.ask("a", 1_000, alone());
     forged.told(Line::Net { from: 900 * MS, to: 1_800 * MS, process: "a".to_owned(), kind: "cut".to_owned() });
     forged.fail(asked, 1_500, "ambiguous");
-    // The fault, the time to be well again, and the same for giving up, and the machine's.
+    // The end of the fault, the time to recover, the same to give up, and the machine's slack.
     let last = 1_800 + 3 * SLACK;
     forged.refuse("b", last, last + 10, alone());
     forged.passes();
@@ -188,7 +188,7 @@ fn a_wait_for_what_nobody_holds_is_caught() {
         forged.put("b", granted);
         forged
     };
-    // The lease, the grace, what the machine may add to each.
+    // The lease, the grace, and what the machine may add to each.
     let last = 2_000 + LEASE + GRACE + 2 * SLACK;
     wait_until(last).passes();
     wait_until(last + 1).is_caught("blocked");
@@ -203,7 +203,7 @@ fn one_who_waits_in_vain_does_not_explain_the_wait_of_another() {
     }
     let verdict = forged.judged();
     assert_eq!(verdict.counts.get("blocked"), Some(&2), "{:#?}", verdict.violations);
-    // Who died in it can have had it at its last moment only, and has waited in vain, too.
+    // A call whose process died can have had the key only at its last moment, and has waited in vain, too.
     let mut forged = Forged::new();
     forged.ask("a", 1_000, waits(None));
     forged.dies("a", 9_000);
@@ -274,7 +274,8 @@ fn the_name_of_a_lease_stands_until_it_is_revoked_or_claimed_anew() {
     forged.is_caught("refusal");
 }
 
-/// A process died while it claimed one: nobody knows whether it has it, and it has it until somebody expires it.
+/// A process died while it claimed a name: nobody knows whether it got it, and if so, it has it until somebody expires
+/// it.
 #[test]
 fn a_claim_without_an_answer_stands_until_the_name_is_claimed_anew() {
     let name = || Asked { form: Form::Name, ..alone() };
@@ -296,7 +297,7 @@ fn a_call_that_outlives_its_deadline_is_caught() {
     forged.refuse("b", 1_100, 9_000, waits(Some(500)));
     forged.is_caught("late");
     let stopped = |process: &str| Line::Stopped { from: 2_000 * MS, to: 8_000 * MS, process: process.to_owned() };
-    // The stop of another explains nothing, nor does what its deadline is there for.
+    // The stop of another process explains nothing, nor do the faults that its deadline is made for.
     forged.told(stopped("a"));
     forged.told(Line::Net { from: 2_000 * MS, to: 2_100 * MS, process: "b".to_owned(), kind: "cut".to_owned() });
     forged.told(Line::Server { from: 1_000 * MS, to: 9_000 * MS, kind: "restart".to_owned() });
@@ -322,7 +323,7 @@ fn a_call_that_is_never_answered_is_late() {
     forged.passes();
     forged.dies("b", 40_000);
     forged.is_caught("late");
-    // It was late before.
+    // The call was late before that stop.
     forged.told(Line::Stopped { from: 30_000 * MS, to: 31_000 * MS, process: "b".to_owned() });
     forged.is_caught("late");
     // No stop explains that it is still under way long after that.
@@ -331,7 +332,7 @@ fn a_call_that_is_never_answered_is_late() {
     forged.told(Line::Stopped { from: 1_400 * MS, to: 29_000 * MS, process: "b".to_owned() });
     forged.told(Line::Stopped { from: 32_000 * MS, to: 39_000 * MS, process: "b".to_owned() });
     forged.passes();
-    // One that all feel counts once.
+    // A stop that holds up all processes counts once.
     for (took, is_late) in [(9_900, false), (10_100, true)] {
         let mut forged = Forged::new();
         forged.is_crowded();
@@ -352,7 +353,7 @@ fn an_end_that_outlives_its_deadline_is_caught() {
             forged.put("a", Line::Ended { at: (2_000 + time) * MS, id: held.1, answer: "ok".to_owned() });
             forged
         };
-        // What ends a hold has its lease for it.
+        // A call that ends a hold may take a lease.
         ended_after(LEASE + SLACK).passes();
         ended_after(LEASE + SLACK + 1).is_caught("late");
     }
@@ -374,7 +375,7 @@ fn a_handed_over_lock_that_is_lost_in_its_lease_is_caught() {
     forged.is_caught("loss");
     forged.told(Line::Stopped { from: 1_000 * MS, to: 1_100 * MS, process: "a".to_owned() });
     forged.passes();
-    // Another was to adopt it, too.
+    // Another call adopts it, too.
     let mut forged = adopted_at(2_000);
     forged.grant("c", 1_900, 2, instead_of(1));
     forged.passes();
@@ -439,7 +440,7 @@ fn a_call_that_had_all_its_time_is_fine_where_it_waits_or_the_store_is_crowded()
     }
 }
 
-/// PostgreSQL says so in its docs: then the lock stands for its lease.
+/// PostgreSQL's docs say so; the lock then remains for its lease.
 #[test]
 fn a_release_may_be_lost_with_the_server_that_answered_it() {
     let killed_at = |at: u64, refused: u64| {
@@ -452,10 +453,10 @@ fn a_release_may_be_lost_with_the_server_that_answered_it() {
     };
     let settled = 3_100 + SLACK;
     killed_at(2_000 + SLACK, settled + 1).passes();
-    // As long as the fault's, and the last renewal.
+    // A lease after the last renewal, which may have been on its way until the fault was over.
     let last = 2_000 + SLACK + LEASE + GRACE + SLACK;
     killed_at(1_900, last).passes();
-    // The release was on its disk.
+    // The release was on the server's disk.
     killed_at(2_001 + SLACK, settled + 2).is_caught("refusal");
     killed_at(1_900, last + 1).is_caught("refusal");
 }
@@ -475,9 +476,9 @@ fn each_rule_judges_a_clean_history_and_lets_it_pass() {
     let run = Run::new(clean(operations, 8)).expect("a history");
     let verdict = check(&run);
     assert!(verdict.violations.is_empty(), "{:?}", verdict.violations);
-    // A million take less than a minute where it was built for release: `torture --synthetic 1000000`.
+    // A million take less than a minute in a release build: `torture --synthetic 1000000`.
     assert!(started.elapsed().as_secs() < 60, "{:?}", started.elapsed());
-    // No history of ours has forks or an end, and no shared holder is refused.
+    // None of these histories has forks or an end, and no shared holder is refused.
     for (rule, _) in RULES.iter().filter(|(rule, _)| !["fork", "left"].contains(rule)) {
         let judged = verdict.judged.get(rule).copied().unwrap_or_default();
         assert!(judged >= operations / 10, "{rule} has judged {judged}");

@@ -19,7 +19,7 @@ fn a_closed_client_that_leaves_a_thread_or_a_descriptor_is_caught() {
         forged.passes();
         assert_eq!(forged.judged().judged["left"], 1);
         forged.put("b", Line::Closed { at: 1_000 * MS, threads, descriptors });
-        // It had time enough for all of this.
+        // The worker had enough time for all of this.
         forged.told(Line::Stopped { from: 100 * MS, to: 999 * MS, process: "b".to_owned() });
         forged.told(Line::Late { from: 100 * MS, to: 999 * MS });
         forged.told(Line::Server { from: 100 * MS, to: 999 * MS, kind: "restart".to_owned() });
@@ -42,7 +42,7 @@ fn a_row_with_more_holders_than_can_stand_is_caught() {
         let mut forged = Forged::new();
         let first = forged.grant("a", 1_000, 1, shared(0));
         forged.release(first, 1_100);
-        // Its lease is over when the last one is granted, that of the other is not.
+        // The lease of `b` is over when the last hold is granted, that of `c` is not.
         forged.grant("b", 1_200, 2, shared(0));
         forged.dies("b", 1_300);
         let last = 1_300 + LEASE + GRACE + SLACK + 1;
@@ -58,11 +58,11 @@ fn a_row_with_more_holders_than_can_stand_is_caught() {
     let mut forged = row();
     forged.told(kept(3));
     forged.is_caught("left");
-    // Nobody knows whether it was granted.
+    // Nobody knows whether this call was granted.
     forged.ask("e", 1_300 + LEASE, shared(0));
     forged.dies("e", 1_300 + LEASE + 10);
     forged.passes();
-    // Nor is anybody there of whom no history knows.
+    // Nor may a row have a holder of which no history knows.
     let mut forged = Forged::new();
     forged.told(kept(1));
     forged.is_caught("left");
@@ -82,7 +82,7 @@ fn a_dead_holder_that_outlives_a_purge_is_caught() {
     assert_eq!(purged_at(over, 1).judged().excused["left"], 1);
     purged_at(over + 1, 1).is_caught("left");
     purged_at(over + 1, 0).passes();
-    // One that was released is not there at once.
+    // A hold that was released must be gone at once.
     let mut forged = Forged::new();
     let held = forged.grant("a", 1_000, 1, alone());
     forged.end(held, 1_100, End::Release, "ok");

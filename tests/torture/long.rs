@@ -8,26 +8,26 @@ use crate::runs::{Run, on_a_disk};
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 use crate::servers::Server;
 
-/// For how long, if at all.
+/// How long the runs take, if they are made at all.
 pub fn minutes() -> Option<f64> {
     let text = std::env::var("LEASEHOLD_TEST_MINUTES").ok()?;
     Some(text.parse().unwrap_or_else(|_| panic!("LEASEHOLD_TEST_MINUTES is {text:?}, but must be a number")))
 }
 
-/// With the folder of that name for its report, if there is one for all.
+/// A long run, with a folder of this name for its report, if there is a folder for all reports.
 pub fn long<'a>(name: &str, minutes: f64, store: String) -> Run<'a> {
     let out = std::env::var_os("LEASEHOLD_TEST_REPORTS").map(|all| PathBuf::from(all).join(name));
-    // What it is told last counts: more arguments, by words.
+    // More arguments, separated by spaces: of an argument that is given twice the last one counts.
     let more = std::env::var("LEASEHOLD_TEST_TORTURE_ARGS").unwrap_or_default();
-    // A thread mostly waits, for the holder of a key or the end of a fault: with many at once ten times as much happens. The
-    // emulator of Spanner has one transaction at a time, whoever waits for it.
+    // A thread mostly waits, for the holder of a key or the end of a fault: with many threads at once ten times as much
+    // happens. The emulator of Spanner has one transaction at a time, however many threads wait for it.
     let threads = if name == "spanner" { "1" } else { "8" };
     let many = ["--keys", "48", "--workers", "8", "--threads", threads];
     let args = many.into_iter().chain(more.split_whitespace()).map(str::to_owned).collect();
     Run { store, minutes, faults: "all", args, out, ..Run::default() }
 }
 
-/// A run on a server that is killed now and then. `store` makes the URL of what the server calls its own.
+/// A run on a server that is killed now and then. `store` makes the store's URL from the server's own.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 fn is_clean_while_killed(name: &str, server: &'static Server, store: impl FnOnce(&str) -> String) {
     let Some(minutes) = minutes() else { return };
@@ -36,7 +36,7 @@ fn is_clean_while_killed(name: &str, server: &'static Server, store: impl FnOnce
     crate::restarts::is_clean_under(run, &["server-kill"], crate::restarts::killed(own));
 }
 
-/// A disk of its own, which gets full.
+/// On a disk of its own, which gets full.
 #[test]
 #[cfg(feature = "sqlite")]
 fn sqlite() {
@@ -48,7 +48,7 @@ fn sqlite() {
     Run { by: on_a_disk("8m", &disk), ..long("sqlite", minutes, store) }.is_clean(dir.path());
 }
 
-/// It has its tables on disk.
+/// The server has its tables on disk, so that they outlive a kill.
 #[test]
 #[cfg(feature = "dynamodb")]
 fn dynamodb() {
@@ -56,7 +56,7 @@ fn dynamodb() {
     is_clean_while_killed("dynamodb", &crate::servers::dynamodb::ON_DISK, store);
 }
 
-/// A replica set of three, without faults of the network: a proxy stands before one server alone.
+/// A replica set of three, without faults of the network, because a proxy can be used for a single server only.
 #[test]
 #[cfg(feature = "mongodb")]
 fn mongodb() {
@@ -69,7 +69,7 @@ fn mongodb() {
     crate::restarts::is_clean_under(run, &["step-down", "server-kill"], move |fault| {
         let primary = cluster.primary();
         match fault {
-            // One that sees no secondary with all that it has refuses, and the next time it does not.
+            // A primary refuses if no secondary has all of its writes; the next time it may not refuse.
             "step-down" => drop(ask(&hosts[primary], &step_down())),
             _ => {
                 cluster.kill(primary);
@@ -97,8 +97,8 @@ fn postgres() {
     is_clean_while_killed("postgres", &crate::restarts::POSTGRES, |url| format!("{url}?table=locks"));
 }
 
-/// Broken copies of the library there, each of which must be caught: where `LEASEHOLD_TEST_BROKEN` is set, since nothing else
-/// may run meanwhile.
+/// Broken copies of the library on this server, each of which must be caught. Only if `LEASEHOLD_TEST_BROKEN` is set,
+/// because nothing else may run meanwhile.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 fn are_caught_on(server: fn() -> Option<String>) {
     if std::env::var_os("LEASEHOLD_TEST_BROKEN").is_none() {
@@ -131,7 +131,7 @@ fn broken_on_mongodb() {
     });
 }
 
-/// A kill would make it forget everything: it is stopped for a while.
+/// A kill would make the emulator forget everything, so it is stopped for a while instead.
 #[test]
 #[cfg(feature = "spanner")]
 fn spanner() {

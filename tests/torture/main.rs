@@ -43,7 +43,7 @@ mod runs;
 mod servers;
 mod together;
 mod wall;
-// Else the servers have it.
+// Otherwise the module `servers` contains it.
 #[cfg(not(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
 #[allow(dead_code)] // Only a store can lack what its test needs.
 #[path = "../support/skip.rs"]

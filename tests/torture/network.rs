@@ -1,4 +1,4 @@
-//! The faults of the proxy for which it reads what passes: what is written comes twice, and a date is wrong.
+//! The faults for which the proxy reads the messages that pass it: a write comes twice, and a date is wrong.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -10,7 +10,7 @@ use crate::checker::history::Line;
 use crate::proxy::{Fault, Proxy};
 use crate::wire::{Requests, Wire};
 
-/// What comes at all comes by then.
+/// How long the tests wait for a message that must come.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longer than any test.
 const ALWAYS: Duration = Duration::from_secs(600);
@@ -27,7 +27,7 @@ fn http(operation: &str, key: &str) -> Vec<u8> {
     format!("POST / HTTP/1.1\r\n{target}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).into_bytes()
 }
 
-/// An OP_MSG whose command has this name, and a number if it is to have one.
+/// An OP_MSG whose command has this name, and a number if `numbered`.
 fn op_msg(command: &str, key: &str, numbered: bool) -> Vec<u8> {
     let text = |name: &str, value: &str| {
         let length = u32::try_from(value.len() + 1).expect("a short text").to_le_bytes();
@@ -41,7 +41,8 @@ fn op_msg(command: &str, key: &str, numbered: bool) -> Vec<u8> {
     [size, 1, 0, 2013].iter().flat_map(|number| number.to_le_bytes()).chain(body).collect()
 }
 
-/// What a server was asked, with the number of the connection; it answers on so many of them, and ends the others.
+/// A server behind a proxy. `asked` has its requests, each with the number of its connection. It answers on the first
+/// `answered` connections, and ends the others.
 struct Server {
     proxy: Proxy,
     asked: Receiver<(usize, Vec<u8>)>,
@@ -49,7 +50,7 @@ struct Server {
 }
 
 impl Server {
-    /// Each request has these many bytes.
+    /// Each request has this many bytes.
     fn start(wire: Wire, length: usize, answered: usize) -> Server {
         Server::saying(answer(RIGHT), wire, length, answered)
     }
@@ -115,7 +116,7 @@ fn what_is_written_comes_once_more_later_over_a_connection_of_its_own() {
         let server = Server::start(wire, request.len(), 2);
         server.proxy.belongs_to("w0.1");
         let mut client = server.connect();
-        // Not without the fault.
+        // Without the fault there is no copy.
         ask(&mut client, &request);
         server.proxy.disturb(Fault::Twice(LATER), ALWAYS);
         assert_eq!(ask(&mut client, &request), answer(RIGHT));
@@ -125,15 +126,15 @@ fn what_is_written_comes_once_more_later_over_a_connection_of_its_own() {
         assert_eq!((&*process, &*key, known_again, answered), ("w0.1", "torture-ab12-3", is_known, true));
         let mut came =
             [server.asked(), server.asked(), server.asked()].map(|(number, bytes)| (number, bytes == request));
-        // Each connection's thread tells for itself, in its own time.
+        // The threads of the connections report independently, so their order may differ.
         came.sort();
         assert_eq!(came, [(0, true), (0, true), (1, true)], "{wire:?}");
-        // Nobody waits for its answer.
+        // The answer to the copy does not come to the client.
         assert!(is_silent(&client) && server.asked.try_recv().is_err(), "{wire:?}");
     }
 }
 
-/// A library that forgot its numbers would explain all that it does with that.
+/// Otherwise a library that forgot to number its writes would have an excuse for all that it does.
 #[test]
 fn a_copy_without_a_number_explains_nothing_in_a_replica_set() {
     let request = op_msg("findAndModify", "torture-ab12-3", false);
@@ -161,7 +162,7 @@ fn a_copy_that_is_not_answered_is_told_as_such() {
 fn only_a_write_to_a_key_of_the_run_comes_twice() {
     let keys = |wire, requests: &[Vec<u8>]| {
         let mut passing = Requests::new(wire);
-        // All at once, and by single bytes.
+        // All bytes at once, and one by one.
         let all = requests.concat();
         let together = passing.writes_ended_by(&all, "ab12");
         let apart: Vec<_> = all.iter().flat_map(|byte| passing.writes_ended_by(&[*byte], "ab12")).collect();
@@ -178,13 +179,13 @@ fn only_a_write_to_a_key_of_the_run_comes_twice() {
     let of = |name: &str| op_msg(name, "torture-ab12-1", true);
     assert_eq!(keys(Wire::Mongodb, &["find", "hello", "aggregate"].map(of)), [""; 0]);
     assert_eq!(keys(Wire::Mongodb, &["update", "insert", "delete"].map(of)), ["torture-ab12-1"; 3]);
-    // No OP_MSG.
+    // This is no OP_MSG.
     let mut other = of("update");
     other[12..14].copy_from_slice(&2012_u16.to_le_bytes());
     assert_eq!(keys(Wire::Mongodb, &[other, of("update")]), ["torture-ab12-1"]);
 }
 
-/// The host whose clock is wrong answers over one connection alone, when the process knows the right time.
+/// The host with a wrong clock answers over one connection only, and only when the process knows the right time.
 #[test]
 fn one_connection_at_a_time_has_a_wrong_date_and_never_the_first() {
     let request = http("GetItem", "torture-ab12-3");
@@ -205,14 +206,14 @@ fn one_connection_at_a_time_has_a_wrong_date_and_never_the_first() {
     let mut third = server.connect();
     is(&mut third, RIGHT);
     is(&mut second, wrong);
-    // The next one comes when the right time was read over a connection that is younger than the wrong one.
+    // The next connection is wrong only after the right time was read over a connection newer than the last wrong one.
     server.proxy.disturb(Fault::Date(-300), ALWAYS);
     is(&mut first, RIGHT);
     is(&mut second, RIGHT);
     let mut fourth = server.connect();
     is(&mut fourth, RIGHT);
     is(&mut third, far);
-    // Another process: nothing that it has yet to learn.
+    // Another process: it gets no wrong date before it has read the right time.
     server.proxy.belongs_to("w0.1");
     server.proxy.disturb(Fault::Date(45), ALWAYS);
     let mut fresh = server.connect();
@@ -233,7 +234,7 @@ fn one_connection_at_a_time_has_a_wrong_date_and_never_the_first() {
     assert_eq!(told, [of("w0.0", 45), of("w0.0", 45), of("w0.0", -300), of("w0.1", 45)]);
 }
 
-/// Through the turn of a year, a leap day, and back.
+/// Forwards over the turn of a year and a leap day, and back.
 #[test]
 fn a_wrong_date_is_a_date() {
     let moved = |date: &str, seconds| {

@@ -12,7 +12,8 @@ fn stopped(from: u64, to: u64, calls: &[Held]) -> Line {
     Line::Point { from: from * MS, to: to * MS, mark: "some.mark".to_owned(), calls }
 }
 
-/// Lost at `at`, where a thread was stopped from 1.5 s on, in calls on this hold (`own`), on another one, or in none.
+/// A hold that is lost at `at`. A thread was stopped from 1.5 s on, in calls on this hold (`own`), on another one, or
+/// in none.
 fn lost_by(reason: &str, until: u64, at: u64, whose: &str) -> Forged {
     let mut forged = Forged::new();
     let other = forged.grant("a", 900, 1, Asked { keys: vec!["other".to_owned()], ..alone() });
@@ -34,17 +35,17 @@ fn it_explains_the_loss_of_its_own_hold_and_of_no_other() {
     for reason in ["expired", "taken_over", "released_by_other", "gone", "unknown"] {
         for whose in ["own", "nobody"] {
             lost_by(reason, over, over + 100, whose).passes();
-            // It goes on long before.
+            // The thread went on long before the loss.
             lost_by(reason, 1_600, 1_602 + LEASE + 2 * SLACK, whose).is_caught("loss");
         }
         lost_by(reason, over, over + 100, "other").is_caught("loss");
     }
-    // Nobody can have taken it over before.
+    // Nobody can have taken it over before its lease was over.
     lost_by("taken_over", 1_900, 2_000, "own").is_caught("loss");
     lost_by("heartbeat_died", over, over + 100, "own").is_caught("loss");
 }
 
-/// A release hands over to the next in its process, also where it is stopped in the middle of that.
+/// A release hands the lock over to the next call in its process, even if its thread is stopped in the middle of that.
 #[test]
 fn it_explains_the_loss_of_what_was_asked_for_meanwhile() {
     let lost = |from: u64, to: u64| {
@@ -85,7 +86,7 @@ fn it_explains_a_failure_of_its_own_call_and_of_those_behind_it() {
     fails("same", "store", alone()).passes();
     fails("other", "store", alone()).is_caught("loss");
     fails("nobody", "store", alone()).is_caught("loss");
-    // Who wants all has some of them, which the library's own threads renew.
+    // A call that wants all keys holds some of them, which the library's own threads renew.
     fails("nobody", "lost", all(&["job", "third"])).passes();
     fails("nobody", "store", all(&["job", "third"])).is_caught("loss");
 }
@@ -109,7 +110,7 @@ fn it_explains_lateness_of_its_own_call_alone() {
     late("own").passes();
     late("other").is_caught("late");
     late("nobody").is_caught("late");
-    // No longer than it was stopped.
+    // It explains no more delay than the time of the stop.
     let hangs = |answered: u64| {
         let mut forged = Forged::new();
         let held = forged.grant("b", 900, 1, alone());
@@ -122,7 +123,7 @@ fn it_explains_lateness_of_its_own_call_alone() {
     let last = 1_000 + TIMEOUT + SLACK + 500 + SLACK;
     hangs(last).passes();
     hangs(last + 1).is_caught("late");
-    // And then all of its process, from so late on.
+    // After that the whole process is stopped, from `from` on.
     let both = |from: u64, after: u64| {
         let mut forged = hangs(from + 2_000 + after);
         forged.told(Line::Stopped { from: from * MS, to: (from + 1_999) * MS, process: "a".to_owned() });
@@ -144,7 +145,7 @@ fn it_explains_lateness_of_its_own_call_alone() {
     release(2).is_caught("late");
 }
 
-/// Two who hold it, a token that falls, a refusal for nothing.
+/// Two holders at the same time, a token that falls, a refusal without a reason.
 #[test]
 fn it_explains_nothing_else() {
     let mut forged = Forged::new();
@@ -166,7 +167,8 @@ fn it_explains_nothing_else() {
     forged.is_caught("refusal");
 }
 
-/// Who waits for the same key in its process waits behind it, and the library's own thread may be what wakes it.
+/// A call for the same key in its process waits behind the stopped thread, and the library's own thread may have to
+/// wake it.
 #[test]
 fn a_wait_for_the_same_key_in_its_process_is_explained() {
     let waited = |process: &'static str, stopped_in: &str| {
@@ -189,7 +191,7 @@ fn a_wait_for_the_same_key_in_its_process_is_explained() {
     waited("a", "another call").is_caught("blocked");
     waited("c", "its line").is_caught("blocked");
     waited("c", "no call").is_caught("blocked");
-    // One that loses its wake hangs for longer than it was stopped.
+    // A call that misses its wakeup hangs for longer than the thread was stopped.
     let hangs = |woken: u64| {
         let mut forged = Forged::new();
         let held = forged.grant("a", 1_000, 1, alone());
@@ -203,7 +205,7 @@ fn a_wait_for_the_same_key_in_its_process_is_explained() {
     hangs(1_660 + 4 * LEASE).is_caught("blocked");
 }
 
-/// Who was granted it, and hears of that too late, is refused, and gives it up.
+/// A call that was granted the lock, but learns of that too late, is refused, and gives the lock up.
 #[test]
 fn who_was_refused_by_it_may_have_held_it() {
     let refused = |line: bool, at: u64| {
@@ -225,7 +227,7 @@ fn who_was_refused_by_it_may_have_held_it() {
     refused(true, last + 1).is_caught("refusal");
 }
 
-/// The report counts them by their marks.
+/// The report counts the stopped threads by their marks.
 #[test]
 fn what_was_stopped_is_counted_by_its_mark() {
     let dir = tempfile::tempdir().expect("a folder");

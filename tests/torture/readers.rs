@@ -26,13 +26,13 @@ fn one_shared_holder_too_many_is_caught() {
 fn one_too_many_who_was_let_in_at_the_same_time_is_caught() {
     let mut forged = Forged::new();
     forged.grant("a", 1_000, 1, shared(2));
-    // All of both calls are at the same time, but their tokens have an order.
+    // The two calls overlap, but their tokens have an order.
     for (process, at, token) in [("b", 1_100, 2), ("c", 1_105, 3)] {
         forged.passes();
         forged.grant(process, at, token, shared(2));
     }
     forged.is_caught("limit");
-    // The first may have been gone by then.
+    // The first hold may have been over by then.
     let mut forged = Forged::new();
     let first = forged.grant("a", 1_000, 1, shared(2));
     forged.grant("b", 1_100, 2, shared(2));

@@ -8,8 +8,8 @@ use crate::own::Own;
 use crate::runs::{Run, unique};
 use crate::servers;
 
-/// Runs it with a hook by each of these names; each time that its command is run, `fault` makes the fault of that name and
-/// takes it back. Else as `Run::is_clean`, which also wants each fault to have met requests.
+/// Makes the run with a hook of each of these names. Each time that a hook's command runs, `fault` makes the fault of
+/// that name and takes it back. Otherwise like `Run::is_clean`, which also requires that each fault met requests.
 pub fn is_clean_under(run: Run, names: &[&str], mut fault: impl FnMut(&str)) {
     let dir = tempfile::tempdir().expect("a folder");
     let wanted = |name: &str| dir.path().join(format!("wanted-{name}"));
@@ -46,7 +46,7 @@ pub static POSTGRES: servers::Server = servers::Server {
     ..servers::postgres::SERVER
 };
 
-/// What it has answered is on its disk, as far as a killed process goes, but for releases of the last moment.
+/// What the server has answered outlives a kill of its process, except for releases of the last moment.
 #[test]
 #[cfg(feature = "postgres")]
 fn postgres_under_kills_of_its_server() {
@@ -56,7 +56,7 @@ fn postgres_under_kills_of_its_server() {
     is_clean_under(run, &["server-kill"], killed(own));
 }
 
-/// It is its own successor, a second later.
+/// The only server steps down, and is the primary again a second later.
 #[test]
 #[cfg(feature = "mongodb")]
 fn mongodb_under_step_downs() {
@@ -66,7 +66,8 @@ fn mongodb_under_step_downs() {
     let store = format!("mongodb://{host}/torture?directConnection=true&collection={}", unique());
     let run = Run { store, minutes: 0.6, faults: "stop", ..Run::default() };
     is_clean_under(run, &["step-down"], |_| {
-        // One that stands still does it later than it is waited for, or not at all: only what is felt counts.
+        // A server that stands still steps down later than this call waits, or not at all: a fault counts only if it is
+        // felt.
         let _ = servers::mongod::ask(&host, &servers::mongod::step_down());
         crate::wait::wait_until("a primary", || (server.ready)(&url));
     });

@@ -7,7 +7,7 @@ use std::process::Command;
 #[path = "../support/seed.rs"]
 mod seed;
 
-/// What the command does, beside the store.
+/// One run of the command.
 #[derive(Default)]
 pub struct Run<'a> {
     pub store: String,
@@ -16,15 +16,16 @@ pub struct Run<'a> {
     pub faults: &'a str,
     /// More faults, of the server.
     pub hooks: Vec<String>,
-    /// What else it is told.
+    /// More arguments of the command.
     pub args: Vec<String>,
-    /// What runs it: this command, with these arguments before its own.
+    /// The command that runs it, with its first arguments; empty: it is run directly.
     pub by: Vec<String>,
-    /// Where all that it leaves stays: then it runs once, for that long.
+    /// Where all that it leaves is kept: then it runs only once, for `minutes`.
     pub out: Option<PathBuf>,
 }
 
-/// Cargo puts the examples beside the folder of the test binaries. `LEASEHOLD_TEST_TORTURE` names another build of it.
+/// Cargo puts the examples next to the folder of the test binaries. `LEASEHOLD_TEST_TORTURE` names another build of the
+/// command.
 pub fn binary() -> PathBuf {
     if let Some(other) = std::env::var_os("LEASEHOLD_TEST_TORTURE") {
         return other.into();
@@ -39,8 +40,8 @@ pub fn binary() -> PathBuf {
 }
 
 impl Run<'_> {
-    /// Runs it; its report, which is returned, must find nothing. On a machine that was too busy for it to mean anything, it
-    /// goes on for longer.
+    /// Runs the command; its report, which is returned, must find nothing. If the machine was too busy for the run to
+    /// prove anything, it runs again for longer.
     #[track_caller]
     pub fn is_clean(&self, dir: &Path) -> serde_json::Value {
         let mut void = Vec::new();
@@ -70,11 +71,11 @@ impl Run<'_> {
         command.args(["--store", &self.store, "--minutes", &minutes.to_string(), "--seed", &seed, "--keys", "4"]);
         command.args(["--faults", self.faults, "--least-faults", "1"]).args(&self.args);
         command.args(self.hooks.iter().flat_map(|hook| ["--hook", hook])).arg("--out").arg(out);
-        // For servers where any credentials do.
+        // For servers that accept any credentials.
         command.env("AWS_ACCESS_KEY_ID", "key").env("AWS_SECRET_ACCESS_KEY", "secret");
         command.envs(self.env.clone());
         let ran = command.output().expect("the example starts");
-        // For whoever looks into a failure: the folder of the test is gone then.
+        // To explain a failure: the folder of the test is gone then.
         let said = format!("{}{}", String::from_utf8_lossy(&ran.stdout), String::from_utf8_lossy(&ran.stderr));
         (ran.status.code(), said)
     }
@@ -103,7 +104,7 @@ fn a_hook_is_a_fault_of_the_server() {
     };
     let met = dir.path().join("met");
     let (code, said) = run("works", &format!("touch=touch {}", met.display()));
-    // A machine that is too busy for the leases finds something, too, which is not what this is about.
+    // On a machine that is too busy for the leases the run finds something, too, but this test is not about that.
     assert!(matches!(code, Some(1 | 3)) && met.exists() && !said.contains("BROKEN"), "{said}");
     assert!(said.contains("faults of the kind touch met anything, but at least 1000 are needed"), "{said}");
     let (code, said) = run("fails", "broken=exit 7");
@@ -112,8 +113,8 @@ fn a_hook_is_a_fault_of_the_server() {
     assert!(said.contains("0 faults of the kind broken met anything"), "{said}");
 }
 
-/// A command that runs what follows with a file system of that size at this folder, which ends with the process; with 99
-/// where that can't be.
+/// A command that runs what follows with a file system of this size at this folder, which ends with the process. Its
+/// exit code is 99 if that is not possible.
 pub fn on_a_disk(size: &str, folder: &Path) -> Vec<String> {
     let script = format!("mount -t tmpfs -o size={size} tmpfs \"$0\" || exit 99; exec \"$@\"");
     let flags = if nix::unistd::geteuid().is_root() { "-m" } else { "-rm" };
@@ -140,7 +141,7 @@ fn sqlite_under_a_full_disk() {
         println!("{said}");
         (ran.status.code(), said)
     };
-    // On a machine that was too busy for it to mean anything, it goes on for longer.
+    // If the machine was too busy for the run to prove anything, it runs again for longer.
     let mut all = [1.0, 2.0, 4.0].into_iter().map(ran);
     let (code, said) = all.find(|(code, _)| *code != Some(3)).expect("not void each time");
     if code == Some(99) || !said.contains("torture: ") {
@@ -152,7 +153,7 @@ fn sqlite_under_a_full_disk() {
     }
     assert_eq!(code, Some(0), "{said}");
     assert!(said.contains("full "), "{said}");
-    // Only where it may be filled.
+    // The fault is possible only where the disk may be filled.
     let store = format!("sqlite:{}", disk.join("locks.db").display());
     let ran = Command::new(binary()).args(["--store", &store, "--faults", "full"]).output().expect("it starts");
     let said = String::from_utf8_lossy(&ran.stderr);
@@ -210,7 +211,7 @@ fn a_folder_without_a_run_is_void() {
     }
 }
 
-/// What a run has left in the store is nothing to the next one.
+/// What a run has left in the store does not affect the next one.
 #[test]
 #[cfg(feature = "sqlite")]
 fn two_runs_on_one_store_have_no_name_in_common() {
@@ -224,11 +225,11 @@ fn two_runs_on_one_store_have_no_name_in_common() {
         command.args(["--store", &store, "--minutes", &minutes, "--seed", "1", "--faults", "none"]);
         command.args(["--keys", "1", "--lease", "0.5"]);
         let ran = command.arg("--out").arg(&out).output().expect("the example starts");
-        // On one key, a worker may come away with nothing, and a busy machine does not keep so short a lease.
+        // On one key a worker may be granted nothing, and a busy machine can't keep so short a lease.
         assert!(matches!(ran.status.code(), Some(0 | 1 | 3)), "{}", String::from_utf8_lossy(&ran.stdout));
         let mut names = std::collections::BTreeSet::new();
         for worker in 0..4 {
-            // There is none where its process has come too late to connect.
+            // A process that connected too late has no history.
             let history = std::fs::read_to_string(out.join(format!("w{worker}.0.log"))).unwrap_or_default();
             let asked = history.lines().filter(|line| line.starts_with("ask "));
             names.extend(asked.filter_map(|line| Some(line.split(' ').nth(4)?.to_owned())));
@@ -238,7 +239,7 @@ fn two_runs_on_one_store_have_no_name_in_common() {
     let is_both = |names: &std::collections::BTreeSet<String>| {
         names.iter().any(|name| name.contains("name-")) && names.iter().any(|name| name.starts_with("torture-"))
     };
-    // A machine that is slow, or stands still, comes to the other kind when there is more time.
+    // On a machine that is slow, or stands still, the second kind of name needs more time.
     let both = [1.0, 2.0, 4.0, 8.0].into_iter().map(|longer| (names("first", longer), names("second", longer)));
     let (first, second) = both
         .inspect(|(first, second)| println!("{first:?} {second:?}"))
@@ -258,11 +259,11 @@ fn processes_of(dir: &Path) -> Vec<(i32, char)> {
         let stat = std::fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
         Some((id, stat.rsplit_once(") ")?.1.chars().next()?))
     });
-    // One that is dead and was not waited for by whoever has it now is gone for all others.
+    // A dead process that was not waited for (a zombie) counts as gone.
     of.filter(|(_, state)| *state != 'Z').collect()
 }
 
-/// Waits until it is true; whether there was in this time.
+/// Waits until it is true; returns whether it became true within this time.
 fn comes_true(seconds: u64, is_true: impl Fn() -> bool) -> bool {
     let until = std::time::Instant::now() + std::time::Duration::from_secs(seconds);
     while !is_true() {
@@ -274,7 +275,7 @@ fn comes_true(seconds: u64, is_true: impl Fn() -> bool) -> bool {
     true
 }
 
-/// Also not one that is stopped: it could have the lock of the store's file, for ever.
+/// Not even a worker that is stopped: it could keep the store's file locked for ever.
 #[test]
 #[cfg(feature = "sqlite")]
 fn no_worker_outlives_its_parent() {

@@ -24,7 +24,7 @@ fn each_of_several_locks_is_a_hold() {
     forged.is_caught("overlap");
 }
 
-/// What the guard says of all is what is believed of each.
+/// What the guard reports for all is what is believed of each.
 #[test]
 fn several_that_are_believed_although_one_is_lost_are_caught() {
     let looked_at = |at: u64| {
@@ -35,7 +35,7 @@ fn several_that_are_believed_although_one_is_lost_are_caught() {
         parts.iter().for_each(|part| forged.look(*part, at, 1_000));
         forged
     };
-    // The next heartbeat hears of it.
+    // The next heartbeat notices it.
     looked_at(2_010 + LEASE - 1_000).passes();
     looked_at(2_011 + LEASE).is_caught("overlap");
 }
@@ -48,10 +48,10 @@ fn a_refusal_of_all_needs_one_that_is_held() {
     forged.refuse("b", 1_100, 1_110, all(&two));
     forged.release(held, 1_200);
     forged.passes();
-    // Its own way to the keys is no reason.
+    // That `b` itself may hold some of the keys meanwhile is no reason for its refusal.
     forged.refuse("b", 1_211, 1_220, all(&two));
     forged.is_caught("refusal");
-    // That of another is.
+    // That another call may hold some of them is a reason.
     forged.refuse("c", 1_215, 1_225, all(&two));
     forged.passes();
 }
@@ -67,7 +67,7 @@ fn who_wants_all_holds_the_first_meanwhile_and_no_longer() {
         forged
     };
     refused(0, 1_150).passes();
-    // At once where it does not wait.
+    // A call that does not wait gives the keys back at once.
     refused(0, 1_201).is_caught("refusal");
     refused(500, 1_700 + SLACK).passes();
     refused(500, 1_701 + SLACK).is_caught("refusal");
@@ -88,7 +88,7 @@ fn who_gave_up_all_keeps_nobody_waiting() {
     granted_at(1_111 + SLACK).is_caught("blocked");
 }
 
-/// Each key has its own request, and what was had is released first.
+/// Each key has its own request, and the keys that were held are released before the answer.
 #[test]
 fn a_try_for_all_has_a_timeout_for_each() {
     let refused_after = |took: u64| {

@@ -8,8 +8,8 @@ use crate::servers::skip;
 #[cfg(not(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")))]
 use crate::skip::skip;
 
-/// A jump counts where a worker saw it, and the run needs some; no lock, token or deadline may depend on the wall clock.
-/// Each worker that was not killed says at its end what its client has left.
+/// A jump counts if a worker saw it, and the run needs some; no lock, token or deadline may depend on the wall clock.
+/// Each worker that was not killed writes at its end what its client has left behind.
 #[test]
 #[cfg(feature = "sqlite")]
 fn sqlite_under_wall_clocks_that_jump() {

@@ -1,5 +1,5 @@
-//! Rows that somebody deleted. The store has forgotten who holds the key then: another may be granted it before its holder
-//! hears of that, by its next heartbeat. The tokens go on rising, and nothing else is explained.
+//! Rows that somebody deleted. Then the store does not know any more who holds the key: another may be granted it
+//! before its holder learns of that, by its next heartbeat. The tokens go on rising, and nothing else is explained.
 
 use super::model::{Hold, Run};
 use super::rules::{Verdict, named};
@@ -17,11 +17,11 @@ impl Run {
         self.deletions[key].iter().any(|(begun, ended)| *begun <= to && *ended >= from)
     }
 
-    /// From when to when a hold may be believed of which the store knows nothing any more. Who is granted it after the
-    /// deletion has no such excuse.
+    /// From when to when a hold may be believed of which the store knows nothing any more. A hold that is granted after
+    /// the deletion has no such excuse.
     pub(super) fn deleted_under(&self, hold: &Hold) -> impl Iterator<Item = (u64, u64)> + use<'_> {
         let (process, call, ret, lease) = (hold.process, hold.call, hold.ret, self.terms.lease);
-        // Who had asked before may have had it then, however late it was told on a busy machine.
+        // A call that began before may have had it then, however late it was answered on a busy machine.
         let told_late = move |to: u64| ret <= to + self.terms.slack || self.is_delayed(process, to, ret);
         let stood = move |to: u64| ret <= to + ANSWERED || (call <= to && told_late(to));
         self.deletions[hold.key].iter().filter(move |(_, to)| stood(*to)).map(move |(from, to)| (*from, to + lease))

@@ -5,21 +5,21 @@ use std::collections::BTreeSet;
 use super::model::Run;
 use super::rules::{RULES, Verdict};
 
-/// What must be there.
+/// What a run must have.
 #[derive(Clone, Copy, Debug)]
 pub struct Least {
-    /// So many places for workers; those that the histories name are known without it.
+    /// How many slots for workers there are; those that the histories name are known without this.
     pub slots: usize,
-    /// The workers had so long, in nanoseconds; `None`: as long as the histories go.
+    /// How long the workers worked, in nanoseconds; `None`: as long as the histories go.
     pub time: Option<u64>,
 }
 
-/// From when on each rule must have met something.
+/// In a run that is at least this long, each rule must have judged something.
 const LONG: u64 = 60_000_000_000;
-/// No key may have a limit of holders, no process may fork.
+/// In some runs no key has a limit of holders, or no process forks.
 const OPTIONAL: [&str; 2] = ["limit", "fork"];
 
-/// What a run lacks, for people; it proves nothing while there is any.
+/// What a run lacks, as texts for people; a run that lacks anything proves nothing.
 pub fn missing(run: &Run, verdict: &Verdict, least: Least) -> Vec<String> {
     let mut missing = Vec::new();
     if run.terms.lease == 0 {
@@ -46,7 +46,7 @@ pub fn missing(run: &Run, verdict: &Verdict, least: Least) -> Vec<String> {
     missing
 }
 
-/// The place of a worker, whose processes are `w0.0`, `w0.1` and so on.
+/// The slot of a worker, whose processes are `w0.0`, `w0.1` and so on.
 fn slot(process: &str) -> Option<String> {
     let (slot, incarnation) = process.split_once('.')?;
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());

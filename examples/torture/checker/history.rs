@@ -1,7 +1,7 @@
 //! The lines of a history: what a worker, the parent and the resource write, one line per event.
 //!
-//! All times are nanoseconds of the host's boot-time clock. A line is one `write`, so that a SIGKILL loses none that a
-//! call returned from; only the very last one of a file may be torn.
+//! All times are nanoseconds of the host's boot-time clock. Each line is one `write`, so that a SIGKILL loses no line
+//! whose `write` has returned; only the very last line of a file may be torn.
 
 /// Shared or alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,11 +13,11 @@ pub enum Mode {
 /// What a hold is, as its holder sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Form {
-    /// Renewed by the library, which tells of a loss.
+    /// Renewed by the library, which reports a loss.
     Guard,
     /// Renewed by the worker itself, or left to its lease's end.
     Data,
-    /// The lease of a name: stands until somebody expires or revokes it.
+    /// The lease of a name: lasts until somebody expires or revokes it.
     Name,
 }
 
@@ -26,11 +26,11 @@ pub enum Form {
 pub struct Asked {
     pub form: Form,
     pub mode: Mode,
-    /// The first that is free.
+    /// The call gets the first key that is free.
     pub keys: Vec<String>,
-    /// All of them together, and none alone.
+    /// The call gets all keys together, and none alone.
     pub all: bool,
-    /// At most so many shared holders; zero: any number.
+    /// At most this many shared holders; zero: any number.
     pub limit: u32,
     /// How long it may wait; `None`: without limit.
     pub wait: Option<u64>,
@@ -38,15 +38,15 @@ pub struct Asked {
     pub instead_of: Option<u64>,
 }
 
-/// What one process can do to the requests of others.
+/// How far one process can hold up the requests of others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fate {
     #[default]
     Own,
-    /// One that is stopped can hold up all others, for the store is in its hands.
+    /// A process that is stopped can hold up all others, because it may have the store locked.
     Shared,
-    /// The same, and the store lets in one at a time and sends all others away: who has bad luck finds no gap for as long
-    /// as its call goes on.
+    /// The same, and the store lets in one request at a time and sends all others away: an unlucky call finds no gap
+    /// for as long as it goes on.
     Crowded,
 }
 
@@ -74,7 +74,7 @@ pub enum Line {
         token: u64,
         key: String,
     },
-    /// One of all that the call `of` has got; its hold has an id of its own.
+    /// One of all the locks that the call `of` got; its hold has an id of its own.
     Part {
         at: u64,
         of: u64,
@@ -94,22 +94,23 @@ pub enum Line {
         error: String,
         why: String,
     },
-    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses
-    /// nothing of its process; but an acquire, the first word of `why`, may hold a key, in quotes, for a while.
+    /// A request to the store failed, or was answered late: one of many that a call may make. It excuses nothing of its
+    /// process. But if the first word of `why` is `acquire`, it may hold the key that is in quotes there for a while.
     Request {
         from: u64,
         to: u64,
         why: String,
     },
-    /// A thread of this process was stopped at this mark of the library for so long: within these calls of the worker, of
-    /// which each is one that began a hold or that ends it, or, where there is none, beside them.
+    /// A thread of this process was stopped at this mark of the library for this time, within these calls of the
+    /// worker. Each of them is a call that began a hold or that ends it. If there are none, the thread was in no such
+    /// call.
     Point {
         from: u64,
         to: u64,
         mark: String,
         calls: Vec<u64>,
     },
-    /// Between these two, the holder counted itself as such for so much longer; zero: not any more.
+    /// At a time between these two, the holder counted itself as holding for `left` longer; zero: not any more.
     Look {
         from: u64,
         to: u64,
@@ -157,7 +158,7 @@ pub enum Line {
         at: u64,
         id: u64,
     },
-    // By the parent.
+    // Lines of the parent.
     Terms {
         lease: u64,
         timeout: u64,
@@ -166,13 +167,13 @@ pub enum Line {
         settle: u64,
         fate: Fate,
     },
-    /// This process was stopped for so long.
+    /// This process was stopped for this time.
     Stopped {
         from: u64,
         to: u64,
         process: String,
     },
-    /// From then on it is not there any more.
+    /// From then on this process does not exist any more.
     Dead {
         at: u64,
         process: String,
@@ -184,8 +185,8 @@ pub enum Line {
         process: String,
         kind: String,
     },
-    /// A write of this process to this key, which was passed on at `asked`, came to the server once more: sent, and
-    /// answered or waited for. One that is not `known_again` is done again.
+    /// A write of this process to this key, which was passed on at `asked`, came to the server once more: sent at
+    /// `from`, and answered, or waited for in vain, until `to`. A copy that is not `known_again` is done again.
     Twice {
         asked: u64,
         from: u64,
@@ -195,7 +196,7 @@ pub enum Line {
         known_again: bool,
         answered: bool,
     },
-    /// An answer to this process named a time that is so much off.
+    /// An answer to this process had a time that is this much off.
     Date {
         at: u64,
         process: String,
@@ -213,29 +214,29 @@ pub enum Line {
         to: u64,
         key: String,
     },
-    /// The machine itself was late; written by a worker, its own threads.
+    /// The machine itself was late. If a worker wrote it: the worker's own threads were late.
     Late {
         from: u64,
         to: u64,
     },
-    /// Its wall clock is so much off from now on, if it looks.
+    /// The process's wall clock is this much off from now on, if the process looks at it.
     Wall {
         at: u64,
         process: String,
         seconds: i64,
     },
-    /// Its wall clock has jumped by so much; written by a worker, which saw it.
+    /// The wall clock of the worker that writes this has jumped by this much.
     Jumped {
         at: u64,
         seconds: i64,
     },
-    /// The client of a worker was closed, and this is there beyond what was there before it.
+    /// The client of a worker was closed, and this remains in addition to what was there before the client.
     Closed {
         at: u64,
         threads: u64,
         descriptors: u64,
     },
-    /// When all workers have ended, so many holders stand in the row of the key, expired or not.
+    /// When all workers had ended, the row of the key had this many holders, expired or not.
     Kept {
         at: u64,
         key: String,
@@ -247,11 +248,11 @@ pub enum Line {
         key: String,
         holders: u64,
     },
-    /// The workers are told to end.
+    /// The workers are asked to end.
     Over {
         at: u64,
     },
-    // By the resource.
+    // Lines of the resource.
     Accepted {
         at: u64,
         key: String,
@@ -266,7 +267,7 @@ pub enum Line {
 }
 
 impl Line {
-    /// The event that this line tells; `None` where it is none.
+    /// The event of this line; `None` if the line is not one.
     pub fn parse(line: &str) -> Option<Line> {
         let mut words = Words(line.split(' '));
         let line = match words.text()? {

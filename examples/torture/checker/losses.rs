@@ -7,12 +7,12 @@ use super::model::{Ask, Outcome, Run};
 use super::points::Point;
 use super::rules::{Verdict, named};
 
-/// So long a worker waits to hear why its guard says that it is not held any more.
+/// How long a worker waits for the reason when its guard reports that it is not held any more.
 const HEARD: u64 = 1_000_000_000;
 
 pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
     let before = run.terms.lease + run.terms.slack;
-    // When each was first to be adopted.
+    // When a call first wanted to adopt each hold.
     let mut heirs: BTreeMap<usize, u64> = BTreeMap::new();
     for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
         heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
@@ -28,9 +28,10 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
         let is_lost = lost.is_some();
         let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
         let is_wrong = is_lost && hold.replaced.is_none_or(|(from, _)| at < from);
-        // One that failed may have done it all the same.
+        // An adoption that failed may have happened all the same.
         let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
-        // By the library's own threads and its own calls, or while it was asked for: others of its process hand it over.
+        // Stops of the library's own threads, of its own calls, or while it was asked for: other threads of its process
+        // may have to hand it over then.
         let is_its_own = |point: &Point| {
             let was_asked_for = hold.call <= point.to + run.terms.slack && hold.ret >= point.from;
             point.calls.is_empty() || was_asked_for || hold.calls.iter().any(|call| point.calls.contains(call))
@@ -39,7 +40,8 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
         let (unheard, lately) = (at.saturating_sub(HEARD + run.terms.slack), at.saturating_sub(before));
         let is_excused = match reason.as_str() {
             "heartbeat_died" => false,
-            // Nobody else can do that to it before its lease is over, and then its own process says so, if it runs.
+            // No other client can do that to it before its lease is over; by then its own process reports the loss, if
+            // it runs.
             "taken_over" | "released_by_other" | "gone" if !has_heir => {
                 let was_over = hold.gone.unwrap_or(at) >= hold.granted_until;
                 was_over && (run.is_held_up(hold.process, lately, at) || was_stopped(lately))
@@ -47,7 +49,7 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
             "unknown" => run.is_held_up(hold.process, unheard, at) || was_stopped(unheard),
             _ => run.is_troubled(hold.process, lately, at) || was_stopped(lately),
         };
-        // It hears of that, or of those who came after it, by its next heartbeat.
+        // By its next heartbeat it learns that its row was deleted, or that others hold the key since then.
         let says_so = ["taken_over", "released_by_other", "gone", "lost"].contains(&reason.as_str());
         let was_deleted = says_so && run.was_deleted(hold.key, lately.max(hold.call), at);
         if verdict.finds("loss", is_wrong, is_excused || was_deleted) {
@@ -59,18 +61,18 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
         let Outcome::Failed(error) = &ask.outcome else { continue };
         let at = ask.ret.unwrap_or(run.end);
         let is_fine = match error.as_str() {
-            // Who was told to stop.
+            // A call that was asked to stop.
             "cancelled" => at >= run.over,
             "timed_out" => ran_out(run, ask, at, true),
             "lost" => ask.asked.instead_of.is_some() && !stood_for_its_heir(run, ask, at),
-            // One request may find no gap in a crowd.
+            // A single request may find no gap if the store is crowded.
             "store" | "ambiguous" => ran_out(run, ask, at, run.terms.fate == Fate::Crowded),
             _ => false,
         };
-        // Also what happened to the one who has left it.
+        // For an adoption, what happened to the process that left the lock counts, too.
         let one_who_left = ask.old.map(|old| &run.holds[old]).filter(|_| error == "lost");
-        // Who wants all may lose the first while it waits for the others; who stands behind one who has no answer says so of the
-        // store.
+        // A call that wants all keys may lose the first while it waits for the others. A call that waits in line behind
+        // another that has no answer fails with an error of the store.
         let holds_some = ask.asked.all && error == "lost";
         let in_its_line = |point: &Point| {
             let is_of_all = holds_some && point.calls.is_empty();
@@ -91,8 +93,9 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
     }
 }
 
-/// Whether its call had all of its time, less what the store keeps for its answer: a wait that ends while its last request
-/// is under way, or one request, where a `single` one may run out, too. What fails before that was not for want of time.
+/// Whether the call had all of its time, less what the store keeps for its answer: a wait that ends while its last
+/// request is under way, or a single request, if `single` says that this may run out, too. A call that fails earlier
+/// did not lack time.
 fn ran_out(run: &Run, ask: &Ask, at: u64, single: bool) -> bool {
     let time = match ask.asked.wait {
         Some(0) if single => run.terms.timeout,
@@ -102,7 +105,7 @@ fn ran_out(run: &Run, ask: &Ask, at: u64, single: bool) -> bool {
     at - ask.call >= time / 10 * 9
 }
 
-/// Whether the lock that was left to be adopted surely stood until then, and only this one call was to adopt it.
+/// Whether the lock that was left for adoption surely existed until then, and only this one call wanted to adopt it.
 fn stood_for_its_heir(run: &Run, ask: &Ask, at: u64) -> bool {
     let Some(old) = ask.old.map(|old| &run.holds[old]) else { return false };
     let was_left = old.ending.is_some_and(|(_, how)| how == End::Leave);

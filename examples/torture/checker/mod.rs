@@ -1,8 +1,8 @@
 //! Judges a history of locks: whether what the workers saw can be the work of a lock that keeps its promises.
 //!
-//! It knows nothing of the library. Every rule only accuses where no order of the events could be innocent: a hold
-//! counts from when its holder surely had it, a request may have been granted at any moment of its call. Keys are
-//! independent and tokens order the grants, so all of it is n log n.
+//! It knows nothing of the library. Every rule accuses only if no order of the events could be innocent: a hold counts
+//! from when its holder surely had it, and a request may have been granted at any moment of its call. Keys are
+//! independent and tokens order the grants, so the whole check takes n log n.
 
 mod deleted;
 mod enough;

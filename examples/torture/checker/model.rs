@@ -1,4 +1,4 @@
-//! What the histories of all processes tell together.
+//! What the histories of all processes show together.
 
 use std::collections::HashMap;
 
@@ -7,14 +7,14 @@ use super::points::Point;
 use super::reader::Reader;
 use super::windows::Windows;
 
-/// Whose file tells of all processes.
+/// The name of the file with the lines about all processes.
 const PARENT: &str = "parent";
 
 /// One grant, as far as its holder knew of it.
 #[derive(Clone, Debug)]
 pub struct Hold {
     pub process: usize,
-    /// The id of the call that gave it, and its own, by which it is ended.
+    /// The id of the call that gave it, and its own id, by which it is ended.
     pub calls: [u64; 2],
     pub key: usize,
     pub form: Form,
@@ -23,24 +23,25 @@ pub struct Hold {
     /// One of several that were wanted together.
     pub is_part: bool,
     pub token: u64,
-    /// Asked for.
+    /// When it was asked for.
     pub call: u64,
-    /// Known of.
+    /// When its holder knew of it.
     pub ret: u64,
-    /// When its holder surely counted itself as such.
+    /// When its holder surely counted itself as holding.
     pub beliefs: Vec<(u64, u64)>,
-    /// It said that it is not held any more.
+    /// When it reported first that it is not held any more.
     pub gone: Option<u64>,
-    /// It said that it is held, after it had said that it is not.
+    /// When it reported that it is held, after it had reported that it is not.
     pub revived: Option<u64>,
     pub lost: Option<(u64, String)>,
     pub ending: Option<(u64, End)>,
     pub ended: Option<(u64, String)>,
     /// Each call to end it, and when it was answered.
     pub end_calls: Vec<(u64, End, Option<u64>)>,
-    /// What it said last: for how long its grant surely stands, whatever its holder does.
+    /// By what it reported: until when its grant surely lasts, whatever its holder does.
     pub granted_until: u64,
-    /// Another was to take its place by its token: from when on, and when it surely had it or gave up.
+    /// Another call wanted to take its place by its token: from when on, and by when that call surely had it or gave
+    /// up.
     pub replaced: Option<(u64, u64)>,
 }
 
@@ -67,7 +68,7 @@ pub struct Ask {
     pub outcome: Outcome,
     /// Why it failed, for people.
     pub why: String,
-    /// The hold whose place it was to take.
+    /// The hold whose place it wanted to take.
     pub old: Option<usize>,
 }
 
@@ -86,7 +87,7 @@ pub struct Seen {
     pub at: u64,
     pub key: String,
     pub token: u64,
-    /// Refused, for this one was seen before.
+    /// The write was refused, because this token was seen before.
     pub highest: Option<u64>,
 }
 
@@ -106,13 +107,14 @@ pub struct Process {
     pub dates: Vec<(u64, i64)>,
     /// By how much it saw its wall clock jump.
     pub jumps: Vec<(u64, i64)>,
-    /// Stops and lateness alone.
+    /// Stops and lateness only.
     pub held_up: Windows,
-    /// Stops, lateness, and faults of the network and the server, with the time that it takes to be well again.
+    /// Stops, lateness, and faults of the network and the server, with the time that it takes to recover.
     pub troubles: Windows,
-    /// The same, and stops of one of its threads: when what it sends may be under way for longer than it waits.
+    /// The same, and stops of one of its threads: then a request may be under way for longer than the process waits for
+    /// it.
     delays: Windows,
-    /// It held or asked for something.
+    /// When it held or asked for something.
     pub busy: Windows,
     /// Its requests to the store that failed or were answered late.
     pub requests: Vec<(u64, u64, String)>,
@@ -151,18 +153,18 @@ pub struct Row {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Terms {
     pub lease: u64,
-    /// Of one request to the store; also of a whole call that does not wait.
+    /// The timeout of one request to the store, and of a whole call that does not wait.
     pub timeout: u64,
-    /// The store's own, after the end of a lease.
+    /// The store's grace after the end of a lease.
     pub grace: u64,
-    /// What the machine may add to anything.
+    /// By how much the machine may delay anything.
     pub slack: u64,
-    /// What a client may need to be well again after a fault of the network.
+    /// How long a client may need to recover after a fault of the network.
     pub settle: u64,
     pub fate: Fate,
 }
 
-/// All of it.
+/// All that the histories show.
 #[derive(Debug, Default)]
 pub struct Run {
     pub terms: Terms,
@@ -178,19 +180,20 @@ pub struct Run {
     pub hung: Vec<(u64, u64, usize)>,
     pub crashed: Vec<(u64, usize)>,
     pub closed: Vec<Closed>,
-    /// When the workers had ended, and after a purge behind all their leases.
+    /// The rows when the workers had ended, and (`left`) after a purge when all their leases were over.
     pub kept: Vec<Row>,
     pub left: Vec<Row>,
     pub over: u64,
     /// Faults of the server or of the disk.
     pub servers: Vec<(u64, u64, String)>,
-    /// When the row of which key was deleted.
+    /// When a row was deleted, and of which key.
     pub deleted: Vec<(u64, u64, String)>,
     pub deletions: Vec<Vec<(u64, u64)>>,
     pub copies: Vec<Copy>,
-    /// When each key may be held by nobody, of whose request a copy was granted.
+    /// For each key: when it may be held although nobody knows of it, because a copy of a request was granted.
     pub copied: Vec<Windows>,
-    /// Times when the machine was late, and for a shared fate those when anybody was stopped.
+    /// Times when the machine was late. If one process can hold up the others, also the times when any process was
+    /// stopped.
     pub troubles: Windows,
     /// The latest time in any line.
     pub end: u64,
@@ -274,7 +277,7 @@ impl Run {
         names.of(name, || self.processes.push(Process { name: name.to_owned(), ..Process::default() }))
     }
 
-    /// What can only be said when all is read.
+    /// Works out what can only be known when everything was read.
     fn relate(&mut self, late: Vec<(u64, u64)>) {
         let terms = self.terms;
         let mut troubles: Vec<(u64, u64)> = late.iter().map(|(from, to)| (*from, to + terms.slack)).collect();
@@ -292,7 +295,7 @@ impl Run {
             process.delays = Windows::new(troubles.chain(points).collect());
         }
         if terms.fate != Fate::Own {
-            // Who deletes a row has the file for as long.
+            // A command that deletes a row has the store locked for that time.
             troubles.extend(self.deleted.iter().map(|(from, to, _)| (*from, to + terms.slack)));
         }
         self.troubles = Windows::new(troubles);
@@ -328,8 +331,9 @@ impl Run {
         }
     }
 
-    /// A copy of what was refused may find the key free, and has it for a lease: who asked has gone. What was granted is
-    /// known again, and what does not ask for a hold gives none.
+    /// A copy of a request that was refused may find the key free, and then holds it for a lease, because nobody waits
+    /// for it any more. A copy of a request that was granted is recognized, and a request that does not ask for a hold
+    /// gives none.
     fn granted_to_nobody(&self) -> Vec<Windows> {
         let mut asks: HashMap<(usize, &str), Vec<&Ask>> = HashMap::new();
         for (ask, key) in self.asks.iter().flat_map(|ask| ask.keys.iter().map(move |key| (ask, *key))) {
@@ -355,7 +359,7 @@ impl Run {
         self.processes[process].troubles.meets(from, to) || self.troubles.meets(from, to)
     }
 
-    /// Whether it did not get to run, or the machine did not: no fault of the network or the server does that.
+    /// Whether the process, or the machine, did not get to run: no fault of the network or the server does that.
     pub fn is_held_up(&self, process: usize, from: u64, to: u64) -> bool {
         self.processes[process].held_up.meets(from, to) || self.troubles.meets(from, to)
     }
@@ -365,7 +369,8 @@ impl Run {
         self.processes[process].delays.meets(from, to) || self.troubles.meets(from, to)
     }
 
-    /// Whether a fault of the server met a request: one failed or was late, of a process that had no fault of its own.
+    /// Whether a fault of the server met a request: one that failed or was late, of a process that had no fault of its
+    /// own.
     pub fn was_felt(&self, from: u64, to: u64) -> bool {
         let until = to + self.terms.slack;
         let meets = |(begun, ended): (u64, u64)| begun <= until && ended >= from;
@@ -377,8 +382,8 @@ impl Run {
         })
     }
 
-    /// Until when a grant can stand that was last renewed by `last`: a request may be on its way for as long as a fault
-    /// lasts.
+    /// Until when a grant can last whose last renewal was sent by `last`: a request may be on its way for as long as a
+    /// fault lasts.
     pub fn lease_after(&self, process: usize, last: u64) -> u64 {
         let trouble = self.processes[process].delays.met(last.saturating_sub(self.terms.lease), last);
         trouble.unwrap_or(0).max(last) + self.terms.lease + self.terms.grace + self.terms.slack
@@ -388,7 +393,7 @@ impl Run {
     pub fn stands_until(&self, hold: &Hold) -> u64 {
         let ended = hold.ended.as_ref().map(|(at, answer)| (*at, answer == "ok"));
         let dead = self.processes[hold.process].dead;
-        // A release is not waited for on a disk: a server that dies right behind it may have it back.
+        // A server may confirm a release before it is on disk: if it dies right after that, it may have the hold back.
         let stays = |at| !self.servers.iter().any(|(from, to, _)| *from <= at + self.terms.slack && *to >= at);
         match (hold.ending, ended) {
             (Some((_, End::Release)), Some((at, true))) if stays(at) => at,
@@ -405,11 +410,11 @@ impl Run {
         }
     }
 
-    /// From when on a request can hold a key of which nobody knows whether it was granted: without a fault each time
-    /// that it asked was answered, but for the last.
+    /// From when on a call can hold a key if nobody knows whether it was granted. Without a fault each of its requests
+    /// was answered, except for the last.
     pub fn unanswered_from(&self, ask: &Ask) -> u64 {
         if ask.asked.all {
-            // It has those that come first while it asks for the others.
+            // It holds the first keys while it asks for the others.
             return ask.call;
         }
         let end = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
@@ -420,17 +425,18 @@ impl Run {
         }
     }
 
-    /// From when to when a request that did not get what it wanted may have held one of its keys.
+    /// From when to when a call that did not get what it wanted may have held one of its keys.
     pub fn may_have_held(&self, ask: &Ask) -> Option<(u64, u64)> {
         if ask.is_unanswered() {
             return Some((self.unanswered_from(ask), self.unanswered_until(ask)));
         }
-        // One whose request was not answered may have it until that is given up, also where the next answer, or the end of its
-        // wait, was a refusal.
+        // If one of its requests was not answered, it may hold the key until that request is given up, even if the next
+        // answer, or the end of its wait, was a refusal.
         if let Some(from) = self.unanswered_request(ask) {
             return Some((from, self.unanswered_until(ask)));
         }
-        // Who wants all gives back those that it had when it does not get another: at once, or behind a wait's end.
+        // A call that wants all keys gives back those that it had when it does not get another: at once, or after its
+        // wait.
         let given_back = || {
             let ret = ask.ret.unwrap_or(self.end);
             match (self.is_delayed(ask.process, ask.call, ret), ask.asked.wait) {
@@ -442,8 +448,8 @@ impl Run {
         (ask.asked.all && ask.outcome != Outcome::Granted).then(|| (ask.call, given_back()))
     }
 
-    /// When the first request for one of its keys was sent that failed within the call of who was refused, or was answered
-    /// right before its thread was stopped: then it may have been granted too late, and given up.
+    /// For a call that was refused: when the first request for one of its keys was sent that failed, or after whose
+    /// answer the call's thread was stopped. Such a request may have been granted too late, and given up.
     fn unanswered_request(&self, ask: &Ask) -> Option<u64> {
         let ret = ask.ret.filter(|_| ask.outcome == Outcome::Refused && !ask.asked.all)?;
         let in_time =
@@ -457,7 +463,7 @@ impl Run {
         failed.chain(stopped).min()
     }
 
-    /// Until when a request can hold a key of which nobody knows whether it was granted.
+    /// Until when a call can hold a key if nobody knows whether it was granted.
     pub fn unanswered_until(&self, ask: &Ask) -> u64 {
         let given_up = |at| {
             let trouble = self.processes[ask.process].delays.met(ask.call, at).unwrap_or(at);
@@ -475,7 +481,7 @@ impl Run {
 }
 
 impl Ask {
-    /// Nobody knows whether it was granted.
+    /// Whether it is unknown if it was granted.
     pub fn is_unanswered(&self) -> bool {
         match &self.outcome {
             Outcome::Open => true,

@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use super::model::Run;
 use super::windows::Windows;
 
-/// In these calls, on these keys, or in none: then it is the library's own, or looks at what it holds.
+/// One stop of a thread that was in these calls, on these keys. Without calls it is a thread of the library, or one
+/// that looks at what it holds.
 #[derive(Clone, Debug)]
 pub struct Point {
     pub from: u64,
@@ -16,7 +17,7 @@ pub struct Point {
 }
 
 impl Run {
-    /// Each by its calls.
+    /// Finds the keys of each point, by its calls.
     pub(super) fn find_keys_of_points(&mut self) {
         let mut keys: HashMap<(usize, u64), &[usize]> = HashMap::new();
         keys.extend(self.asks.iter().map(|ask| ((ask.process, ask.id), &*ask.keys)));
@@ -31,12 +32,12 @@ impl Run {
         }
     }
 
-    /// Whether a thread of this process that is such a one was stopped, from `from` to `to`.
+    /// Whether a thread of this process was stopped in `from` to `to`, at a point for which `such` holds.
     pub fn was_stopped(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> bool {
         self.stopped_for(process, from, to, such) > 0
     }
 
-    /// The same, and for how long in all: it explains no more than that.
+    /// The same, and for how long in all: the stops explain no more than that.
     pub fn stopped_for(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> u64 {
         let slack = self.terms.slack;
         let met = |point: &&Point| point.from <= to && point.to + slack >= from && such(point);
@@ -44,7 +45,7 @@ impl Run {
         self.processes[process].points.iter().filter(met).map(within).sum()
     }
 
-    /// For how long of that time such a thread, or all of its process, did not get to run.
+    /// For how long of that time such a thread, or the whole process, did not get to run.
     pub fn stood_still_for(&self, process: usize, from: u64, to: u64, such: impl Fn(&Point) -> bool) -> u64 {
         let own = &self.processes[process];
         let points =

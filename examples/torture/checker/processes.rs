@@ -1,4 +1,4 @@
-//! What the rules say of the processes themselves: their forked children, and what they leave behind.
+//! What the rules say about the processes themselves: their forked children, and what they leave behind.
 
 use super::history::Form;
 use super::model::{Ask, Hold, Run};
@@ -26,8 +26,8 @@ pub(super) fn forks(run: &Run, verdict: &mut Verdict) {
     }
 }
 
-/// Whoever was killed has said nothing, and is not judged. A worker waits for what ends by itself, for longer than any fault
-/// lasts: nothing excuses what is there all the same.
+/// A process that was killed has written nothing, and is not judged. A worker waits for what ends by itself, for longer
+/// than any fault lasts: nothing excuses what remains.
 pub(super) fn left(run: &Run, verdict: &mut Verdict) {
     for closed in &run.closed {
         let (threads, descriptors) = (closed.threads, closed.descriptors);
@@ -41,7 +41,7 @@ pub(super) fn left(run: &Run, verdict: &mut Verdict) {
     for row in &run.kept {
         let key = run.keys.iter().position(|key| *key == row.key);
         let (holds, asks) = of_key(run, key);
-        // Each grant takes out those that are over.
+        // Each grant removes the holders that are over.
         let last = holds.iter().map(|hold| hold.call).max().unwrap_or(0);
         let most = holds.iter().filter(|hold| run.stands_until(hold) >= last).count()
             + asks.iter().filter(|ask| run.unanswered_until(ask) >= last).count();

@@ -1,4 +1,4 @@
-//! The rules. Each accuses by a sentence with the time, so that a picture can be drawn around it.
+//! The rules. Each accuses with a sentence and a time, so that a picture can be drawn around that time.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ pub const RULES: [(&str, &str); 10] = [
     ("fork", "a forked child never holds a lock of its parent"),
     ("left", "no closed client leaves a thread or a descriptor, no row an expired holder behind a grant or a purge"),
 ];
-/// More of one rule say nothing new.
+/// How many violations of one rule are kept: more say nothing new.
 const MOST: usize = 100;
 /// Something that no lock may do.
 #[derive(Clone, Debug)]
@@ -44,9 +44,9 @@ pub struct Verdict {
     pub counts: BTreeMap<&'static str, usize>,
     /// Grants, refusals, failures, looks at the resource: what each rule has judged, and would have accused if it was wrong.
     pub judged: BTreeMap<&'static str, usize>,
-    /// What was right, but would have been excused by the fault that was there.
+    /// What was right, but if it had been wrong, a fault would have excused it.
     pub blind: BTreeMap<&'static str, usize>,
-    /// What would be a violation without the fault that was there.
+    /// What would be a violation if no fault excused it.
     pub excused: BTreeMap<&'static str, usize>,
 }
 
@@ -55,7 +55,7 @@ impl Verdict {
         *self.judged.entry(rule).or_default() += 1;
     }
 
-    /// Judges one more by this rule. Whether it is to be accused: what is wrong, and is not explained by a fault.
+    /// Judges one more case by this rule. Returns whether it must be accused: if it is wrong, and no fault explains it.
     pub(super) fn finds(&mut self, rule: &'static str, is_wrong: bool, is_troubled: bool) -> bool {
         let counts = match (is_troubled, is_wrong) {
             (true, true) => &mut self.excused,
@@ -105,7 +105,7 @@ pub fn check(run: &Run) -> Verdict {
     verdict
 }
 
-/// For people.
+/// The hold as a text for people.
 pub(super) fn named(run: &Run, hold: &Hold) -> String {
     let mode = if hold.mode == Mode::Shared { "shared" } else { "exclusive" };
     format!("{} ({mode}, token {})", run.processes[hold.process].name, hold.token)
@@ -115,8 +115,8 @@ fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
-/// When it surely was held, by its holder. Who is adopted under the eyes of its guard, or whose row is deleted, may need a
-/// lease to hear of it.
+/// When it surely was held, by what its holder reported. A holder whose lock is adopted while it has the guard, or
+/// whose row is deleted, may need a lease to learn of that: this time is left out.
 fn beliefs<'a>(run: &Run, hold: &'a Hold) -> impl Iterator<Item = (u64, u64)> + use<'a> {
     let replaced = hold.replaced.map(|(from, to)| (from, to + run.terms.lease));
     let mut parts = hold.beliefs.clone();
@@ -130,7 +130,7 @@ fn beliefs<'a>(run: &Run, hold: &'a Hold) -> impl Iterator<Item = (u64, u64)> + 
 fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     let mut by_token: Vec<&Hold> = holds.to_vec();
     by_token.sort_by_key(|hold| Reverse(hold.token));
-    // Each with the first answer of a higher token that can't stand beside it.
+    // Each with the time when the first hold was answered that has a higher token and can't be held at the same time.
     let mut spans: Vec<(u64, u64, u64, &Hold)> = Vec::new();
     let (mut exclusive, mut shared) = (u64::MAX, u64::MAX);
     for same in by_token.chunk_by(|one, other| one.token == other.token) {
@@ -158,7 +158,7 @@ fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
                 verdict.accuse("overlap", Some(hold.key), start, text);
             }
         }
-        // Who asked after that has a wrong token.
+        // A hold that was asked for after `next` has a wrong token: the rule `tokens` judges that.
         if is_alone && next < start && next >= hold.call {
             let after = seconds(start - next);
             let text = format!("{} held it {after:.3} s after another had it with a higher token", named(run, hold));
@@ -168,7 +168,7 @@ fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
-/// Whoever adopts a lock ends the grant that it had: the next one has nothing to adopt, however long afterwards.
+/// An adoption ends the grant that the lock had: a second call has nothing to adopt, however long afterwards.
 fn adoptions(run: &Run, verdict: &mut Verdict) {
     let mut heirs: BTreeMap<usize, &Ask> = BTreeMap::new();
     for ask in run.asks.iter().filter(|ask| ask.outcome == Outcome::Granted) {
@@ -204,11 +204,11 @@ fn tokens(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
-/// Whoever has a lower token and is believed after a grant stood when it was granted.
+/// A hold that has a lower token than a grant, and is still believed after it, existed when the grant was made.
 fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     let mut shared: Vec<&Hold> = holds.iter().copied().filter(|hold| hold.mode == Mode::Shared).collect();
     shared.sort_by_key(|hold| hold.token);
-    // When the first of those with this token or a higher one was answered.
+    // When the first of the holds with this token or a higher one was answered.
     let mut first = u64::MAX;
     let answers = shared.iter().rev().map(|hold| {
         first = first.min(hold.ret);
@@ -231,12 +231,12 @@ fn limits(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
     }
 }
 
-/// The name of a lease is free when the next one has claimed it.
+/// The next hold, if it is the lease of a name: its claim shows that the name was free by then.
 fn claimed_next<'a>(holds: &'a [&Hold], at: usize) -> Option<&'a Hold> {
     holds.get(at + 1).copied().filter(|next| next.form == Form::Name)
 }
 
-/// Who may have stood in the way of others, on one key.
+/// When others could not get one key, because it was held or may have been.
 struct InTheWay {
     any: Windows,
     exclusive: Windows,
@@ -248,7 +248,7 @@ fn in_the_way(run: &Run, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
         (hold.mode, hold.call, run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }))
     };
     let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
-    // Nor does anybody but the next one know of the name of a lease that may have been claimed.
+    // If a lease of a name may have been claimed, too, only the next claim shows when it was over.
     let claimed_after = |to: u64| holds.iter().find(|hold| hold.call >= to).map_or(u64::MAX, |hold| hold.ret);
     let others = asks.iter().filter_map(|ask| {
         let (from, to) = run.may_have_held(ask)?;
@@ -270,13 +270,14 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
             verdict.accuse("refusal", ask.keys.first().copied(), ret, text);
         }
         let is_for_readers = ask.asked.mode == Mode::Shared && ask.asked.limit == 0;
-        // Who wants all, or may have it by a request that was not answered, is itself in the way, but not of readers.
+        // A call that wants all keys, or may hold the key by a request that was not answered, is itself one of those
+        // that are in the way; but not for readers.
         let least = 1 + usize::from(!is_for_readers && run.may_have_held(ask).is_some());
         let met = |key: &usize| {
             let way = &ways[*key];
             if is_for_readers { &way.exclusive } else { &way.any }.has(least, call, ret)
         };
-        // Others of the same process may stand in line before it.
+        // Others of the same process may wait in line before it.
         let in_line = |key: &usize| {
             asks[*key].iter().any(|other| {
                 let waits = other.asked.wait != Some(0) && other.process == ask.process && !std::ptr::eq(*other, ask);
@@ -300,21 +301,21 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
 }
 
 fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
-    // Also behind others of its process who wait for the key, and where the library's own thread does not wake it; but for
-    // nobody else who is stopped.
+    // It may wait behind threads of its process that are stopped in calls for the key, or because the library's own
+    // thread is stopped and does not wake it; but not for any other thread that is stopped.
     let in_its_line = |point: &Point| point.keys.contains(&key) || point.calls.is_empty();
     let stopped = |process: usize, from: u64, to: u64| run.stopped_for(process, from, to, in_its_line);
-    // One of several that are wanted together may be had before the call is answered, and one whose thread was stopped by as
-    // much.
+    // One of several locks that are wanted together may be held before the call is answered. If the call's thread was
+    // stopped, its lock may be held earlier than the answer by as much.
     let known = |hold: &Hold| match hold.is_part || run.is_troubled(hold.process, hold.call, hold.ret) {
         true => hold.call,
         false => hold.ret.saturating_sub(stopped(hold.process, hold.call, hold.ret)).max(hold.call),
     };
     let stood = holds.iter().map(|hold| (known(hold), run.stands_until(hold)));
     let others = asks.iter().filter_map(|ask| run.may_have_held(ask));
-    // Who wants all is in the way itself while it waits.
+    // A call that wants all keys is in the way itself while it waits.
     let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0) && !ask.asked.all);
-    // Who died waiting has waited until then.
+    // A process that died while it waited has waited until then.
     let waits = waits.filter_map(|ask| Some((*ask, ask.ret.or(run.processes[ask.process].dead)?)));
     let waits: Vec<(&Ask, u64)> = waits.collect();
     let copies = run.copied[key].spans().copied();
@@ -373,16 +374,17 @@ fn resource(run: &Run, verdict: &mut Verdict) {
     }
 }
 
-/// A call that does not wait has one timeout, one that waits as much more. What ends a hold has its lease for it, too. That
-/// is promised for whatever the network, the server and other threads do, so only who does not run until then has an excuse.
+/// A call that does not wait has one timeout; a call that waits has its wait and one timeout. A call that ends a hold
+/// has the lease for it, if that is longer. This is promised whatever the network, the server and other threads do, so
+/// the only excuse is that the call's own thread, or the whole process, did not get to run.
 fn late(run: &Run, verdict: &mut Verdict) {
     let terms = run.terms;
     let mut judge =
         |process: usize, id: u64, key: Option<usize>, what: &str, (call, ret): (u64, Option<u64>), bound: u64| {
-            // Who died in it has waited until then.
+            // A process that died in the call has waited until then.
             let ret = ret.or(run.processes[process].dead).unwrap_or(run.end);
             let due = call.saturating_add(bound).saturating_add(terms.slack);
-            // Its thread, or all of its process: it may take longer by that, and by no more.
+            // If its thread, or the whole process, stood still, it may take longer by that time, and no more.
             let is_its = |point: &Point| point.calls.contains(&id);
             let is_troubled = match ret > due {
                 true => ret <= due.saturating_add(run.stood_still_for(process, call, ret, is_its)),
@@ -398,7 +400,7 @@ fn late(run: &Run, verdict: &mut Verdict) {
     for ask in &run.asks {
         if let Some(wait) = ask.asked.wait {
             let bound = match (ask.asked.all, wait) {
-                // Each key has a timeout of its own, and what was had is released before the answer.
+                // Each key has a timeout of its own, and the keys that it had are released before the answer.
                 (true, 0) => ask.keys.len() as u64 * terms.timeout + terms.lease,
                 _ => wait.saturating_add(terms.timeout),
             };

@@ -24,7 +24,7 @@ impl Key {
         self.now
     }
 
-    /// Asks, and gives the id of the call.
+    /// Asks, and returns the id of the call.
     pub fn ask(&mut self, to: &mut Vec<Line>, mode: Mode, limit: u32, wait: Option<u64>) -> u64 {
         self.next_id += 1;
         let asked =
@@ -71,7 +71,7 @@ pub fn clean(operations: usize, keys: usize) -> Vec<(String, Vec<Line>)> {
                 (reader, id)
             });
             readers.into_iter().for_each(|(reader, id)| key.release(&mut workers[reader], id));
-            // Each call is one: those that ask, those that write, those that release.
+            // Each call counts: those that ask, those that write, those that release.
             done += 8;
         }
     }

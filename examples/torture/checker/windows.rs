@@ -33,9 +33,9 @@ impl Windows {
         self.met(from, to).is_some()
     }
 
-    /// Whether at least so many of them meet the span.
+    /// Whether at least this many of them meet the span.
     pub fn has(&self, least: usize, from: u64, to: u64) -> bool {
-        // All that begin before these have ended.
+        // All spans before `first` ended before `from`.
         let first = self.ends.partition_point(|end| *end < from);
         let begun = self.spans.partition_point(|(start, _)| *start <= to);
         let meeting = self.spans[first.min(begun)..begun].iter().filter(|(_, end)| *end >= from);
@@ -47,7 +47,7 @@ impl Windows {
         (to - from) - self.gaps(from, to, 0).iter().map(|(from, to)| to - from).sum::<u64>()
     }
 
-    /// What lies between them, from `from` to `to`, where it is longer than `least`.
+    /// The gaps between them, from `from` to `to`, that are longer than `least`.
     pub fn gaps(&self, from: u64, to: u64, least: u64) -> Vec<(u64, u64)> {
         let (mut gaps, mut covered) = (Vec::new(), from);
         for (start, end) in self.spans.iter().chain([&(to, to)]) {

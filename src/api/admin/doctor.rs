@@ -1,4 +1,4 @@
-//! What an operator wants to know of a store that does not do as it should.
+//! The diagnosis of a store, for an operator: whether it works, and what is wrong.
 
 use std::time::{Duration, Instant, SystemTime};
 
@@ -12,12 +12,12 @@ use crate::store::{Acquired, Attempt, Consistency, Purpose, Released, Renewal, R
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
 
-/// What is tried.
+/// The operations that a diagnosis tries, in this order.
 const RIGHTS: [&str; 6] =
     ["look at a lock", "list locks", "acquire a lock", "renew a lock", "release a lock", "purge: delete a row"];
 /// How often the round trip is measured.
 const READS: usize = 5;
-/// For what is left when the diagnosis is cut off.
+/// The lease of the lock that it acquires: short, for the case that the diagnosis is cut off and the lock remains.
 const LEASE: Duration = Duration::from_secs(1);
 
 /// What [`diagnose`](LockClient::diagnose) found.
@@ -26,10 +26,10 @@ const LEASE: Duration = Duration::from_secs(1);
 pub struct Diagnosis {
     /// The store as scheme, host and database.
     pub store: String,
-    /// Whose clock decides there, for people.
+    /// Which clock decides in this store, as a text for people.
     pub clock: &'static str,
-    /// How long after its end a lease is still respected, because clocks differ: on DynamoDB what all clients of the
-    /// table agreed on.
+    /// How long after its end a lease is still respected, because clocks differ. On DynamoDB it is what all clients of
+    /// the table agreed on.
     pub grace: Duration,
     /// Whether the schema is right: what is there, or what is wrong with it.
     pub schema: Result<String>,
@@ -38,10 +38,11 @@ pub struct Diagnosis {
     /// The store's time less this host's wall clock, in milliseconds, as exact as half a round trip (DynamoDB: half a
     /// second). `None` when it can't be read. No lock is decided by this host's wall clock; it is shown to people.
     pub clock_difference_ms: Option<i64>,
-    /// Which libraries have locks there, by the first rows of the table; empty where no other library has the store's
-    /// format, or the schema is wrong: then none were looked for. An error where they can't be listed.
+    /// Which libraries have locks in the store, by the first rows of the table. Empty if no other library has the
+    /// store's format, or if the schema is wrong: then nothing was read. An error if the rows can't be listed.
     pub writers: Result<Vec<Writer>>,
-    /// After how many rows the search for `writers` stopped: the store may have more, by others. `None`: it looked at all.
+    /// After how many rows the search for `writers` stopped: later rows may be of other libraries. `None` if it was not
+    /// cut.
     pub writers_cut_at: Option<usize>,
     /// What this client may do, each tried on a row of its own.
     pub rights: Vec<Right>,
@@ -51,10 +52,10 @@ pub struct Diagnosis {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Right {
-    /// What for, like `acquire a lock`.
+    /// The operation, like `acquire a lock`.
     pub what: &'static str,
-    /// How trying it went; the kind of the error is `Permission` when the store denies it, and `Schema` where it was not
-    /// tried because of the schema. What needs a row counts as not tried where none could be made.
+    /// The result of trying it. The error's kind is `Permission` when the store denies it, and `Schema` when it was not
+    /// tried because of the schema. An operation that needs a row counts as not tried if no row could be made.
     pub outcome: Result<()>,
 }
 
@@ -75,13 +76,13 @@ impl LockClient {
     /// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a
     /// round trip takes, and what this client may do there.
     ///
-    /// It writes a row of its own, which no listing shows and no lock can meet, and deletes it again, unless the store
-    /// denies that or does not answer in time: then the row stays until a `purge` at least 30 days later, which
-    /// with `fleet=mixed` on Cloud Spanner leaves it. All of it takes at most twice the request timeout; what was not tried
-    /// by then is reported as not answered.
+    /// It writes a row of its own, which no listing shows and whose key no lock can have, and deletes it again, unless
+    /// the store denies that or does not answer in time. Then the row remains until a `purge` at least 30 days later;
+    /// with `fleet=mixed` on Cloud Spanner a `purge` does not delete it either. The whole diagnosis takes at most twice
+    /// the request timeout; what was not tried by then is reported as not answered.
     ///
     /// # Errors
-    /// `Closed`. What is wrong with the store is in the answer.
+    /// `Closed`. What is wrong with the store is in the [`Diagnosis`].
     ///
     /// # Example
     /// ```
@@ -102,7 +103,7 @@ impl LockClient {
         let is_wrong = |error: &Error| error.kind() == ErrorKind::Schema;
         let measured = self.measured(&row, &all);
         let clock_difference_ms = measured.as_ref().ok().map(|(_, difference)| *difference);
-        // A store that says that something is missing was reached.
+        // A store that reports that something is missing was reached: the time of that answer counts.
         let round_trip = match measured {
             Err(error) if is_wrong(&error) && schema.as_ref().is_err_and(is_wrong) => Ok(answered),
             measured => measured.map(|(round_trip, _)| round_trip),
@@ -129,7 +130,7 @@ impl LockClient {
         })
     }
 
-    /// The next request of `all`.
+    /// The deadline of the next request, within that of the whole diagnosis.
     fn by(&self, all: &Deadline) -> Deadline {
         all.clone().within(self.family.options.request_timeout)
     }
@@ -156,8 +157,9 @@ impl LockClient {
         Ok((reads.get(READS / 2).map(|(took, _)| *took).unwrap_or_default(), difference))
     }
 
-    /// Each is tried whatever became of the one before: many stores deny also where there is nothing to do. Where there is no
-    /// row an answer proves nothing: some then send nothing that could be denied.
+    /// Tries each operation even if the one before failed, because many stores deny an operation even if there is
+    /// nothing to do. But if no row could be made, a success proves nothing: some stores then send nothing that could
+    /// be denied.
     fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
         let lease = LEASE.max(backend.info().min_lease);
@@ -194,7 +196,7 @@ impl LockClient {
     }
 }
 
-/// They would all only say what is wrong with the schema.
+/// All operations count as not tried: each would only report what is wrong with the schema.
 fn not_tried(schema: &Error) -> Vec<Right> {
     RIGHTS.map(|what| Right { what, outcome: Err(schema.clone()) }).into()
 }

@@ -11,13 +11,14 @@ use crate::model::lock::LockStatus;
 use crate::sys::deadline::Deadline;
 
 impl LockClient {
-    /// Frees a key no matter who holds it, including expired holders. Gives them as they were before; an empty answer when
-    /// there was none.
+    /// Frees a key no matter who holds it, including expired holders. Returns the holders as they were before; none if
+    /// the key had no holder.
     ///
-    /// This breaks the promise that was given to the holder: it is told of its loss at its
+    /// This breaks the promise that was given to the holder, which learns of its loss only at its
     /// [next heartbeat](crate::guide::guarantees#the-next-heartbeat)
-    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)), and until then only the fencing token protects. After an
-    /// error, and at any other time, it is safe to repeat, but may then free whoever was granted the key meanwhile.
+    /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)); until then only the fencing token protects. The call
+    /// can be repeated after an error, and at any other time, but a repeat may free a holder that was granted the key
+    /// meanwhile.
     ///
     /// # Errors
     /// `InvalidInput` for a key out of bounds; `Ambiguous` or `Store` when it was not answered, after repeats within
@@ -38,8 +39,8 @@ impl LockClient {
         })
     }
 
-    /// Frees one key for a caller who knows its lock id: what [`unlock`](LockClient::unlock) does to all keys of a group.
-    /// Gives the holders as they were before; an empty answer when nobody holds the key.
+    /// Frees one key for a caller that knows its lock id: what [`unlock`](LockClient::unlock) does to all keys of a
+    /// group. Returns the holders with this lock id as they were before; none if nobody holds the key.
     ///
     /// # Errors
     /// `Held`, with the holders, when only others hold the key; `InvalidInput`; `Ambiguous` or `Store` when it was not
@@ -58,7 +59,7 @@ impl LockClient {
         check_text("lock_id", lock_id).map_err(|error| self.family.in_context(error))?;
         let (found, by) = self.found(key)?;
         let mut others = LockStatus::live(&found.seen);
-        // Its own were freed by now, if only by an earlier copy of the same request.
+        // Holders with this lock id do not count: this call frees them, or an earlier copy of its request has.
         others.retain(|holder| holder.lock_id() != lock_id);
         let freed = self.freed(found, &by, |record| release_group(record, lock_id), group_arrived(lock_id))?;
         if freed.is_empty() && !others.is_empty() {
@@ -69,7 +70,7 @@ impl LockClient {
         Ok(freed)
     }
 
-    /// How the key stands, and by when the call that asks must be over.
+    /// The key's record, and the deadline of the whole call.
     fn found(&self, key: &str) -> Result<(Snapshot, Deadline)> {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
@@ -90,8 +91,9 @@ impl LockClient {
     }
 }
 
-/// Whether it is the same grant. A release meanwhile may keep the place of a minimum hold by another grant id; of holders
-/// that the Go libraries wrote some have no token, and some of those not even a grant id.
+/// Whether it is the same grant. The token says so, since a release meanwhile may keep a minimum hold's place under
+/// another grant id. Some holders that the Go libraries wrote have no token, and some of those not even a grant id: for
+/// these, grant id and owner decide.
 fn is_same(gone: &Holder, stands: &Holder) -> bool {
     let by_name = || (&stands.grant, &stands.labels.owner) == (&gone.grant, &gone.labels.owner);
     stands.token == gone.token && (gone.token > 0 || by_name())

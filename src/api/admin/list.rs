@@ -16,12 +16,12 @@ impl LockClient {
     /// The locks that fit the filter, live and expired, newest first (by fencing token).
     ///
     /// It reads page by page, so the answer is no picture of one moment: a lock that is granted or
-    /// released meanwhile may be missing or still be there. What the store finds by itself is a key,
-    /// a prefix or, where it has an index for it, a lock id; a filter without any of them looks at
-    /// every row. A damaged row is left out, and the log names it; of a single key it is the error.
+    /// released meanwhile may be missing or still be there. The store itself can find a key, a prefix
+    /// or, if it has an index for it, a lock id; a filter without any of them reads every row. A
+    /// damaged row is left out, and the log names it; for a filter of a single key it is an error.
     ///
     /// # Errors
-    /// `InvalidInput` for a text of the filter that is out of bounds; else what the store says, after
+    /// `InvalidInput` for a text of the filter that is out of bounds; otherwise the store's error, after
     /// repeats within the request timeout for each page.
     ///
     /// # Example
@@ -41,7 +41,7 @@ impl LockClient {
         let mut found = Vec::new();
         self.read_all(&filter.which(), |seen, _| {
             let record = &seen.record;
-            // Not what a diagnosis tries the store with.
+            // Leaves out the rows of diagnoses.
             if record.kind == Kind::Lock && key::parts(&record.key).is_none() && is_readable(&seen) {
                 let all = record.holders().map(|(mode, h)| LockStatus::new(&seen, mode, h));
                 found.extend(all.filter(|status| filter.matches(status)));

@@ -11,22 +11,26 @@ use crate::store::{Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// Rows that nobody had a grant of for so long may be deleted by a purge.
+/// A purge may delete a row that had no grant for this long.
 const IDLE_ROW: Duration = Duration::from_secs(30 * 24 * 3600);
 
-/// So many rows in a row that can't be written are passed over: each takes the request timeout.
+/// A purge passes over at most this many consecutive rows that can't be written, because each takes the request
+/// timeout.
 const MOST_UNDONE: u32 = 10;
 
 impl LockClient {
-    /// Frees holders whose lease ended more than `older_than` ago, and deletes the rows of free keys that were last granted
-    /// 30 days ago or earlier, also of leases that nobody holds or pins; at once those without a token, as of a lock that
-    /// another library set free. With `fleet=mixed` on Cloud Spanner no lock's row is deleted. Only housekeeping: an expired
-    /// lock is granted without it, and tokens go on rising after it. But who holds a lock as data can renew or adopt it after
-    /// its end only until it is freed: leave time for that by `older_than`. Rows that are damaged or of a newer format stay,
-    /// and the log names them; those that are no locks stay as well.
+    /// Frees holders whose lease ended more than `older_than` ago. Deletes the rows of free keys that were last granted
+    /// 30 days ago or earlier, also the rows of leases that nobody holds or pins. Deletes free rows without a token at
+    /// once, as of a lock that another library released. With `fleet=mixed` on Cloud Spanner no lock's row is deleted.
+    ///
+    /// This is only housekeeping: an expired lock is granted without it, and tokens go on rising after it. But a caller
+    /// that has a lock as data can renew or adopt it after its end only until it is freed: choose `older_than` so that
+    /// there is time for that. Rows that are damaged or of a newer format remain, and the log names them; rows that are
+    /// no locks remain as well.
     ///
     /// # Errors
-    /// What the store says. What was freed before stays so; [`purge_pages`](LockClient::purge_pages) says what that was.
+    /// The store's error. What was freed before remains free; [`purge_pages`](LockClient::purge_pages) reports what
+    /// that was.
     pub fn purge(&self, older_than: Duration) -> Result<Purged> {
         self.purge_pages(older_than).all()
     }
@@ -34,7 +38,7 @@ impl LockClient {
     /// What [`purge`](LockClient::purge) would do now. Nothing is written.
     ///
     /// # Errors
-    /// What the store says.
+    /// The store's error.
     ///
     /// # Example
     /// ```
@@ -53,8 +57,8 @@ impl LockClient {
     /// of one page. Each request to the store may take the request timeout.
     ///
     /// # Errors
-    /// What the store says is the last item; before it comes what was freed on the same page, and all the others where only
-    /// some rows can't be written now.
+    /// The store's error is the last item. Before it comes what was freed on the same page; if only some rows can't be
+    /// written now, all other pages come before it, too.
     ///
     /// # Example
     /// ```
@@ -71,8 +75,8 @@ impl LockClient {
     }
 }
 
-/// What a purge does, a page of rows at a time: the answer of [`LockClient::purge_pages`]. Nothing is done before the
-/// next page is asked for.
+/// What a purge does, a page of rows at a time; from [`LockClient::purge_pages`]. A page is not purged before the
+/// iterator is asked for it.
 #[derive(Debug)]
 #[must_use = "a purge does nothing until its pages are asked for"]
 pub struct PurgePages<'a> {
@@ -80,10 +84,10 @@ pub struct PurgePages<'a> {
     older_than: Duration,
     writes: Writes,
     next: Next,
-    /// Why the first row could not be written that can be read, as where somebody's transaction has it: the others are purged
-    /// all the same, ..
+    /// The error of the first row that could be read but not written (somebody's transaction may have it). The other
+    /// rows are purged all the same.
     undone: Option<Error>,
-    /// .. but for so many in a row, where it is the store's trouble.
+    /// How many consecutive rows could not be written. Too many mean that the store is in trouble: that ends the purge.
     in_a_row: u32,
 }
 
@@ -102,7 +106,7 @@ enum Next {
 }
 
 impl PurgePages<'_> {
-    /// Only says what would be done.
+    /// Only reports what would be done.
     pub fn preview(mut self) -> Self {
         self.writes = Writes::No;
         self
@@ -155,9 +159,10 @@ impl PurgePages<'_> {
                     swapped => Ok(swapped),
                 };
                 match family.repeated_until(&family.request_deadline(), swap) {
-                    // Changed: somebody uses it, and the next purge looks again; or by the write that was not answered.
+                    // `Changed`: somebody uses the row, and the next purge looks again; or the change is this purge's
+                    // own write, which was not answered.
                     Ok(swapped) => matches!(swapped, Swapped::Done) || may_be_done && self.is_left(seen, new),
-                    // It became one of a newer format, or is damaged now.
+                    // Since it was read, the row has become one of a newer format, or damaged.
                     Err(error) if error.kind() == ErrorKind::Schema && !self.stands(seen) => {
                         log::warn!(
                             target: "leasehold::client", key:? = seen.record.key;
@@ -212,7 +217,7 @@ impl Iterator for PurgePages<'_> {
 fn purge_step(seen: &Seen, older_than: Duration, limits: Option<Limits>) -> Step<transition::Purge> {
     let idle = u64::try_from(IDLE_ROW.as_micros()).unwrap_or(u64::MAX);
     let idle_before = match limits {
-        // What was never granted is no lock's.
+        // Deletes only a row that was never granted, because that is no lock's row.
         Some(Limits { keeps_rows: true, .. }) => 1,
         _ => seen.times.stamp.saturating_sub(idle),
     };
@@ -225,7 +230,7 @@ impl Purged {
         self.deleted += usize::from(purge.delete);
     }
 
-    /// A store may read them in any order.
+    /// By key: a store may read the rows in any order.
     fn sorted(mut self) -> Self {
         self.freed.sort_by(|a, b| a.key().cmp(b.key()));
         self

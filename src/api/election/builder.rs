@@ -91,8 +91,9 @@ impl ElectionBuilder {
 
     /// Reports whether this node is healthy enough to lead. It is called on its own thread, before the node campaigns
     /// and every third of the lease while it leads. If it returns false, panics, or does not return within a lease, the
-    /// node resigns; it campaigns again once the check returns true. A closure of [`lead`](Election::lead) must end first, as
-    /// it does by its [`loss`](super::Leadership::loss): while it runs, no other node leads. Defaults to always healthy.
+    /// node resigns; it campaigns again once the check returns true. A closure of [`lead`](Election::lead) must then
+    /// return, which it can do when its [`loss`](super::Leadership::loss) reports the end of the term: while it runs,
+    /// no other node leads. Defaults to always healthy.
     pub fn health_check(mut self, is_healthy: impl FnMut() -> bool + Send + 'static) -> Self {
         let mut check = Contained::new(is_healthy);
         self.health = Some(Health::new(Box::new(move || check.0.as_mut().is_some_and(|is_healthy| is_healthy()))));
@@ -108,8 +109,8 @@ impl ElectionBuilder {
 
     /// A token that ends every campaign, current and later ones. [`campaign`](Election::campaign) then fails with an
     /// error of kind `Cancelled`; [`run`](Election::run) and [`lead`](Election::lead) end as by [`stop`](Election::stop),
-    /// but nobody waits for that. A [`Leadership`](crate::Leadership) that `campaign` has returned is not affected. Can
-    /// be set several times; each token works. Defaults to none.
+    /// but without a call that waits for it. A [`Leadership`](crate::Leadership) that `campaign` has returned is not
+    /// affected. Can be set several times; each token works. Defaults to none.
     pub fn cancel(mut self, cancel: &CancelToken) -> Self {
         self.cancels.push(cancel.clone());
         self
@@ -135,8 +136,9 @@ impl ElectionBuilder {
     }
 
     /// Called when this node sees a new leader, itself included, while it campaigns or leads. (Of several nodes of one
-    /// client only the first in line checks who leads.) One with a token that is not above all told before, as a restored table
-    /// or a standby with another clock may give, is not told: [`Election::leader`] asks. Defaults to nothing.
+    /// client only the first in line checks who leads.) A leader is reported only if its token is higher than all that
+    /// were reported before. A restored table or a standby with another clock may give a lower token: read
+    /// [`Election::leader`] then. Defaults to nothing.
     pub fn on_leader(mut self, on_leader: impl FnMut(&Leader) + Send + 'static) -> Self {
         let mut on_leader = Contained::new(on_leader);
         let on_leader = move |leader: &Leader| on_leader.0.iter_mut().for_each(|on_leader| on_leader(leader));

@@ -50,7 +50,7 @@ pub(super) struct Dispatcher {
     messages: Sender<Message>,
     inbox: Mutex<Option<Receiver<Message>>>,
     thread: Mutex<Option<Thread>>,
-    /// The terms that nothing is told of, by their tokens.
+    /// The tokens of the terms of which nothing is reported.
     left_out: Mutex<BTreeSet<u64>>,
     has_warned: AtomicBool,
 }
@@ -64,7 +64,7 @@ impl Dispatcher {
         Dispatcher { callbacks, is_wanted, messages, inbox, thread, left_out, has_warned }
     }
 
-    /// Starts the thread if there are callbacks. After this value is dropped it reports what is left, and ends.
+    /// Starts the thread if there are callbacks. After this value is dropped the thread reports what is left, and ends.
     pub fn start(&self) -> Result<()> {
         let mut thread = self.thread.lock();
         if self.is_wanted && thread.is_none() {
@@ -81,7 +81,8 @@ impl Dispatcher {
         Ok(())
     }
 
-    /// A term is left out as a whole while a callback hangs and as many messages wait as are kept of what comes in pairs.
+    /// Reports a win. If a callback hangs and `MOST_IN_PAIRS` messages wait, the whole term is left out: its win and
+    /// its end.
     pub fn won(&self, token: u64, loss: Receiver<Loss>) {
         if self.messages.len() < MOST_IN_PAIRS {
             return self.tell(Message::Won(token, loss));
@@ -100,7 +101,7 @@ impl Dispatcher {
         }
     }
 
-    /// False where it is left out, while as many messages wait as are kept for a slow observer: a callback hangs.
+    /// Reports a leader. False if it is left out, because a callback hangs and `MOST_WAITING` messages wait.
     pub fn leader(&self, leader: Leader) -> bool {
         let has_room = self.messages.len() < MOST_WAITING;
         if has_room {
@@ -132,7 +133,8 @@ fn run(mut callbacks: Callbacks, inbox: Receiver<Message>) {
     let mut later = VecDeque::new();
     let nothing = never();
     loop {
-        // Only the next win waits for that end; otherwise the end of the open term, which may be behind it, would never come.
+        // Only a win waits here for the end of the open term. Other messages do not, because that end may be one of
+        // them.
         let next = match later.front() {
             Some(Message::Won(..)) if term.is_some() => None,
             _ => later.pop_front(),
@@ -175,15 +177,15 @@ fn run(mut callbacks: Callbacks, inbox: Receiver<Message>) {
             }
             Message::Flush(told) => drop(told),
         }
-        // A callback may have forked: to the child nothing is told.
+        // A callback may have forked: in the child nothing is reported.
         if !process.is_current() {
             return std::mem::forget((callbacks, inbox, term, later));
         }
     }
 }
 
-/// Waits for either; whether it is the loss. It takes nothing: who sends to one that waits to take it needs
-/// `thread::current()`, which a thread that ends has not.
+/// Waits until either has a message or is disconnected; returns whether it is the loss. It takes no message: if a
+/// thread waits to take one, the sender calls `thread::current()`, which panics in a thread that is ending.
 fn is_lost_next(inbox: &Receiver<Message>, loss: &Receiver<Loss>) -> bool {
     let mut select = Select::new();
     let (_, lost) = (select.recv(inbox), select.recv(loss));
@@ -216,7 +218,7 @@ mod tests {
         dispatcher.over(2, TermEnd::Resigned);
         dispatcher.won(3, never());
         dispatcher.over(3, TermEnd::Resigned);
-        // By a thread that was about to say so while others went on.
+        // As by a thread that is delayed before it reports the end, while other threads go on.
         dispatcher.over(1, TermEnd::Resigned);
         // Released: no loss is reported.
         drop(loss);
@@ -243,7 +245,7 @@ mod tests {
         }
         drop(open);
         dispatcher.flush(far_from(Instant::now(), LONG));
-        // The first of them may have been with the callback already.
+        // The callback may have taken the first of them already.
         let count = tells.try_iter().count();
         assert!((MOST_WAITING..=MOST_WAITING + 1).contains(&count), "{count} were kept");
     }

@@ -14,7 +14,7 @@ use crate::sys::thread::Thread;
 /// Returns whether the node is healthy enough to lead.
 pub(super) type Check = Box<dyn FnMut() -> bool + Send>;
 
-/// See the module. One question at a time.
+/// See the module. At most one check is under way.
 pub(super) struct Health {
     check: Arc<Mutex<Check>>,
     ask: Sender<()>,
@@ -43,7 +43,7 @@ impl Health {
                 for () in &asked {
                     let mut is_healthy = false;
                     contained("health check", || is_healthy = check.lock()());
-                    // It may have forked: in the child nobody asks.
+                    // The check may have forked: in the child nothing asks for checks.
                     if !process.is_current() {
                         return std::mem::forget((check, asked, answer));
                     }
@@ -75,7 +75,7 @@ impl Health {
         &self.answers
     }
 
-    /// The next question can be asked.
+    /// From now on the next check can be asked for.
     pub fn answered(&self) {
         self.is_pending.store(false, Ordering::SeqCst);
     }

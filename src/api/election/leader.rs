@@ -25,7 +25,7 @@ impl Leader {
         })
     }
 
-    /// The one who holds this lock.
+    /// The holder of this lock.
     pub(super) fn by(lock: &Lock) -> Leader {
         Leader {
             id: lock.owner().to_owned(),

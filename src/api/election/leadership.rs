@@ -85,7 +85,7 @@ impl Term {
         Term { guard, shared, is_over, won: Instant::now(), told }
     }
 
-    /// Reports to the observer that it began. The caller must have locked nothing.
+    /// Reports the beginning of the term to the observer. The caller must not hold a mutex.
     pub fn tell_begin(&self) {
         let (key, fencing_token) = (self.guard.key(), self.guard.fencing_token());
         self.observing().tell(&Event::TermBegan { key, fencing_token });
@@ -121,20 +121,21 @@ impl Term {
         if self.is_over.swap(true, Ordering::SeqCst) {
             return false;
         }
-        // After a suspend or a SIGSTOP this may come before the watcher's look. What it tells waits for nobody's code.
+        // After a suspend or a SIGSTOP the watcher may not have declared the loss yet. `keeping_a_lock`: this must not
+        // wait for the user's code.
         keeping_a_lock(|| self.guard.hold.expire_when_due());
         let end = self.guard.loss().get().map_or(how, TermEnd::Lost);
-        // Nothing can be lost any more, so whoever waits for the loss is woken.
+        // The lock of this term can't be lost any more: this wakes every thread that waits for the loss.
         self.guard.loss().end(None);
         let token = self.guard.fencing_token();
         // Before the log, which may panic: this end must be reported before the next term.
         self.shared.news.dispatcher.over(token, end.clone());
-        // The caller, who may be any thread, still has to release the lock, and the logger may hang.
+        // The caller, on whatever thread, still has to release the lock, so it must not wait for a logger that hangs.
         keeping_a_lock(
             || log::info!(target: "leasehold::election", name:? = self.shared.node.name, token; "term {token} of {:?} is over: {end}", self.shared.node.name),
         );
         let led_for = match &end {
-            // Maybe long ago: nobody may have asked since.
+            // The loss may be long past: nothing may have ended the term since.
             TermEnd::Lost(loss) => loss.held_for.min(self.won.elapsed()),
             _ => self.won.elapsed(),
         };
@@ -145,8 +146,7 @@ impl Term {
 
 /// The leadership of one term: an exclusive lock on the election's name, renewed by its own thread.
 ///
-/// Dropping it resigns, quietly and within the client's `drop_timeout`; [`resign`](Leadership::resign) says what
-/// happened.
+/// Dropping it resigns within the client's `drop_timeout` and returns no error; [`resign`](Leadership::resign) does.
 #[must_use = "dropping the leadership resigns at once"]
 #[clippy::has_significant_drop]
 pub struct Leadership {
@@ -160,7 +160,7 @@ impl Leadership {
         Leadership { term, drop_bound: DropBound::default() }
     }
 
-    /// Ends the term at once and gives the lock up in the background: no call outlives its end by a release.
+    /// Ends the term at once and gives up the lock in the background, so that the caller need not wait for a release.
     pub(super) fn abandon(&self) {
         self.term.end(TermEnd::Resigned);
         self.term.guard.abandon();
@@ -202,15 +202,15 @@ impl Leadership {
     /// Resigns, so that the next node need not [wait for the lease](crate::guide::tour#leader-election).
     ///
     /// # Errors
-    /// `Lost` when the term was already over; else the store's error for the release. The release is then tried once
-    /// more on another thread; if that fails too, the lease runs out.
+    /// `Lost` when the term was already over; otherwise the store's error for the release. The release is then tried
+    /// once more on another thread; if that fails too, the lease runs out.
     pub fn resign(mut self) -> Result<()> {
         self.term.shared.check_open_here()?;
         let by = self.term.guard.drop_by();
         let is_ended_here = self.term.end(TermEnd::Resigned);
         let mut outcome = self.term.guard.release_within(self.term.shared.bound());
         if outcome.is_ok() && !is_ended_here {
-            // Another node may have led since then.
+            // Another node may have led since the end of the term.
             let client = &self.term.shared.node.client;
             outcome = Err(client.error(ErrorKind::Lost, self.name(), "the term was over already"));
         }

@@ -163,7 +163,7 @@ impl Election {
     ///
     /// # Errors
     /// `AlreadyHeld` while this election already campaigns or leads; `Cancelled` when it was [stopped](Election::stop)
-    /// or its [token](ElectionBuilder::cancel) was cancelled during the call; else as
+    /// or its [token](ElectionBuilder::cancel) was cancelled during the call; otherwise as
     /// [`LockRequest::lock`](crate::LockRequest::lock).
     ///
     /// # Example
@@ -183,8 +183,8 @@ impl Election {
     /// [token](ElectionBuilder::cancel) can end it earlier.
     ///
     /// # Errors
-    /// `TimedOut` when this node was not elected in time, with the current leader if the store was asked by then; else as
-    /// [`campaign`](Election::campaign).
+    /// `TimedOut` when this node was not elected in time, with the current leader if the store was read by then;
+    /// otherwise as [`campaign`](Election::campaign).
     pub fn campaign_for(&self, limit: Duration) -> Result<Leadership> {
         self.shared.campaign(Some(far_from(Instant::now(), limit)))
     }
@@ -215,9 +215,10 @@ impl Election {
         self.shared.news.terms.load(Ordering::SeqCst)
     }
 
-    /// How many rounds this node has made. While it waits, one after each check of the election, and between two checks
-    /// at least one per longest [poll](crate::ClientBuilder::poll), by default 350 ms; one when it is elected; while it
-    /// leads in [`run`](Election::run) or [`lead`](Election::lead), one every third of the lease.
+    /// How many rounds this node has made. While it waits, it makes one after each check of the election, and between
+    /// two checks at least one per longest [poll](crate::ClientBuilder::poll), by default 350 ms. It makes one when it
+    /// is elected. While it leads in [`run`](Election::run) or [`lead`](Election::lead), or with a
+    /// [health check](ElectionBuilder::health_check), it makes one every third of the lease.
     pub fn iterations(&self) -> u64 {
         self.shared.news.rounds.load(Ordering::SeqCst)
     }
@@ -243,7 +244,7 @@ impl Election {
     ///
     /// # Errors
     /// `TimedOut` when the closure did not end in time: the lock is then not released but ends with its lease; `Lost`
-    /// when the term was already lost; else the store's error for the release.
+    /// when the term was already lost; otherwise the store's error for the release.
     pub fn stop(&self) -> Result<()> {
         self.shared.check_open_here()?;
         self.shared.stop(far_from(Instant::now(), self.shared.bound()), Ends::All)

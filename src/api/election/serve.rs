@@ -24,7 +24,7 @@ pub(super) type Work = Box<dyn FnMut(&Leadership) -> Result<(), String> + Send>;
 
 /// How many health checks, and rounds of a leader, there are in a lease.
 const ROUNDS: u32 = 3;
-/// A node that could not campaign tries again by then, however long its lease is.
+/// A node that could not campaign tries again after at most this time, however long its lease is.
 const LONGEST_OUT: Duration = Duration::from_secs(10);
 
 /// Why a term must end.
@@ -55,7 +55,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     loop {
         let pause = match caught(|| term(stands, work.as_ref())) {
             Some(Ok(_)) if !shared.node.stand_again => return,
-            // A node that resigned waits for the others' longest poll, so that they can win.
+            // A node that resigned pauses for as long as the longest poll, so that other nodes can win.
             Some(Ok(true)) => backoff::poll_delay(&shared.node.client.family.options.poll, Duration::MAX, None, 1.0),
             Some(Ok(false)) => Duration::ZERO,
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,
@@ -75,7 +75,7 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     }
 }
 
-/// How long a node stays out that could not campaign, or is not healthy.
+/// How long a node pauses after it could not campaign, or was not healthy.
 fn out_for(shared: &Shared) -> Duration {
     (shared.node.lease / ROUNDS).min(LONGEST_OUT)
 }
@@ -109,7 +109,7 @@ fn term(stands: &Stands, work: Option<&Arc<Mutex<Work>>>) -> Result<bool> {
         *shared.now.left_behind.lock() = Some(LeftBehind { done, standing: standing.clone() });
         Err(shared.late_closure())
     };
-    // A closure that returns as it hears of the loss may be seen first.
+    // A closure that returns because of the loss may be seen before the loss: so the loss itself decides.
     let has_resigned = term.guard.loss().get().is_none_or(|loss| matches!(loss.reason, LossReason::MaxHold));
     if standing.stop.is_cancelled() {
         standing.outcome.lock().clone_from(&outcome);
@@ -132,12 +132,12 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
         standing.crew.lock().push(here());
         let name = leadership.name().to_owned();
         let end = caught(|| work.lock()(&leadership));
-        // It may have forked: here the term is nobody's.
+        // The closure may have forked: in the child the term has no owner.
         if !process.is_current() {
             std::mem::forget((leadership, work, tell, standing));
             return;
         }
-        // The term ends whatever becomes of the lines.
+        // A logger that hangs must not keep the term from ending.
         begin_to_keep_a_lock();
         let end = match end {
             Some(Ok(())) => WorkEnd::Done,
@@ -150,7 +150,8 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
                 WorkEnd::Panicked
             }
         };
-        // What they own may be the user's: it is not to outlive a stop, and may stop the election itself.
+        // They may own data of the user's. It must be dropped before a stop returns, and its drop may itself stop the
+        // election: so this thread still counts as crew here.
         let _ = caught(|| drop((leadership, work)));
         standing.crew.lock().retain(|thread| *thread != here());
         let _ = tell.send(end);
@@ -158,8 +159,8 @@ fn work_on(stands: &Stands, work: Arc<Mutex<Work>>, leadership: Arc<Leadership>)
     Ok(done)
 }
 
-/// Waits for the closure; after a stop only for as long as the stop allows, which sets no limit if it came from the closure
-/// itself. Returns whether it ended.
+/// Waits for the closure; after a stop only for as long as the stop allows. A stop by the closure itself sets no limit.
+/// Returns whether the closure ended.
 fn wait_for_work(stands: &Stands, term: &Term, done: &Receiver<WorkEnd>) -> bool {
     let (standing, node) = (&stands.standing, &stands.shared.node);
     let has_time = || standing.is_stopped_inside.load(Ordering::SeqCst) && !standing.hurry.is_cancelled();
@@ -170,7 +171,7 @@ fn wait_for_work(stands: &Stands, term: &Term, done: &Receiver<WorkEnd>) -> bool
             recv(done) -> _ => return true,
             recv(stop.cancelled()) -> _ => if !has_time() { break },
             recv(late) -> _ => {
-                // The guard's own watch has ended with the term.
+                // The guard's loss watch ended with the term, so it does not report a loss from now on.
                 let is_held = term.guard.is_held();
                 late = if is_held { after(node.lease) } else { never() };
                 if was_held.replace(is_held) == Some(is_held) {
@@ -197,7 +198,7 @@ fn watch(shared: &Shared, term: &Term, stop: &CancelToken, done: &Receiver<WorkE
     health.map(|health| health.ask());
     let mut asked = Instant::now();
     loop {
-        // What ended the term comes first: an answer of then is for the next campaign.
+        // What ended the term is taken first: a health answer that is there then must remain for the next campaign.
         select_biased! {
             recv(loss) -> loss => return if loss.is_ok() { Over::Lost } else { Over::Asked },
             recv(stop.cancelled()) -> _ => return Over::Asked,
@@ -236,7 +237,7 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
     health.forget();
     loop {
         health.ask();
-        // Once more after a while: the thread of the last term may have taken the answer.
+        // It is asked once more after a while, because the thread of the last term may have taken the answer.
         if !ready(health.answers(), forever, out_for(shared)) {
             return false;
         }

@@ -73,16 +73,17 @@ pub(super) struct LeftBehind {
 pub(super) struct Now {
     term: Mutex<Weak<Term>>,
     standing: Mutex<Option<Arc<Standing>>>,
-    /// It did not end in time.
+    /// The closure of an earlier term that did not end in time.
     pub left_behind: Mutex<Option<LeftBehind>>,
 }
 
 /// From the start of `run`, `lead` or `campaign` to its end.
 pub(super) struct Standing {
     pub stop: CancelToken,
-    /// Its own closure or callback has stopped it, which waits for nothing.
+    /// One of its own threads (that of the closure, for example) has stopped it. Such a stop does not wait, and sets
+    /// the closure no limit.
     pub is_stopped_inside: AtomicBool,
-    /// It was stopped from outside: its end is not waited for without a bound.
+    /// It was stopped from outside: the wait for its closure now has a limit.
     pub hurry: CancelToken,
     /// After a stop: by when the closure must end, and by when the release must be answered.
     ends: Mutex<Option<(Instant, Instant)>>,
@@ -127,7 +128,7 @@ impl Standing {
     /// to `by`.
     pub fn ends(&self, by: Instant) -> (Instant, Instant) {
         let left = by.saturating_duration_since(Instant::now());
-        // The release needs some time, too, and then the thread.
+        // After the closure the release needs some time, and after that the thread, too.
         *self.ends.lock().get_or_insert((by - left / 10, by - left / 20))
     }
 
@@ -151,12 +152,12 @@ pub(super) struct Stands {
 
 impl Drop for Stands {
     fn drop(&mut self) {
-        // Code of the user's may have forked: both may be locked there for ever.
+        // The user's code may have forked: in the child both mutexes below may be locked for ever.
         if self.shared.check_open_here().is_err() {
             std::mem::forget(self.running.take());
             return;
         }
-        // A later thread may get this one's address.
+        // Threads are known by an address (see `here`), which a later thread may get.
         self.standing.crew.lock().retain(|thread| *thread != here());
         self.shared.now.standing.lock().take();
     }
@@ -225,7 +226,8 @@ impl Shared {
         });
         *current = Some(standing.clone());
         drop(current);
-        // What an earlier campaign gave and lost, and nobody has told yet: from here on the next one has its place.
+        // The earlier term may have been lost without a report of its end. It is reported now, because the next term
+        // takes its place.
         if let Some(lost) = self.term() {
             lost.end(TermEnd::Resigned);
         }
@@ -294,7 +296,7 @@ impl Shared {
         let request = self.request().cancel(stop).on_wait(move |waiting| shared.waits(waiting));
         let request = match standing.kind {
             Kind::Run => request,
-            // Nothing else watches the term between two calls of its user's.
+            // No thread of the election ends this term when its lock is lost, and its user may make no call.
             Kind::Campaign => {
                 let shared = Arc::downgrade(self);
                 request.on_loss(move |loss| shared.upgrade().into_iter().for_each(|shared| shared.lost(&loss)))
@@ -308,7 +310,8 @@ impl Shared {
         let (token, loss, leader) = (guard.fencing_token(), guard.loss().channel(), Leader::by(&guard.info()));
         let term = Arc::new(Term::new(guard, self.clone()));
         {
-            // A stop first cancels the campaign and then finds the term, which has been reported by then.
+            // A stop first cancels the campaign and then looks for the term here. So either the cancelling is seen
+            // here, or the stop finds the term, whose win was reported before.
             let mut place = self.now.term.lock();
             if standing.kind == Kind::Campaign && stop.is_cancelled() {
                 drop(place);
@@ -320,12 +323,12 @@ impl Shared {
             self.news.dispatcher.won(token, loss);
         }
         term.tell_begin();
-        // One that was lost before it was found there.
+        // The lock may have been lost before `on_loss` could find the term in its place.
         if let Some(loss) = term.guard.loss().get() {
             term.end(TermEnd::Lost(loss));
         }
         let leadership = Leadership::new(term);
-        // Else nobody would know of a lock that is renewed.
+        // A logger that hangs must not keep this from returning: the lock is renewed meanwhile, and nobody would know.
         keeping_a_lock(
             || log::info!(target: "leasehold::election", name:? = self.node.name, token; "this node leads {:?} with token {token}", self.node.name),
         );
@@ -333,14 +336,14 @@ impl Shared {
         Ok(leadership)
     }
 
-    /// Ends the term whose lock was lost so.
+    /// Ends the term that this loss is of.
     fn lost(&self, loss: &Loss) {
         if let Some(term) = self.term().filter(|term| term.guard.fencing_token() == loss.fencing_token) {
             term.end(TermEnd::Lost(loss.clone()));
         }
     }
 
-    /// What a campaign says that was stopped, if only by a close.
+    /// The error of a campaign that was stopped: `Closed` if the client was closed.
     fn cancelled(&self) -> Error {
         let stopped = || self.node.client.error(ErrorKind::Cancelled, &self.node.name, "the election was stopped");
         self.node.client.family.check_open().err().unwrap_or_else(stopped)
@@ -358,7 +361,7 @@ impl Shared {
 
     fn sees(&self, leader: Leader) {
         let (token, seen) = (leader.fencing_token(), &self.news.seen);
-        // One that is left out is told when it is seen again.
+        // A leader that is left out does not raise `seen`, so it is reported when it is seen again.
         if seen.load(Ordering::SeqCst) < token && self.news.dispatcher.leader(leader) {
             seen.fetch_max(token, Ordering::SeqCst);
         }
@@ -376,7 +379,8 @@ impl Shared {
                         &self.node.name,
                         "its thread did not end in time",
                     )),
-                    // After a release that failed the thread tries once more, and may be late.
+                    // The error of a failed release comes before lateness: the thread tries once more, and may be late
+                    // by that.
                     outcome => outcome,
                 }
             }
@@ -385,7 +389,7 @@ impl Shared {
                 None => Ok(()),
             },
         };
-        // A node that stands again waits for it, too.
+        // The closure of an earlier term. A campaign that has begun since then waits for it, too.
         let behind = self.now.left_behind.lock().clone();
         let is_inside = standing.iter().chain(behind.iter().map(|behind| &behind.standing)).any(|one| one.is_crew());
         let still_runs = |behind: LeftBehind| !is_ready_by(&behind.done, by);
@@ -427,7 +431,8 @@ impl Shared {
         standing
     }
 
-    /// Waits for the end of what runs. A closure that was left behind does not: what runs waits for it.
+    /// Waits for the end of `run` or `lead`. Called by a closure of an earlier term it does not wait, because the
+    /// current campaign waits for that closure.
     pub fn wait(&self) {
         let is_behind = || self.now.left_behind.lock().as_ref().is_some_and(|behind| behind.standing.is_crew());
         if self.node.client.family.is_own_process() && !is_behind() {
@@ -445,8 +450,8 @@ impl EndsFirst for Shared {
     fn wait_for_end(&self, by: Instant) {
         let standing = self.now.standing.lock().clone();
         if let Some(standing) = standing
-            // The closure still uses what the lock protects, so the close, which comes next, must not release it. It may be
-            // the closure that closes.
+            // The closure still uses what the lock protects, so the close, which releases all guards next, must not
+            // release this one. The close may be called by the closure itself (`is_crew`).
             && (standing.is_crew() || standing.is_late(by))
             && standing.crew.lock().len() > 1
             && let Some(term) = self.term()

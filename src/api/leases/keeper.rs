@@ -12,8 +12,8 @@ use crate::model::error::Result;
 
 /// Extends a lease for its holder for as long as the value lives; from [`Leases::keep`](crate::Leases::keep).
 ///
-/// It is a guard whose drop stops the extending and leaves the lease as it stands. When the lease was expired, revoked
-/// or could not be extended in time, [`loss`](LeaseKeeper::loss) tells.
+/// Dropping it stops the extending and leaves the lease as it is. [`loss`](LeaseKeeper::loss) reports when the lease
+/// was expired, revoked or could not be extended in time.
 #[must_use = "dropping the keeper stops the extending at once"]
 #[clippy::has_significant_drop]
 pub struct LeaseKeeper {
@@ -40,14 +40,14 @@ impl LeaseKeeper {
         self.guard.fencing_token()
     }
 
-    /// Whether the lease is the holder's. No I/O; false before somebody could expire it, and then it stays so. That
-    /// somebody revoked it is heard of with the next extension, which comes as a guard's
-    /// [next heartbeat](crate::guide::guarantees#the-next-heartbeat) does.
+    /// Whether the holder still has the lease. Does no I/O. It turns false before anyone could expire the lease, and
+    /// then stays false. A revocation is noticed only at the next extension, which comes when a guard's
+    /// [next heartbeat](crate::guide::guarantees#the-next-heartbeat) would.
     pub fn is_held(&self) -> bool {
         self.guard.is_held()
     }
 
-    /// What is left until it counts as lost if no extension succeeds.
+    /// How long it takes until the lease counts as lost if no extension succeeds.
     pub fn remaining(&self) -> Duration {
         self.guard.remaining()
     }
@@ -55,12 +55,12 @@ impl LeaseKeeper {
     /// [`is_held`](LeaseKeeper::is_held), for use with `?`.
     ///
     /// # Errors
-    /// `Lost` when the lease is not the holder's any more, `Closed` in a forked child.
+    /// `Lost` when the holder does not have the lease any more, `Closed` in a forked child.
     pub fn ensure_held(&self) -> Result<()> {
         self.guard.ensure_held()
     }
 
-    /// Tells when the lease is lost.
+    /// Reports the loss of the lease.
     pub fn loss(&self) -> LossWatch {
         self.guard.loss()
     }

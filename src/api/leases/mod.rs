@@ -1,4 +1,4 @@
-//! Leases that a name holds: claimed for it, extended for it, and ended by whoever expires them after their time.
+//! Leases of a named holder: any client can claim and extend them for the holder, and expire them after their time.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -29,13 +29,14 @@ pub use keeper::LeaseKeeper;
 ///
 /// # What is promised
 /// - A claim that succeeds, and an extension that does, promise the holder the lease until at least `duration` after
-///   the *start of the call*, whatever the network did meanwhile. Not that it ends soon after: it ends when somebody
-///   expires it. On DynamoDB it may be up to 50 ms less, and on MongoDB 1 ms: clients may differ by that much on the
-///   store's time.
-/// - The store decides by its own clock. Times that are shown are this host's, and good for comparing with each other
-///   on this host only.
+///   the *start of the call*, whatever the network did meanwhile. They do not promise that it ends soon after that: it
+///   ends when somebody expires it. On DynamoDB it may be up to 50 ms less, and on MongoDB 1 ms: clients may differ by
+///   that much on the store's time.
+/// - The store decides by its own clock. The times that are shown are this host's: compare them only with each other,
+///   and only on this host.
 /// - A call that is impossible fails with [`InvalidLease`](ErrorKind::InvalidLease). That is normal; the error
-///   [carries](Error::lease) the lease as it was found, so that nobody has to look again. Every call reads the store.
+///   [carries](Error::lease) the lease as it was found, so that the caller need not read it again. Every call reads
+///   the store.
 /// - Leases and locks of one store never meet, whatever their names.
 ///
 /// # Example
@@ -64,7 +65,7 @@ pub struct Leases {
 }
 
 impl LockClient {
-    /// The leases of a namespace. No I/O; whether the namespace is a good one is said by the calls.
+    /// The leases of a namespace. Does no I/O; a namespace out of bounds is reported by the calls on the leases.
     pub fn leases(&self, namespace: &str) -> Leases {
         Leases { client: self.clone(), namespace: namespace.to_owned() }
     }
@@ -83,9 +84,9 @@ impl Leases {
     /// Claims the lease `name` for `holder`.
     ///
     /// # Errors
-    /// `InvalidLease` when somebody holds it, be it the same holder, be it expired; `InvalidInput` for a name out of
-    /// bounds or a duration below the store's shortest lease or above 30 days; `Ambiguous` or `Store` when it was not
-    /// answered within the request timeout: then it may be claimed.
+    /// `InvalidLease` when somebody holds it, even the same holder, and even if it is expired; `InvalidInput` for a
+    /// name out of bounds or a duration below the store's shortest lease or above 30 days; `Ambiguous` or `Store` when
+    /// the call was not answered within the request timeout: then the lease may have been claimed.
     pub fn claim(&self, name: &str, holder: &str, duration: Duration) -> Result<LeaseStatus> {
         let key = self.key(name)?;
         self.check_holder(&key, holder)?;
@@ -100,13 +101,13 @@ impl Leases {
         self.change(&key, |record, times| claim::claim(record, &claim, times), decided_again)
     }
 
-    /// Makes the lease of `holder` last for `duration` from now on; never shortens it. It need not be running any
-    /// more, as long as nobody has expired it. Extensions that race do no harm. In SQLite a process with another clock (after
-    /// a reboot, in a container with its own, outside Linux) knows of no earlier end than the whole lease from when it first
-    /// saw it: extended there, it may last as long as that.
+    /// Makes the lease of `holder` last for `duration` from now on; never shortens it. Its time may be over already, as
+    /// long as nobody has expired it. Concurrent extensions do no harm. In SQLite a process with another clock (after a
+    /// reboot, in a container with its own, outside Linux) cannot know the end that was written: it counts the whole
+    /// lease from when it first saw the lease. Extended there, the lease may last until then.
     ///
     /// # Errors
-    /// `InvalidLease` when nobody or another holds it; else as [`claim`](Leases::claim).
+    /// `InvalidLease` when nobody or another holder has it; otherwise as [`claim`](Leases::claim).
     pub fn extend(&self, name: &str, holder: &str, duration: Duration) -> Result<LeaseStatus> {
         let key = self.key(name)?;
         self.extended(&key, holder, duration).map(|(status, _, _)| status)
@@ -118,22 +119,22 @@ impl Leases {
         self.settled(key, |record, times| claim::extend(record, holder, duration, times), decided_again)
     }
 
-    /// Ends the lease `name` after its time.
+    /// Ends the lease `name` if its time is over.
     ///
     /// # Errors
     /// `InvalidLease` when nobody holds it, its time is not over, or somebody [pins](Leases::pin) it; `Store` when its time
-    /// may be over and the store does not tell the time any more (DynamoDB behind a proxy that hides it); else as
-    /// [`claim`](Leases::claim).
+    /// may be over, but the store does not report the time any more (DynamoDB behind a proxy that hides it); otherwise
+    /// as [`claim`](Leases::claim).
     pub fn expire(&self, name: &str) -> Result<()> {
         let key = self.key(name)?;
         self.change(&key, claim::expire, is_gone).map(drop)
     }
 
-    /// Ends the lease before its time, for the holder, whoever pins it. Where nobody holds it that is written down, too, so
-    /// that an earlier claim which was not answered does not come after it.
+    /// Ends the lease of `holder`, even before its time, and even if it is pinned. If nobody holds the lease, the call
+    /// still writes its row, so that an earlier claim that was not answered cannot take effect afterwards.
     ///
     /// # Errors
-    /// `InvalidLease` when nobody or another holds it; else as [`claim`](Leases::claim).
+    /// `InvalidLease` when nobody or another holder has it; otherwise as [`claim`](Leases::claim).
     pub fn revoke(&self, name: &str, holder: &str) -> Result<()> {
         let key = self.key(name)?;
         self.check_holder(&key, holder)?;
@@ -143,7 +144,7 @@ impl Leases {
     /// The lease `name`; `None` when nobody holds it.
     ///
     /// # Errors
-    /// `InvalidInput` for a name out of bounds; else what the store says.
+    /// `InvalidInput` for a name out of bounds; otherwise the store's error.
     pub fn get(&self, name: &str) -> Result<Option<LeaseStatus>> {
         let found = self.found(&self.key(name)?)?;
         Ok(LeaseStatus::seen(&found.seen))
@@ -152,7 +153,7 @@ impl Leases {
     /// Every lease of the namespace that somebody holds, expired or not, by name.
     ///
     /// # Errors
-    /// `InvalidInput` for a namespace out of bounds; else what the store says.
+    /// `InvalidInput` for a namespace out of bounds; otherwise the store's error.
     pub fn list(&self) -> Result<Vec<LeaseStatus>> {
         self.client.family.check_open()?;
         let prefix = self.check(key::prefix(&self.namespace))?;
@@ -165,10 +166,11 @@ impl Leases {
         Ok(all)
     }
 
-    /// Reads a lease afresh, of whatever namespace it is.
+    /// Reads a lease again and updates `lease`, which may be of any namespace.
     ///
     /// # Errors
-    /// `InvalidLease`, with the lease as it stands now, when this claim of it has ended; then `lease` stays as it is.
+    /// `InvalidLease`, with the lease as it is now, when this claim of it has ended; otherwise the store's error. After
+    /// an error `lease` is unchanged.
     pub fn refresh(&self, lease: &mut LeaseStatus) -> Result<()> {
         self.client.family.check_open()?;
         let found = self.found(&lease.lock.key)?;
@@ -182,17 +184,18 @@ impl Leases {
         }
     }
 
-    /// Keeps the name from being expired until [`unpin`](Leases::unpin), on behalf of `entity`. Several may pin it, and
-    /// a pin outlasts the claim. Pinning again changes nothing, but is written: no earlier [`unpin`](Leases::unpin) that was
-    /// not answered comes after it.
+    /// Keeps the name from being expired until [`unpin`](Leases::unpin), on behalf of `entity`. Several entities may
+    /// pin it, and a pin outlasts the claim. Pinning again changes nothing, but still writes the row, so that an
+    /// earlier [`unpin`](Leases::unpin) that was not answered cannot take effect afterwards.
     ///
     /// # Errors
-    /// `InvalidInput` for a text out of bounds; else what the store says.
+    /// `InvalidInput` for a text out of bounds; otherwise the store's error.
     pub fn pin(&self, name: &str, entity: &str) -> Result<()> {
         self.pinned(name, entity, claim::pin)
     }
 
-    /// Takes back what [`pin`](Leases::pin) did for `entity`. Fine when there is nothing to take back; that is written, too.
+    /// Takes back what [`pin`](Leases::pin) did for `entity`. If there is nothing to take back it succeeds, and still
+    /// writes the row, so that an earlier [`pin`](Leases::pin) that was not answered cannot take effect afterwards.
     ///
     /// # Errors
     /// As [`pin`](Leases::pin).
@@ -200,7 +203,7 @@ impl Leases {
         self.pinned(name, entity, claim::unpin)
     }
 
-    /// Who pins the name, held or not.
+    /// The entities that pin the name, whether it is held or not.
     ///
     /// # Errors
     /// As [`get`](Leases::get).
@@ -221,11 +224,11 @@ impl Leases {
     /// Waits until the lease can be expired: until its time is over, or nobody holds it. It does not expire it, and
     /// an extension may come before anybody does.
     ///
-    /// This polls, at the client's [poll](crate::ClientBuilder::poll) and once more at the very end of the lease: an end
-    /// that comes by itself makes no event. Pins are not waited for.
+    /// It polls at the client's [poll](crate::ClientBuilder::poll) interval, and at the very end of the lease, because
+    /// the store sends no event when a lease's time runs out. It does not wait for pins to be taken back.
     ///
     /// # Errors
-    /// `Cancelled`; `Closed`; `InvalidInput` for a name out of bounds; what the store says where a repeat can't help.
+    /// `Cancelled`; `Closed`; `InvalidInput` for a name out of bounds; the store's error if a repeat can't help.
     pub fn wait_until_expired(&self, name: &str, cancel: &CancelToken) -> Result<()> {
         let key = self.key(name)?;
         let family = &self.client.family;
@@ -253,7 +256,7 @@ impl Leases {
         }
     }
 
-    /// Extends the lease of `holder` now, and goes on doing so by a thread of its own until the keeper is dropped.
+    /// Extends the lease of `holder` now; then a thread of its own goes on extending it until the keeper is dropped.
     ///
     /// Dropping it does not end the lease: it ends when it is expired or [revoked](Leases::revoke).
     ///
@@ -268,7 +271,7 @@ impl Leases {
         let now = found.seen.times.now;
         let granted = Granted {
             attempt: attempt_of(&status.lock),
-            // Its end may have been later already.
+            // The lease's end may have been later than that already.
             held_until: terms.held_until(Lease::Forever, found.asked, holder.until, now),
             chain: Chain { times: 0, since: found.asked },
             holder,
@@ -277,7 +280,7 @@ impl Leases {
         family.keep(granted, terms, Callbacks::default()).map(|hold| LeaseKeeper::new(hold, family.clone(), name))
     }
 
-    /// The row of a lease.
+    /// The key of a lease's row.
     fn key(&self, name: &str) -> Result<String> {
         self.client.family.check_open()?;
         let limits = self.client.family.backend.info().limits;
@@ -335,7 +338,7 @@ impl Leases {
 
     fn refused(&self, found: &Snapshot, refusal: LeaseRefusal) -> Error {
         let lease = LeaseStatus::seen(&found.seen);
-        // It may be over, for all that is known of the time.
+        // By the estimated time the lease may be over. If the store's time is not known any more, that is the error.
         if refusal == LeaseRefusal::StillRuns
             && lease.as_ref().is_some_and(|lease| lease.remaining().is_zero())
             && let Err(error) = self.client.family.backend.check_time()
@@ -363,12 +366,13 @@ impl Leases {
     }
 }
 
-/// A change that was not answered and arrived is found by its rule, which then writes nothing, or the same once more.
+/// Never claims that an unanswered change arrived, because that need not be known: the change's rule decides again on
+/// what is there now, and then writes nothing, or the same once more.
 fn decided_again(_: &LockRecord, _: &LockRecord, _: &LockRecord) -> bool {
     false
 }
 
-/// The holder that stood before is not there any more.
+/// Whether the holder that was there before the change has gone.
 fn is_gone(_: &LockRecord, before: &LockRecord, now: &LockRecord) -> bool {
     before.exclusive.as_ref().is_some_and(|holder| now.standing(&holder.grant).is_none())
 }
