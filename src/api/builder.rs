@@ -68,7 +68,7 @@ impl ClientBuilder {
     }
 
     /// How long a lock is held without a renewal: 1 s (SQLite and memory: 100 ms) to 30 days.
-    /// Defaults to 20 s; on MongoDB to 30 s, which an election of another primary does not outlast.
+    /// Defaults to 20 s; on MongoDB to 30 s, which is longer than the election of another primary takes.
     pub fn lease(mut self, lease: Duration) -> Self {
         self.options.lease = lease;
         self
@@ -83,11 +83,11 @@ impl ClientBuilder {
 
     /// How long before the end of the lease the holder already treats the lock as lost. This covers clocks that run at
     /// different rates, and the time between a check of `is_held` and acting on it.
-    /// Defaults to a tenth of the lease; at least 100 ms on DynamoDB, whose time is known no better, 1 ms on MongoDB for the
-    /// same reason, and 1 s there with `fleet=mixed`; below the lease less the heartbeat. If another program gives an end to
-    /// a lock that had none, its guard may learn of that 35 s late. Within the last minute such a lock therefore counts with a
-    /// margin of at most 25 s.
-    /// The lease of a name has a tenth of its own, or this where it is more, up to half.
+    /// Defaults to a tenth of the lease. It must be below the lease less the heartbeat, and at least 100 ms on
+    /// DynamoDB, whose time is not known more precisely, 1 ms on MongoDB for the same reason, and 1 s there with
+    /// `fleet=mixed`. If another program gives an end to a lock that had none, its guard may learn of that 35 s late.
+    /// Such an end is at least a minute away, so a margin of more than 25 s is not certain for such a lock. The lease
+    /// of a name has a margin of a tenth of that lease, or this margin where it is larger, up to half the lease.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self
@@ -96,30 +96,31 @@ impl ClientBuilder {
     /// How long a waiter pauses between two checks of a lock; each pause is drawn at random from this range. It also
     /// checks when the holder's lease can have ended. After a minute of waiting the range doubles, and after ten minutes
     /// once more. Where the store reports releases (SQLite, memory, MongoDB, PostgreSQL), a waiter checks at each
-    /// report and, in case one was lost, after a hundred times such a pause, which does not double. Defaults to 150 to
-    /// 350 ms.
+    /// report, and also, in case a report was lost, after a hundred times such a pause, which does not double. Defaults
+    /// to 150 to 350 ms.
     pub fn poll(mut self, poll: RangeInclusive<Duration>) -> Self {
         self.options.poll = poll;
         self
     }
 
-    /// Receives an event for everything that happens, for metrics. Each call adds one, and they are called one after the
-    /// other. Defaults to none.
+    /// Receives an event for everything that happens, for metrics. Each call adds one observer; the observers are
+    /// called one after the other. Defaults to none.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.options.observing = self.options.observing.and(observer);
         self
     }
 
-    /// The same for one that sees itself to it that no lock waits for the user's code.
+    /// Sets the only observer, which itself makes sure that no lock waits for the user's code.
     #[cfg(feature = "capi")]
     pub(crate) fn own_observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.options.observing = crate::sys::observing::Observing::by_own_aside(observer);
         self
     }
 
-    /// How long one request to the store may take, and calls that wait for nobody, like `try_lock` and `get`, in all. Defaults
-    /// to 5 s. Of what a call has left a request gets half, but at least two seconds, so that there is time for another one
-    /// where the first has no answer: so give it twice as long as the slowest answer takes.
+    /// How long one request to the store may take, and also, in all, a call that does not wait for other holders, like
+    /// `try_lock` and `get`. Defaults to 5 s. Each request gets half of the time that its call has left, but at least
+    /// two seconds, so that there is time to repeat one that got no answer. So set this to twice the time of the
+    /// slowest answer.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self
@@ -150,7 +151,7 @@ impl ClientBuilder {
     ///
     /// # Errors
     /// `Config` for a URL that is wrong and `InvalidInput` for an option out of bounds, before
-    /// anything is opened; else what the store says.
+    /// anything is opened; otherwise the store's error.
     pub fn connect(self) -> Result<LockClient> {
         let ClientBuilder { opener, clock, mut options, must_exist, create_schema } = self;
         let Opener { min_lease, open, .. } = opener?;
@@ -163,7 +164,7 @@ impl ClientBuilder {
         let store = open(clock.clone(), missing, &by)?;
         options.observing = options.observing.in_this_process();
         let store = Arc::new(Observed::new(store, options.observing.clone()));
-        // What is made next is no reason for a warning.
+        // A missing table that is created next is no reason for a warning.
         if !create_schema {
             store.schema(Schema::Connect(missing), &by)?;
         }

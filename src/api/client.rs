@@ -52,7 +52,7 @@ impl LockClient {
     /// Connects to the store that `url` names, with default options, and checks it once.
     ///
     /// # Errors
-    /// `Config` for a URL that is wrong, naming the part; else what the store says.
+    /// `Config` for a URL that is wrong, naming the part; otherwise the store's error.
     pub fn connect(url: &str) -> Result<LockClient> {
         LockClient::builder(url).connect()
     }
@@ -60,7 +60,7 @@ impl LockClient {
     /// Connects to the store that the environment variable `LEASEHOLD_STORE` names.
     ///
     /// # Errors
-    /// `Config` when it is not set or not UTF-8; else as [`connect`](LockClient::connect).
+    /// `Config` when it is not set or not UTF-8; otherwise as [`connect`](LockClient::connect).
     pub fn from_env() -> Result<LockClient> {
         match std::env::var(STORE_VARIABLE) {
             Ok(url) => LockClient::connect(&url),
@@ -82,7 +82,7 @@ impl LockClient {
 
     /// Waits for the lock, without limit, and holds it until the guard is dropped.
     ///
-    /// A lock is not reentrant: a thread that holds the key already waits for itself.
+    /// A lock is not reentrant: a thread that locks a key which it already holds waits for itself.
     ///
     /// # Errors
     /// Contention and errors of the store do not end the wait; a wrong argument or configuration does.
@@ -102,8 +102,8 @@ impl LockClient {
     /// Waits for at most `timeout`; `None` when others held the lock all that time. Zero tries once.
     ///
     /// # Errors
-    /// `Store` or `Ambiguous` when the store did not answer in that time, which a busy one may do when it is a few
-    /// milliseconds; else see [`LockRequest::try_lock`].
+    /// `Store` or `Ambiguous` when the store did not answer in that time, which happens on a busy store when it is a
+    /// few milliseconds; otherwise see [`LockRequest::try_lock`].
     pub fn try_lock_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
         self.request(key).try_lock_for(timeout)
     }
@@ -123,10 +123,10 @@ impl LockClient {
     /// See [`LockRequest::lock`].
     ///
     /// # A writer behind readers
-    /// An exclusive request is granted when no shared holder is left. Within a process the waiters form a line, and a
-    /// writer gets its turn. Readers in other processes do not know of it: if they overlap without end, it waits
-    /// without end. If that can happen, put a gate before the lock: another key, which a writer holds until it has the
-    /// lock, and which readers check first.
+    /// An exclusive request is granted when no shared holder is left. Within a process the waiters form a queue, and a
+    /// writer gets its turn. Readers in other processes do not know of the writer: if they overlap without end, it
+    /// waits without end. If that can happen, put a gate before the lock: another key, which a writer holds until it
+    /// has the lock, and which readers check first.
     /// ```
     /// use leasehold::{LockClient, LockGuard, LockStatus, Mode, Result};
     ///
@@ -147,14 +147,15 @@ impl LockClient {
     /// # writer(&client)?.release()?;
     /// # Ok::<(), leasehold::Error>(())
     /// ```
-    /// So the first writer at the gate waits only for the readers that were in, or had looked, before it came. The gate
-    /// decides who goes first and nothing else: a reader that does not look breaks no promise of the lock. The price is
-    /// one read of the store for each reader, and an acquire and a release for each writer; a reader that finds a writer
-    /// at the gate has those, too. A reader that holds the lock already must not come by the gate again: it would wait
-    /// for a writer that waits for it. Inside one client there is a queue already: a reader that comes after a writer of
-    /// the same client stands behind it, also while that waits for readers elsewhere: so a thread that holds the lock shared
-    /// and asks for it shared again waits for itself once a writer has come. The example `readers_and_writer`
-    /// shows it with two processes, and what a writer does that loses the gate while it waits.
+    /// So the first writer at the gate waits only for the readers that had the lock, or had checked the gate, before it
+    /// came. The gate only decides who goes first: a reader that does not check it breaks no promise of the lock. The
+    /// price is one read of the store for each reader, and an acquire and a release for each writer and for each reader
+    /// that finds a writer at the gate. A reader that holds the lock already must not pass the gate again: it would
+    /// wait for a writer that waits for it. Inside one client there is a queue already: a reader that comes after a
+    /// writer of the same client waits behind it, also while that writer waits for readers elsewhere. So a thread that
+    /// holds the lock shared and requests it shared again waits for itself once a writer has come. The example
+    /// `readers_and_writer` shows the gate with two processes, and what a writer does when it loses the gate while it
+    /// waits.
     pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
         self.request(key).shared().lock()
     }
@@ -183,12 +184,13 @@ impl LockClient {
         self.request(key).shared().try_lock_until(deadline)
     }
 
-    /// Runs `work` while the lock is held, releases it and gives the value of `work`.
+    /// Runs `work` while the lock is held, releases it and returns the value of `work`.
     ///
     /// # Errors
-    /// As [`lock`](LockClient::lock); and of kind `Lost`, with the value, when the lock went while `work` ran, also by a
-    /// [`close`](LockClient::close): what it did may have overlapped with a rival. An error type that wants `'static` or
-    /// `Send`, and a value that is not: [`map_err(WithLockError::into_error)?`](WithLockError::into_error).
+    /// As [`lock`](LockClient::lock); also `Lost`, with the value, when the lock was lost while `work` ran or was
+    /// released by a [`close`](LockClient::close): what `work` did may have overlapped with a rival. If your error type
+    /// must be `'static` or `Send` and the value is not, use
+    /// [`map_err(WithLockError::into_error)?`](WithLockError::into_error).
     ///
     /// # Example
     /// ```
@@ -204,7 +206,7 @@ impl LockClient {
         self.request(key).with_lock(work)
     }
 
-    /// A request for `key` with everything that can be asked for.
+    /// A request for `key`, on which every option can be set.
     pub fn request(&self, key: &str) -> LockRequest {
         LockRequest::new(self.family.clone(), key)
     }
@@ -235,7 +237,7 @@ impl LockClient {
         self.request_any(keys).try_lock()
     }
 
-    /// A request for whichever of the keys is free first, with everything that can be asked for.
+    /// A request for whichever of the keys is free first, on which every option can be set.
     pub fn request_any(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> LockAnyRequest {
         LockAnyRequest::new(&self.family, keys.into_iter().map(|key| key.as_ref().to_owned()).collect())
     }
@@ -266,17 +268,17 @@ impl LockClient {
         self.request_all(keys).try_lock()
     }
 
-    /// A request for all of the keys, with everything that can be asked for.
+    /// A request for all of the keys, on which every option can be set.
     pub fn request_all(&self, keys: impl IntoIterator<Item = impl AsRef<str>>) -> LockAllRequest<'_> {
         LockAllRequest::new(self, keys.into_iter().map(|key| key.as_ref().to_owned()).collect())
     }
 
-    /// Takes up a lock that another guard handed over with
-    /// [`into_lock`](LockGuard::into_lock), or that [`acquire`](LockRequest::acquire) gave: a
+    /// Continues to hold a lock that another guard handed over with
+    /// [`into_lock`](LockGuard::into_lock), or that [`acquire`](LockRequest::acquire) returned: a
     /// transfer without a gap, with a new fencing token.
     ///
     /// Mode, lock id, comment and an endless lease are kept; owner and lease are this client's.
-    /// [`LockRequest::adopt`] sets them.
+    /// [`LockRequest::adopt`] can set another owner, comment and lease.
     ///
     /// # Errors
     /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it is a lock of another
@@ -285,15 +287,15 @@ impl LockClient {
         self.request(&lock.key).adopt(lock)
     }
 
-    /// Renews a lock that is held as data, expired or not, unless somebody was granted it, or a purge freed it, since. With
-    /// `fleet=mixed` on MongoDB and Cloud Spanner one that is over is lost: the Go library may be about to take it.
-    /// An endless lock gets an end by it, in a minute or later, which its guard learns of within 35 seconds while the
-    /// store answers it; the end of any other never moves backwards.
+    /// Renews a lock that is held as data, also an expired one, unless somebody was granted it, or a purge freed it,
+    /// since. With `fleet=mixed` on MongoDB and Cloud Spanner an expired lock counts as lost: the Go library may be
+    /// about to take it. An endless lock gets an end by this call, in a minute or later; its guard learns of that
+    /// within 35 seconds while the store answers it. The end of any other lock never moves backwards.
     ///
     /// # Errors
     /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, when the lease is out of
-    /// bounds, or when one without end was to end within a minute; `Ambiguous` or `Store` when it was not answered, after
-    /// repeats within the request timeout.
+    /// bounds, or when a lock without end would end within a minute; `Ambiguous` or `Store` when the store did not
+    /// answer, also after repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
         let by = self.family.request_deadline();
@@ -328,13 +330,13 @@ impl LockClient {
         }
     }
 
-    /// Releases a lock that is held as data. Fine when nobody holds it.
+    /// Releases a lock that is held as data. Succeeds also when nobody holds it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or does not stand
-    /// here and was granted elsewhere: on MongoDB and PostgreSQL by none of the hosts that this client has, on DynamoDB in
-    /// another region or at another endpoint; `Ambiguous` or `Store` when it was not answered, after repeats within the
-    /// request timeout: then it may still be held.
+    /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or when this
+    /// store does not hold it and it was granted elsewhere: on MongoDB and PostgreSQL by none of the hosts that this
+    /// client has, on DynamoDB in another region or at another endpoint; `Ambiguous` or `Store` when the store did not
+    /// answer, also after repeats within the request timeout: then it may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
         let by = self.family.request_deadline();
@@ -369,10 +371,10 @@ impl LockClient {
     /// What the store knows of a key; `None` when nobody ever held it or its row was deleted. (An acquire that was given up
     /// may leave a row as well, with the token 0.)
     ///
-    /// For finding out who holds a lock, not for checking before taking it.
+    /// Use it to find out who holds a lock, not as a check before taking it.
     ///
     /// # Errors
-    /// `InvalidInput` for a key out of bounds; else what the store says.
+    /// `InvalidInput` for a key out of bounds; otherwise the store's error.
     pub fn get(&self, key: &str) -> Result<Option<KeyStatus>> {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
@@ -383,7 +385,7 @@ impl LockClient {
     }
 
     /// The locks that guards of this client and its clones hold now. A lease of a name that a
-    /// [keeper](crate::LeaseKeeper) extends is none of them.
+    /// [keeper](crate::LeaseKeeper) extends is not among them.
     pub fn held(&self) -> Vec<Lock> {
         if !self.family.is_own_process() {
             return Vec::new();
@@ -391,23 +393,24 @@ impl LockClient {
         self.family.holds().iter().filter(|hold| hold.is_guarded() && hold.is_held()).map(|hold| hold.info()).collect()
     }
 
-    /// Makes what the store needs (tables, indexes) where it is missing. Gives a text for people that says what it did:
-    /// whether it was there, got what it lacked, or was made (for SQLite by connecting, which the first call says).
+    /// Makes what the store needs (tables, indexes) where it is missing. Returns a text for people that says whether it
+    /// was there, was completed, or was made. (For SQLite connecting makes it, which the first call reports.)
     ///
-    /// Some stores take minutes to make it: then it waits for up to ten of them, and the log says so. A store that does not
-    /// answer ends it after the request timeout.
+    /// Some stores take minutes for that: this call then waits for up to ten minutes, and the log says so. If the store
+    /// does not answer, the call ends after the request timeout.
     ///
     /// # Errors
-    /// `Permission` when that is not allowed: [`schema`](LockClient::schema) says what to ask for.
+    /// `Permission` when this user may not do that: [`schema`](LockClient::schema) says what to ask for.
     pub fn create_schema(&self) -> Result<String> {
         self.ask_schema(Schema::Create, &self.family.request_deadline().with_long(MAKING))
     }
 
-    /// What [`create_schema`](LockClient::create_schema) would do, for those who may not. On PostgreSQL and Cloud Spanner that
-    /// is what a table which is there lacks; where it lacks nothing, and on the other stores, all of it.
+    /// What [`create_schema`](LockClient::create_schema) would do, for users who may not call it. On PostgreSQL and
+    /// Cloud Spanner that is what an existing table lacks; where it lacks nothing, and on the other stores, it is the
+    /// whole schema.
     ///
     /// # Errors
-    /// What the store says.
+    /// The store's error.
     pub fn schema(&self) -> Result<String> {
         self.ask_schema(Schema::Describe, &self.family.request_deadline())
     }
@@ -418,15 +421,17 @@ impl LockClient {
     }
 
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
-    /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`. The driver of a server, with its
-    /// connections, goes with the last handle of the client.
-    /// Closing again tries only what has failed. Call it before `process::exit`, which runs no drop. A leader's lock whose closure
-    /// ([`Election::lead`](crate::Election::lead)) has not returned within half of that is left to its lease, without an error.
+    /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`. A server's driver and its
+    /// connections end when the last handle of the client is dropped.
+    /// A second close tries again only what has failed. Call it before `process::exit`, which runs no drop. If the
+    /// closure of a leader ([`Election::lead`](crate::Election::lead)) has not returned within half of the
+    /// `drop_timeout`, its lock is left to its lease, without an error.
     ///
     /// # Errors
-    /// The first release that was not answered; all others are made all the same. Else how many calls that obtain a lock have
-    /// not ended by then, or how many grants that nobody holds any more, such as of locks that were lost, could not be given
-    /// up. What has ended meanwhile, by itself or by others, is no error of a later close.
+    /// The error of the first release that was not answered; all others are made all the same. Otherwise an error that
+    /// says how many calls that obtain a lock have not ended by then, or how many grants that nobody holds any more,
+    /// such as those of lost locks, could not be given up. What has ended meanwhile, by itself or by others, is no
+    /// error of a later close.
     pub fn close(&self) -> Result<()> {
         if !self.family.is_own_process() {
             return self.family.check_open();
@@ -434,8 +439,8 @@ impl LockClient {
         self.family.close(self.family.options.drop_timeout)
     }
 
-    /// Repeats a request that was not answered, within the request timeout. A page may take long by itself: each try has all
-    /// the time that is left.
+    /// Repeats a request that was not answered, within the request timeout. Each try has all the time that is left,
+    /// since a single page may take long.
     pub(crate) fn repeated<T>(&self, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
         let by = self.family.request_deadline();
         self.family.repeated_until(&by, |_| request(&by))
@@ -446,9 +451,10 @@ impl LockClient {
     }
 }
 
-/// An acquisition that is known only as data: copies of it may be on their way, unless the data says otherwise.
+/// The acquisition of a lock that is known only as data. Copies of its request may still be on their way to the store,
+/// unless the data says that it was sent once.
 pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
-    // How long it stands where nothing ends it.
+    // How long the grant remains in the store if nothing ends it.
     let left =
         |until: SystemTime| until.duration_since(SystemTime::now()).unwrap_or_default().max(store::DEFAULT_LEASE);
     let lease = lock.leased_until.map_or(Duration::MAX, left);
@@ -460,7 +466,7 @@ pub(crate) fn attempt_of(lock: &Lock) -> Attempt {
 impl Drop for LockClient {
     fn drop(&mut self) {
         if !self.family.is_own_process() {
-            // Its threads and connections do not exist here: it is never dropped.
+            // The family's threads and connections do not exist in a forked child, so it must never be dropped there.
             std::mem::forget(self.family.clone());
         }
     }

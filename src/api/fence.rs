@@ -1,11 +1,11 @@
 //! Keeping out a holder that comes too late.
 //!
-//! A lease ends by time, so a holder can be stopped before its write and go on when another holds the lock. Only
-//! what is written to can refuse that write. There are two ways.
+//! A lease ends by time, so a holder can be stopped before its write and go on when another holds the lock. Only the
+//! resource that is written to can refuse that write. There are two ways.
 //!
 //! # In the database that holds the locks
-//! Your own transaction asserts the lock, and commits only if nobody else was granted it, and nobody released it, by the
-//! commit. The modules of the stores have it, that of Cloud Spanner as `async` only, like its client:
+//! Your own transaction asserts the lock, and commits only if nobody else was granted it, and nobody released it, by
+//! the commit. The modules of the stores offer this; that of Cloud Spanner as `async` only, like its client:
 #![cfg_attr(
     feature = "sqlite",
     doc = "- SQLite: [`AssertIn`](crate::api::stores::sqlite::AssertIn) for `rusqlite::Transaction`."
@@ -27,21 +27,23 @@
     doc = "- Cloud Spanner: [`AssertIn`](crate::api::stores::spanner::AssertIn) for a `ReadWriteTransaction`, and [`run_fenced`](crate::api::stores::spanner::run_fenced)."
 )]
 //!
-//! What can be asserted there: see [`Fenced`]. The examples `fenced_write` (SQLite), `fenced_dynamodb`,
-//! `fenced_mongodb`, `fenced_postgres` and `fenced_spanner` stop a holder past its lease, let a rival write, and see the late
-//! write refused.
+//! What can be asserted: see [`Fenced`]. The examples `fenced_write` (SQLite), `fenced_dynamodb`, `fenced_mongodb`,
+//! `fenced_postgres` and `fenced_spanner` stop a holder past its lease, let a rival write, and show that the late write
+//! is refused.
 //!
-//! A guard's heartbeat writes the row that is asserted, so that the two can meet. Neither loses the lock by it: one
-//! waits, or is repeated. A transaction of 10 ms hardly ever meets a heartbeat of one second. One of half a second has
-//! to be begun again about every other time on MongoDB, and on SQLite if it reads before it writes, unless it begins as
-//! an immediate one. The bench `stores` measures it (`--only fenced`).
+//! A guard's heartbeat writes the row that is asserted, so the heartbeat and the transaction can conflict. The lock is
+//! not lost by that: one of the two waits, or is repeated. A transaction of 10 ms hardly ever conflicts with a
+//! heartbeat that is sent each second. A transaction of half a second must begin again about every other time on
+//! MongoDB, and on SQLite if it reads before it writes, unless it begins as an immediate one. The bench `stores`
+//! measures it (`--only fenced`).
 //!
 //! # Anywhere else
-//! Store the highest [fencing token](crate::LockGuard::fencing_token) that was seen beside the data, and let each
-//! write ask that it is not greater than its own. The token is a number of microseconds that fits into an `i64`.
-//! That is for exclusive locks: holders that share one have tokens of their own, of which the highest would keep out all others.
+//! Together with the data store the highest [fencing token](crate::LockGuard::fencing_token) that was seen, and let
+//! each write require that the stored token is not greater than its own. The token is a number of microseconds that
+//! fits into an `i64`. This is for exclusive locks only: each shared holder has a token of its own, and the highest one
+//! would keep out all others.
 //!
-//! | where | what stands beside the data | the write, with the guard's token as `t` |
+//! | where | what is stored with the data | the write, with the guard's token as `t` |
 //! |---|---|---|
 //! | SQL, a row that is there | `token BIGINT NOT NULL DEFAULT 0` | `UPDATE report SET text = :text, token = :t WHERE id = :id AND token <= :t`: one row changed, or too late |
 //! | SQL, a row that may be missing | the same | `INSERT INTO report (id, text, token) VALUES (:id, :text, :t) ON CONFLICT (id) DO UPDATE SET text = excluded.text, token = excluded.token WHERE report.token <= excluded.token`: one row changed, or too late |
@@ -50,7 +52,7 @@
 //! | Cloud Spanner, a row that is there | `token INT64` | `UPDATE report SET text = @text, token = @t WHERE id = @id AND (token IS NULL OR token <= @t)`: one row changed, or too late |
 //! | a file or an object | the token in its name or metadata | write only under the condition of the version that was read with a token that is not higher |
 //!
-//! Equal tokens are the same holder, who may write again.
+//! Equal tokens mean the same holder, which may write again.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -91,8 +93,8 @@ use crate::store::fence::Standing;
 /// What can be asserted in a transaction: a [`LockGuard`], a [`Leadership`], a [`LeaseKeeper`], and a lock or a lease
 /// as data by its [`Fence`].
 ///
-/// It stands for as long as nobody else was granted it and nobody released it: a lease that has run out, and that
-/// nobody took since, still stands, since no rival can have written.
+/// It stands for as long as nobody else was granted it and nobody released it. So a lease that has run out still stands
+/// if nobody took the lock since, because no rival can have written.
 pub trait Fenced: sealed::Sealed {}
 
 impl Fenced for LockGuard {}
@@ -132,7 +134,8 @@ pub(crate) mod sealed {
     use super::*;
 
     pub trait Sealed {
-        /// An error where nothing of the kind can stand: in a forked child.
+        /// The grant to be asserted. An error in a forked child, where no grant can be held, and for the [`Fence`] of
+        /// a closed client.
         fn standing(&self) -> Result<Standing<'_>>;
     }
 

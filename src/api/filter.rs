@@ -8,8 +8,8 @@ use crate::model::key::{check_key, check_text, short};
 use crate::model::lock::{LockStatus, Mode};
 use crate::store::Which;
 
-/// Which locks [`LockClient::list`](crate::LockClient::list) shall find: those that fit everything
-/// that is set here. A new filter fits all.
+/// Which locks [`LockClient::list`](crate::LockClient::list) finds: those that match everything
+/// that is set here. A new filter matches all.
 ///
 /// # Example
 /// ```
@@ -38,7 +38,7 @@ pub struct Filter {
 }
 
 impl Filter {
-    /// Fits every lock.
+    /// Matches every lock.
     pub fn new() -> Self {
         Filter::default()
     }
@@ -76,7 +76,7 @@ impl Filter {
         self
     }
 
-    /// Only keys that start with this text, byte by byte; the empty text fits all. Defaults to any key.
+    /// Only keys that start with this text, byte by byte; the empty text matches all. Defaults to any key.
     pub fn key_prefix(mut self, prefix: impl Into<String>) -> Self {
         self.key_prefix = Some(prefix.into());
         self
@@ -94,7 +94,7 @@ impl Filter {
         self
     }
 
-    /// Only locks that are held so. Defaults to both modes.
+    /// Only locks that are held in this mode. Defaults to both modes.
     pub fn mode(mut self, mode: Mode) -> Self {
         self.mode = Some(mode);
         self
@@ -125,7 +125,7 @@ impl Filter {
         Ok(())
     }
 
-    /// What the store shall look for: the part that finds the fewest records.
+    /// What the store must look for: the condition that finds the fewest records.
     pub(crate) fn which(&self) -> Which {
         match (&self.key, &self.lock_id, &self.key_prefix) {
             (Some(key), _, _) => Which::Key(key.clone()),

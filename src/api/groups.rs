@@ -15,22 +15,22 @@ use crate::store::transactional::newer_format;
 use crate::store::{Seen, Which};
 
 impl LockClient {
-    /// Renews all locks of a group, and gives them with their new ends, newest first.
+    /// Renews all locks of a group, and returns them with their new ends, newest first.
     ///
     /// Refused as a whole, before anything is written, when no lock of the group is there or one of
     /// them has less than a second left (an expired one has nothing left). No end moves backwards,
     /// and an endless lock stays endless.
     ///
     /// Each key is renewed by itself: when an error comes later on, some are renewed and some are
-    /// not, and none of them is safe to rely on. A lock that somebody else was granted meanwhile is
-    /// not of the group any more, so count what comes back. Guards of the group go on by their own
-    /// heartbeats and do not need this.
+    /// not, and none of them is safe to rely on. A lock that somebody else was granted meanwhile does
+    /// not belong to the group any more, so count the locks that are returned. Guards of the group go on
+    /// by their own heartbeats and do not need this.
     ///
     /// # Errors
     /// `Lost` when it is refused, with the [key](Error::key) and the [holder](Error::holders) that
-    /// has too little left, or when a lock went while the group was renewed; `InvalidInput`;
-    /// `Ambiguous` or `Store` when it was not answered, after repeats within the request timeout for
-    /// each key.
+    /// has too little left, or when a lock was lost while the group was renewed; `InvalidInput`;
+    /// `Ambiguous` or `Store` when the store did not answer, also after repeats within the request timeout
+    /// for each key.
     ///
     /// # Example
     /// ```
@@ -52,7 +52,7 @@ impl LockClient {
         check_text("lock_id", lock_id).map_err(in_context)?;
         let lease = self.family.options.lease_of_data(lease, info.min_lease).map_err(in_context)?;
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, lease);
-        // By the time of now, not of the read: the leases went on since.
+        // At the time of now, not of the read, because the leases went on since.
         let check = |found: &Snapshot| {
             let times = Times { now: found.now(self.family.clock.now()), ..found.seen.times };
             decide(&Seen::new(found.seen.record.clone(), times, None)).map(drop)
@@ -64,7 +64,7 @@ impl LockClient {
         }
         for found in &mut group {
             if check(found).is_err() {
-                // Of a page a store may have told the time less well.
+                // The store's time in a page may be less exact than in the answer for one key.
                 *found = self.look(&found.seen.record.key, &self.family.request_deadline())?;
                 check(found)?;
             }
@@ -80,18 +80,18 @@ impl LockClient {
         Ok(renewed)
     }
 
-    /// Frees all locks of a group no matter who holds them, including expired ones, from the newest to the
-    /// oldest. Gives them as they were before, in the same order; an empty answer when there is none. It takes a lock id, and no
-    /// key: that is for [`unlock_key`](LockClient::unlock_key) and [`force_release`](LockClient::force_release).
+    /// Frees all locks of a group no matter who holds them, including expired ones, from the newest to the oldest.
+    /// Returns them as they were before, in the same order; an empty list when there is none. It takes a lock id, not a
+    /// key: to free a key see [`unlock_key`](LockClient::unlock_key) and [`force_release`](LockClient::force_release).
     ///
-    /// A guard of the group is told of its loss at its [next heartbeat](crate::guide::guarantees#the-next-heartbeat)
+    /// A guard of the group learns of its loss at its [next heartbeat](crate::guide::guarantees#the-next-heartbeat)
     /// ([`ReleasedByOther`](crate::LossReason::ReleasedByOther)); until then it counts itself as
     /// holding, and only the fencing token protects. Each key is freed by itself. After an error, and
     /// at any other time, it is safe to repeat.
     ///
     /// # Errors
-    /// `InvalidInput`; `Ambiguous` or `Store` when it was not answered, after repeats within the
-    /// request timeout for each key: what was freed before stays so.
+    /// `InvalidInput`; `Ambiguous` or `Store` when the store did not answer, also after repeats within the
+    /// request timeout for each key: what was freed before stays free.
     ///
     /// # Example
     /// ```
@@ -133,12 +133,12 @@ impl LockClient {
             }
             Ok(())
         })?;
-        // A store may have them in any order.
+        // A store may return them in any order.
         group.sort_by(|a, b| a.seen.record.key.cmp(&b.seen.record.key));
         Ok(group)
     }
 
-    /// A refusal is an error here.
+    /// Decides on a renewal; a refusal is an error here.
     fn decide_renewal(&self, seen: &Seen, lock_id: &str, lease: Lease) -> Result<Step<Holders>> {
         let key = &seen.record.key;
         let Step { answer, record } = renew_group(&seen.record, lock_id, lease, &seen.times);
@@ -159,15 +159,16 @@ impl LockClient {
     }
 }
 
-/// Whether the holders of the group are as a swap would have left them. Never so on Cloud Spanner with `fleet=mixed`
-/// after a renewal, whose heartbeat is the commit's own time: there it is renewed once more, for as long from then on.
+/// Whether the holders of the group are as an unanswered swap would have left them. On Cloud Spanner with `fleet=mixed`
+/// they never are after a renewal, whose heartbeat is the commit's own time: there the key is renewed once more, for
+/// the same time from then on.
 pub(crate) fn group_arrived(lock_id: &str) -> impl Fn(&LockRecord, &LockRecord, &LockRecord) -> bool {
     move |next, before, now| members(before, lock_id).all(|(_, h)| now.standing(&h.grant) == next.standing(&h.grant))
 }
 
 pub(crate) type Holders = Vec<(Mode, Holder)>;
 
-/// Holders of the record that was seen, at this time of the store.
+/// The status of these holders of the record that was seen, at this time of the store.
 pub(crate) fn statuses(seen: &Seen, holders: &Holders, now: StoreTime) -> Vec<LockStatus> {
     let at = (now, SystemTime::now());
     let status = |(mode, h): &(Mode, Holder)| LockStatus::at(&seen.record.key, *mode, h, at, seen.is_live(h));

@@ -24,9 +24,9 @@ use crate::sys::thread::Thread;
 
 /// A lock that is held. Its own thread renews it; dropping it releases it.
 ///
-/// Keep it in a named variable: `let _guard = client.lock(k)?;`. With `let _ = client.lock(k)?;`
-/// it would be dropped, and the lock released, at once; so it would in `if client.try_lock(k)?.is_some() { .. }`, before the
-/// block runs.
+/// Keep it in a named variable: `let _guard = client.lock(k)?;`. With `let _ = client.lock(k)?;` the guard would be
+/// dropped, and the lock released, at once. In `if client.try_lock(k)?.is_some() { .. }` the guard is dropped before
+/// the block runs.
 ///
 /// A lease can be lost: when the store is away for longer than the lease, when the machine is
 /// suspended, when an operator releases the lock. Ask [`is_held`](LockGuard::is_held) before each
@@ -34,7 +34,7 @@ use crate::sys::thread::Thread;
 /// resource if it can refuse an older one.
 ///
 /// Dropping releases quietly: it logs what fails, never panics and takes no longer than the
-/// client's `drop_timeout`. [`release`](LockGuard::release) says what happened.
+/// client's `drop_timeout`. [`release`](LockGuard::release) reports what happened.
 ///
 /// # Example
 /// ```
@@ -49,7 +49,7 @@ use crate::sys::thread::Thread;
 pub struct LockGuard {
     pub(super) hold: Arc<Hold>,
     family: Arc<Family>,
-    /// One bound for the whole drop: for the release and for what the client then has to clean up.
+    /// One bound for the whole drop: for the release and for what the client has to clean up afterwards.
     drop_bound: DropBound,
 }
 
@@ -98,11 +98,12 @@ impl LockGuard {
         self.hold.is_held()
     }
 
-    /// How long the lock stays held if no further heartbeat succeeds, and no longer than
-    /// [`max_hold`](crate::LockRequest::max_hold) allows; zero when it is not held, `Duration::MAX` when its lease has no end.
+    /// How long the lock stays held if no further heartbeat succeeds, but no longer than
+    /// [`max_hold`](crate::LockRequest::max_hold) allows; zero when it is not held, `Duration::MAX` when its lease has
+    /// no end.
     pub fn remaining(&self) -> Duration {
         match self.hold.remaining() {
-            // As in a forked child.
+            // Also in a forked child, where the mutex that `left_of_max_hold` locks may be locked for ever.
             Duration::ZERO => Duration::ZERO,
             left => self.hold.left_of_max_hold().map_or(left, |most| left.min(most)),
         }
@@ -120,8 +121,8 @@ impl LockGuard {
     ///
     /// # Errors
     /// `Lost` when the lock is not held any more; `InvalidInput` when `needed` is more than a
-    /// renewal can give (the lease less the margin), or than `max_hold` leaves; what the store said, such as
-    /// `Store`, when it did not renew it.
+    /// renewal can give (the lease less the margin), or than `max_hold` leaves; the store's error, such as
+    /// `Store`, when it did not renew the lease.
     pub fn ensure_held_for(&self, needed: Duration) -> Result<()> {
         self.ensure_held()?;
         if self.remaining() >= needed {
@@ -145,23 +146,24 @@ impl LockGuard {
             _ if needed >= most => {
                 invalid(format!("below {most:?}, for which a renewal holds (the lease less the margin)"))
             }
-            // A renewal that took long gives less than the others.
+            // A renewal that took long leaves less time than `most`.
             Beat::Renewed => Err(self.error(ErrorKind::Store, &too_short()).retryable()),
             Beat::Failed(error) => Err(self.not_renewed(&too_short(), error)),
         }
     }
 
-    /// From now on the lock stands for at least this long, counted from its grant, whatever ends the hold; see
-    /// [`hold_at_least`](crate::LockRequest::hold_at_least). It can be made longer, not shorter. Sends a renewal; a time
-    /// that has passed already changes nothing.
+    /// From now on the lock stays taken for at least this long, counted from its grant, whatever ends the hold; see
+    /// [`hold_at_least`](crate::LockRequest::hold_at_least). The time can be made longer, not shorter. Sends a renewal,
+    /// unless the time has passed already: then nothing changes.
     ///
-    /// Called when the work is done, it keeps others from doing the same work again until then; a process that dies before
-    /// that leaves the lock as ever.
+    /// Called when the work is done, it keeps others from doing the same work again until then. If the process dies
+    /// before the call, the lock becomes free when its lease ends, as always.
     ///
     /// # Errors
-    /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; what the store said, such as `Store`, when it
-    /// did not renew it: the lock is still held, and it can be called again. After such an error the store may have noted the
-    /// time all the same: if the lock is then lost and no release gets through, nobody gets it before that time.
+    /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; the store's error, such as `Store`,
+    /// when it did not renew the lease: the lock is still held, and this can be called again. After such an error the
+    /// store may have noted the time all the same: if the lock is then lost and no release gets through, nobody gets it
+    /// before that time.
     ///
     /// # Example
     /// ```
@@ -196,17 +198,17 @@ impl LockGuard {
     /// The lock as data, kept up to date by the heartbeat. The heartbeat never waits for this mutex: if it is locked,
     /// the value is updated later.
     pub fn shared_info(&self) -> Arc<Mutex<Lock>> {
-        // In a forked child the mutex may be locked for ever.
+        // A forked child may find the mutex locked for ever.
         if self.is_own_process() { self.hold.shown().clone() } else { Arc::new(Mutex::new(self.hold.info())) }
     }
 
-    /// Reports the loss of the lock. A watch that is taken after the loss reports it, too.
+    /// Reports the loss of the lock. A watch that is taken after the loss reports it as well.
     pub fn loss(&self) -> LossWatch {
         self.hold.loss().clone()
     }
 
-    /// Stops the heartbeat and releases the lock, within the client's `drop_timeout`. After a close of the client, which
-    /// has released the lock, it succeeds, too.
+    /// Stops the heartbeat and releases the lock, within the client's `drop_timeout`. It also succeeds after a close of
+    /// the client, which has released the lock.
     ///
     /// # Errors
     /// The error contains the guard, so that the release can be tried again. An error of kind `Lost` is final: the lock
@@ -222,7 +224,8 @@ impl LockGuard {
         }
     }
 
-    /// The same within `bound`, also for a guard that is shared; after an error it can be called again.
+    /// The same as [`release`](Self::release) within `bound`, also for a guard that is shared; after an error it can be
+    /// called again.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
         if !self.is_own_process() {
             return Err(self.not_held());
@@ -230,7 +233,8 @@ impl LockGuard {
         self.hold.release(bound).map_err(|error| self.family.held_here(error))
     }
 
-    /// Declares the loss if it is due, for a caller that must not keep the guard meanwhile: code of the user's is told.
+    /// Returns a closure that declares the loss if it is due. The caller must not keep the guard meanwhile: declaring a
+    /// loss calls code of the user's.
     #[cfg(feature = "capi")]
     pub(crate) fn expiry(&self) -> impl Fn() + Send + Sync + 'static {
         let hold = Arc::downgrade(&self.hold);
@@ -239,17 +243,18 @@ impl LockGuard {
 
     /// What a drop does; a later drop does nothing.
     pub(crate) fn end_quietly(&self) {
-        // A panic is a bug, but must not leave a drop.
+        // A panic is a bug, but must not escape from a drop.
         let released = caught(|| self.hold.release(self.drop_by().remaining()));
         pause!("drop.released");
-        // Before the log, which may hang.
+        // Before the log line, since the logger may hang.
         self.hold.abandon();
         if let Some(Err(error)) = released {
             self.warn_of_release(&error);
         }
     }
 
-    /// A loss was warned of already, and a forked child has nothing to release.
+    /// Logs a failed release. Not a loss, which was logged already, and not in a forked child, which has nothing to
+    /// release.
     pub(crate) fn warn_of_release(&self, error: &Error) {
         if error.kind() != ErrorKind::Lost && self.is_own_process() {
             log::warn!(target: "leasehold::guard", key:? = self.key();
@@ -257,7 +262,7 @@ impl LockGuard {
         }
     }
 
-    /// Declares the lock lost this long from now on, unless its request said so of an earlier time.
+    /// Declares the lock lost this long from now on, unless its request set an earlier time.
     pub(crate) fn end_in(&self, time: Duration) {
         self.hold.end_in(time);
     }
@@ -286,7 +291,7 @@ impl LockGuard {
         lock
     }
 
-    /// The same within `bound`, also for a guard that is shared.
+    /// The same as [`into_lock`](Self::into_lock) within `bound`, also for a guard that is shared.
     pub(crate) fn keep_as_data(&self, bound: Duration) -> Lock {
         if self.is_own_process() { self.hold.keep_as_data(bound) } else { self.hold.info() }
     }
@@ -311,17 +316,17 @@ impl LockGuard {
         if self.is_own_process() { self.family.held_here(self.hold.lost()) } else { self.hold.forked() }
     }
 
-    /// Whether nothing is left to release; in a forked child that is not known.
+    /// Whether nothing is left to release. In a forked child that is not known, so `false`.
     pub(crate) fn is_over(&self) -> bool {
         self.is_own_process() && self.hold.is_over()
     }
 
-    /// A release for which no time is left.
+    /// The error of a release for which no time is left.
     pub(crate) fn too_late(&self) -> Error {
         self.error(ErrorKind::Store, "no time is left to release it: it is given up in the background").retryable()
     }
 
-    /// What is said where a renewal failed by `error`. Nothing is ambiguous: the lock is held.
+    /// The error for a renewal that failed by `error`. It is never `Ambiguous`, since the lock is still held.
     fn not_renewed(&self, message: &str, error: Error) -> Error {
         let error = error.of_read();
         let (kind, is_retryable) = (error.kind(), error.is_retryable());
@@ -337,7 +342,7 @@ impl LockGuard {
 impl Drop for LockGuard {
     fn drop(&mut self) {
         if !self.is_own_process() {
-            // In a forked child their threads and connections do not exist, so they must not be dropped.
+            // In a forked child the threads and connections of both do not exist, so they must not be dropped.
             std::mem::forget((self.hold.clone(), self.family.clone()));
             return;
         }
@@ -356,9 +361,10 @@ impl fmt::Debug for LockGuard {
 
 /// A failed release. It contains the guard, which no longer counts as held but whose release can be tried again.
 ///
-/// Dropping this error drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` into an [`Error`]
-/// does not wait for that: the try is made on another thread. Into a `Box<dyn Error>` or the like it puts this error with its
-/// guard; for that turn it into an [`Error`] first: `guard.release().map_err(leasehold::Error::from)?`.
+/// Dropping this error drops the guard, which tries once more, for up to the client's `drop_timeout`. `?` into an
+/// [`Error`] does not wait for that: another thread makes that try. `?` into a `Box<dyn Error>` or the like keeps this
+/// error with its guard inside the box; to avoid that, turn it into an [`Error`] first:
+/// `guard.release().map_err(leasehold::Error::from)?`.
 pub struct ReleaseError {
     error: Error,
     guard: LockGuard,
@@ -375,7 +381,7 @@ impl ReleaseError {
         self.error.kind()
     }
 
-    /// The guard, to be released again.
+    /// The guard, so that it can be released again.
     pub fn into_guard(self) -> LockGuard {
         self.guard
     }
@@ -402,7 +408,7 @@ impl std::error::Error for ReleaseError {
 impl From<ReleaseError> for Error {
     fn from(failed: ReleaseError) -> Error {
         let ReleaseError { error, guard } = failed;
-        // The user of `?` must not wait for the second try. It is made here only if no thread can be started.
+        // The caller of `?` must not wait for the second try. This thread makes it only if no thread can be started.
         let _ = Thread::spawn_for_user("leasehold-release", move || drop(guard));
         error
     }

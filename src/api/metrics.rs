@@ -10,9 +10,10 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! Install a recorder of that crate before the first lock, and one that keeps idle gauges: without the beginning of a hold
-//! its end would make a gauge fall below zero. Each event costs what the recorder does. All series have the labels that you give, and no key unless you say how: keys that are made from ids
-//! would make series without end.
+//! Install a recorder of that crate before the first lock, and one that keeps idle gauges: a gauge that misses the
+//! beginning of a hold would fall below zero at its end. Each event costs what the recorder does. All series have the
+//! labels that you give. They have no label for the key unless you set [`key`](Metrics::key): keys that are made from
+//! ids would make series without end.
 //!
 //! | series | kind | further labels | |
 //! |---|---|---|---|
@@ -35,7 +36,7 @@
 //!
 //! The names end as Prometheus wants them. Five alerts over them, for observers with a label `store` as above:
 #![doc = concat!("```yaml\n", include_str!("guide/alerts.yml"), "```")]
-//! A dashboard for Grafana, for exporters that make histograms with buckets (of `metrics-exporter-prometheus`:
+//! A dashboard for Grafana, for exporters that make histograms with buckets (with `metrics-exporter-prometheus` by
 //! `set_buckets`): import the file `src/api/guide/dashboard.json` of this crate.
 #![doc = concat!("<details><summary>The dashboard</summary>\n\n```json\n", include_str!("guide/dashboard.json"), "```\n\n</details>")]
 
@@ -61,14 +62,14 @@ impl Metrics {
         Self::default()
     }
 
-    /// A label that all series of this observer have, as the store or the service. Defaults to none.
+    /// A label that all series of this observer have, such as the store or the service. Defaults to none.
     pub fn label(mut self, name: &'static str, value: impl Into<String>) -> Self {
         self.labels.push(Label::new(name, value.into()));
         self
     }
 
-    /// What the label `key` says of a key, where an event is about one. Let it give few different texts. Defaults to
-    /// no such label.
+    /// How to make the label `key` from a key, for events that are about one. It should return few different texts.
+    /// Defaults to no such label.
     pub fn key(mut self, of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         self.key = Some(Box::new(of));
         self

@@ -1,7 +1,8 @@
-//! Whether the data of a lock is of the store that a client has. One store can go by several names: the paths of a file in
-//! two containers, the hosts of a cluster. So a lock is refused only where the names say another store, and the lock
-//! does not stand in this one. Of a cluster the hosts alone say nothing: they have names, tunnels and replicas. Nor do
-//! region and endpoint of a table of DynamoDB: it has endpoints and may have replicas, and older data names none.
+//! Whether the data of a lock belongs to the store of a client. One store can have several names: the paths of a file
+//! in two containers, the hosts of a cluster. So a lock is refused only if the names are those of another store and
+//! this store does not hold the lock. Different hosts alone prove nothing about a cluster: a host has several names,
+//! and there are tunnels and replicas. Nor do region and endpoint of a DynamoDB table: it has several endpoints and may
+//! have replicas, and older data names neither.
 
 use crate::engine::family::Family;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -11,9 +12,9 @@ use crate::store::{Consistency, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::file::is_same_file;
 
-/// Refuses a lock that another store has granted: what that one knows of it is not here.
+/// Refuses a lock that another store has granted, since this store knows nothing of it.
 pub(crate) fn check_origin(family: &Family, lock: &Lock, by: &Deadline) -> Result<()> {
-    // The lease of a name ends by its own rules.
+    // This refuses the lease of a name, too, which ends by its own rules.
     check_key(&lock.key).map_err(|error| family.in_context(error))?;
     let here = &family.backend.info().label;
     let Some(origin) = lock.store().filter(|origin| is_another(origin, here)) else { return Ok(()) };
@@ -27,15 +28,15 @@ pub(crate) fn check_origin(family: &Family, lock: &Lock, by: &Deadline) -> Resul
     Err(family.in_context(Error::invalid("store", here, &right).with_key(&lock.key)))
 }
 
-/// What to say of a lock that does not stand here, if it may stand in another store.
+/// The end of a message about a lock that this store does not hold, if another store may hold it.
 pub(crate) fn told_origin(family: &Family, lock: &Lock) -> String {
     let here = &family.backend.info().label;
     let origin = lock.store().filter(|origin| is_another(origin, here) || is_elsewhere(origin, here));
     origin.map(|origin| format!("; it was granted by {origin:?}")).unwrap_or_default()
 }
 
-/// Refuses to say that nobody holds a lock which did not stand here, where it may stand in another cluster whose database
-/// and table have the same names, or in a table of the same name elsewhere.
+/// An error for a lock that this store does not hold, if it may be held in another cluster whose database and table
+/// have the same names, or in a table of the same name elsewhere: then the caller must not learn that nobody holds it.
 pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
     let here = &family.backend.info().label;
     let Some(origin) = lock.store().filter(|origin| is_elsewhere(origin, here)) else { return Ok(()) };
@@ -50,8 +51,8 @@ pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
     Err(family.in_context(Error::new(ErrorKind::InvalidInput, message).with_key(&lock.key)))
 }
 
-/// Whether they are clusters, and no host of the one is a host of the other; or tables of DynamoDB, and region or endpoint
-/// are known of both and differ.
+/// Whether both are clusters, and no host of one is a host of the other; or both are tables of DynamoDB, and their
+/// regions or endpoints are known and differ.
 fn is_elsewhere(origin: &str, here: &str) -> bool {
     if let Some((origin, here)) = origin.strip_prefix("dynamodb:").zip(here.strip_prefix("dynamodb:")) {
         let [origin, here] = [origin, here].map(|label| table_parts(label)[1]);
@@ -61,13 +62,13 @@ fn is_elsewhere(origin: &str, here: &str) -> bool {
     both.is_some_and(|((origin, _), (here, _))| !origin.iter().any(|host| here.contains(host)))
 }
 
-/// Of a cluster: its hosts, and what comes after them, which may have slashes and commas of its own: its database with its
-/// collection or table.
+/// The parts of a cluster's label: its hosts, and what comes after them: the database with the collection or table,
+/// which may contain slashes and commas.
 fn cluster_parts(label: &str) -> Option<(Vec<String>, &str)> {
     let (_, mut rest) = label.split_once("://").filter(|(scheme, _)| ["mongodb", "postgres"].contains(scheme))?;
     let mut hosts = Vec::new();
     loop {
-        // The path of a socket has slashes: MongoDB's ends with .sock, and PostgreSQL's has a port after it.
+        // The path of a socket has slashes: MongoDB's ends with .sock, and PostgreSQL's is followed by a port.
         let from = if rest.starts_with('/') { rest.find(".sock").or(rest.find(':'))? } else { 0 };
         let end = from + rest[from..].find([',', '/'])?;
         hosts.push(rest[..end].to_ascii_lowercase());
@@ -79,10 +80,10 @@ fn cluster_parts(label: &str) -> Option<(Vec<String>, &str)> {
     }
 }
 
-/// Of a table of DynamoDB: its name, its region with its endpoint, and its sort key.
+/// The parts of a DynamoDB table's label: its name, its region with its endpoint, and its sort key.
 fn table_parts(label: &str) -> [&str; 3] {
     let (table, options) = label.split_once('?').unwrap_or((label, ""));
-    // It may have any letters, and is the last one.
+    // The sort key comes last, and may contain any characters.
     let (place, sort_key) = options.split_at(options.find("sort_key=").unwrap_or(options.len()));
     [table, place.trim_end_matches('&'), sort_key]
 }
@@ -95,7 +96,7 @@ fn is_another(origin: &str, here: &str) -> bool {
             let ([table, _, sort_key], [other, _, others]) = (table_parts(origin), table_parts(here));
             (table, sort_key) != (other, others)
         }
-        // The names of tables have no case on Spanner.
+        // The names of tables are case-insensitive on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
         // A file has as many paths as links lead to it.
         (Some(("sqlite", origin)), Some(("sqlite", here))) => {
@@ -139,7 +140,7 @@ mod tests {
             ("postgres://a:5432/a/x.public.locks", "postgres://a:5432/b/x.public.locks"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.others"),
             ("postgres://a:5432/app.locks", "postgres://a:5432/other.locks"),
-            // Who names no schema has the one that is searched first, and names it once it is connected.
+            // A URL without a schema means the one that is searched first; once connected, the label names it.
             ("postgres://a:5432/app.locks", "postgres://a:5432/app.public.locks"),
             ("postgres://a:5432/app.locks", "mongodb://a:5432/app.locks"),
             (
@@ -169,7 +170,7 @@ mod tests {
             ("mongodb://a.net/app.locks", "mongodb://b.net/app.locks", true),
             ("mongodb://a.net/app.locks", "mongodb://a.net/app.locks", false),
             ("mongodb://a:1,b:1/app.x:y", "mongodb://a:1/app.x:y", false),
-            // Older data.
+            // Older data names no region.
             ("dynamodb://locks", "dynamodb://locks?region=eu-west-1&endpoint=h:8000", false),
             ("dynamodb://locks?sort_key=region=:x", "dynamodb://locks?region=a&sort_key=region=:x", false),
             ("dynamodb://locks?region=a&sort_key=s:b", "dynamodb://locks?region=A&sort_key=s:b", false),

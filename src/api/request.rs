@@ -26,14 +26,14 @@ use crate::sys::log;
 use crate::sys::observing::Contained;
 use crate::sys::pause::pause;
 
-/// What a wait that is over says.
+/// The message of an error when a wait is over.
 const WAITED: &str = "others held it until the wait was over";
-/// So many holders are named in the message of an error; [`Error::holders`] has all.
+/// At most this many holders are named in the message of an error; [`Error::holders`] has all.
 const NAMED: usize = 5;
 /// Why these calls refuse a wait that was set.
 pub(crate) const OWN_WAIT: &str = "try_lock_for and try_lock_until have one of their own";
 pub(crate) const ACQUIRES_ONCE: &str = "acquire asks once";
-/// Why what a guard does would mean nothing to it.
+/// Why `acquire` refuses an option that only a guard carries out.
 pub(crate) const NO_GUARD: &str = "acquire gives a lock without a guard";
 
 /// What happens to a live exclusive holder with the same owner label.
@@ -42,10 +42,10 @@ pub enum SameOwner {
     /// It keeps the lock, like any other holder.
     #[default]
     Respect,
-    /// It is replaced at once. It learns of that at its next heartbeat; until then only the fencing token protects the
-    /// resource. Needs an explicit owner, since threads and containers can share the default one. A call that is already
-    /// waiting does not replace a guard that its own client has got meanwhile (a request of it that is under way by then
-    /// still does); a new call does.
+    /// That holder is replaced at once. It learns of that at its next heartbeat; until then only the fencing token
+    /// protects the resource. Needs an explicit owner, since threads and containers can share the default one. A call
+    /// that is already waiting does not replace a guard that its own client has obtained meanwhile (but a request of
+    /// the call that is under way by then does); a new call does.
     Replace,
 }
 
@@ -82,19 +82,19 @@ impl LockRequest {
     /// Waits for the lock and holds it.
     ///
     /// # Errors
-    /// `TimedOut`, with the holders, when [`wait`](LockRequest::wait) is over, or `Store` if the store was in trouble
-    /// then; `TimedOut` also when the end that [`lease_until`](LockRequest::lease_until) sets came first; `Cancelled`;
-    /// `Closed`; `AlreadyHeld` when this client holds the key with the same lock id; `InvalidInput` for an argument out of
-    /// bounds; `Lost` when the lock was taken away again before its lease of more than a minute was set; else what the
-    /// store says.
+    /// `TimedOut`, with the holders, when [`wait`](LockRequest::wait) is over, or `Store` instead if the store was
+    /// failing then; `TimedOut` also when the end that [`lease_until`](LockRequest::lease_until) sets came first;
+    /// `Cancelled`; `Closed`; `AlreadyHeld` when this client holds the key with the same lock id; `InvalidInput` for an
+    /// argument out of bounds; `Lost` when the lock was taken away before its lease of more than a minute was set;
+    /// otherwise the store's error.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
     }
 
     /// Runs `work` while the lock is held, as [`LockClient::with_lock`](crate::LockClient::with_lock) does, with the
-    /// options of this request: with a limit to its [`wait`](LockRequest::wait), say, or a token that
-    /// [ends](LockRequest::cancel) it.
+    /// options of this request: for example with a limit to its [`wait`](LockRequest::wait), or with a token that
+    /// [ends](LockRequest::cancel) the wait.
     ///
     /// # Errors
     /// As that function.
@@ -105,7 +105,7 @@ impl LockRequest {
         if let Err(forked) = family.check_process() {
             return Err(WithLockError::new(forked, Some(value)));
         }
-        // A close has released it, and then a release succeeds, whoever was granted the lock since.
+        // A close has released the lock, and then `release` succeeds even if a rival was granted the lock since.
         if family.closing().is_cancelled()
             && let Err(error) = guard.ensure_held()
         {
@@ -116,7 +116,8 @@ impl LockRequest {
             Err(failed) if failed.error().kind() == ErrorKind::Lost => {
                 Err(WithLockError::new(failed.error().clone(), Some(value)))
             }
-            // It was held to the end of the work, which is what was asked; the guard tries again.
+            // The lock was held to the end of the work, as the caller asked. Dropping the guard tries the release
+            // again.
             Err(failed) => {
                 let error = Error::from(failed);
                 log::warn!(target: "leasehold::client", key:?; "lock {key:?} could not be released at once: {}", error.with_causes());
@@ -142,20 +143,21 @@ impl LockRequest {
         self.guard_or(Patience::Once, None, ErrorKind::Held, "others hold it")
     }
 
-    /// The same request once more, without its callbacks.
+    /// A copy of the request, without its callbacks.
     #[cfg(feature = "capi")]
     pub(crate) fn again(&self) -> Self {
         LockRequest { spec: self.spec.again() }
     }
 
-    /// For calls that ask once, of a request that is used again and again.
+    /// Removes the wait, for a call that tries once: C programs use the same request for several calls.
     #[cfg(feature = "capi")]
     pub(crate) fn without_wait(mut self) -> Self {
         self.spec.wait = None;
         self
     }
 
-    /// For a call that gives no guard, of a request that is used again and again.
+    /// Removes the wait and the callbacks, for a call that gives no guard: C programs use the same request for several
+    /// calls.
     #[cfg(feature = "capi")]
     pub(crate) fn without_guard(mut self) -> Self {
         self.spec.callbacks = Mutex::default();
@@ -165,8 +167,8 @@ impl LockRequest {
     /// Tries once, and returns the lock as data: there is no guard and no thread, and nothing renews or releases it.
     ///
     /// # Errors
-    /// `Held`, with the holders, when others hold it; `InvalidInput` also when something is set that only a guard does, like
-    /// [`max_hold`](LockRequest::max_hold); else as [`try_lock`](LockRequest::try_lock).
+    /// `Held`, with the holders, when others hold it; `InvalidInput` also when an option is set that only a guard
+    /// carries out, like [`max_hold`](LockRequest::max_hold); otherwise as [`try_lock`](LockRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
         self.spec.refuses.guard = Some(NO_GUARD);
@@ -182,16 +184,16 @@ impl LockRequest {
 
     /// Continues to hold a lock that was handed over as data, without a gap. Tries once.
     ///
-    /// Mode and lock id are the lock's. So are its comment and an endless lease, unless the request sets others. A lock that was
-    /// granted by another name of the store is looked for first, for at most another request timeout.
+    /// Mode and lock id are those of the lock. So are its comment and an endless lease, unless the request sets others.
+    /// If the lock was granted under another name of the store, the store is first asked whether it has the lock, for
+    /// at most another request timeout.
     ///
     /// # Errors
-    /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it
-    /// is a lock of another key, or of another store; `Ambiguous` when no answer came in time, or when it was
-    /// taken over and could not be held for its whole lease: then it was given up, and a
-    /// second adopt works if the first never reached the store, and is `Lost` otherwise; `TimedOut` when
-    /// it came too late to be held; after `Cancelled` and `Closed`, too, the lock may be gone; else as
-    /// [`try_lock`](LockRequest::try_lock).
+    /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it is a lock of another key,
+    /// or of another store; `Ambiguous` when no answer came in time, or when the lock was taken over and could not be
+    /// held for its whole lease: then it was given up, and a second adopt works if the first never reached the store,
+    /// and fails with `Lost` otherwise; `TimedOut` when the answer came too late for the lock to be held; otherwise as
+    /// [`try_lock`](LockRequest::try_lock). After `Cancelled` and `Closed`, too, the lock may no longer be held.
     pub fn adopt(mut self, lock: Lock) -> Result<LockGuard> {
         self.spec.refuses.wait = Some("adopt asks once");
         let (family, spec) = (&self.spec.family, &mut self.spec.lock);
@@ -217,7 +219,7 @@ impl LockRequest {
         self.guard_or(Patience::Once, None, ErrorKind::Lost, &lost)
     }
 
-    /// Waits with this patience; the error inside says who held it all that time.
+    /// Waits for as long as `patience` says; the error inside names those who held the lock all that time.
     pub(crate) fn guard_or_refusal(self, patience: Patience) -> Result<Obtained<LockGuard, Error>> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
         Ok(match self.guard(patience, None)? {
@@ -265,13 +267,13 @@ impl LockRequest {
 
     fn checked(self) -> Result<(WaitSpec<'static>, Callbacks)> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
-        // A key that is out of bounds is not repeated at the head of the message.
+        // An error about a key that is out of bounds does not repeat the key at the head of its message.
         let checked = family.check_key(&key).and_then(|()| self.spec.checked().map_err(|error| error.with_key(&key)));
         checked.map_err(|error| family.in_context(error))
     }
 }
 
-/// Everything that can be asked for, whether of one lock or of several.
+/// The options of a request, whether for one lock or for several.
 pub(crate) struct RequestSpec {
     pub(crate) family: Arc<Family>,
     pub(crate) lock: LockSpec,
@@ -281,17 +283,17 @@ pub(crate) struct RequestSpec {
     pub(crate) refuses: Refuses,
     pub(crate) cancel: Option<CancelToken>,
     pub(crate) on_wait_every: Option<Duration>,
-    // The mutexes are never waited for: they make the request `Sync` without asking that of closures. A request may be
-    // sent to the thread that waits, and the closure with it.
+    // No call waits for these mutexes. They make the request `Sync` without requiring that of the closures, which must
+    // only be `Send`: the request may be sent to the thread that waits.
     pub(crate) on_wait: Mutex<Option<SentOnWait>>,
     pub(crate) callbacks: Mutex<Callbacks>,
 }
 
-/// The options that would mean nothing to the call that ends the request, and why.
+/// Which options the call that ends the request refuses, because they would have no effect there; and why.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Refuses {
     pub(crate) wait: Option<&'static str>,
-    /// What only a guard does.
+    /// The options that only a guard carries out.
     pub(crate) guard: Option<&'static str>,
 }
 
@@ -306,11 +308,12 @@ pub(crate) enum AskedWait {
 }
 
 impl AskedWait {
-    /// Counted from now on; `None` goes on without limit.
+    /// The patience of a wait that begins now; `None` waits without limit.
     pub(crate) fn patience(wait: Option<AskedWait>) -> Patience {
         match wait {
             None => Patience::Endless,
-            // One that is over before anything was asked, as where this thread stood still, is no try: that has a request's time.
+            // Not `Patience::until`: a wait that is over already, as when this thread was stopped, would become one
+            // try, which may take a whole request timeout.
             Some(AskedWait::For(wait)) if !wait.is_zero() => Patience::Until(far_from(Instant::now(), wait)),
             Some(AskedWait::For(_)) => Patience::Once,
             Some(AskedWait::Until(until)) => Patience::until(until),
@@ -320,7 +323,7 @@ impl AskedWait {
 
 impl RequestSpec {
     pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
-        // The terms are set by the check.
+        // `check` sets the real terms.
         let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::by_default(family.options.lease));
         let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
         let (lease, at_least, wait, cancel, on_wait_every) = (None, None, None, None, None);
@@ -328,7 +331,7 @@ impl RequestSpec {
         RequestSpec { family, lock, lease, at_least, wait, refuses, cancel, on_wait_every, on_wait, callbacks }
     }
 
-    /// The same once more, without the closures.
+    /// A copy without the closures.
     #[cfg(feature = "capi")]
     fn again(&self) -> Self {
         let Callbacks { max_hold, warn_before, .. } = *self.callbacks.lock();
@@ -346,16 +349,16 @@ impl RequestSpec {
         }
     }
 
-    /// How long `lock` goes on.
+    /// How long `lock` waits.
     pub(crate) fn patience(&self) -> Patience {
         AskedWait::patience(self.wait)
     }
 
-    /// What is asked for, once everything but the key is checked.
+    /// Checks everything but the key, and returns what to ask for.
     pub(crate) fn checked(mut self) -> Result<(WaitSpec<'static>, Callbacks)> {
         self.lock.terms = self.check()?;
-        // To ask once is in vain while others of this process wait. A transfer and a replacement are for the holder
-        // itself, whoever waits.
+        // One try is in vain while other calls of this client wait for the lock. A transfer and a replacement are for
+        // the holder itself, whoever waits.
         let stands_back = self.lock.instead_of.is_none() && !self.lock.replace_same_owner;
         let on_wait = self.on_wait.into_inner().map(|on_wait| on_wait as OnWait<'_>);
         let (cancel, on_wait_every) = (self.cancel, self.on_wait_every);
@@ -465,7 +468,7 @@ pub(crate) fn of_holders(
         message = format!("{message}, and {} more", holders.len() - NAMED);
     }
     let is_here = holders.iter().any(|holder| family.holds_here(holder));
-    // What is lost stays so, whoever releases it.
+    // A lost lock stays lost, whoever releases it.
     if is_here && kind != ErrorKind::Lost {
         message.push_str("; a guard of this very client is among them, and must be released first");
     }

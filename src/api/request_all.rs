@@ -17,16 +17,16 @@ use crate::sys::drop_bound::DropBound;
 use crate::sys::observing::Contained;
 use crate::sys::random;
 
-/// For how long a loss in the middle keeps it from beginning again: how often the client polls may be hours.
+/// The longest pause before it begins again after one of its locks was lost. (The client's poll may be hours.)
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
 
 /// A request for all of several locks, made by [`LockClient::request_all`].
 ///
-/// The locks are taken one after the other in the order of their keys, whatever order they are given in, so two requests
-/// with crossed orders never wait for each other. What was taken already is renewed meanwhile, and keeps others
-/// waiting; when one is not obtained, all are released.
+/// The locks are taken one after the other in the order of their keys, whatever order they are given in, so two
+/// requests with crossed orders never wait for each other. Locks that were taken already are renewed meanwhile, and
+/// keep others waiting; when one lock is not obtained, all are released.
 ///
 /// # Example
 /// ```
@@ -58,12 +58,12 @@ impl<'a> LockAllRequest<'a> {
         LockAllRequest { client, keys, each: None, lock_id: None, wait: None, max_hold: None }
     }
 
-    /// Sets what each of the locks is asked for with: owner, comment, lease, [`shared`](LockRequest::shared),
-    /// [`cancel`](LockRequest::cancel), [`on_loss`](LockRequest::on_loss) and so on. May be called more than once for each
-    /// key. The wait and the lock id belong to all of them: set those here, and not in the closure, which may not set
-    /// [`hold_at_least`](LockRequest::hold_at_least) either. A callback like
-    /// [`on_loss`](LockRequest::on_loss) is also called for a lock that is lost while others are still waited for, before
-    /// this request has given anybody a guard. Defaults to nothing.
+    /// Sets the options of each lock's request: owner, comment, lease, [`shared`](LockRequest::shared),
+    /// [`cancel`](LockRequest::cancel), [`on_loss`](LockRequest::on_loss) and so on. The closure may be called more
+    /// than once for each key. The wait and the lock id belong to all of the locks: set those here, and not in the
+    /// closure, which may not set [`hold_at_least`](LockRequest::hold_at_least) either. A callback like
+    /// [`on_loss`](LockRequest::on_loss) is also called for a lock that is lost while others are still waited for,
+    /// before this request has returned a guard. Defaults to nothing.
     pub fn each(mut self, each: impl Fn(LockRequest) -> LockRequest + Send + Sync + 'a) -> Self {
         let each = Contained::new(each);
         self.each = Some(Box::new(move |request| match &each.0 {
@@ -74,14 +74,14 @@ impl<'a> LockAllRequest<'a> {
     }
 
     /// The group that all of them belong to, for [`renew`](LockClient::renew) and [`unlock`](LockClient::unlock). Each
-    /// key has at most one holder of it: see [`LockRequest::lock_id`]. Defaults to a random id.
+    /// key has at most one holder with this id: see [`LockRequest::lock_id`]. Defaults to a random id.
     pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
         self.lock_id = Some(lock_id.into());
         self
     }
 
-    /// How long [`lock`](Self::lock) waits for all of them together, from its call on; zero tries once. Defaults to no
-    /// limit.
+    /// How long [`lock`](Self::lock) waits for all of them together, counted from its call; zero tries once. Defaults
+    /// to no limit.
     pub fn wait(mut self, wait: Duration) -> Self {
         self.wait = Some(AskedWait::For(wait));
         self
@@ -104,12 +104,12 @@ impl<'a> LockAllRequest<'a> {
     /// Waits for all of the locks and holds them.
     ///
     /// # Errors
-    /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over before all
-    /// were asked for; `Lost` when one was lost while others were waited for, and no time was left to begin again, or by
-    /// [`LockRequest::max_hold`]; `InvalidInput` for no key, a key that is given twice, or a wait or lock id that
-    /// is set in [`each`](Self::each), which may not give a request for another lock either. What was taken is then
-    /// released in the background: a program that ends at once by `process::exit` calls [`close`](LockClient::close)
-    /// first.
+    /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over
+    /// before all were asked for; `Lost` when one was lost while others were waited for, and either no time was left to
+    /// begin again or [`LockRequest::max_hold`] ended it; `InvalidInput` for no key, a key that is given twice, a wait
+    /// or lock id that is set in [`each`](Self::each), or if `each` returns a request for another lock. Locks that were
+    /// taken are then released in the background: a program that ends at once by `process::exit` must call
+    /// [`close`](LockClient::close) first.
     pub fn lock(self) -> Result<LockAllGuard> {
         match self.obtain()? {
             Obtained::Granted(guard) => Ok(guard),
@@ -117,9 +117,9 @@ impl<'a> LockAllRequest<'a> {
         }
     }
 
-    /// Tries once for each; `None` when others hold one of them: what was taken before is released first, which takes at
-    /// most the client's `drop_timeout`. After an error it is released in the background, as by [`lock`](Self::lock). Each
-    /// key has one request timeout.
+    /// Tries once for each; `None` when others hold one of them: what was taken before is released first, which takes
+    /// at most the client's `drop_timeout`. After an error it is released in the background, as after an error of
+    /// [`lock`](Self::lock). Each key has one request timeout.
     ///
     /// # Errors
     /// As [`LockRequest::try_lock`], for the first lock that was not obtained; `Lost` when one was lost before all were
@@ -129,7 +129,7 @@ impl<'a> LockAllRequest<'a> {
         self.wait(Duration::ZERO).obtain().map(Obtained::granted)
     }
 
-    /// [`try_lock`](Self::try_lock) with the error that says who holds it in place of `None`.
+    /// [`try_lock`](Self::try_lock), but with the error that names the holders instead of `None`.
     #[cfg(feature = "capi")]
     pub(crate) fn lock_once(self) -> Result<Result<LockAllGuard, Error>> {
         Ok(match self.wait(Duration::ZERO).obtain()? {
@@ -148,7 +148,7 @@ impl<'a> LockAllRequest<'a> {
         self.wait(timeout).obtain().map(Obtained::granted)
     }
 
-    /// The error inside says who held one of them all that time.
+    /// The error inside names those who held one of them all that time.
     fn obtain(mut self) -> Result<Obtained<LockAllGuard, Error>> {
         let family = self.client.family.clone();
         self.check().map_err(|error| family.in_context(error))?;
@@ -174,13 +174,13 @@ impl<'a> LockAllRequest<'a> {
             if by_max_hold || left <= pause {
                 return Err(error);
             }
-            // The store was away for longer than the lease bridges: it is not asked again at once. What ends the pause
-            // early is the error of the next request.
+            // The store was away for longer than the lease bridges, so it is not asked again at once. If a close or a
+            // cancel token ends the pause early, the next request returns the error.
             pausing.wait_for(pause);
         }
     }
 
-    /// Ended by `close` and by each token that one of the requests has.
+    /// A pause that `close` ends, and each cancel token of one of the requests.
     fn pausing(&self) -> Deadline {
         let all = Deadline::after(Duration::MAX).or_cancel(self.client.family.closing());
         let cancels = self.keys.iter().filter_map(|key| self.without_group(key).spec.cancel);
@@ -197,7 +197,7 @@ impl<'a> LockAllRequest<'a> {
         }
     }
 
-    /// Whether every argument is within its bounds, before anything is sent; and the order.
+    /// Checks that every argument is within its bounds, before anything is sent; and sorts the keys.
     fn check(&mut self) -> Result<()> {
         check_keys(&self.client.family, &self.keys)?;
         if self.max_hold.is_some_and(|d| d.is_zero()) {
@@ -237,9 +237,10 @@ impl<'a> LockAllRequest<'a> {
         self.without_group(key).lock_id(lock_id)
     }
 
-    /// Takes one after the other; gives up what it has when one is not had.
+    /// Takes one lock after the other; gives up those that it has when one is not obtained.
     fn each_in_turn(&self, patience: Patience) -> Result<Obtained<LockAllGuard, Error>> {
-        // Of each round its own, so that who ends what is left of an earlier one does not end this one.
+        // Each round has an id of its own, so that whoever frees what is left of an earlier round does not free this
+        // one.
         let lock_id = self.lock_id.clone().unwrap_or_else(|| random::uuid().to_string());
         let mut held = LockAllGuard { guards: Vec::with_capacity(self.keys.len()), drop_bound: DropBound::default() };
         for key in &self.keys {
@@ -254,7 +255,7 @@ impl<'a> LockAllRequest<'a> {
                 Ok(Obtained::Granted(guard)) => held.guards.push(guard),
                 Ok(Obtained::Refused(refused)) => {
                     match patience {
-                        // Whoever tries again at once must not meet what is still held by this try.
+                        // A caller that tries again at once must not be refused because of what this try still holds.
                         Patience::Once => drop(held.release_all()),
                         Patience::Until(_) | Patience::Endless => held.abandon(),
                     }
@@ -287,7 +288,7 @@ pub struct LockAllGuard {
 }
 
 impl LockAllGuard {
-    /// Each lock, in the order of their keys: with its fencing token, for what that key protects.
+    /// Each lock, in the order of their keys. Each has its own fencing token, for what its key protects.
     pub fn guards(&self) -> &[LockGuard] {
         &self.guards
     }
@@ -325,17 +326,17 @@ impl LockAllGuard {
         })
     }
 
-    /// Releases all of them, within the client's `drop_timeout` together. After a close of the client, which has released
-    /// them, it succeeds, too.
+    /// Releases all of them, within the client's `drop_timeout` together. It also succeeds after a close of the client,
+    /// which has released them.
     ///
     /// # Errors
-    /// `Lost` when one of them was no longer held; else that of the first release that failed. All others are released all
-    /// the same; what could not be is given up in the background.
+    /// `Lost` when one of them was no longer held; otherwise the error of the first release that failed. All others are
+    /// released all the same; a lock whose release failed is given up in the background.
     pub fn release(mut self) -> Result<()> {
         self.release_all()
     }
 
-    /// The same for one that others share; whoever calls it has begun the bound.
+    /// The same as [`release`](Self::release) for a guard that is shared; the caller has begun the bound.
     #[cfg(feature = "capi")]
     pub(crate) fn release_shared(&self) -> Result<()> {
         self.release_each()
@@ -346,16 +347,16 @@ impl LockAllGuard {
         self.release_each()
     }
 
-    /// Within one bound; what is not released by then is given up in the background.
+    /// Releases all within one bound; what is not released by then is given up in the background.
     fn release_each(&self) -> Result<()> {
         let (mut lost, mut outcome, mut failed) = (Ok(()), Ok(()), Vec::new());
         let begun: Vec<_> = self.guards.iter().map(|guard| (guard, guard.is_held())).collect();
         for ((guard, was_held), to_come) in begun.into_iter().zip((1..=self.guards.len() as u32).rev()) {
-            // Each has its part of the time, so that one whose release hangs does not keep the others locked; a quarter of
-            // what is left at least, which a slow store needs.
+            // Each release has a share of the time, so that one that hangs does not keep the others locked: at least a
+            // quarter of what is left, which a slow store needs.
             let left = guard.drop_by().remaining() / to_come.min(4);
             let released = match left {
-                // One that is over takes none: the drop after a release finds them so.
+                // A guard that is over needs no time: the drop after a release finds all of them over.
                 Duration::ZERO if !guard.is_over() => Err(guard.too_late()),
                 left => guard.release_within(left),
             };
@@ -363,7 +364,7 @@ impl LockAllGuard {
                 guard.abandon();
                 failed.push((guard, error.clone()));
             }
-            // Whose time was over since this began was held to the end of the work.
+            // A lock whose time ran out after this release began was held to the end of the work.
             let ran_out = |loss: Loss| matches!(loss.reason, LossReason::Expired { .. } | LossReason::MaxHold);
             let was_safe = was_held && guard.loss().get().is_some_and(ran_out);
             match released {
@@ -371,18 +372,19 @@ impl LockAllGuard {
                 released => outcome = outcome.and(released),
             }
         }
-        // After all of them, for the logger may hang. The caller has no more than one of these errors, a drop none.
+        // After all releases, since the logger may hang. The caller gets at most one of these errors, and a drop none.
         failed.iter().for_each(|(guard, error)| guard.warn_of_release(error));
-        // That the work was not safe says more than that a lock may still stand.
+        // A loss is the worse news: the work was not safe. A failed release only means that a lock may still be held.
         lost.and(outcome)
     }
 
-    /// Ends at once; what is held is given up in the background. No call outlives its end by what it gives up.
+    /// Ends at once; the locks are given up in the background, so that no call takes longer because of what it gives
+    /// up.
     fn abandon(&self) {
         self.guards.iter().for_each(LockGuard::abandon);
     }
 
-    /// What follows on this thread has one bound.
+    /// Begins the one bound for everything that is dropped on this thread afterwards.
     fn begin_drop(&mut self) {
         if let Some(guard) = self.guards.first() {
             self.drop_bound.begin(guard.drop_by());
@@ -392,7 +394,8 @@ impl LockAllGuard {
 
 impl Drop for LockAllGuard {
     fn drop(&mut self) {
-        // In a forked child there is nothing to release, and no guard does. A panic is a bug, but must not leave a drop.
+        // In a forked child there is nothing to release, and each guard refuses it. A panic is a bug, but must not
+        // leave a drop.
         let _ = caught(|| self.release_all());
     }
 }

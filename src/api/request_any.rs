@@ -26,9 +26,9 @@ use crate::model::waiting::Waiting;
 use crate::sys::cancel::CancelToken;
 use crate::sys::observing::Contained;
 
-/// What the refusal of one look says.
+/// The message of a refusal after each lock was asked for once.
 const HELD: &str = "others hold each of them";
-/// What a wait that is over says.
+/// The message of an error when a wait is over.
 const WAITED: &str = "others held each of them until the wait was over";
 
 /// A request for whichever of several locks is free first, made by
@@ -38,9 +38,9 @@ const WAITED: &str = "others held each of them until the wait was over";
 /// [`lock`](LockAnyRequest::lock), [`try_lock`](LockAnyRequest::try_lock) or
 /// [`acquire`](LockAnyRequest::acquire), and nothing at all when an argument is out of bounds.
 ///
-/// A wait looks at all keys in each of its rounds, which come as often as those of a wait for one
-/// key, and once more at the moment when the first of the leases can have ended. Where the store reports what is released
-/// it looks at the keys that it was told of, or that are due.
+/// A wait checks all keys in each of its rounds, which come as often as the checks of a wait for one key, and once more
+/// at the moment when the first of the leases can have ended. Where the store reports releases, it checks only the keys
+/// that were reported, or that are due.
 ///
 /// # Example
 /// ```
@@ -69,7 +69,7 @@ impl LockAnyRequest {
         LockAnyRequest { keys, order: Order::Random, spec: RequestSpec::new(family.clone(), "") }
     }
 
-    /// With everything but the keys as `request` has it.
+    /// Takes everything but the keys from `request`.
     #[cfg(feature = "capi")]
     pub(crate) fn like(mut self, request: LockRequest) -> Self {
         self.spec = RequestSpec { lock: LockSpec { key: self.spec.lock.key, ..request.spec.lock }, ..request.spec };
@@ -77,7 +77,7 @@ impl LockAnyRequest {
     }
 
     /// Tries the keys as they are given, each time from the first one on, so that the first free one
-    /// of them is taken. Many clients that do so meet at the same key. Defaults to random order.
+    /// of them is taken. Many clients that do so compete for the same key. Defaults to random order.
     pub fn in_order(mut self) -> Self {
         self.order = Order::AsGiven;
         self
@@ -90,7 +90,7 @@ impl LockAnyRequest {
     /// holders when it was over before the store was asked for all);
     /// `Cancelled`; `Closed`; `AlreadyHeld` when this client holds all the keys with the same lock
     /// id; `InvalidInput` for an argument out of bounds, no key, or a key that is given twice; `Lost` as of
-    /// [`LockRequest::lock`](crate::LockRequest::lock); else what the store says.
+    /// [`LockRequest::lock`](crate::LockRequest::lock); otherwise the store's error.
     pub fn lock(self) -> Result<LockGuard> {
         let patience = self.spec.patience();
         self.guard_or(patience, None, ErrorKind::TimedOut, WAITED)
@@ -100,8 +100,8 @@ impl LockAnyRequest {
     /// them already.
     ///
     /// # Errors
-    /// As [`lock`](LockAnyRequest::lock), but `TimedOut` only when the store was too slow to be asked
-    /// for all. Each key has one request timeout. Also `InvalidInput` when a [`wait`](LockAnyRequest::wait) is set.
+    /// As [`lock`](LockAnyRequest::lock), but `TimedOut` only when the store was too slow to be asked for all keys.
+    /// Each key has one request timeout. Also `InvalidInput` when a [`wait`](LockAnyRequest::wait) is set.
     pub fn try_lock(mut self) -> Result<Option<LockGuard>> {
         self.spec.refuses.wait = Some("try_lock asks once");
         Ok(self.guard(Patience::Once, None)?.granted())
@@ -113,11 +113,11 @@ impl LockAnyRequest {
         self.guard_or(Patience::Once, None, ErrorKind::Held, HELD)
     }
 
-    /// Asks once for each key until one is granted, and gives that lock as data: no guard, no thread,
+    /// Asks once for each key until one is granted, and returns that lock as data: no guard, no thread,
     /// nothing that renews or releases it.
     ///
     /// # Errors
-    /// `Held`, with the holders of every key, when others hold all; else as
+    /// `Held`, with the holders of every key, when others hold all; otherwise as
     /// [`try_lock`](LockAnyRequest::try_lock).
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
@@ -155,7 +155,7 @@ impl LockAnyRequest {
         obtained.try_map(|granted| LockGuard::over(granted, &family, terms, callbacks, &by))
     }
 
-    /// What is asked for of each key.
+    /// Checks the request, and returns what to ask for, for each key.
     fn checked<'a>(self, progress: Option<OnWait<'a>>) -> Result<(Vec<WaitSpec<'a>>, Terms, Callbacks)> {
         let family = self.spec.family.clone();
         let checked = check_keys(&family, &self.keys).and_then(|()| self.spec.checked());
@@ -170,7 +170,7 @@ impl LockAnyRequest {
     }
 }
 
-/// Refuses no key, and a key that is wrong or given twice.
+/// Refuses an empty list, and a key that is wrong or given twice.
 pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
     if keys.is_empty() {
         return Err(Error::invalid("keys", keys, "at least one key"));

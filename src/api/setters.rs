@@ -1,6 +1,8 @@
-//! What a request for one lock and one for any of several locks share: the setters, and ends that differ in nothing.
+//! What a request for one lock and one for any of several locks share: the setters, and the final calls that are the
+//! same.
 
-/// The setters of a request, which go to its `spec`, and those of its ends that need only its `guard` and `guard_or`.
+/// The setters of a request, which change its `spec`, and those of its final calls that need only its `guard` and
+/// `guard_or`.
 macro_rules! setters {
     ($request:ty) => {
         impl $request {
@@ -10,10 +12,10 @@ macro_rules! setters {
                 self
             }
 
-            /// Takes a shared lock, which at most `n` holders can have at once. Defaults to no limit. It is counted when this
-            /// request is granted: who asks with a larger limit, or with none, joins all the same, so all who use the key
-            /// must give the same `n`. On DynamoDB the lease
-            /// sets a bound, about 160 at 20 s: see `leasehold::dynamodb`.
+            /// Takes a shared lock, which at most `n` holders can have at once. Defaults to no limit. The limit is
+            /// checked when this request is granted: a later request with a larger limit, or with none, is granted all
+            /// the same, so all users of the key must set the same `n`. On DynamoDB the lease sets a bound, about 160
+            /// at 20 s: see `leasehold::dynamodb`.
             pub fn max_holders(mut self, n: u32) -> Self {
                 self.spec.lock.mode = Mode::Shared;
                 self.spec.lock.max_holders = Some(n);
@@ -52,38 +54,41 @@ macro_rules! setters {
                 self
             }
 
-            /// For how long the lock stands at the least, counted from its grant by the store's clock: at most 30 days. A
-            /// release, a drop or a close before that, and the death of the process, leave it standing until then, with
-            /// nobody to renew it; others are refused and see the owner. So a job that is over in a second does not run
-            /// again on a host that starts it a little later. (On DynamoDB a process that dies leaves it shorter by up to half
-            /// of what an answer takes beyond a second.) A lease that is shorter lasts as long at first, and a release
-            /// is a read and a write. Whoever must have the lock sooner calls
-            /// [`force_release`](crate::LockClient::force_release), or asks for it with
-            /// [`SameOwner::Replace`](crate::SameOwner::Replace). What is left standing has a lock id of its own, so that no
-            /// group renews or releases it; [`unlock_key`](crate::LockClient::unlock_key) with the id that it shows does.
+            /// How long the lock stays taken at least, counted from its grant by the store's clock: at most 30 days.
+            /// After a release, a drop or a close before that, and after the death of the process, it stays taken until
+            /// then, and nobody renews it; others are refused and see the owner. So a job that takes a second does not
+            /// run again on a host that starts it a little later. (On DynamoDB, if the process dies, the time can be
+            /// shorter by up to half of what an answer takes beyond a second.) If the lease is shorter, the first one
+            /// lasts this long, and a release is a read and a write. A caller that must have the lock sooner calls
+            /// [`force_release`](crate::LockClient::force_release), or requests it with
+            /// [`SameOwner::Replace`](crate::SameOwner::Replace). What then remains in the store has a lock id of its
+            /// own, so that no group renews or releases it; [`unlock_key`](crate::LockClient::unlock_key) with the id
+            /// that it shows does.
             ///
-            /// Each hold of a [shared](Self::shared) lock leaves an entry of its own in the row until its time is over, and
-            /// each write carries all of them: with many short holds let the time be short, or set
+            /// Each hold of a [shared](Self::shared) lock leaves an entry of its own in the row until its time is over,
+            /// and each write carries all of them: with many short holds choose a short time, or set
             /// [`max_holders`](Self::max_holders).
             ///
-            /// The guard knows of it, not the lock: after [`into_lock`](crate::LockGuard::into_lock) whoever adopts the lock
-            /// asks for it anew, and [`release`](crate::LockClient::release) of a lock as data frees it at once. In SQLite it
-            /// is counted anew after a reboot, from when somebody first looks; and outside Linux by each process from when it
-            /// first sees it, so that one that tries once never finds it over.
+            /// The guard keeps this time, not the lock as data: after [`into_lock`](crate::LockGuard::into_lock) the
+            /// caller that adopts the lock must set it again, and [`release`](crate::LockClient::release) of a lock as
+            /// data frees it at once. In SQLite the time is counted anew after a reboot, from when somebody first
+            /// looks; and outside Linux by each process from when it first sees the lock, so that a process that tries
+            /// only once never finds the time over.
             ///
             /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever), by
-            /// [`acquire`](Self::acquire), which gives no guard, and in [`LockAllRequest::each`](crate::LockAllRequest::each):
-            /// there call it of the guards once all are held. On Cloud Spanner with `fleet=mixed` only the lease itself,
-            /// `spindle_duration`, is taken. Defaults to nothing.
+            /// [`acquire`](Self::acquire), which gives no guard, and in
+            /// [`LockAllRequest::each`](crate::LockAllRequest::each): there call it on the guards once all are held. On
+            /// Cloud Spanner with `fleet=mixed` only the lease itself, `spindle_duration`, is accepted. Defaults to
+            /// nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {
                 self.spec.at_least = Some(least);
                 self
             }
 
-            /// Puts the lock into a group: several keys can have the same lock id, and anyone who knows it can renew and
-            /// release them all. On one key at most one holder has it, shared ones included: others who ask with the same id
-            /// are refused, or wait. In a request for several keys, one that this client already holds with this lock id
-            /// counts as held. Defaults to a random id.
+            /// Puts the lock into a group: several keys can have the same lock id, and anyone who knows it can renew
+            /// and release them all. On one key at most one holder has this id, shared holders included: other requests
+            /// with the same id are refused, or wait. In a request for several keys, a key that this client already
+            /// holds with this lock id counts as held. Defaults to a random id.
             pub fn lock_id(mut self, lock_id: impl Into<String>) -> Self {
                 self.spec.lock.lock_id = Some(lock_id.into());
                 self
@@ -111,7 +116,8 @@ macro_rules! setters {
                 self
             }
 
-            /// A token that ends the wait with an error of kind `Cancelled`. A later one replaces it. Defaults to none.
+            /// A token that ends the wait with an error of kind `Cancelled`. A later call replaces it. Defaults to
+            /// none.
             pub fn cancel(mut self, cancel: &CancelToken) -> Self {
                 self.spec.cancel = Some(cancel.clone());
                 self
@@ -119,10 +125,10 @@ macro_rules! setters {
 
             /// Called on the waiting thread, once for each key, after each check of the lock, and between two checks at
             /// least once per longest [poll](crate::ClientBuilder::poll), by default 350 ms;
-            /// [`on_wait_every`](Self::on_wait_every) sets another time. A call that takes more than three seconds
-            /// loses its turn until it returns: others of this client who wait come first. The closure must be `Send`,
-            /// since the request may be sent to another thread before it waits; for closures that are not, see
-            /// [`lock_with_progress`](Self::lock_with_progress). Defaults to nothing.
+            /// [`on_wait_every`](Self::on_wait_every) sets another time. If the closure takes more than three
+            /// seconds, its wait loses its turn until the closure returns: other waiters of this client come first. The
+            /// closure must be `Send`, since the request may be sent to another thread before it waits; for closures
+            /// that are not, see [`lock_with_progress`](Self::lock_with_progress). Defaults to nothing.
             pub fn on_wait(mut self, on_wait: impl FnMut(&Waiting) + Send + 'static) -> Self {
                 let mut on_wait = Contained::new(on_wait);
                 let on_wait = move |waiting: &Waiting| on_wait.0.iter_mut().for_each(|on_wait| on_wait(waiting));
@@ -139,9 +145,9 @@ macro_rules! setters {
                 self
             }
 
-            /// Declares the lock lost after this time, in case the worker hangs while its process lives. It is not
-            /// renewed any more: others get it when its lease ends, and one without end a minute later. Defaults to no
-            /// limit.
+            /// Declares the lock lost after this time, in case the worker hangs while its process lives. The lock is
+            /// not renewed any more: others get it when its lease ends, or a minute later if the lease has no end.
+            /// Defaults to no limit.
             pub fn max_hold(mut self, max_hold: Duration) -> Self {
                 self.spec.callbacks.get_mut().max_hold = Some(max_hold);
                 self
@@ -175,8 +181,8 @@ macro_rules! setters {
                 self
             }
 
-            /// Like [`lock`](Self::lock), and calls `progress` as [`on_wait`](Self::on_wait) would be called, and in place of
-            /// that. The closure may borrow and need not be `Send`, since it stays on this thread.
+            /// Like [`lock`](Self::lock), but calls `progress` whenever [`on_wait`](Self::on_wait) would be called, and
+            /// instead of it. The closure may borrow and need not be `Send`, since it stays on this thread.
             ///
             /// # Errors
             /// As [`lock`](Self::lock).

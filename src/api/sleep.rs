@@ -24,8 +24,8 @@ pub enum Slept {
 }
 
 impl LockGuard {
-    /// Waits for `time`, but ends at once when the lock is lost or released or `cancel` is cancelled. A loss or a release
-    /// weighs more than a cancel, and each of them more than the time.
+    /// Waits for `time`, but ends at once when the lock is lost or released or `cancel` is cancelled. A loss or a
+    /// release is reported rather than a cancel, and each of them rather than the end of the time.
     ///
     /// # Example
     /// ```
@@ -45,7 +45,7 @@ impl LockGuard {
     /// # Ok::<(), leasehold::Error>(())
     /// ```
     pub fn sleep(&self, time: Duration, cancel: &CancelToken) -> Slept {
-        // In a forked child nobody would end it.
+        // In a forked child no loss and no release would end the sleep.
         if !self.hold.is_own_process() {
             return Slept::Released;
         }
@@ -55,9 +55,9 @@ impl LockGuard {
         select.recv(&losses);
         select.recv(cancel.cancelled());
         let ended = ready_by(&mut select, until);
-        // Before the look for a loss: what expires in between was held until now.
+        // Before the look for a loss, since a lock that expires in between was held until now.
         let is_held = self.is_held();
-        // After a suspend or a SIGSTOP this may come before the watcher's look.
+        // After a suspend or a SIGSTOP this thread may come here before the watcher has declared the loss.
         self.hold.expire_when_due();
         match watch.get() {
             Some(loss) => Slept::Lost(loss),

@@ -29,10 +29,10 @@
 //! | time passes | [`advance`](MemoryStore::advance) |
 //! | a guard lives for longer than its lease | `advance` by less than the guard's [`remaining`](crate::LockGuard::remaining), again and again, and before each [`ensure_held_for`](crate::LockGuard::ensure_held_for) more than that, which renews it where less is left |
 //!
-//! What `advance` moves are leases, `max_hold`, `hold_at_least` and what clients reckon with them. What a thread waits for
-//! passes in real time: the limits of calls (`try_lock_for`, `wait`, `request_timeout`, `campaign_for`),
-//! [`sleep`](crate::LockGuard::sleep), pauses between looks and between health checks. The wall clock is not moved, so a
-//! purge finds no row older than before.
+//! `advance` moves the time of leases, `max_hold` and `hold_at_least`, and what clients compute with them. Threads wait
+//! in real time: the limits of calls (`try_lock_for`, `wait`, `request_timeout`, `campaign_for`),
+//! [`sleep`](crate::LockGuard::sleep), pauses between checks of a lock and between health checks. The wall clock is not
+//! moved, so a purge finds no row older than before.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -65,14 +65,14 @@ pub enum Failure {
 }
 
 impl MemoryStore {
-    /// A store of its own, empty.
+    /// A new, empty store that shares nothing with others.
     pub fn new() -> Self {
         let clock = Clock::system();
         MemoryStore { memory: Arc::new(Memory::open("", clock.clone())), clock, faults: FaultPlan::default() }
     }
 
-    /// A client with default options. It connects also while the store is offline, and meets no fault for that, which
-    /// a client of [`builder`](MemoryStore::builder) does.
+    /// A client with default options. It connects even while the store is offline, and no fault hits its connecting,
+    /// unlike that of a client of [`builder`](MemoryStore::builder).
     ///
     /// # Panics
     /// Never: a memory store can always be opened.
@@ -83,7 +83,7 @@ impl MemoryStore {
         }
     }
 
-    /// A client with options of its own.
+    /// Makes a builder, for a client with other options than the defaults.
     pub fn builder(&self) -> ClientBuilder {
         self.builder_over(Faulty::new)
     }
@@ -97,23 +97,23 @@ impl MemoryStore {
     /// lock. A lease without an end stays as it is: nothing but a release ends it in production. Returns how many leases it has
     /// ended: 0 where nobody holds this key.
     ///
-    /// A guard that lives does not lose its lock by that alone, since its next heartbeat renews the lease, as it would
-    /// in production, unless somebody was granted the lock before. [`lose`](MemoryStore::lose) ends its lock.
+    /// A live guard does not lose its lock by that alone: its next heartbeat renews the lease, as it would in
+    /// production, unless somebody was granted the lock before. To end its lock use [`lose`](MemoryStore::lose).
     pub fn expire(&self, key: &str) -> usize {
         self.memory.expire(key)
     }
 
     /// Takes the key from its holders, as an operator does who releases it. Their guards learn of it by heartbeats that
-    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it. Returns how many those are, with those whose lease is
-    /// over: 0 where nobody holds this key.
+    /// are sent at once; [`loss`](crate::LockGuard::loss) waits for it. Returns how many holders there were, including
+    /// those whose lease is over: 0 where nobody holds this key.
     pub fn lose(&self, key: &str) -> usize {
         let holders = self.memory.end_holders(key);
         self.advance(Duration::ZERO);
         holders
     }
 
-    /// No request reaches the store, connecting included, until [`go_online`](MemoryStore::go_online). They fail at
-    /// once, with an error of kind `Store` that is worth a repeat.
+    /// No request reaches the store, connecting included, until [`go_online`](MemoryStore::go_online). Requests fail at
+    /// once, with a retryable error of kind `Store`.
     pub fn go_offline(&self) {
         self.faults.go_offline();
     }
@@ -123,8 +123,8 @@ impl MemoryStore {
         self.faults.go_online();
     }
 
-    /// Takes back every [`fail_next`](MemoryStore::fail_next) that no request has met yet. Returns how many those are: a
-    /// test whose failure is never met proves nothing.
+    /// Takes back every [`fail_next`](MemoryStore::fail_next) that no request has met yet. Returns how many there were:
+    /// a test whose failure met no request proves nothing.
     pub fn clear_failures(&self) -> usize {
         self.faults.heal()
     }
@@ -134,10 +134,10 @@ impl MemoryStore {
         self.memory.take_over(key);
     }
 
-    /// The next request of this kind fails. Called again, the one after it fails, too.
+    /// The next request of this kind fails. If this is called again, the request after that one fails, too.
     ///
-    /// A guard without an end only reads in its heartbeats. A release that hands the lock to a waiter of the same client
-    /// is an `Acquire`, and one that keeps a minimum hold is a `Read` and a `Swap`.
+    /// The heartbeats of a lock without end are only `Read`s. A release that hands the lock to a waiter of the same
+    /// client is an `Acquire`, and a release before the end of a minimum hold is a `Read` and a `Swap`.
     pub fn fail_next(&self, operation: Operation, failure: Failure) {
         let call = match operation {
             Operation::Acquire => Call::Acquire,
@@ -155,8 +155,8 @@ impl MemoryStore {
         self.faults.next(call, fault);
     }
 
-    /// Lets time pass at once for the store and its clients, as a suspend of the machine would. However little it is, all
-    /// heartbeats are sent at once after it.
+    /// Lets time pass at once for the store and its clients, as a suspend of the machine would. All heartbeats are sent
+    /// at once after it, however short it is.
     pub fn advance(&self, by: Duration) {
         self.clock.advance(by);
     }
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use crate::sys::deadline::Deadline;
 
-    /// As of two nodes that wait for one another.
+    /// As when two nodes wait for the same key.
     #[test]
     fn each_client_is_told_of_the_keys_that_it_waits_for() {
         let (store, by) = (MemoryStore::new(), Deadline::after(Duration::from_secs(60)));

@@ -1,5 +1,5 @@
-//! Makes events of the crate [`tracing`](https://docs.rs/tracing), and so by its subscribers lines of a log, or events
-//! of OpenTelemetry.
+//! Makes events of the crate [`tracing`](https://docs.rs/tracing), which its subscribers turn into lines of a log, or
+//! into events of OpenTelemetry.
 //!
 //! ```
 //! use std::sync::Arc;
@@ -11,10 +11,10 @@
 //! # Ok::<(), leasehold::Error>(())
 //! ```
 //!
-//! All have the target `leasehold`, and no key unless you say how. They stand in the span of the call that they belong
-//! to; those of heartbeats, of a close, of elections' terms, and of a loss that no call finds, come from a thread of the library, and
-//! stand in none. The lines of the
-//! crate `log` stay as they are; a subscriber that has those, too, hears of a loss twice.
+//! All events have the target `leasehold`, and no key unless you set [`key`](Tracing::key). They are in the span of the
+//! call that they belong to. Events of heartbeats, of a close, of elections' terms, and of a loss that no call finds
+//! come from a thread of the library, and are in no span. The lines of the crate `log` stay as they are: a subscriber
+//! that receives those, too, gets each loss twice.
 //!
 //! | event | level | fields |
 //! |---|---|---|
@@ -33,9 +33,9 @@
 //! | `term_began` | info | `leasehold.token` |
 //! | `term_ended` | info | `leasehold.token`, `leasehold.end` ([`TermEnd::name`](crate::TermEnd::name)), `leasehold.led_s` |
 //!
-//! Each also has `leasehold.key` and `db.system.name` where they were given. Names that OpenTelemetry has are its own:
-//! `db.system.name`, `db.operation.name`, and `error.type` with [`ErrorKind::name`](crate::ErrorKind::name). Times are in
-//! seconds.
+//! Each event also has `leasehold.key` and `db.system.name` if they were set. Names that OpenTelemetry defines are used
+//! as it defines them: `db.system.name`, `db.operation.name`, and `error.type` with
+//! [`ErrorKind::name`](crate::ErrorKind::name). Times are in seconds.
 
 use std::fmt;
 
@@ -65,7 +65,7 @@ impl Tracing {
         self
     }
 
-    /// What the field `leasehold.key` says of a key, where an event is about one. Defaults to no such field.
+    /// How to make the field `leasehold.key` from a key, for events that are about one. Defaults to no such field.
     pub fn key(mut self, of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         self.key = Some(Box::new(of));
         self
@@ -76,7 +76,7 @@ impl Observer for Tracing {
     fn event(&self, event: &Event<'_>) {
         let system = self.system.as_deref();
         let key = || self.key.as_ref().zip(event.key()).map(|(of, key)| of(key));
-        // A level is fixed where the event is, as its fields are. What nobody listens to costs no key.
+        // A macro, since level and fields must be literals. For an event without a subscriber `key` is not called.
         macro_rules! say {
             ($level:ident, $name:literal $(, $($field:literal = $value:expr),+)?) => {
                 event!(target: "leasehold", Level::$level, "db.system.name" = system, "leasehold.key" = key(),

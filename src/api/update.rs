@@ -11,29 +11,29 @@ use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
 
-/// A record that was read longer ago is read again before it is decided on: leases count from the read.
+/// A record that was read longer ago than this is read again before a decision, since leases count from the read.
 const FRESH: Duration = Duration::from_millis(100);
 
-/// A record, and the time from before it was asked for.
+/// A record, and the time before the request that read it.
 pub(crate) struct Snapshot {
     pub seen: Seen,
     pub asked: BootTime,
 }
 
 impl Snapshot {
-    /// The store's time now, by what has passed since the record was asked for.
+    /// The store's time now, computed from the time that has passed since the record was requested.
     pub fn now(&self, on_clock: BootTime) -> StoreTime {
         self.seen.times.now.plus(on_clock.since(self.asked))
     }
 }
 
 impl LockClient {
-    /// Takes the step that `decide` finds for one key. What changed meanwhile is read and decided again. Gives the
-    /// answer and the record that it was decided on.
+    /// Takes the step that `decide` finds for one key. If the record has changed meanwhile, it is read and decided on
+    /// again. Returns the answer and the record that it was decided on.
     ///
-    /// `arrived` says of a swap that was not answered whether it happened, by the record that it wanted to leave
-    /// behind, the one before, and the one that stands now. `by` is the deadline of the whole call, which may have had to
-    /// read `found`, too.
+    /// `arrived` says whether an unanswered swap happened. It gets the record that the swap should have written, the
+    /// record before it, and the present one. `by` is the deadline of the whole call, which may have had to read
+    /// `found`, too.
     pub(crate) fn update<A>(
         &self,
         mut found: Snapshot,
@@ -85,7 +85,7 @@ impl LockClient {
             found = loop {
                 match self.look(&key, by) {
                     Ok(found) => break found,
-                    // It says nothing of the change, which may be done.
+                    // A failed read says nothing about the change, which may be done.
                     Err(error) => self.wait(&mut failures, error, by)?,
                 }
             };
@@ -96,7 +96,8 @@ impl LockClient {
         failures.wait_if_retryable(error, by).map_err(|error| self.family.or_closed(error))
     }
 
-    /// What was read stays, also where a write without an answer has left it; an error where that is not known.
+    /// Makes sure that what was read stays: an unanswered write may have left it, which a failover may undo. An error
+    /// where that is not known.
     fn stays(&self, seen: &Seen, by: &Deadline) -> Result<()> {
         if !self.reads_what_may_be_undone() || !seen.record.exists() {
             return Ok(());
@@ -108,8 +109,8 @@ impl LockClient {
         }
     }
 
-    /// A step that frees a key. Where nothing is left to be freed, only a write tells that this stays; or the grant of an
-    /// exclusive holder, which came after it and was answered.
+    /// Completes a step that frees a key. If nothing is left to be freed, only a write proves that this stays; or a
+    /// live exclusive holder, whose grant came later and was answered.
     pub(crate) fn freed_for_good<A>(&self, step: Step<A>, seen: &Seen) -> Step<A> {
         let is_taken = seen.live().any(|(mode, _)| mode == Mode::Exclusive);
         step.settled(&seen.record, !is_taken && self.reads_what_may_be_undone())
@@ -123,7 +124,7 @@ impl LockClient {
         self.error(ErrorKind::Store, key, "it was changed by others each time").retryable()
     }
 
-    /// The record of one key as it stands now.
+    /// The record of one key as it is now.
     pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
         self.family.repeated_until(by, |by| {
             let asked = self.family.clock.now();

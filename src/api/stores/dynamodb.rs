@@ -1,24 +1,25 @@
 //! What only the DynamoDB store has.
 //!
-//! One table, with a string as its partition key and no sort key, holds the locks ([`Table::sort_key`] is for one that has
-//! one, which other things may share); it can be the table of dynamodb-lock-go, whose rows are read and respected. Acquire,
-//! heartbeat, release and refusal are one request each.
+//! One table, with a string as its partition key and no sort key, holds the locks. ([`Table::sort_key`] is for a table
+//! that has one, which may also contain other things.) It can be the table of dynamodb-lock-go, whose rows are read and
+//! respected. Acquire, heartbeat, release and refusal are one request each.
 //!
-//! The service's clock decides, as the `Date` of its answers tells it: a takeover waits a grace (a second) after
-//! the end of a lease. A holder must count itself as lost at least 100 ms before its end, since that time is known no
-//! better: a smaller [`margin`](crate::ClientBuilder::margin) is refused. Reading by prefix or lock id scans the table.
+//! The service's clock decides; clients learn its time from the `Date` of the service's answers. A takeover waits a
+//! grace (a second) after the end of a lease. A holder must count itself as lost at least 100 ms before that end, since
+//! the time is not known more precisely: a smaller [`margin`](crate::ClientBuilder::margin) is refused. Reading by
+//! prefix or lock id scans the table.
 //!
-//! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`): one that says `nginx` is
-//! refused when connecting, and of one that hides `Server` the log warns once, since some write a `Date` of their own.
-//! Where the time is told no more later, the log warns once, and who wants a lock gets an error, which may be repeated. Held
-//! locks go on for a thousand leases, or fewer while the host's clock is being corrected; then their heartbeats fail with
-//! that error, and they are lost.
+//! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`). A proxy that puts
+//! `nginx` there is refused when connecting. If it hides `Server`, the log warns once, since some proxies write a
+//! `Date` of their own. If the service's time is no longer known later on, the log warns once, and calls that want a
+//! lock get a retryable error. Held locks go on for a thousand leases, or fewer while the host's clock is being
+//! corrected; then their heartbeats fail with that error, and they are lost.
 //!
 //! # The table
 //! [`create_schema`](crate::LockClient::create_schema) makes the table, waits until it serves, and may be repeated;
-//! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it sees to these, also for a table that is
-//! there. [`schema`](crate::LockClient::schema) gives the same as a command of this region, and of the endpoint if it is another one, to be pasted into a
-//! shell. With CloudFormation:
+//! with [`Table::deletion_protection`] and [`Table::point_in_time_recovery`] it also turns these on, even for an
+//! existing table. [`schema`](crate::LockClient::schema) returns the same as a command for a shell, with this region,
+//! and with the endpoint if that is not the region's own. With CloudFormation:
 //!
 //! ```yaml
 //! Resources:
@@ -34,17 +35,18 @@
 //!       PointInTimeRecoverySpecification: { PointInTimeRecoveryEnabled: true }
 //! ```
 //!
-//! Keys from the profile files (`~/.aws/credentials`) are read once, by the SDK: after they were replaced there, clients must
-//! connect anew. What an instance, a container, a process or single sign-on gives is asked for again.
+//! Credentials from the profile files (`~/.aws/credentials`) are read once, by the SDK: after they are replaced there,
+//! clients must connect again. Those from an instance, a container, a process or single sign-on are requested again.
 //!
-//! No time to live: rows are small, and a purge deletes those that are free and were last granted a month ago. After a
-//! restore from a backup fencing tokens still rise, since they are made from the time; see
-//! the guide's page on [operating](crate::guide::operating) for what a backup brings back.
+//! The table needs no time to live: rows are small, and a purge deletes those that are free and were last granted a
+//! month ago. After a restore from a backup fencing tokens still rise, since they are made from the time; see the
+//! guide's page on [operating](crate::guide::operating) for what a backup brings back.
 //!
 //! # Shared holders
-//! They stand in one row, some 256 bytes each, and each renewal writes the whole row. The service writes no more than
-//! 1,000 KB of a row in a second and keeps 400 KB of it. With n holders and a heartbeat each h seconds (a third of the
-//! lease) that is n x n x 256 bytes in h seconds, so n is at most the square root of 4,000 h:
+//! All shared holders of a key are in one row, some 256 bytes each, and each renewal writes the whole row. The service
+//! writes no more than 1,000 KB of a row in a second and stores at most 400 KB of it. With n holders and a heartbeat
+//! every h seconds (a third of the lease) that is n x n x 256 bytes in h seconds, so n is at most the square root of
+//! 4,000 h:
 //!
 //! | lease | holders |
 //! |---|---|
@@ -54,14 +56,14 @@
 //! | 5 min | 632 |
 //! | 30 min or more | 1,400 |
 //!
-//! More than that and renewals are refused for their rate, until holders lose the lock. A `max_holders` above it is
-//! refused, and a row above 20 KB is warned of once in the log; long owners and comments make it larger. Whoever would
-//! leave too little of the 400 KB for everybody's heartbeats is refused (`InvalidInput`). What a holder costs rises with
-//! their number: at 160 of 256 bytes each heartbeat is 40 write units.
+//! With more holders, renewals are refused because of their rate, until holders lose the lock. A `max_holders` above
+//! the bound is refused, and the log warns once of a row above 20 KB; long owners and comments make it larger. A holder
+//! that would leave too little of the 400 KB for everybody's heartbeats is refused (`InvalidInput`). The cost of each
+//! holder rises with their number: with 160 holders of 256 bytes each heartbeat is 40 write units.
 //!
 //! # Cost
-//! Every step writes a row of less than 1 KB, one write unit, also where it is refused; a look of a waiter reads it eventually
-//! consistent, half a read unit.
+//! Every step writes a row of less than 1 KB, one write unit, also if it is refused; a check by a waiter reads the row
+//! eventually consistent, half a read unit.
 //!
 //! | what | cost |
 //! |---|---|
@@ -73,11 +75,11 @@
 //! | a takeover, a waiter's turn after a release | 1 write unit for each waiter that tries |
 //! | listing, groups by lock id, purge | the whole table is read: a read unit for each 4 KB |
 //!
-//! A second request is needed by an acquire that finds a token ahead of this client's time, that comes after minutes without
-//! any request (or seconds, while the host's clock is being corrected fast), or that is the first with a larger grace than
-//! others have; by a shared holder that joins others, that releases while it ends last, or that renews below another's end;
-//! and once in ten minutes. Connecting takes two. All
-//! waiters of one client and key cost what one does, since only the first in line asks. A wider
+//! A second request is needed by an acquire that finds a token ahead of this client's time, that comes after minutes
+//! without any request (or seconds, while the host's clock is being corrected fast), or that is the first with a larger
+//! grace than others have; by a shared holder that joins others, that releases while its lease ends last, or whose
+//! renewal ends before another holder's lease; and once in ten minutes. Connecting takes two. All waiters of one client
+//! and key cost what one does, since only the first in the queue sends requests. A wider
 //! [`poll`](crate::ClientBuilder::poll) costs less. [`operating`](crate::guide::operating) has the sums in dollars.
 //!
 //! # Rights
@@ -89,12 +91,12 @@
 //! | observer: `get`, `list` | `dynamodb:GetItem`, `dynamodb:Scan` |
 //! | operator: also groups by lock id, `purge`, `create_schema` | `dynamodb:GetItem`, `dynamodb:UpdateItem`, `dynamodb:Scan`, `dynamodb:DeleteItem`, `dynamodb:DescribeTable`, `dynamodb:CreateTable`; for the protections `dynamodb:UpdateTable`, `dynamodb:UpdateContinuousBackups` |
 //!
-//! A transaction with a [condition check](ConditionCheck) also needs `dynamodb:ConditionCheckItem`, and what the rest of
-//! it does.
+//! A transaction with a [condition check](ConditionCheck) also needs `dynamodb:ConditionCheckItem`, and the actions for
+//! its other parts.
 //!
 //! With `dynamodb:DescribeTable` each connecting client checks the table's key and refuses replicas without strong
-//! consistency, where two regions could grant one lock. Where that is denied it goes on, and logs once that they were
-//! not checked. As policies, of which each role gets the statement with its name:
+//! consistency, where two regions could grant one lock. If this action is denied, the client goes on, and logs once
+//! that these were not checked. The same as policies, of which each role gets the statement with its name:
 //!
 //! ```json
 //! {
@@ -140,8 +142,8 @@ use crate::store::dynamodb::{DynamodbOptions, Settings, SortKey};
 use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 
-/// A client of the locks in this table, with the region, endpoint and credentials of `config`. Its retries and
-/// timeouts are not used, nor its HTTP client: connections are our own, on a thread of our own.
+/// A client of the locks in this table, with the region, endpoint and credentials of `config`. The retries, timeouts
+/// and HTTP client of `config` are not used: the client makes its own connections, on a thread of its own.
 ///
 /// # Example
 /// ```no_run
@@ -162,7 +164,7 @@ pub fn builder(config: SdkConfig, table: impl Into<Table>) -> ClientBuilder {
     ClientBuilder::with_opener(options.opener(), Clock::system())
 }
 
-/// A table: its name, and what differs from the defaults. A text is the table of this name.
+/// A table: its name, and what differs from the defaults. A text converts into the table of this name.
 #[derive(Clone, Debug)]
 #[must_use = "a table does nothing until a client is built on it"]
 pub struct Table(DynamodbOptions);
@@ -179,47 +181,49 @@ impl Table {
         self
     }
 
-    /// For a table that also has a sort key, a string: its name, and the value that all rows of this client's locks have
-    /// in it, as `sort_key=NAME:VALUE` in the URL. Clients with different values share no locks, rows with other values
-    /// are never touched, and the grace is agreed on among those with the same one. [Listing](crate::LockClient::list)
-    /// reads the whole table all the same. Not with [`mixed_fleet`](Table::mixed_fleet), whose tables have none.
-    /// Defaults to a table without a sort key.
+    /// For a table that also has a sort key, a string: its name, and the value that all rows of this client's locks
+    /// have there, as `sort_key=NAME:VALUE` in the URL. Clients with different values share no locks, and rows with
+    /// other values are never touched. Clients with the same value must have the same grace.
+    /// [Listing](crate::LockClient::list) reads the whole table all the same. Refused with
+    /// [`mixed_fleet`](Table::mixed_fleet), whose tables have no sort key. Defaults to a table without a sort key.
     pub fn sort_key(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
         self.0.sort_key = Some(SortKey { name: name.into(), value: value.into() });
         self
     }
 
-    /// For how long after its end a lease is respected, since two clients know the service's time a little
-    /// differently: at most a minute. A client that knows the time less well than that waits for longer: by less than half a
-    /// second where answers are quick. Defaults to 1 s.
+    /// For how long after its end a lease is respected, since two clients know the service's time a little differently:
+    /// at most a minute. A client that knows the time less precisely than that waits longer: by less than half a second
+    /// if answers are quick. Defaults to 1 s.
     ///
-    /// All clients of a table must have the same, since whoever waits for less would take over too early: the table notes
-    /// the largest with which a lock was ever acquired, and connecting with less is an error that says what to do. Who is
-    /// connected already waits for as long from then on, at the latest after ten minutes. Less than the default is for a
-    /// table that [`create_schema`](crate::LockClient::create_schema) made with it.
+    /// All clients of a table must have the same grace, since a client that waits for less would take over too early.
+    /// The table notes the largest grace with which a lock was ever acquired, and connecting with less is an error that
+    /// says what to do. Clients that are connected already wait for as long from then on, at the latest after ten
+    /// minutes. A grace below the default is for a table that [`create_schema`](crate::LockClient::create_schema) made
+    /// with it.
     pub fn grace(mut self, grace: Duration) -> Self {
         self.0.grace = grace;
         self
     }
 
     /// For a table that processes of dynamodb-lock-go use, too: as `fleet=mixed` in the URL.
-    /// [Its guide](crate::guide::moving_dynamodb_lock_go) says what that changes and how to move. With it the grace is
-    /// at least 5 s, and shared locks, locks without end and leases of names are refused. Defaults to a table of
-    /// leasehold's own.
+    /// [The guide](crate::guide::moving_dynamodb_lock_go) says what that changes and how to move. The grace is then at
+    /// least 5 s, and shared locks, locks without end and leases of names are refused. Defaults to a table that only
+    /// leasehold uses.
     pub fn mixed_fleet(mut self) -> Self {
         self.0 = self.0.of(Fleet::Mixed);
         self
     }
 
-    /// Whether [`create_schema`](crate::LockClient::create_schema) sees to it that the service refuses to delete the
-    /// table. It never takes that protection away. Defaults to false.
+    /// Whether [`create_schema`](crate::LockClient::create_schema) makes the service refuse to delete the table. It
+    /// never takes that protection away. Defaults to false.
     pub fn deletion_protection(mut self, wanted: bool) -> Self {
         self.0.protection.deletion = wanted;
         self
     }
 
-    /// Whether [`create_schema`](crate::LockClient::create_schema) turns on that the table can be restored as it was
-    /// at any moment of the last 35 days, which the service charges for. It never turns that off. Defaults to false.
+    /// Whether [`create_schema`](crate::LockClient::create_schema) turns on point-in-time recovery: the table can be
+    /// restored as it was at any moment of the last 35 days, which the service charges for. It never turns that off.
+    /// Defaults to false.
     pub fn point_in_time_recovery(mut self, wanted: bool) -> Self {
         self.0.protection.recovery = wanted;
         self
@@ -257,16 +261,16 @@ named_by_text!(Table: &str, String, &String);
 /// # }
 /// ```
 pub trait ConditionCheck: Fenced {
-    /// A part of `TransactWriteItems` that lets it be applied only while this is held. The row of one lock may stand
-    /// only once in a transaction. The guard's own heartbeat and the transaction can meet: either is then refused as a
-    /// conflict, and repeated; the guard repeats by itself. DynamoDB has no transactions in global tables with multi-region
-    /// strong consistency: there only the token fences.
+    /// A part of `TransactWriteItems` that lets the transaction be applied only while the lock or lease
+    /// [stands](Fenced). A transaction may contain the row of one lock only once. The guard's own heartbeat and the
+    /// transaction can conflict: one of them is then refused, and has to be repeated; the guard repeats by itself.
+    /// DynamoDB has no transactions in global tables with multi-region strong consistency: there only the token fences.
     ///
     /// # Errors
     /// `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
     fn condition_check(&self) -> Result<types::ConditionCheck>;
 
-    /// What the reason that stands at the place of the check says, when the transaction was cancelled.
+    /// When the transaction was cancelled: what the cancellation reason at the position of the check means.
     ///
     /// # Errors
     /// As [`condition_check`](ConditionCheck::condition_check).

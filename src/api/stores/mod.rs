@@ -1,11 +1,11 @@
-//! The faces of the stores: settings of the user's own, and fenced transactions.
+//! What each store offers to users by itself: a client with the user's own settings, and fenced transactions.
 
 #[cfg(feature = "capi")]
 use crate::api::fence::Fenced;
 #[cfg(feature = "capi")]
 use crate::model::error::{ErrorKind, Result};
 
-/// A text names a table that differs in nothing from the defaults.
+/// Converts a text into the table of that name, with the defaults.
 #[cfg(any(feature = "dynamodb", feature = "spanner"))]
 macro_rules! named_by_text {
     ($named:ident: $($text:ty),+) => {$(
@@ -28,8 +28,8 @@ pub mod spanner;
 #[cfg(feature = "sqlite")]
 pub mod sqlite;
 
-/// The assertion as an SQL statement and its two parameters, for drivers that are not ours: one row, whose first value is
-/// true, while it is held.
+/// The assertion as an SQL statement and its two parameters, for drivers that leasehold does not use: it returns one
+/// row, whose first value is true, while the lock is held.
 #[cfg(feature = "capi")]
 pub(crate) fn statement(fenced: &impl Fenced) -> Result<[String; 3]> {
     let standing = fenced.standing()?;

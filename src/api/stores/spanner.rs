@@ -28,26 +28,25 @@
 //! ```
 //!
 //! # Cost
-//! Acquire, heartbeat, release and refusal are one read-write transaction of two requests each; a look of a waiter
-//! is one request. So a lock of 20 s that is held for a minute costs about a dozen transactions. All transactions on
-//! one key write one row, and the service commits those one after the other: across regions, where a commit takes
-//! some ten milliseconds, that is at most about a hundred a second for one key. Keys do not slow down each other.
+//! Acquire, heartbeat, release and refusal are one read-write transaction of two requests each; a check by a waiter is
+//! one request. So a lock of 20 s that is held for a minute costs about a dozen transactions. All transactions on one
+//! key write one row, and the service commits those one after the other: across regions, where a commit takes some ten
+//! milliseconds, that is at most about a hundred a second for one key. Keys do not slow each other down.
 //!
-//! Reading by lock id (`unlock`, `renew`) goes by the index: it reads the exclusive locks of that id, and every key
-//! that is held by shared holders, whose lock ids stand in `holders`.
+//! Reading by lock id (`unlock`, `renew`) uses the index: it reads the exclusive locks of that id, and every key that
+//! is held by shared holders, whose lock ids are in `holders`.
 //!
 //! # Roles
-//! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs
-//! `roles/spanner.databaseAdmin` (`spanner.databases.updateDdl`). Whoever only looks (`get`, `list`) needs
-//! `roles/spanner.databaseReader`.
+//! `roles/spanner.databaseUser` on the database for all but `create_schema`, which needs `roles/spanner.databaseAdmin`
+//! (`spanner.databases.updateDdl`). A user that only reads (`get`, `list`) needs `roles/spanner.databaseReader`.
 //!
 //! # Making the table
-//! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to where Google's client looks, or ten ports
-//! above `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the environment variable
-//! `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another place. It waits for up to ten minutes for what the service has
-//! begun. Every column of texts must take at least 1,024 characters; it makes a shorter one `STRING(MAX)`. Other columns
-//! may stand beside these if they are nullable, have a default or are generated; these may have no default, and the table
-//! no row deletion policy.
+//! [`create_schema`](crate::LockClient::create_schema) sends DDL by REST, to the default endpoint of Google's client,
+//! or to the port ten above that of `SPANNER_EMULATOR_HOST`. `admin_endpoint=http://HOST:PORT` in the URL, or else the
+//! environment variable `LEASEHOLD_SPANNER_ADMIN_ENDPOINT`, names another endpoint. `create_schema` waits for up to ten
+//! minutes for what the service has begun. Every text column must take at least 1,024 characters; `create_schema` makes
+//! a shorter one `STRING(MAX)`. The table may have other columns if they are nullable, have a default or are generated.
+//! The columns above may have no default, and the table may have no row deletion policy.
 //!
 //! # Versions
 //! Google's client is a preview, and so are the names in this module: they follow it and are exempt from semver.
@@ -70,13 +69,14 @@ use crate::store::spanner::{Flight, Settings, SpannerOptions};
 use crate::sys::clock::Clock;
 
 /// A client of the locks in this table of the database `projects/P/instances/I/databases/D`, with the endpoint,
-/// credentials and connections of `settings`. The SDK's client that they make lives on a thread of our own.
+/// credentials and connections of `settings`. The SDK's client that is made from them lives on a thread of its own.
 ///
-/// Credentials that you make yourself (`with_credentials`) get their tokens by a task of the runtime on which you made them.
-/// It must go on running while calls of this crate block, as one of several threads does, and for as long as the client is
-/// used. Without them ours are made on that thread, too, and once more where the service does not accept them any more. That is
-/// no end of a wait, since it may be over soon: after a suspend, say. Of those that you make a token that has ended stays in use
-/// until they renew it by themselves.
+/// Credentials that you make yourself (`with_credentials`) get their tokens by a task of the runtime on which you made
+/// them. That runtime must go on running while calls of this crate block, as one with several threads does, and for as
+/// long as the client is used. Without `with_credentials` the client makes its own credentials on its own thread, and
+/// makes them again if the service does not accept them any more. Such a refusal does not end a wait, since it may be
+/// over soon: after a suspend, for example. If you made the credentials, a token that has expired stays in use until
+/// they renew it by themselves.
 ///
 /// # Example
 /// ```no_run
@@ -95,7 +95,7 @@ pub fn builder(settings: SpannerBuilder, database: impl Into<String>, table: imp
     ClientBuilder::with_opener(opener, Clock::system())
 }
 
-/// A table: its name, and what differs from the defaults. A text is the table of this name.
+/// A table: its name, and what differs from the defaults. A text converts into the table of this name.
 #[derive(Clone, Debug)]
 #[must_use = "a table does nothing until a client is built on it"]
 pub struct Table {
@@ -110,17 +110,17 @@ impl Table {
         Table { name: name.into(), fleet: Fleet::Own, spindle_duration: None }
     }
 
-    /// How long a node of spindle may go without a heartbeat: its rows are respected for that and a second. Defaults to
-    /// 20 s, but must be set with [`mixed_fleet`](Table::mixed_fleet); the nodes' own default is 10 s.
+    /// How long a node of spindle may go without a heartbeat: its rows are respected for that time and a second.
+    /// Defaults to 20 s, but must be set with [`mixed_fleet`](Table::mixed_fleet); the nodes' own default is 10 s.
     pub fn spindle_duration(mut self, duration: Duration) -> Self {
         self.spindle_duration = Some(duration);
         self
     }
 
     /// For a table that nodes of spindle use, too: as `fleet=mixed` in the URL.
-    /// [Its guide](crate::guide::moving_spindle) says what that changes and how to move. Needs
-    /// [`spindle_duration`](Table::spindle_duration), the same for all nodes: it is the lease of all locks then.
-    /// Defaults to a table of leasehold's own.
+    /// [The guide](crate::guide::moving_spindle) says what that changes and how to move. Needs
+    /// [`spindle_duration`](Table::spindle_duration), the same for all nodes: it is then the lease of all locks.
+    /// Defaults to a table that only leasehold uses.
     pub fn mixed_fleet(mut self) -> Self {
         self.fleet = Fleet::Mixed;
         self
@@ -134,12 +134,12 @@ pub trait AssertIn: Fenced {
     /// Asserts in `transaction`, which must be serializable. A rival's takeover and the transaction exclude each other
     /// from then on.
     ///
-    /// **Pass the error on** out of the closure of the SDK's runner, so that it rolls back: a commit after an error
-    /// that was dropped would go through. [`run_fenced`] leaves no way to forget that.
+    /// **Pass the error on** out of the closure of the SDK's runner, so that it rolls back: if the error is dropped,
+    /// the commit succeeds. With [`run_fenced`] you can't forget that.
     ///
     /// # Errors
-    /// The SDK's own, with the code `OUT_OF_RANGE`, when it is not held any more; for a lock of another store, and in a
-    /// forked child, an error without a code.
+    /// The SDK's error, with the code `OUT_OF_RANGE`, when the lock is not held any more; for a lock of another store,
+    /// and in a forked child, an error without a code.
     fn assert_in(
         &self,
         transaction: &ReadWriteTransaction,
@@ -158,22 +158,22 @@ async fn assert_by(
     transaction: &ReadWriteTransaction,
 ) -> Result<(), google_cloud_spanner::Error> {
     let mut rows = transaction.execute_query(statement).await?;
-    // The answer to a query comes with its rows.
+    // The result of a query, or its error, comes with its rows.
     while rows.next().await.transpose()?.is_some() {}
     Ok(())
 }
 
-/// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits; again
-/// from the start where the service aborts it. So `work` may run several times. The commit is repeated as the SDK does by
-/// default, without a limit: a retry policy that `database` was given is not used for it, since repeats must be seen.
-/// Whoever must not wait so long drops the future; then it is not known whether it was committed. The future can go from thread
-/// to thread, as in `tokio::spawn`, if `work` has what it uses (`async move`): the compiler takes one that borrows for one
-/// that can't.
+/// Runs `work` in a serializable read-write transaction, asserts that the lock or lease is held, and commits. If the
+/// service aborts the transaction, it begins again from the start. So `work` may run several times. The commit is
+/// repeated as the SDK does by default, without a limit. A retry policy of `database` is not used for the commit, since
+/// this function must see the repeats. If you must not wait so long, drop the future; then it is not known whether the
+/// transaction was committed. The future is `Send`, as `tokio::spawn` requires, if `work` owns what it uses
+/// (`async move`): a `work` that borrows is refused by the compiler there.
 ///
 /// # Errors
-/// `Lost` when it is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
-/// committed, as when a repeat of the commit failed. Else an error of kind `Store` whose source is what the SDK or `work`
-/// gave; `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
+/// `Lost` when the lock is not held any more: nothing was committed. `Ambiguous` when no answer settled whether it was
+/// committed, as when a repeat of the commit failed. Otherwise an error of kind `Store` whose source is the error of
+/// the SDK or of `work`; `InvalidInput` for a lock of another kind of store; `Closed` in a forked child.
 ///
 /// # Example
 /// ```no_run
@@ -193,7 +193,7 @@ where
     let (asserts, flight) = (assertion(standing)?, Flight::default());
     let follows = flight.clone();
     let runner = database.read_write_transaction().set_isolation_level(IsolationLevel::Serializable);
-    // It has all that it uses: a future that borrows through such a closure can't be sent.
+    // The closure owns all that it uses: the compiler can't prove that a future which borrows through it is `Send`.
     let run = runner.with_commit_retry_policy(flight.repeats()).build().run(async move |transaction| {
         follows.read()?;
         let done = work(transaction.clone()).await?;

@@ -46,22 +46,22 @@ pub fn builder(path: impl Into<PathBuf>) -> ClientBuilder {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub trait AssertIn: Fenced {
-    /// Asserts that it is held, and keeps rivals out until the transaction ends: it takes the write lock of the lock
-    /// file, though it writes nothing. What this transaction has written, or writes afterwards, also to an attached
-    /// file, is committed only if nobody was granted the lock before the commit: a rival waits for the transaction, or
-    /// has made the assertion fail.
+    /// Asserts that the lock or lease is held, and keeps rivals out until the transaction ends: it takes the write lock
+    /// of the lock file, though it writes nothing. What this transaction has written, or writes afterwards, also to an
+    /// attached file, is committed only if nobody was granted the lock before the commit: a rival waits for the
+    /// transaction, or has made the assertion fail.
     ///
     /// Pass the error on, so that the transaction is rolled back. Keep the transaction short: once it has asserted or
-    /// written, no heartbeat of any lock in the file can be sent until it ends. One that reads first fails with
-    /// `SQLITE_BUSY` when anything was written to the file in between, as a heartbeat is: begin it again, or begin it
-    /// with `TransactionBehavior::Immediate`, for which heartbeats wait.
+    /// written, no heartbeat of any lock in the file can be sent until it ends. A transaction that reads first fails
+    /// with `SQLITE_BUSY` if anything was written to the file in between, for example by a heartbeat: begin it again,
+    /// or begin it with `TransactionBehavior::Immediate`, for which heartbeats wait.
     ///
     /// The lock file must be the connection's main database, not an attached one, and the connection must be able to
     /// write to it.
     ///
     /// # Errors
-    /// `Lost` when it is not held any more; `InvalidInput` for a transaction in another file; `Closed` in a forked
-    /// child; a retryable `Store` error when the transaction has to be begun again; else what SQLite says.
+    /// `Lost` when the lock is not held any more; `InvalidInput` for a transaction in another file; `Closed` in a
+    /// forked child; a retryable `Store` error when the transaction has to be begun again; otherwise SQLite's error.
     fn assert_in(&self, transaction: &Transaction<'_>) -> Result<()>;
 }
 

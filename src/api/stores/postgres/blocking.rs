@@ -1,13 +1,15 @@
 //! Fenced transactions of the blocking client, the crate `postgres`.
 //!
-//! That client has a runtime inside, of its own; the hidden one, which the locks use, is on another thread, and neither minds
-//! the other. **In a task of an async runtime the client panics**, whatever is called: there use
-//! [`leasehold::postgres`](crate::api::stores::postgres) and `tokio_postgres`, or a thread as of `tokio::task::spawn_blocking`.
+//! That client has a runtime of its own inside. The hidden runtime of the locks is on another thread, and the two do
+//! not affect each other. **In a task of an async runtime the client panics**, whatever is called: there use
+//! [`leasehold::postgres`](crate::api::stores::postgres) and `tokio_postgres`, or a thread such as that of
+//! `tokio::task::spawn_blocking`.
 //!
-//! **That client knows no deadline**, so its calls have none. `tcp_user_timeout` of its `Config` ends the wait for a network or a
-//! host that is gone, and `statement_timeout` that for a row, or a statement that takes long. Nothing ends the wait for a server
-//! whose processes stand still on a host that goes on (SIGSTOP, a disk that hangs), since its network acknowledges all: the
-//! guard is lost then at the end of its lease, and says so, but the call goes on. Whoever needs a deadline drops the future of the
+//! **That client has no deadlines**, so the calls here have none. `tcp_user_timeout` of its `Config` ends the wait for
+//! a network or a host that is gone, and `statement_timeout` ends the wait for a row, or a statement that takes long.
+//! Nothing ends the wait for a server whose processes stand still on a host that goes on (SIGSTOP, a disk that hangs),
+//! since that host's network acknowledges everything: the guard is then lost at the end of its lease, and reports it,
+//! but the call goes on. If you need a deadline, drop the future of the
 //! [async one](crate::api::stores::postgres::run_fenced), as `tokio::time::timeout` does, and its client.
 
 use std::error::Error as StdError;
@@ -21,9 +23,9 @@ use crate::store::postgres::fence::{Assertion, PATIENCE, run_blocking_within};
 
 /// Lets a user's own transaction in the same database be committed only while a lock or lease [stands](Fenced).
 pub trait AssertIn: Fenced {
-    /// Asserts in `transaction`, with what the [async one](crate::api::stores::postgres::AssertIn::assert_in) promises and
-    /// asks for: drop the guard after the commit, and set `lock_timeout` in your session. [`run_fenced`] begins again what is
-    /// in conflict.
+    /// Asserts in `transaction`, with the promises and requirements of the
+    /// [async one](crate::api::stores::postgres::AssertIn::assert_in): drop the guard after the commit, and set
+    /// `lock_timeout` in your session. [`run_fenced`] repeats a transaction that is in conflict.
     ///
     /// # Errors
     /// As the async one: `Lost` when it is not held any more: **do not commit**.
@@ -50,12 +52,13 @@ impl<T: Fenced> AssertIn for T {
     }
 }
 
-/// Runs `work` in a transaction, asserts that the lock or lease is held, and commits; again from the start where the
-/// server says that the transaction was in conflict, for up to two minutes: so `work` may run several times. All is as in the
-/// [async one](crate::api::stores::postgres::run_fenced), but that no deadline ends it (see the module).
+/// Runs `work` in a transaction, asserts that the lock or lease is held, and commits. If the server says that the
+/// transaction was in conflict, it begins again from the start, for up to two minutes. So `work` may run several times.
+/// All is as in the [async one](crate::api::stores::postgres::run_fenced), except that no deadline ends it (see the
+/// module).
 ///
 /// # Errors
-/// As the async one: `Lost` when it is not held any more; nothing was committed, but where the kind is `Ambiguous`.
+/// As the async one: `Lost` when the lock is not held any more; nothing was committed, unless the kind is `Ambiguous`.
 ///
 /// # Example
 /// ```no_run
