@@ -1,4 +1,4 @@
-//! For operators: freeing what others hold, and what is wrong with a store.
+//! For operators: free locks of others, and find out what is wrong with a store.
 
 use std::ffi::c_char;
 
@@ -9,8 +9,8 @@ use super::{call, handle, out_arg, text, text_arg};
 use crate::Diagnosis;
 use crate::model::error::{Error, Result};
 
-/// Frees a key, whoever holds it, and lists who did. That breaks the promise that was given to the holder: it hears of
-/// its loss at its next heartbeat, and until then only the fencing token protects.
+/// Frees a key, whoever holds it, and lists who held it. That breaks the promise that was given to the holder: it
+/// learns of its loss at its next heartbeat, and until then only the fencing token protects the resource.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param list Gets the list.
 #[unsafe(no_mangle)]
@@ -52,8 +52,8 @@ pub unsafe extern "C" fn leasehold_client_unlock_key(
 
 /// Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a round
 /// trip takes, and what this client may do there: it writes a row of its own, and deletes it again. Takes at most twice
-/// the request timeout. What is wrong with the store is in the answer, one line for each thing. Each call asks anew, so
-/// give room for some 4,096 bytes rather than ask for the length first.
+/// the request timeout. The text has one line for each result, also for what is wrong. Each call asks the store anew,
+/// so give room for about 4,096 bytes instead of asking for the length first.
 /// \param well Gets whether nothing is wrong; false when the call fails.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
@@ -104,7 +104,7 @@ mod tests {
     use crate::store::memory::Memory;
     use crate::sys::clock::Clock;
 
-    /// C has nothing else to ask.
+    /// C can get the cause from nowhere else.
     #[test]
     fn what_is_wrong_is_told_with_its_cause() {
         let (faults, clock) = (FaultPlan::default(), Clock::system());

@@ -1,4 +1,4 @@
-//! What is asked for by a request, and how it is asked of the Rust API.
+//! What a request asks for, and how it is passed on to the Rust API.
 
 use std::sync::{Arc, OnceLock};
 
@@ -18,16 +18,16 @@ use crate::model::error::{Error, Result as ApiResult};
 use crate::model::lock::Lock;
 use crate::model::loss::Loss;
 
-/// One lock, the first of several that is free, or all of several.
+/// A request for one lock, for the first of several that is free, or for all of several.
 pub struct Asked {
     client: Arc<Client>,
     pub keys: Keys,
-    /// Everything else, of which a copy is used up each time.
+    /// Everything else. Each call uses up a copy.
     request: LockRequest,
     pub callbacks: Callbacks,
 }
 
-/// What is called.
+/// The functions of C's that a request calls.
 #[derive(Clone, Copy, Default)]
 pub struct Callbacks {
     pub on_loss: Option<Callback<LossFn>>,
@@ -40,7 +40,7 @@ impl Callbacks {
         Watch::of(self.on_loss, self.on_warning)
     }
 
-    /// A request that calls them.
+    /// Returns the request with these callbacks.
     fn given(&self, request: LockRequest, watch: &Arc<Watch>) -> LockRequest {
         let (mut request, warned) = (telling(request, watch, |_| true), watch.clone());
         if self.on_warning.is_some() {
@@ -53,7 +53,8 @@ impl Callbacks {
     }
 }
 
-/// A request that tells `watch` of a loss that counts: as soon as it is found, and from a thread that may hang.
+/// Returns a request that reports a loss that counts to `watch` twice: as soon as it is found, and once more from a
+/// thread of its own, which a callback may hold up.
 fn telling(
     request: LockRequest,
     watch: &Arc<Watch>,
@@ -76,7 +77,7 @@ fn telling(
 /// Which locks.
 #[derive(Clone)]
 pub enum Keys {
-    /// The one of the request.
+    /// The one key of the request.
     One,
     AnyOf {
         keys: Vec<String>,
@@ -94,7 +95,7 @@ pub enum Order {
     AsGiven,
 }
 
-/// Both kinds of requests end alike.
+/// A request of the Rust API: both kinds have the same methods that end them.
 enum Request {
     One(LockRequest),
     Any(LockAnyRequest),
@@ -108,18 +109,18 @@ impl Asked {
         Ok(Asked { client, keys: Keys::One, request, callbacks: Callbacks::default() })
     }
 
-    /// A request for the first of several locks, which are still to be named.
+    /// A request for the first of several locks that is free. Their keys are added later.
     pub fn any(client: ClientHandle) -> Result<Self, Failure> {
         let keys = Keys::AnyOf { keys: Vec::new(), order: Order::Random };
         Ok(Asked { keys, ..Asked::one(client, "")? })
     }
 
-    /// A request for all of several locks, which are still to be named.
+    /// A request for all of several locks. Their keys are added later.
     pub fn all(client: ClientHandle) -> Result<Self, Failure> {
         Ok(Asked { keys: Keys::AllOf { keys: Vec::new() }, ..Asked::one(client, "")? })
     }
 
-    /// The same once more, so that nothing is locked while a wait goes on.
+    /// A copy, so that the mutex of the original need not stay locked during a wait.
     pub fn again(&self) -> Self {
         let (client, keys, request) = (self.client.clone(), self.keys.clone(), self.request.again());
         Asked { client, keys, request, callbacks: self.callbacks }
@@ -156,18 +157,18 @@ impl Asked {
         }?)
     }
 
-    /// All of them; with `once` it does not wait for other holders.
+    /// Obtains all of the locks; with `once` it does not wait for other holders.
     pub fn lock_all(self, once: bool) -> Result<GuardsHandle, Failure> {
         let Asked { client, keys: Keys::AllOf { keys }, mut request, callbacks } = self else {
             return Err(Failure::new(Code::InvalidInput, "the request is not one for all of several keys"));
         };
-        // What belongs to all of them is not set for each.
+        // These options apply to all locks together, so they are not set for each.
         let spec = &mut request.spec;
         let (lock_id, wait) = (spec.lock.lock_id.take(), spec.wait.take());
         let max_hold = spec.callbacks.get_mut().max_hold.take();
         let watch = callbacks.watch();
         client.watch(&watch);
-        // What was lost before all were had was taken anew, or ends the call.
+        // A loss counts only once all are granted: a lock that is lost before is obtained again, or the call fails.
         let granted: Arc<OnceLock<Vec<Lock>>> = Arc::default();
         let each = |one: LockRequest| {
             let mut like = request.again();
@@ -233,10 +234,10 @@ impl Asked {
     }
 }
 
-/// The handle of what was started, if there is one.
+/// Returns the handle of what was made. Without a handle no callback is called any more.
 fn give<H>(made: Result<H, Failure>, watch: Arc<Watch>) -> Result<H, Failure> {
     if made.is_err() {
-        // Nobody has a guard whose freeing would say until when `user` is used: it is until now.
+        // The caller gets no guard whose freeing would end the use of `user`, so its use ends here.
         watch.freed();
     }
     made
@@ -263,7 +264,7 @@ mod tests {
         answer.map_or_else(super::super::failure::keep, |_| Code::Ok)
     }
 
-    /// The guard was there, and lost, but could not be given out: whoever asked has freed `user` by then.
+    /// The guard existed and was lost, but no handle could be given out: the caller may have freed `user` by then.
     #[test]
     fn nothing_is_called_for_a_guard_that_nobody_got() {
         let watch = Watch::new(Some(Callback { function: called as LossFn, user: std::ptr::null_mut() }));
@@ -273,7 +274,7 @@ mod tests {
         assert!(!CALLED.load(Ordering::SeqCst), "it was called");
     }
 
-    /// A process at its limit has no thread for the callback.
+    /// A process at its limit of threads has none for the callback, so the descriptor must not depend on one.
     #[cfg(unix)]
     #[test]
     fn a_descriptor_says_so_as_soon_as_the_loss_is_found() {
@@ -281,14 +282,14 @@ mod tests {
         use std::os::unix::net::UnixStream;
 
         let Ok(client) = crate::LockClient::connect("memory:") else { panic!("no client") };
-        // The thread of a callback may be fast.
+        // Repeated, because the thread of the callback may be fast by chance.
         for _ in 0..100 {
             let (callbacks, request) = (Callbacks::default(), client.request("k").lease(Duration::from_secs(60)));
             let watch = callbacks.watch();
             let Ok(guard) = callbacks.given(request, &watch).lock() else { panic!("no lock") };
             let Ok(mut descriptor) = watch.descriptor().map(UnixStream::from) else { panic!("no descriptor") };
             assert!(client.force_release("k").is_ok() && descriptor.set_nonblocking(true).is_ok());
-            // It asks the store.
+            // This asks the store.
             let lost = guard.ensure_held_for(Duration::MAX);
             assert!(lost.is_err_and(|error| error.kind() == ErrorKind::Lost));
             let mut said = String::new();
@@ -326,7 +327,7 @@ mod tests {
         assert_eq!(*told.0.lock(), (2, 0), "refusals and waits");
     }
 
-    /// Who is next in the line of its own client has not looked since the lock changed hands.
+    /// The next waiter in this client's queue has not looked at the store since the lock was handed over.
     #[test]
     fn a_try_for_all_that_stands_back_is_told_that_they_are_held() {
         use crate::{Event, Observer};
@@ -366,7 +367,7 @@ mod tests {
 
     #[test]
     fn a_maximum_hold_of_several_begins_when_all_are_held() {
-        // Below the minute that a first lease lasts at most.
+        // None is above a minute, the longest that a first lease lasts.
         let (max_hold, more, lease) = (Duration::from_secs(20), Duration::from_secs(25), Duration::from_secs(60));
         let store = crate::testing::MemoryStore::new();
         let (client, rival) = (store.client(), store.client());
@@ -408,7 +409,7 @@ mod tests {
             let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
             let builder = crate::ClientBuilder::over(Arc::new(store), clock.clone()).observer(Arc::new(Jumps(clock)));
             let Ok(client) = builder.request_timeout(Duration::from_millis(100)).connect() else { panic!("no client") };
-            // So long a lease is set by a renewal, and too much time passes while that is under way.
+            // A lease of more than a minute is set by a renewal, and too much time passes during that renewal.
             let asked = handle::insert(Client::new(client.clone(), None)).and_then(|client| {
                 let asked = Asked::one(client, "k");
                 handle::remove::<Client>(client).and(asked)

@@ -24,17 +24,20 @@ pub enum Assertion {
 /// locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
 ///
 /// Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on nobody
-/// else is granted the lock before the transaction ends, but by a rollback to a savepoint that is older. No row: it is not
-/// held any more; roll back. An error, or a false value: roll back as well.
+/// else is granted the lock before the transaction ends, unless you roll back to a savepoint that is older than the
+/// statement. No row: the lock is not held any more; roll back. An error, or a false value: roll back as well.
 ///
-/// PostgreSQL: parameters are $1 and $2; false means that the table lacks an index, which leasehold_client_create_schema
-/// adds; the heartbeats of all holders of a shared lock wait until the transaction ends, so keep it shorter than what is
-/// left of their leases. SQLite, 3.38 or newer: parameters are ?1 and ?2, the lock file must be the connection's main database, and every
-/// heartbeat of the file waits until the transaction ends, so keep it short; whether the connection's file and log are
-/// still those at the path, which the library's own calls look at, it cannot tell: open it anew after a restore. An SQLite of your own in this process harms
-/// the locks (see the top): let another process run the statement, or build this library with the system's SQLite, and use
-/// that one: the page `c` of the guide says how. Before 3.51.3 it may lack the fix of a rare loss of commits, by which a lock
-/// gets two holders (https://sqlite.org/wal.html#walresetbug).
+/// PostgreSQL: the parameters are $1 and $2. A false value means that the table lacks an index, which
+/// leasehold_client_create_schema adds. The heartbeats of all holders of a shared lock wait until the transaction ends,
+/// so keep it shorter than what is left of their leases.
+///
+/// SQLite, 3.38 or newer: the parameters are ?1 and ?2. The lock file must be the connection's main database. Every
+/// heartbeat of the file waits until the transaction ends, so keep it short. Unlike the library's own calls, the
+/// statement cannot tell whether the connection's file and log are still those at the path: open the connection anew
+/// after a restore. An SQLite of your own in this process harms the locks (see the top): let another process run the
+/// statement, or build this library with the system's SQLite and use that one: see the page `c` of the guide. An SQLite
+/// before 3.51.3 may lack the fix of a rare loss of commits, by which a lock gets two holders
+/// (https://sqlite.org/wal.html#walresetbug).
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 #[must_use]

@@ -12,32 +12,33 @@ use crate::sys::deadline::far_from;
 use crate::sys::process::ProcessId;
 use crate::sys::thread::{here, keeps_time};
 
-/// A function of C's, and what it wants to be called with.
+/// A function of C's, and the pointer that it is called with.
 #[derive(Clone, Copy)]
 pub struct Callback<F> {
     pub function: F,
     pub user: *mut c_void,
 }
 
-// SAFETY: whoever made it promised that any thread may call it.
+// SAFETY: the program that gave it promised that any thread may call it.
 unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: nothing can be done with a shared one but to copy it.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
-/// How long the end of callbacks may take to tell what waits.
+/// How long the end of a callback may take to report what still waits for it.
 pub const REST: Duration = Duration::from_secs(5);
-/// What a thread that others' deadlines depend on has to say. It must not wait for code of the user's, so that another
-/// thread tells it, in the same order.
+/// Reports to code of the user's. A thread that others' deadlines depend on must not wait for that code, so another
+/// thread makes its reports, in the same order.
 #[derive(Clone, Default)]
 pub struct Aside(aside::Aside);
 
 impl Aside {
-    /// Tells it here, or soon on a thread that does nothing else.
+    /// Makes a report on this thread, or soon on a thread that does nothing else.
     pub fn tell(&self, tell: impl FnOnce() + Send + 'static) {
         self.tell_of(None, Weight::Light, tell);
     }
 
-    /// The same, behind what waits to be told of this key. That is not told here: a heartbeat would wait for it.
+    /// The same, after the reports that still wait for this key. If there are any, this one is left to the other
+    /// thread, too: a heartbeat would have to wait for them.
     pub fn tell_of(&self, key: Option<&str>, weight: Weight, tell: impl FnOnce() + Send + 'static) {
         if !keeps_time() && key.is_none_or(|key| self.0.has_told(key)) {
             tell();
@@ -46,17 +47,18 @@ impl Aside {
         }
     }
 
-    /// Tells here what still waits, before callbacks end: each lock has one that says how it ended. Those of slow ones are left
-    /// out at last.
+    /// Makes the reports that still wait, on this thread, before the callback ends: each lock has a report that says
+    /// how its hold ended. After [`REST`] the others are left out, since the callback is slow.
     pub fn tell_rest(&self) {
         self.0.tell_all(Some(Instant::now() + REST));
     }
 }
 
-/// Where threads are inside: in callbacks of what may be freed, or in the one call that ends a guard.
+/// The threads that are inside: in callbacks of an object that may be freed, or in the one call that ends a guard.
 ///
-/// Who waits until others have left may itself be inside elsewhere, for a callback may call the whole library. So each
-/// wait is written down, and where the others wait, maybe by way of more, for this very thread, it does not begin.
+/// A thread that waits until the others have left may itself be inside another gate, because a callback may call the
+/// whole library. So each wait is recorded. A thread does not wait if the others wait for this very thread, be it by
+/// way of more threads: they would wait for ever.
 #[derive(Default)]
 pub struct Gate(Arc<Inside>);
 
@@ -64,14 +66,14 @@ pub struct Gate(Arc<Inside>);
 struct Inside {
     state: Mutex<GateState>,
     left: Condvar,
-    /// Nobody is inside in a child of it, nor ever will be: the mutex may be locked there.
+    /// In a forked child of this process nobody is or gets inside, because the mutex may be locked there for ever.
     process: ProcessId,
 }
 
 #[derive(Default)]
 struct GateState {
     closed: bool,
-    /// A thread may be inside several times: a callback calls the library, which calls another one.
+    /// A thread may be inside several times: a callback calls the library, which calls another callback.
     inside: Vec<usize>,
 }
 
@@ -81,7 +83,8 @@ struct Waits {
     until_left: Arc<Inside>,
 }
 
-// With a table for each process, as what has handles: in a forked child a mutex could be held for ever.
+// Kept like an object with a handle, since those have a table for each process: in a forked child the mutex of a common
+// table could be held for ever.
 handle::object!(Waits = 14, WaitsHandle, "wait");
 
 #[derive(Clone, Copy)]
@@ -111,7 +114,7 @@ impl Inside {
         self.left.notify_all();
     }
 
-    /// Whether another thread inside waits until this one has left somewhere.
+    /// Whether a thread inside waits, be it by way of more threads, until this thread has left some gate.
     fn waits_for(&self, me: usize) -> bool {
         let waits = handle::all::<Waits>();
         let (mut known, mut open) = (Vec::new(), self.others(me));
@@ -128,7 +131,7 @@ impl Inside {
         false
     }
 
-    /// Waits until no other thread is inside; `None` when it can't be waited for, or not until `by`.
+    /// Waits until no other thread is inside; `None` when it must not wait for them, or they have not left by `by`.
     fn wait_until_left(self: &Arc<Self>, me: usize, by: Option<Instant>) -> Option<MutexGuard<'_, GateState>> {
         if !self.process.is_current() {
             return None;
@@ -138,7 +141,7 @@ impl Inside {
             return Some(state);
         }
         drop(state);
-        // Of those that would wait for each other the last one to be written down finds it.
+        // If threads would wait for each other, the last one to record its wait finds that out.
         let waits = handle::insert(Waits { thread: me, until_left: self.clone() }).ok();
         let all_left = || {
             if self.waits_for(me) {
@@ -160,7 +163,7 @@ impl Inside {
     }
 }
 
-/// The only thread inside. It leaves when this is dropped.
+/// Says that its thread is the only one inside. The thread leaves when this is dropped.
 pub struct Alone<'a>(&'a Inside);
 
 impl Drop for Alone<'_> {
@@ -188,7 +191,7 @@ impl Gate {
         Some(answer)
     }
 
-    /// No callback begins any more, and none runs on another thread, but for those that wait for this one.
+    /// After this no callback begins any more, and none runs on another thread, except those that wait for this thread.
     pub fn close(&self) {
         if self.0.process.is_current() {
             self.0.state.lock().closed = true;
@@ -207,8 +210,8 @@ impl Gate {
         self.0.process.is_current() && self.0.state.lock().inside.contains(&here())
     }
 
-    /// Goes inside when nobody else is, at the latest until `by`. `None` also when this thread is inside already, or
-    /// another one there waits for it.
+    /// Goes inside once no other thread is; `None` if that takes longer than until `by`, if this thread is inside
+    /// already, or if a thread inside waits for it.
     pub fn alone(&self, by: Option<Instant>) -> Option<Alone<'_>> {
         let here = here();
         let mut state = self.0.wait_until_left(here, by)?;
@@ -219,7 +222,7 @@ impl Gate {
         Some(Alone(&self.0))
     }
 
-    /// The same for as long as a drop may take.
+    /// The same, but waits for at most as long as a drop may take.
     pub fn alone_within(&self, drop_timeout: Duration) -> Option<Alone<'_>> {
         self.alone(Some(far_from(Instant::now(), drop_timeout)))
     }
@@ -234,7 +237,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(20);
 
-    /// A health check beside another callback, each of which may take long.
+    /// As with a health check that runs at the same time as another callback: each may take long.
     #[test]
     fn a_gate_closes_when_the_last_of_several_has_left() {
         let gate = Gate::default();
@@ -268,7 +271,7 @@ mod tests {
         assert_eq!(ends.recv_timeout(LONG), Ok((Some(Some(())), None)));
     }
 
-    /// Two callbacks, of which each ends what the other belongs to; with more between them.
+    /// Each of two callbacks ends the object of the other; the same with more callbacks in a circle.
     #[test]
     fn callbacks_that_end_each_other_do_not_wait_for_ever() {
         for number in [2, 3, 8] {
@@ -286,10 +289,10 @@ mod tests {
                 });
             }
             (0..number).for_each(|_| assert_eq!(ends.recv_timeout(LONG), Ok(()), "{number} wait for each other"));
-            // From outside it is waited for all of them.
+            // A thread from outside waits for all of them.
             assert!(gates.iter().all(|gate| gate.alone(None).is_some()));
         }
-        // The eight threads of another test may have one each for a moment.
+        // The eight threads of another test may have a wait each for a moment.
         let by = Instant::now() + LONG;
         while handle::all::<Waits>().len() >= 8 {
             assert!(Instant::now() < by, "waits that are over are kept");

@@ -8,7 +8,7 @@ use crate::CancelToken;
 pub struct Cancel(pub CancelToken);
 handle::object!(Cancel = 8, CancelHandle, "cancel token");
 
-/// A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
+/// A switch that ends the waits of the requests that it was given to. Free it with leasehold_cancel_free.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CancelHandle {

@@ -28,7 +28,7 @@ pub struct BuilderHandle {
 /// The way to every lock of one store.
 pub struct Client {
     pub api: LockClient,
-    /// Of its guards, some of which are gone.
+    /// The watches of this client's guards. Some of the guards are gone already.
     watches: Mutex<Vec<Weak<Watch>>>,
     events: Option<Arc<Events>>,
 }
@@ -38,7 +38,7 @@ impl Client {
         Client { api, watches: Mutex::default(), events }
     }
 
-    /// Closing the client ends all watches.
+    /// Adds a watch, which closing the client ends.
     pub fn watch(&self, watch: &Arc<Watch>) {
         let mut watches = self.watches.lock();
         if watches.len() == watches.capacity() {
@@ -118,7 +118,7 @@ fn set(builder: BuilderHandle, set: impl FnOnce(&mut Options)) -> Outcome {
 
 /// Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
 /// copied, and checked by leasehold_builder_connect.
-/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library does not fit this header.
 /// \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param builder Gets the builder.
 #[unsafe(no_mangle)]
@@ -178,26 +178,26 @@ pub extern "C" fn leasehold_builder_set_heartbeat(builder: BuilderHandle, ms: u6
     call(|| set(builder, |options| options.heartbeat = Some(millis(ms))))
 }
 
-/// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: below the lease less
-/// the heartbeat; at least 100 on DynamoDB, 1 on MongoDB, and 1,000 there with fleet=mixed. Defaults to a tenth of the
-/// lease, or to that least.
+/// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: less than the lease
+/// minus the heartbeat, and at least 100 on DynamoDB and 1 on MongoDB (1,000 with fleet=mixed). Defaults to a tenth of
+/// the lease, or to that minimum if it is larger.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_margin(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.margin = Some(millis(ms))))
 }
 
-/// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
-/// After a minute of waiting both numbers double, and after ten minutes once more. Where the store reports releases (SQLite,
-/// memory, MongoDB, PostgreSQL) it looks at each report and, in case one was lost, after a hundred times such a pause, which
-/// does not double. Defaults to 150 and 350.
+/// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers. After
+/// a minute of waiting both numbers double, and after ten minutes once more. Where the store reports releases (SQLite,
+/// memory, MongoDB, PostgreSQL) the waiter looks at each report. Because a report may be lost, it also looks after a
+/// hundred times such a pause, which does not double. Defaults to 150 and 350.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_poll(builder: BuilderHandle, from_ms: u64, to_ms: u64) -> Code {
     call(|| set(builder, |options| options.poll = Some((millis(from_ms), millis(to_ms)))))
 }
 
-/// How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
-/// A request gets half of what its call has left, but at least two seconds, so give it twice as long as the slowest answer
-/// takes.
+/// How long one request to the store may take, and how long in all a call may take that waits for no other holder, in
+/// milliseconds. Defaults to 5,000. A request gets half of the time that its call has left, but at least two seconds,
+/// so set twice the time that the slowest answer takes.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_request_timeout(builder: BuilderHandle, ms: u64) -> Code {
     call(|| set(builder, |options| options.request_timeout = Some(millis(ms))))
@@ -216,25 +216,29 @@ pub extern "C" fn leasehold_builder_set_must_exist(builder: BuilderHandle) -> Co
     call(|| set(builder, |options| options.must_exist = true))
 }
 
-/// Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
-/// connecting to a table that is missing succeeds, and its first lock fails. Not together with
-/// leasehold_builder_set_must_exist. Making them may take as long as by that function, while there is no client yet that
-/// could be closed. Defaults to making nothing but a missing SQLite file.
+/// Connecting makes the tables and indexes that are missing, as leasehold_client_create_schema does. It may take as
+/// long as that function, but there is no client yet that could be closed to end it. Without this option, connecting to
+/// a table that is missing succeeds, and its first lock fails. It can't be combined with
+/// leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) -> Code {
     call(|| set(builder, |options| options.create_schema = true))
 }
 
-/// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
-/// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-/// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up
-/// what its thread does: a call, or the renewal of one lock, which one that takes longer than the lease loses; but no
-/// other guard's and no loss. leasehold_client_close waits until
-/// other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
-/// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback it does not wait
-/// for a thread that waits for this very callback, as for one that closes the client, too: close once more from outside
-/// before `user` is freed. A client that is only freed may call it for as long as the process lives; one that could not
-/// be made has called it for the last time. NULL for none, which is the default.
+/// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which the
+/// event happens or on another thread of the library's, on several threads at once, and while a call of the program's
+/// is under way. It should return at once, may call every function of this header, and must return: no exception,
+/// longjmp() or pthread_exit(). A function that takes long holds up what its thread does: a call, or the renewal of one
+/// lock, which is lost if the function takes longer than its lease. It holds up no renewal of another guard, and no
+/// report of a loss.
+///
+/// leasehold_client_close first reports to the function the events that still wait for it; those that a slow function
+/// leaves after 5 seconds are dropped. Then it waits until other threads have left the function. After that the
+/// function is not called any more, and `user` can be freed. There is one exception: inside a callback,
+/// leasehold_client_close does not wait for a thread that itself waits for that callback, like one that closes the
+/// client, too. Then close once more from outside before you free `user`. A client that is freed without a close may
+/// call the function for as long as the process lives. A client that could not be made does not call it any more. NULL
+/// for none, which is the default.
 /// \param on_event Any thread may call it with `user` until the clients are closed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_builder_set_on_event(
@@ -245,9 +249,10 @@ pub unsafe extern "C" fn leasehold_builder_set_on_event(
     call(|| set(builder, |options| options.on_event = on_event.map(|function| Callback { function, user })))
 }
 
-/// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it says is wrong,
-/// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout, but
-/// for what leasehold_builder_set_create_schema makes. The builder stays yours and can be used again.
+/// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it names is wrong,
+/// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout,
+/// or longer if leasehold_builder_set_create_schema has to make something. The builder stays yours and can be used
+/// again.
 /// \param client Gets the client.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -269,7 +274,7 @@ pub extern "C" fn leasehold_builder_free(builder: BuilderHandle) -> Code {
 
 /// Connects to the store that `url` names, like "sqlite:locks.db", with default options. The same as a
 /// builder with no option set: see leasehold_builder_connect.
-/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library does not fit this header.
 /// \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param client Gets the client.
 #[unsafe(no_mangle)]
@@ -290,7 +295,7 @@ pub unsafe extern "C" fn leasehold_client_connect(
 
 /// leasehold_client_connect with the URL in the environment variable LEASEHOLD_STORE; LEASEHOLD_CODE_CONFIG when it is
 /// not set.
-/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+/// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library does not fit this header.
 /// \param client Gets the client.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -303,9 +308,10 @@ pub unsafe extern "C" fn leasehold_client_from_env(version: u32, client: *mut Cl
 }
 
 /// Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
-/// stop, and its threads end, but for those of a server's driver, which go with the last handle. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
-/// handler of atexit() may do it. What a callback has left in a thread of the client, as thread_local data, may be
-/// destroyed a little later. Handles still have to be freed. Closing again tries only what has failed.
+/// stop, and its threads end, except those of a server's driver, which end with the last handle. Takes at most about
+/// the drop timeout. Call it before exit(), which releases nothing; a handler of atexit() may call it. Data that a
+/// callback has left in a thread of the client, like thread_local variables, may be destroyed a little later. Handles
+/// still have to be freed. Closing again retries only what has failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
     call(|| handle::get::<Client>(client)?.close())

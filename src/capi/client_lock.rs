@@ -1,4 +1,4 @@
-//! The short ways from a client to a lock.
+//! Functions that take a lock from a client without a request.
 
 use std::ffi::c_char;
 
@@ -47,7 +47,8 @@ pub unsafe extern "C" fn leasehold_client_try_lock(
 }
 
 /// leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
-/// lock all the while, or the store answered too late for it to be held: then leasehold_error_holders gives none.
+/// lock all the while, or when the store answered too late for the lock to be held (then leasehold_error_holders gives
+/// none).
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
@@ -65,7 +66,7 @@ pub unsafe extern "C" fn leasehold_client_lock_for(
     })
 }
 
-/// leasehold_client_lock, together with other shared holders.
+/// leasehold_client_lock in shared mode, together with other shared holders.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
@@ -82,7 +83,7 @@ pub unsafe extern "C" fn leasehold_client_lock_shared(
     })
 }
 
-/// leasehold_client_try_lock, together with other shared holders.
+/// leasehold_client_try_lock in shared mode, together with other shared holders.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
@@ -99,7 +100,7 @@ pub unsafe extern "C" fn leasehold_client_try_lock_shared(
     })
 }
 
-/// leasehold_client_lock_for, together with other shared holders.
+/// leasehold_client_lock_for in shared mode, together with other shared holders.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]

@@ -24,7 +24,7 @@ pub enum Code {
     Closed = 6,
     /// An argument is out of bounds. Nothing was written.
     InvalidInput = 7,
-    /// The store URL is wrong, or what it leads to can't be used so.
+    /// The store URL is wrong, or the store that it names can't be used in this way.
     Config = 8,
     /// The store denies access.
     Permission = 9,
@@ -49,21 +49,21 @@ pub enum Code {
     StaleHandle = 103,
     /// The handle is one of another type.
     WrongHandle = 104,
-    /// The handle belongs to the process that this one was forked from. Connect again here; but if an SQLite file was
-    /// open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the
-    /// child.
+    /// The handle belongs to the process that this one was forked from. Connect again in this process. But if any
+    /// SQLite file was open at the fork, every SQLite file is refused with LEASEHOLD_CODE_CONFIG: fork before you
+    /// connect, or exec in the child.
     Forked = 105,
     /// The buffer is too small; the length that is needed was written.
     BufferTooSmall = 106,
-    /// There is none: nobody ever held the key, or the list has no such entry.
+    /// What was asked for does not exist: nobody ever held the key, or the list has no such entry.
     NotFound = 107,
     /// There are 16 million handles of the type already.
     TooManyHandles = 108,
-    /// A bug in the library, which was contained. The object that was used may be of no more use: free it.
+    /// A bug in the library: the call has caught a panic. The object that was used may not work any more: free it.
     Panic = 109,
 }
 
-/// All of them, with the names that the header gives them.
+/// All codes, with the names that the header gives them.
 const NAMES: [(Code, &std::ffi::CStr); 25] = [
     (Code::Ok, c"LEASEHOLD_CODE_OK"),
     (Code::Held, c"LEASEHOLD_CODE_HELD"),

@@ -20,7 +20,7 @@ use crate::sys::drop_bound::DropBound;
 pub struct ElectionData {
     options: Mutex<Options>,
     built: Mutex<Option<Arc<Election>>>,
-    /// Ends the campaign of calls that are still inside, or about to begin.
+    /// Ends the campaigns of calls that are still inside, or about to begin.
     freed: CancelToken,
     gate: Arc<Gate>,
 }
@@ -54,8 +54,8 @@ type LostFn = unsafe extern "C" fn(token: u64, text: *const c_char, text_len: us
 type LeaderFn = unsafe extern "C" fn(token: u64, id: *const c_char, id_len: usize, user: *mut c_void);
 type HealthFn = unsafe extern "C" fn(user: *mut c_void) -> bool;
 
-/// Called with the fencing token of a leader's term, its name, and what was given along. The text ends in a NUL that its
-/// length leaves out, and is only there during the callback.
+/// Called with the fencing token of a leader's term, the leader's name, and the `user` pointer that was given. The text
+/// ends in a NUL that its length leaves out, and is only there during the callback.
 pub type OnLeader = Option<unsafe extern "C" fn(token: u64, id: *const c_char, id_len: usize, user: *mut c_void)>;
 
 /// Called with the `user` pointer that was given; answers whether this node is healthy enough to lead.
@@ -64,13 +64,13 @@ pub type HealthCheck = Option<unsafe extern "C" fn(user: *mut c_void) -> bool>;
 /// Called with the fencing token of a term that was won, and the `user` pointer that was given.
 pub type OnWon = Option<unsafe extern "C" fn(token: u64, user: *mut c_void)>;
 
-/// Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
-/// ends in a NUL that its length leaves out, and is only there during the callback.
+/// Called with the fencing token of a term that is over, a text for people that says how it ended, and the `user`
+/// pointer that was given. The text ends in a NUL that its length leaves out, and is only there during the callback.
 pub type OnLost = Option<unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void)>;
 
 impl ElectionData {
     fn set(&self, set: impl FnOnce(&mut Options)) -> Outcome {
-        // Kept, so that nobody builds it meanwhile.
+        // Locked until the end, so that no other call builds the election meanwhile.
         let built = self.built.lock();
         if built.is_some() {
             return Err(self.error(ErrorKind::InvalidInput, "the election was used already").into());
@@ -90,7 +90,7 @@ impl ElectionData {
         self.gate.pass(|| ()).is_none()
     }
 
-    /// What was built, now at the latest.
+    /// Returns the election, and builds it if that was not done yet.
     fn election(&self) -> Result<Arc<Election>, Failure> {
         let mut built = self.built.lock();
         if let Some(election) = &*built {
@@ -111,8 +111,8 @@ impl ElectionData {
             let gate = self.gate.clone();
             builder = builder.on_won(move |token| {
                 let Callback { function, user } = { callback };
-                // SAFETY: whoever set it promised that it may be called until the election is freed; freeing closes
-                // the gate.
+                // SAFETY: the program that set it promised that it may be called until the election is freed; freeing
+                // closes the gate.
                 gate.pass(|| unsafe { function(token, user) });
             });
         }
@@ -140,7 +140,7 @@ impl ElectionData {
             builder = builder.health_check(move || {
                 let Callback { function, user } = { callback };
                 // SAFETY: as above.
-                // A leadership outlives its election: who can't be asked any more is not unwell.
+                // A leadership outlives its election. A check that can't be called any more counts as healthy.
                 gate.pass(|| unsafe { function(user) }).unwrap_or(true)
             });
         }
@@ -159,7 +159,7 @@ fn set(election: ElectionHandle, set: impl FnOnce(&mut Options)) -> Outcome {
 }
 
 /// Makes a node for the election of this name, which is also the key of the leader's lock. Nothing is sent to the store
-/// yet. Call the functions that set something before all others: later they return LEASEHOLD_CODE_INVALID_INPUT.
+/// yet. Call the functions that set something before all others: after those they return LEASEHOLD_CODE_INVALID_INPUT.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param election Gets the election.
 #[unsafe(no_mangle)]
@@ -193,8 +193,8 @@ pub unsafe extern "C" fn leasehold_election_set_id(election: ElectionHandle, id:
     })
 }
 
-/// For how many milliseconds a leader leads without a renewal, at least 1,000: so long after a leader died, another
-/// node can win. Defaults to the client's lease.
+/// For how many milliseconds a leader leads without a renewal, at least 1,000. When a leader dies, another node can win
+/// this much later. Defaults to the client's lease.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_set_lease(election: ElectionHandle, ms: u64) -> Code {
     call(|| set(election, |options| options.lease = Some(millis(ms))))
@@ -261,10 +261,10 @@ pub unsafe extern "C" fn leasehold_election_set_on_leader(
 
 /// Sets a function that answers whether this node is healthy enough to lead: it is called on a thread of its own before
 /// the node campaigns, and every third of the lease while it leads. When it answers false, or not within a lease, the
-/// node resigns, and campaigns again once it answers true. A work of leasehold_election_lead must end first: while it runs,
-/// no other node leads. To stop or free the election inside it waits in vain for its
-/// answer, for at most the drop timeout. For the rest see leasehold_election_set_on_won. NULL for
-/// always healthy, which is the default.
+/// node resigns, and campaigns again once it answers true. The work of leasehold_election_lead must end before the node
+/// resigns: while it runs, no other node leads. A call inside the health check that stops or frees the election waits
+/// in vain for the check's answer, for at most the drop timeout. The other rules are those of
+/// leasehold_election_set_on_won. NULL for always healthy, which is the default.
 /// \param health_check Any thread may call it with `user` until the election is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_election_set_health_check(
@@ -286,12 +286,13 @@ pub extern "C" fn leasehold_election_run(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.run()?))
 }
 
-/// leasehold_election_run that calls a function whenever this node has won, on a thread of its own: the work of the leader.
-/// While it works, this node neither campaigns again nor lets others lead, unless the lock is lost; so it should look at
-/// leasehold_election_is_leader and return soon after that became false. When it returns while this node leads, the node
-/// resigns, and campaigns again after a moment, or ends with leasehold_election_set_once. It may call every function of this
-/// header; to free the election inside does not wait for it. It must return: no exception, longjmp() or pthread_exit().
-/// Once leasehold_election_free has returned, it is not running and is not called any more, unless it freed the election.
+/// leasehold_election_run that calls a function whenever this node has won, on a thread of its own: the work of the
+/// leader. While it runs, this node neither campaigns again nor lets others lead, unless the lock is lost; so it should
+/// look at leasehold_election_is_leader and return soon after that became false. When it returns while this node leads,
+/// the node resigns, and campaigns again after a moment, or ends with leasehold_election_set_once. It may call every
+/// function of this header; freeing the election inside it does not wait for it. It must return: no exception,
+/// longjmp() or pthread_exit(). Once leasehold_election_free has returned, it is not running and is not called any
+/// more, unless it freed the election.
 /// \param work Any thread may call it with the fencing token of the term and `user` until the election is freed.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -303,14 +304,15 @@ pub unsafe extern "C" fn leasehold_election_lead(election: ElectionHandle, work:
         Ok(find(election)?.lead(move |leadership| {
             let Callback { function, user } = { callback };
             let token = leadership.fencing_token();
-            // SAFETY: whoever gave it promised that it may be called until the election is freed; freeing closes the gate.
+            // SAFETY: the program that gave it promised that it may be called until the election is freed; freeing
+            // closes the gate.
             gate.pass(|| unsafe { function(token, user) });
         })?)
     })
 }
 
-/// Writes whether this node leads. It does not wait and asks nobody. No other node can win while it is true, unless somebody
-/// takes the lock away: see leasehold_guard_is_held.
+/// Writes whether this node leads. It does not wait and does not ask the store. No other node can win while it is true,
+/// unless somebody takes the lock away: see leasehold_guard_is_held.
 /// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -321,7 +323,7 @@ pub unsafe extern "C" fn leasehold_election_is_leader(election: ElectionHandle, 
     })
 }
 
-/// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Asks nobody.
+/// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Does not ask the store.
 /// \param token Gets the fencing token.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -372,20 +374,20 @@ pub extern "C" fn leasehold_election_wait(election: ElectionHandle) -> Code {
 /// Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
 /// for the work and for the store for at most the drop timeout. The node can campaign again later.
 /// LEASEHOLD_CODE_TIMED_OUT when the work did not end in time: the lock is then not released, and ends with its lease.
-/// LEASEHOLD_CODE_LOST when the term was lost already, which needs no answer at a shutdown.
+/// LEASEHOLD_CODE_LOST when the term was lost already, which a program can ignore at its shutdown.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_stop(election: ElectionHandle) -> Code {
     call(|| Ok(find(election)?.stop()?))
 }
 
 /// Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads
-/// may be inside calls: leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
+/// may be inside calls: their leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
 /// before goes on. If a callback of this election is running on another thread, this waits until it has returned,
 /// however long that takes: see leasehold_guard_free.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_election_free(election: ElectionHandle) -> Code {
     call(|| {
-        // What goes with it, the client at last, has the same bound.
+        // The drop of what goes with the election, which may be the client, has the same bound.
         let mut drop_bound = DropBound::default();
         let election = handle::remove::<ElectionData>(election)?;
         election.freed.cancel();
@@ -405,7 +407,7 @@ mod tests {
     use super::*;
     use crate::LockClient;
 
-    /// A node of a store of its own, a call that is inside it, and a client of the same store.
+    /// A node with a store of its own, its election as a call that is inside has it, and a client of the same store.
     fn node() -> (ElectionHandle, Arc<Election>, LockClient) {
         node_with(|_| Code::Ok)
     }
@@ -435,7 +437,7 @@ mod tests {
         assert_eq!(leasehold_election_free(election), Code::Ok);
         assert!(!inside.is_leader() && !inside.is_standing(), "it goes on leading");
         assert!(matches!(client.try_lock("job"), Ok(Some(_))), "it did not resign");
-        // A call that found it before it was freed, and comes to stand afterwards.
+        // A call that found the election before it was freed, and campaigns afterwards.
         assert_eq!(kind(inside.campaign()), Some(ErrorKind::Cancelled));
         assert_eq!(kind(inside.run()), None);
         inside.wait();

@@ -10,7 +10,7 @@ use super::{call, handle, out_arg, text};
 /// Copies a part of the last failure; an empty text when there is none.
 ///
 /// # Safety
-/// As the header asks for buffers.
+/// `buffer`, `capacity` and `len` are as the header demands of every buffer for a text.
 unsafe fn copy(
     buffer: *mut c_char,
     capacity: usize,
@@ -27,7 +27,8 @@ unsafe fn copy(
 }
 
 /// The code of the last call of this thread that failed; LEASEHOLD_CODE_OK when none has. Calls that succeed, and
-/// the leasehold_error_ functions, leave it as it is; but leasehold_error_holders that fails is a call that failed.
+/// the leasehold_error_ functions, leave it as it is. But if leasehold_error_holders itself fails, it counts as a call
+/// that failed.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_error_code() -> Code {
     last(|failure| Some(failure.code)).unwrap_or(Code::Ok)
@@ -58,8 +59,8 @@ pub unsafe extern "C" fn leasehold_error_store(buffer: *mut c_char, capacity: us
     unsafe { copy(buffer, capacity, len, |failure| failure.error.as_ref()?.store().map(str::to_owned)) }
 }
 
-/// The holder of the lock that was refused, or the first of several, or of the lease that was in the way; empty when none is
-/// known.
+/// The name of the holder of the lock that was refused (of the first one if it has several), or of the lease that was
+/// in the way; empty when none is known.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: usize, len: *mut usize) -> Code {
@@ -88,8 +89,8 @@ pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code 
     })
 }
 
-/// Whether a guard of the very client that asked was among those that held the lock: another thread's, or this one's,
-/// which waited for itself.
+/// Whether the lock was held by a guard of the same client that made the failed call: a guard of another thread, or one
+/// of this thread, which then waited for itself.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_error_held_by_this_client() -> bool {
     last(|failure| Some(failure.error.as_ref()?.held_by_this_client())).unwrap_or(false)

@@ -1,4 +1,4 @@
-//! What a client does, for metrics.
+//! Events: what a client does, for metrics.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::sys::observing::weight;
 pub enum EventKind {
     /// A request to the store was answered, failed or ran out of time; `ms` is how long it took.
     Request = 1,
-    /// No answer settled whether a write happened. It is repeated or given up.
+    /// A write was sent, and no answer says whether it happened. It is repeated or given up.
     Unknown = 2,
     /// A hold begins: a lock was granted; `ms` is how long the call had waited. It ends by exactly one of
     /// LEASEHOLD_EVENT_KIND_RELEASED, _LOST, _HANDED_OVER and _LEFT.
@@ -26,11 +26,11 @@ pub enum EventKind {
     Refused = 4,
     /// A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
     WaitBegan = 5,
-    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT, _CANCELLED,
-    /// _CLOSED, _HELD when another of several keys was granted instead; after any other failure what the call that waited
-    /// returns.
+    /// A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT,
+    /// _CANCELLED, _CLOSED, _HELD when another of several keys was granted instead; after any other failure the code
+    /// that the waiting call returns.
     WaitEnded = 6,
-    /// A wait goes on, since `ms`.
+    /// A wait goes on; it has lasted `ms` so far.
     Waited = 7,
     /// A lease was extended; `ms` was left before.
     Renewed = 8,
@@ -40,9 +40,9 @@ pub enum EventKind {
     Lost = 10,
     /// A guard released its lock, after `ms`.
     Released = 11,
-    /// The lock is data from now on, after `ms`.
+    /// A guard handed its lock over as data, after `ms`.
     HandedOver = 12,
-    /// A guard ended after `ms`, and no release was answered: the lock may stand until its lease ends.
+    /// A guard ended after `ms`, and no release was answered: the store may keep the lock until its lease ends.
     Left = 13,
     /// A lock that was data was released.
     ReleasedData = 14,
@@ -54,7 +54,7 @@ pub enum EventKind {
 pub struct EventInfo {
     /// The size of this struct as the library has it: later versions may add fields at its end.
     pub size: usize,
-    /// The name of the lock; empty when it is about none.
+    /// The name of the lock; empty when the event is about none.
     pub key: *const c_char,
     pub key_len: usize,
     /// The request that was sent, like "acquire"; else empty.
@@ -63,13 +63,13 @@ pub struct EventInfo {
     /// What went wrong, or how the lock was lost, for people; else empty.
     pub text: *const c_char,
     pub text_len: usize,
-    /// The fencing token of the grant, also of kinds that do not mention it; 0 where it is about none.
+    /// The fencing token of the grant, also for kinds that do not mention it; 0 when the event is about none.
     pub token: u64,
     /// A time in milliseconds; the kind says which.
     pub ms: u64,
     /// What happened.
     pub kind: EventKind,
-    /// Of a request, or of a wait that is over: LEASEHOLD_CODE_OK, or why it failed.
+    /// For a request, an unknown write, or a wait that is over: LEASEHOLD_CODE_OK, or why it failed.
     pub code: Code,
 }
 
@@ -83,7 +83,7 @@ pub struct Events {
     callback: Callback<EventFn>,
     gate: Arc<Gate>,
     aside: Aside,
-    /// One at a time ends it.
+    /// One thread at a time ends the events.
     ending: Gate,
 }
 
@@ -92,10 +92,11 @@ impl Events {
         Arc::new(Events { callback, gate: Arc::default(), aside: Aside::default(), ending: Gate::default() })
     }
 
-    /// What happened is told; then no event is any more, and none is being told by another thread.
+    /// Reports the events that still wait. After that none is reported any more, and no other thread is inside the
+    /// callback.
     pub fn end(&self) {
-        // One of the callbacks may end it, too: then it is done by whoever calls that one. Others wait for it, but not from
-        // inside one: whoever ends it waits for them.
+        // A callback may call this, too. If the thread that ends the events has called it, that thread does the rest.
+        // Other threads wait for that thread, but not from inside a callback, because that thread waits for them.
         let by = self.gate.is_inside().then(Instant::now);
         if let Some(_ending) = self.ending.alone(by) {
             self.aside.tell_rest();
@@ -104,7 +105,7 @@ impl Events {
     }
 }
 
-/// What one kind of event has.
+/// The fields that the kind of an event has.
 #[derive(Default)]
 struct Parts {
     key: String,
@@ -155,7 +156,7 @@ fn parts(event: &Event<'_>) -> Option<(EventKind, Parts)> {
         Event::HandedOver { key, fencing_token, held_for } => (EventKind::HandedOver, of(key, fencing_token, held_for)),
         Event::Left { key, fencing_token, held_for } => (EventKind::Left, of(key, fencing_token, held_for)),
         Event::ReleasedData { key, fencing_token } => (EventKind::ReleasedData, of(key, fencing_token, Duration::ZERO)),
-        // C has callbacks for those.
+        // For those C has the callbacks of an election.
         Event::TermBegan { .. } | Event::TermEnded { .. } => return None,
     })
 }
@@ -164,17 +165,17 @@ impl Observer for Events {
     fn event(&self, event: &Event<'_>) {
         let Some((kind, parts)) = parts(event) else { return };
         let (callback, gate) = (self.callback, self.gate.clone());
-        // SAFETY: whoever set it promised that it may be called until the client is closed; closing closes the gate.
+        // SAFETY: the program promised that it may be called until the client is closed, which closes the gate.
         self.aside.tell_of(event.key(), weight(event), move || {
             gate.pass(|| unsafe { tell(callback, kind, parts) });
         });
     }
 }
 
-/// Calls it with the event.
+/// Calls the callback with the event.
 ///
 /// # Safety
-/// It may still be called.
+/// The callback may still be called.
 unsafe fn tell(callback: Callback<EventFn>, kind: EventKind, parts: Parts) {
     let Parts { key, operation, text, token, time, code } = parts;
     let [key, operation, text] = [key, operation.to_owned(), text].map(|text| text + "\0");
@@ -248,7 +249,7 @@ mod tests {
         }
     }
 
-    /// Each lock has an event that says how its hold ended.
+    /// No event may be left out, because each lock has one that says how its hold ended.
     #[test]
     fn a_callback_that_ends_the_events_leaves_none_out() {
         let (entered, enters) = bounded(1);
@@ -284,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Whoever keeps a state per key would take a lock for lost that it holds.
+    /// Otherwise a program that keeps a state for each key would take a lock that it holds for lost.
     #[test]
     fn the_end_of_a_hold_is_told_before_the_next_one_of_its_key() {
         let ((entered, enters), (go_on, leave)) = (bounded(1), bounded(0));
@@ -306,7 +307,7 @@ mod tests {
         assert_eq!(*ordered.told.lock(), [EventKind::Granted, EventKind::Released, EventKind::Granted]);
     }
 
-    /// What two who end the events at once wait for.
+    /// Two threads end the events at the same time; this is what they wait for.
     struct Both {
         events: OnceLock<Arc<Events>>,
         entered: Sender<()>,
@@ -321,7 +322,7 @@ mod tests {
             let _ = both.entered.send(());
             let _ = both.go.1.recv();
             both.events.get().expect("it is made").end();
-            // Long enough for the other one to return, if it does not wait.
+            // Long enough for the other thread to return, if it does not wait.
             std::thread::sleep(Duration::from_millis(300));
             both.has_left.store(true, Ordering::SeqCst);
         } else {
@@ -330,7 +331,7 @@ mod tests {
         }
     }
 
-    /// Afterwards its data may be freed.
+    /// After that end the callback's data may be freed.
     #[test]
     fn who_ends_the_events_from_outside_waits_for_a_callback_that_ends_them() {
         let (entered, enters) = bounded(1);
@@ -363,7 +364,7 @@ mod tests {
         }
     }
 
-    /// The program that hangs there may itself wait for a lock that is to be given up.
+    /// The program that hangs in the callback may itself wait for a lock that must be given up.
     #[cfg(feature = "_internals")]
     #[test]
     fn a_callback_that_hangs_does_not_keep_what_nobody_holds_from_being_given_up() {

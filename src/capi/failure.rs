@@ -8,19 +8,19 @@ use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 use crate::sys::caught::discard;
 
-/// What the body of an exported function comes to.
+/// The result of the body of an exported function.
 pub type Outcome = Result<(), Failure>;
 
-/// Why a guard does nothing any more where its release is under way, or was answered by an error.
+/// Why a guard does nothing any more while its release is under way, or after its release failed.
 pub const ENDING: &str = "the guard is about to end: its release has begun, and can be called again where it failed";
-/// The same once it has ended, unless its lock was lost.
+/// The same once the guard has ended, unless its lock was lost.
 pub const ENDED: &str = "the guard has ended: it was released or handed over, or its client was closed";
 
 /// Why a call did not succeed.
 pub struct Failure {
     pub code: Code,
     message: String,
-    /// What the library says, from which text and holders are taken when they are asked for.
+    /// The error of the Rust API. Text and holders are taken from it when C asks for them.
     pub error: Option<Error>,
 }
 
@@ -29,7 +29,7 @@ impl Failure {
         Failure { code, message: message.into(), error: None }
     }
 
-    /// The same error under another number.
+    /// An error of the Rust API with another code than that of its kind.
     pub fn with_code(error: Error, code: Code) -> Self {
         Failure { code, message: String::new(), error: Some(error) }
     }
@@ -41,10 +41,10 @@ impl Failure {
         Failure::new(Code::Panic, message)
     }
 
-    /// The message, and what lies beneath: C has no chain of causes.
+    /// The message with all its causes: C has no chain of causes.
     pub fn text(&self) -> String {
         let text = self.error.as_ref().map_or_else(|| self.message.clone(), Error::with_causes);
-        // At its end no key, which stands in quotes, can look like that.
+        // C has no such function. A key at the end of the text can't look like this, because keys are in quotes.
         match text.strip_suffix("or lease_forever()") {
             Some(before) => format!("{before}or without end"),
             None => text,
@@ -68,15 +68,15 @@ thread_local! {
     static LAST: RefCell<Option<Failure>> = const { RefCell::new(None) };
 }
 
-/// Keeps it for this thread, and gives its number.
+/// Keeps the failure for this thread, and returns its code.
 pub fn keep(failure: Failure) -> Code {
     let code = failure.code;
-    // While the thread ends there is no place any more. The one before is dropped outside of the borrow.
+    // While the thread ends, `LAST` may be gone already. The previous failure is dropped outside of the borrow.
     let _before = LAST.try_with(|last| last.borrow_mut().replace(failure));
     code
 }
 
-/// What of the last failure was asked for.
+/// What `take` returns for the last failure of this thread; `None` also when there is none.
 pub fn last<T>(take: impl FnOnce(&Failure) -> Option<T>) -> Option<T> {
     LAST.try_with(|last| last.borrow().as_ref().and_then(take)).ok().flatten()
 }

@@ -9,7 +9,7 @@ use super::{Outcome, call, handle, millis, out_arg, text_arg, unix_time};
 use crate::Mode;
 use crate::api::filter::Filter;
 
-/// A filter; see the Rust API.
+/// A filter of the Rust API.
 pub struct FilterData(Mutex<Filter>);
 handle::object!(FilterData = 7, FilterHandle, "filter");
 

@@ -22,16 +22,16 @@ use crate::sys::drop_bound::{DropBound, DropBy};
 
 /// A guard, which stays readable after it was released.
 pub struct Guard {
-    /// Taken only to end it: whoever finds it locked for that knows that it is not held any more. No I/O under the
-    /// lock.
+    /// Locked for writing only to end the guard: a reader that finds it locked so may take the lock for not held any
+    /// more. No I/O while it is locked.
     guard: RwLock<Option<Arc<LockGuard>>>,
-    /// The same, as long as anyone has it.
+    /// The same guard, for as long as any call still uses it.
     under_way: Weak<LockGuard>,
-    /// One at a time ends it. It may be a callback of this very call that wants to.
+    /// One thread at a time ends the guard. No mutex: a callback of the call that ends it may try to end it, too.
     ending: Gate,
-    /// The release said that it was not held any more.
+    /// The release found that the lock was not held any more.
     was_lost: AtomicBool,
-    /// No handle leads to it any more.
+    /// The handle was freed.
     is_freed: AtomicBool,
     granted: Lock,
     loss: LossWatch,
@@ -56,20 +56,21 @@ impl Guard {
         Guard { guard, under_way, ending, was_lost, is_freed, granted, loss, watch }
     }
 
-    /// What `ask` says; `None` when the lock was released. Waits for nobody. A callback may be called meanwhile, and may
-    /// end the guard.
+    /// Returns what `ask` returns; `None` when the lock was released. It does not block. A callback may be called
+    /// meanwhile, and may end the guard.
     fn ask<T>(&self, ask: impl FnOnce(&LockGuard) -> T) -> Option<T> {
         let held = self.guard.try_read().and_then(|guard| guard.clone())?;
         Some(ask(&held))
     }
 
-    /// The only one that ends it, and by when. Another one is waited for as long as a drop may take, and what is done then,
-    /// and what goes with it, the client at last, has no more time than is left.
+    /// Makes this thread the only one that ends the guard, and says by when it must be done. If another thread is
+    /// ending it, this waits for that thread, for at most as long as a drop may take. What this thread does then has
+    /// only the rest of that time, and so has the drop of what goes with the guard, which may be the client.
     fn alone(&self, drop_bound: &mut DropBound) -> Result<(Alone<'_>, DropBy), Failure> {
         let by = self.under_way.upgrade().map(|held| held.drop_by()).ok_or_else(|| self.ended())?;
         drop_bound.begin(by);
         let alone = self.ending.alone(Some(by.instant())).ok_or_else(|| {
-            // One that fails leaves it to be ended again.
+            // If the other call fails, the guard can be ended again.
             let is_under_way = !self.is_freed.load(Ordering::SeqCst) && by.remaining().is_zero();
             let under_way = || about(&self.granted, ErrorKind::Store, "another call is still about to end it");
             if is_under_way { under_way().retryable().into() } else { self.ended() }
@@ -84,7 +85,8 @@ impl Guard {
         if let Err(error) = held.release_within(by.remaining()) {
             if error.kind() == ErrorKind::Lost {
                 self.was_lost.store(true, Ordering::SeqCst);
-                // A loss that was found before is told by its own callback; one that only the store knew of by nobody.
+                // A loss that was found before is still reported by its callback. A loss that only the store knew of is
+                // reported by this error alone.
                 if self.loss.get().is_none() {
                     self.watch.released();
                 }
@@ -97,23 +99,24 @@ impl Guard {
         Ok(())
     }
 
-    /// Ends what no handle leads to any more.
+    /// Ends the guard of a handle that was freed.
     fn end(&self) {
         self.is_freed.store(true, Ordering::SeqCst);
-        // Also what waits for a release that is under way on another thread has no more time than a drop.
+        // The wait for a release that is under way on another thread is part of the time that a drop may take.
         let Some(by) = self.under_way.upgrade().map(|held| held.drop_by()) else { return };
         let mut drop_bound = DropBound::default();
         drop_bound.begin(by);
-        // Not kept for the callback, which may be about to release it, too. Whoever is inside, as the call whose callback
-        // this is, ends it.
+        // Left again before the caller waits for a callback, which may be about to release the guard, too. If another
+        // call is inside and can't be waited for, like the call whose callback this is, that call ends the guard.
         if let Some(_ending) = self.ending.alone(Some(by.instant())) {
             let held = self.guard.write().take();
-            // Another call may be inside it just now, and is not the one to release it.
+            // Not left to a drop: another call may use the guard just now, and would then be the one to release it.
             held.iter().for_each(|held| held.end_quietly());
         }
     }
 
-    /// What the Rust API says, unless it was the holder's own client that released the lock: then nothing is in danger.
+    /// The error of the Rust API, unless the holder's own client released the lock: then nothing is in danger, and the
+    /// guard has just ended.
     fn in_danger(&self, error: Error) -> Failure {
         if error.kind() == ErrorKind::Lost && self.loss.has_ended() { self.ended() } else { error.into() }
     }
@@ -124,7 +127,7 @@ impl Guard {
         stores::statement(&*held).map_err(|error| self.in_danger(error))
     }
 
-    /// Why nothing can be done with it any more.
+    /// The error that says why nothing can be done with the guard any more.
     fn ended(&self) -> Failure {
         let (kind, how) = match self.loss.get() {
             Some(loss) => (ErrorKind::Lost, format!("lost: {loss}")),
@@ -136,9 +139,10 @@ impl Guard {
     }
 }
 
-/// Writes whether the lock is held: false before its lease can end, and once false for ever. So nobody else is granted the
-/// lock while it is true, unless somebody takes it away by order, as by leasehold_client_force_release. It asks nobody and
-/// does not wait. A call that fails, as one after a fork, writes false, too.
+/// Writes whether the lock is held. It becomes false before the lease can end, and then stays false. So while it is
+/// true, nobody else is granted the lock, unless somebody takes it away on purpose, as by
+/// leasehold_client_force_release. It does not ask the store and does not wait. A call that fails, like one after a
+/// fork, writes false, too.
 /// \param held Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -175,10 +179,10 @@ pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -
     })
 }
 
-/// From now on the lock stands for at least `ms` milliseconds, counted from its grant, whatever ends the hold: see
-/// leasehold_request_set_hold_at_least. It can be made longer, not shorter. Sends a renewal. Codes as of
-/// leasehold_guard_ensure_held; LEASEHOLD_CODE_STORE when the renewal was not answered: the lock is still held, and it can
-/// be called again.
+/// Makes the lock stay in the store for at least `ms` milliseconds, counted from its grant, however the hold ends: see
+/// leasehold_request_set_hold_at_least. The time can be made longer, not shorter. Sends a renewal. Codes as of
+/// leasehold_guard_ensure_held; LEASEHOLD_CODE_STORE when the renewal was not answered: the lock is still held, and
+/// this function can be called again.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_hold_at_least(guard: GuardHandle, ms: u64) -> Code {
@@ -296,24 +300,24 @@ pub unsafe extern "C" fn leasehold_guard_loss(
 }
 
 /// Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
-/// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once its release or hand-over has begun, also of one that then fails, or its
-/// client is closed. The guard may be freed meanwhile.
+/// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once its release or hand-over has begun, even if that then fails, or once
+/// its client is closed. The guard may be freed meanwhile.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_wait_loss(guard: GuardHandle, ms: u64) -> Code {
     call(|| {
-        // It can be freed meanwhile, which takes out what is to be released.
+        // This reference keeps no lock held: freeing the guard meanwhile takes the inner guard out and ends it.
         let guard = handle::get::<Guard>(guard)?;
         wait_loss(&guard.loss, &guard.granted, ms, || drop(guard.ask(LockGuard::ensure_held)))
     })
 }
 
-/// See `leasehold_guard_wait_loss`. `ensure_held`: that of the guard, if it is still there.
+/// See `leasehold_guard_wait_loss`. `ensure_held` calls that of the guard, if it still exists.
 pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64, ensure_held: impl FnOnce()) -> Outcome {
     if loss.wait_timeout(millis(ms)).is_some() {
         return Ok(());
     }
-    // After a suspend or a SIGSTOP the time may be over before the watcher's look, and this looks at the clock.
+    // After a suspend or a SIGSTOP the wait may be over before the watcher has looked at the clock. This looks itself.
     ensure_held();
     if loss.get().is_some() {
         return Ok(());
@@ -326,9 +330,10 @@ pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64, ensure_held: impl Fn
 }
 
 /// Gives a file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the
-/// guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
-/// then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
-/// a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
+/// guard is released or freed or its client closed, and stays readable: if the lock was lost, read() gives one byte and
+/// then 0 for the end; otherwise it gives 0 at once. It is yours: close() it, before or after the guard. Each call
+/// gives a new descriptor, with a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on
+/// Windows.
 /// \param descriptor Gets the descriptor.
 #[cfg(unix)]
 #[unsafe(no_mangle)]
@@ -339,7 +344,7 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
     call(|| {
         let descriptor = out_arg!(descriptor);
         let guard = handle::get::<Guard>(guard)?;
-        // What was used up may be there again later.
+        // Retryable, because there may be a free descriptor later.
         let not_made = |error: std::io::Error| {
             about(&guard.granted, ErrorKind::Store, "a descriptor can't be made").retryable().caused_by(error)
         };
@@ -348,19 +353,19 @@ pub unsafe extern "C" fn leasehold_guard_loss_descriptor(guard: GuardHandle, des
 }
 
 /// Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
-/// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
-/// closing the client has released it. After any other failure it can be called again: LEASEHOLD_CODE_STORE also says that
-/// another thread is still at it. The guard stays yours to free.
+/// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also
+/// when closing the client has released it. After any other failure it can be called again. LEASEHOLD_CODE_STORE is
+/// also returned while another thread is still ending the guard. The guard stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_release(guard: GuardHandle) -> Code {
     call(|| handle::get::<Guard>(guard)?.release())
 }
 
-/// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
-/// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
-/// LEASEHOLD_CODE_CLOSED when the guard was released already, LEASEHOLD_CODE_STORE while another thread is still at that.
-/// The guard stays yours to free, which releases nothing then.
+/// Stops renewing the lock and gives it as data, without releasing it: a program that gets the data must adopt the lock
+/// with leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
+/// LEASEHOLD_CODE_CLOSED when the guard was released already, LEASEHOLD_CODE_STORE while another thread is still ending
+/// it. The guard stays yours to free, which then releases nothing.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -374,10 +379,10 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
         if guard.loss.has_ended() {
             return Err(guard.ended());
         }
-        // Nobody else takes it out meanwhile.
+        // No other thread takes the inner guard out meanwhile, since this one is alone.
         let held = guard.guard.read().clone().ok_or_else(|| guard.ended())?;
         held.ensure_held()?;
-        // Made before: a lock that was handed over without it could be released by nobody.
+        // The handle is made before the hand-over: if it could not be made afterwards, nobody could release the lock.
         let data = handle::insert(LockData::new(guard.granted.clone()))?;
         drop(guard.guard.write().take());
         handle::get::<LockData>(data)?.set(held.keep_as_data(by.remaining()));
@@ -388,10 +393,10 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 
 /// Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
 /// succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
-/// returned, however long that takes. So do not hold a mutex that the callback takes: both would wait for ever. Only where
-/// that callback itself waits for one that this call is made in, as when two free each other's guards, it is not waited
-/// for; then its `user` is in use until it returns. In a callback of the very call that releases the guard, freeing
-/// leaves that to the call.
+/// returned, however long that takes. So do not hold a mutex that the callback takes: both would wait for ever. There
+/// is one exception: this does not wait for a callback that itself waits for the callback in which this call is made,
+/// as when two callbacks free each other's guards. Then the callback's `user` is in use until it returns. In a callback
+/// of the call that releases the guard, freeing leaves the release to that call.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {

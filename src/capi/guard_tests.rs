@@ -1,4 +1,4 @@
-//! What no program in C can bring about in the life of a guard.
+//! Tests of what no program in C can bring about in the life of a guard.
 
 use std::ffi::c_void;
 use std::sync::OnceLock;
@@ -22,7 +22,7 @@ use crate::{LockClient, Loss, LossReason};
 
 const LONG: Duration = Duration::from_secs(20);
 
-/// A client to whose store these faults happen.
+/// A client, and the plan of the faults of its store.
 #[cfg(feature = "_internals")]
 fn faulty(drop_timeout: Duration) -> (LockClient, FaultPlan) {
     let (clock, faults) = (Clock::system(), FaultPlan::default());
@@ -32,8 +32,8 @@ fn faulty(drop_timeout: Duration) -> (LockClient, FaultPlan) {
     (client, faults)
 }
 
-/// Runs what ends within this bound, and what this machine is late by: a thread that only sleeps finds that. Two such bounds,
-/// one after the other, would take twice as long.
+/// Runs a call that must end within this bound, plus the time that this machine is late by, which a thread measures
+/// that only sleeps. Two such bounds, one after the other, would take twice as long.
 #[cfg(feature = "_internals")]
 fn in_one_bound<T>(bound: Duration, call: impl FnOnce() -> T) -> T {
     use std::time::Instant;
@@ -55,14 +55,14 @@ fn in_one_bound<T>(bound: Duration, call: impl FnOnce() -> T) -> T {
         let (began, value) = (Instant::now(), call());
         let took = began.elapsed();
         drop(over);
-        // Several threads have a part in it, each as late.
+        // Several threads take part, and each may be as late.
         let most = bound * 3 / 2 + 5 * latest.join().unwrap_or_default();
         assert!(took < most, "it took {took:?}, at most {most:?}");
         value
     })
 }
 
-/// Until the store was asked for that.
+/// Waits until the store got such a request.
 #[cfg(feature = "_internals")]
 #[track_caller]
 fn wait_for(faults: &FaultPlan, call: Call) {
@@ -75,7 +75,7 @@ struct Talk {
     released: Sender<Code>,
 }
 
-/// Found its guard before that was freed, and releases it once freeing has come so far as to end it.
+/// A callback that found its guard before that was freed, and releases it once the free is about to end it.
 unsafe extern "C" fn releases(_: *const LossInfo, user: *mut c_void) {
     // SAFETY: the test leaks it.
     let talk = unsafe { &*user.cast::<Talk>() };
@@ -102,7 +102,7 @@ fn freeing_waits_for_a_callback_that_releases() {
     assert_eq!(frees.recv_timeout(LONG), Ok(Code::Ok));
 }
 
-/// A question may find the loss, which is told at once to a callback that ends what was asked.
+/// A call that asks a guard may find its loss, whose callback is called at once and may end that guard.
 #[test]
 fn a_callback_ends_what_was_just_asked() {
     let (ended, ends) = bounded(2);
@@ -143,7 +143,8 @@ fn a_renewal_that_hangs_holds_up_no_release() {
     }
 }
 
-/// Another thread's release hangs, and what ends the guard waits for that and for the store no longer than a drop may.
+/// Another thread's release hangs. A call that ends the guard waits for it and for the store, together for no longer
+/// than a drop may take.
 #[cfg(feature = "_internals")]
 #[test]
 fn a_release_that_hangs_is_part_of_the_bound_of_another_end() {
@@ -160,7 +161,7 @@ fn a_release_that_hangs_is_part_of_the_bound_of_another_end() {
         faults.always(Call::Release, Fault::HangBefore);
         let releases = std::thread::spawn(move || leasehold_guard_release(guard));
         wait_for(&faults, Call::Release);
-        // Some of its time is left when the first has none.
+        // So this call still has time left when that of the first is over.
         std::thread::sleep(Duration::from_millis(400));
         let code = in_one_bound(bound, || end(guard));
         assert!(matches!(releases.join(), Ok(Code::Store | Code::Ambiguous)));
@@ -175,7 +176,7 @@ fn a_release_that_hangs_is_part_of_the_bound_of_another_end() {
     });
 }
 
-/// The program may end once it has freed them.
+/// The program may end once it has freed the guards.
 #[cfg(feature = "_internals")]
 #[test]
 fn freeing_several_waits_for_a_release_that_is_under_way() {
@@ -206,7 +207,7 @@ struct ReleasesAll {
     has_left: AtomicBool,
 }
 
-/// Found them before they were freed, and releases them once that waits for another release.
+/// A callback that found the guards before they were freed, and releases them once a call waits for another release.
 #[cfg(feature = "_internals")]
 unsafe extern "C" fn releases_all(_: *const LossInfo, user: *mut c_void) {
     // SAFETY: the test leaks it.
@@ -214,12 +215,12 @@ unsafe extern "C" fn releases_all(_: *const LossInfo, user: *mut c_void) {
     let _ = all.entered.send(());
     wait_until(|| all.guards.get().is_some_and(|guards| guards.ending.waiting() > 0));
     let _ = call(|| all.guards.get().map_or(Ok(()), |guards| guards.release()));
-    // Long enough for a free to return that does not wait.
+    // Long enough for a free to return if it does not wait.
     std::thread::sleep(Duration::from_millis(100));
     all.has_left.store(true, Ordering::SeqCst);
 }
 
-/// What it uses may be freed afterwards.
+/// The callback's data may be freed afterwards.
 #[cfg(feature = "_internals")]
 #[test]
 fn freeing_several_waits_for_a_callback_that_waits_for_their_release() {
@@ -247,7 +248,7 @@ fn freeing_several_waits_for_a_callback_that_waits_for_their_release() {
     assert!(releases.join().is_ok() && loses.join().is_ok());
 }
 
-/// The thread that releases it may never come back, as out of a callback.
+/// The thread that releases it may never return, for example from a callback.
 #[cfg(feature = "_internals")]
 #[test]
 fn a_release_waits_for_another_one_no_longer_than_a_drop_may() {
@@ -280,7 +281,7 @@ fn a_release_waits_for_another_one_no_longer_than_a_drop_may() {
     }
 }
 
-/// An operator released it, and the release is the first to hear of that.
+/// An operator released the lock, and the guard's own release is the first to find that out.
 #[cfg(unix)]
 #[test]
 fn a_release_that_comes_too_late_ends_the_descriptor() {
@@ -304,7 +305,7 @@ fn a_release_that_comes_too_late_ends_the_descriptor() {
     assert_eq!(leasehold_guard_free(guard), Code::Ok);
 }
 
-/// The last handles take the client with them, which has something to give up.
+/// Freeing the last handle drops the client, too, which has an acquisition to give up.
 #[cfg(feature = "_internals")]
 #[test]
 fn freeing_the_last_handle_has_one_bound() {
@@ -341,7 +342,7 @@ fn freeing_the_last_handle_has_one_bound() {
     });
 }
 
-/// Who hands over a lock that was lost gets nothing, and no handle is kept for it.
+/// Handing over a lock that was lost gives nothing, and no handle for it is kept.
 #[test]
 fn a_guard_that_is_lost_hands_nothing_over() {
     let Ok(client) = LockClient::connect("memory:") else { panic!("no client") };
@@ -354,12 +355,12 @@ fn a_guard_that_is_lost_hands_nothing_over() {
         // SAFETY: a place that can be written to.
         assert_eq!(unsafe { leasehold_guard_into_lock(guard, &mut lock) }, Code::Lost);
     }
-    // Other tests may have a few.
+    // Other tests may have a few such handles.
     assert!(handle::all::<LockData>().len() < 50, "{} are kept", handle::all::<LockData>().len());
     assert_eq!((lock, leasehold_guard_free(guard)), (LockHandle::default(), Code::Ok));
 }
 
-/// The close that comes between has released nothing.
+/// The close between the loss and the release has released nothing.
 #[test]
 fn a_guard_that_was_lost_before_a_close_says_so() {
     type End = fn(GuardHandle) -> Code;
@@ -416,7 +417,7 @@ fn no_warning_begins_once_all_of_several_are_released() {
     assert_eq!(leasehold_guards_free(guards), Code::Ok);
 }
 
-/// After a suspend or a SIGSTOP the end of a wait may come before the watcher's look.
+/// After a suspend or a SIGSTOP a wait may end before the watcher has looked at the clock.
 #[test]
 fn a_wait_that_ends_after_the_lease_tells_of_the_loss() {
     use super::super::keeper::{KeeperData, leasehold_keeper_wait_loss};
@@ -442,7 +443,8 @@ fn a_wait_that_ends_after_the_lease_tells_of_the_loss() {
     }
 }
 
-/// Keys are bytes, and a file in UTF-16 makes other bytes of a text. In any other what a driver keeps is one for all keys.
+/// Keys are bytes, and a file in UTF-16 makes other bytes of a text. In any other file the statement is the same for
+/// all keys, so that a driver can keep it.
 #[test]
 #[cfg(feature = "sqlite")]
 fn the_assertion_is_found_in_a_file_of_any_encoding() {

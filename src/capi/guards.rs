@@ -16,13 +16,13 @@ use crate::model::error::{Error, ErrorKind};
 use crate::model::lock::Lock;
 use crate::sys::drop_bound::DropBound;
 
-/// All of several locks; their names and tokens stay readable after they were released.
+/// All of several locks. Their names and tokens stay readable after they were released.
 pub struct Guards {
-    /// Taken only to end it. No I/O under the lock.
+    /// Locked for writing only to end the guards. No I/O while it is locked.
     held: RwLock<Option<Arc<LockAllGuard>>>,
-    /// One at a time ends them. It may be a callback of this very call that wants to.
+    /// One thread at a time ends them. No mutex: a callback of the call that ends them may try to end them, too.
     pub(super) ending: Gate,
-    /// For how long a drop may take.
+    /// How long a drop may take.
     drop_timeout: Duration,
     granted: Vec<Lock>,
     watch: Arc<Watch>,
@@ -45,14 +45,14 @@ impl Guards {
         Guards { held: RwLock::new(Some(Arc::new(held))), ending: Gate::default(), drop_timeout, granted, watch }
     }
 
-    /// What `ask` says; `None` when they were released. Waits for nobody. A callback may be called meanwhile, and may end
-    /// them.
+    /// Returns what `ask` returns; `None` when the locks were released. It does not block. A callback may be called
+    /// meanwhile, and may end the guards.
     pub(super) fn ask<T>(&self, ask: impl FnOnce(&LockAllGuard) -> T) -> Option<T> {
         let held = self.held.try_read().and_then(|held| held.clone())?;
         Some(ask(&held))
     }
 
-    /// Takes them out to end them. What goes with them, the client at last, has the same bound.
+    /// Takes the guards out to end them. The drop of what goes with them, which may be the client, has the same bound.
     fn take(&self, drop_bound: &mut DropBound) -> Option<Arc<LockAllGuard>> {
         let held = self.held.write().take();
         held.iter().flat_map(|held| held.guards().first()).for_each(|first| drop_bound.begin(first.drop_by()));
@@ -64,7 +64,7 @@ impl Guards {
         self.granted.get(index).ok_or_else(none)
     }
 
-    /// What the Rust API says, unless it was their own client that released them: then nothing is in danger.
+    /// The error of the Rust API, unless the locks' own client released them: then nothing is in danger.
     fn in_danger(&self, error: Error) -> Failure {
         let is_over =
             |held: &LockAllGuard| held.lost().is_none() && held.guards().iter().any(|one| one.loss().has_ended());
@@ -77,7 +77,7 @@ impl Guards {
         let mut drop_bound = DropBound::default();
         let held = self.take(&mut drop_bound).ok_or_else(|| self.ended())?;
         let released = held.release_shared();
-        // A loss that was found before is told by its own callback.
+        // A loss that was found before is still reported by its callback.
         if held.lost().is_none() {
             self.watch.released();
         }
@@ -101,7 +101,7 @@ pub unsafe extern "C" fn leasehold_guards_len(guards: GuardsHandle, len: *mut us
     })
 }
 
-/// The name of one of the locks, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+/// The name of one of the locks, counted from 0; LEASEHOLD_CODE_NOT_FOUND for an index after the last.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -194,8 +194,9 @@ pub unsafe extern "C" fn leasehold_guards_remaining(guards: GuardsHandle, ms: *m
 }
 
 /// Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
-/// LEASEHOLD_CODE_CLOSED when they were released already, or another thread is still at that. All others are released all
-/// the same, and what could not be is given up in the background: it can't be called again. The guard stays yours to free.
+/// LEASEHOLD_CODE_CLOSED when they were released already, or while another thread is still releasing them. If one can't
+/// be released, the others are released all the same, and the library goes on trying with that one in the background:
+/// this function can't be called again. The guard stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guards_release(guards: GuardsHandle) -> Code {
@@ -209,11 +210,11 @@ pub extern "C" fn leasehold_guards_free(guards: GuardsHandle) -> Code {
     call(|| {
         let guards = handle::remove::<Guards>(guards)?;
         {
-            // Not kept for the callback, which may be about to release them, too.
+            // Left again before this waits for a callback below, which may be about to release them, too.
             let _ending = guards.ending.alone_within(guards.drop_timeout);
             let mut drop_bound = DropBound::default();
             if let Some(held) = guards.take(&mut drop_bound) {
-                // Another call may be inside it just now, and is not the one to release it.
+                // Not left to a drop: another call may use them just now, and would then be the one to release them.
                 let _ = held.release_shared();
             }
         }

@@ -15,31 +15,32 @@ use crate::sys::process::ProcessId;
 const INDEX_BITS: u32 = 24;
 const TYPE_SHIFT: u32 = 56;
 
-/// What stands behind a handle; `object!` makes one of a type.
+/// An object that has a handle; `object!` implements this for a type.
 pub trait Object: Sized + Send + Sync + 'static {
     type Kind: Kind;
     type Handle: Handle;
     fn tables() -> &'static Tables<Self>;
 }
 
-/// A handle as C has it: for each type a struct of its own, so that a wrong one does not compile.
+/// A handle as C has it: each type has a struct of its own, so that a handle of another type does not compile.
 pub trait Handle: Copy {
     fn of(id: u64) -> Self;
     fn id(self) -> u64;
 }
 
-/// Which type it is. Each is implemented for an array of its length, so that the compiler lets no two have one number.
+/// The type of a handle. It is implemented for an array whose length is the number of the type, so that the compiler
+/// refuses two types with the same number.
 pub trait Kind {
-    /// The first byte of its handles.
+    /// The first byte of the type's handles.
     const NUMBER: u8;
     /// For people.
     const NAME: &'static str;
 }
 
-/// Types have the numbers from 1 to this one.
+/// Types are numbered from 1 to this number.
 pub const LAST_NUMBER: u8 = 15;
 
-/// Gives the objects of a type handles.
+/// Gives handles to the objects of a type.
 macro_rules! object {
     ($type:ty = $number:literal, $handle:ident, $name:literal) => {
         impl $crate::capi::handle::Handle for $handle {
@@ -73,7 +74,7 @@ pub(super) use object;
 
 /// The objects of one type in this process and in those that it was forked from.
 pub struct Tables<T: 'static> {
-    /// That of this process, once it was used. No mutex is involved: after a fork it could be held for ever.
+    /// The table of this process, once it was used. There is no mutex, because after a fork it could be held for ever.
     current: AtomicPtr<Table<T>>,
     /// How many slots all of these processes ever had.
     slots_ever: AtomicU32,
@@ -82,10 +83,10 @@ pub struct Tables<T: 'static> {
 /// The objects of one type in one process.
 struct Table<T: 'static> {
     process: ProcessId,
-    /// That of the process that this one was forked from: never touched and never dropped, since the threads and
-    /// connections behind it are not here.
+    /// The table of the process that this one was forked from: never touched and never dropped, since the threads and
+    /// connections of its objects do not exist in this process.
     _parent: Option<&'static Table<T>>,
-    /// Handles below are the parent's.
+    /// Handles with a lower index are those of the parent.
     first: u32,
     slots: Mutex<Slots<T>>,
 }
@@ -100,7 +101,7 @@ struct Slot<T> {
     object: Option<Arc<T>>,
 }
 
-/// What becomes of an object that was found.
+/// What happens to an object that was found.
 #[derive(PartialEq, Eq)]
 enum Then {
     Keep,
@@ -121,7 +122,7 @@ impl<T: Object> Tables<T> {
             match current {
                 Some(table) if table.process.is_current() => return table,
                 parent => {
-                    // Whatever the parent's other threads were doing: their slots were counted before they were used.
+                    // Right at any moment of the fork: the parent's threads count their slots before they use them.
                     let new = Box::into_raw(Box::new(Table::new(self.slots_ever.load(Ordering::SeqCst), parent)));
                     if self.current.compare_exchange(seen, new, Ordering::SeqCst, Ordering::SeqCst).is_err() {
                         // SAFETY: another thread was faster, so nobody else has seen this one.
@@ -161,7 +162,7 @@ impl<T: Object> Table<T> {
             | u64::from(self.first + at))
     }
 
-    /// What stands behind a handle.
+    /// The object of a handle.
     fn find(&self, handle: u64, and: Then) -> Result<Arc<T>, Failure> {
         let is_a = |type_: u8| (handle >> TYPE_SHIFT) as u8 == type_;
         if !is_a(T::Kind::NUMBER) {
@@ -201,12 +202,12 @@ pub fn insert<T: Object>(object: T) -> Result<T::Handle, Failure> {
     T::tables().here().insert(object).map(T::Handle::of)
 }
 
-/// The object of a handle. It lives on for this call when another thread frees it meanwhile.
+/// The object of a handle. It stays alive for this call even if another thread frees the handle meanwhile.
 pub fn get<T: Object>(handle: T::Handle) -> Result<Arc<T>, Failure> {
     T::tables().here().find(handle.id(), Then::Keep)
 }
 
-/// The same; the handle is of no use afterwards.
+/// The same; the handle is not valid any more afterwards.
 pub fn remove<T: Object>(handle: T::Handle) -> Result<Arc<T>, Failure> {
     T::tables().here().find(handle.id(), Then::Remove)
 }

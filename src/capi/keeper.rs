@@ -1,4 +1,4 @@
-//! Leases that the library extends for C.
+//! Keepers: the library extends a lease for C.
 
 use std::ffi::c_char;
 
@@ -10,20 +10,21 @@ use super::{as_millis, call, handle, millis, out_arg, text, text_arg};
 use crate::api::leases::LeaseKeeper;
 use crate::sys::drop_bound::DropBound;
 
-/// A lease that is extended.
+/// A lease that the library extends.
 pub struct KeeperData(pub(super) LeaseKeeper);
 handle::object!(KeeperData = 15, KeeperHandle, "keeper of a lease");
 
 /// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
-/// as it stands.
+/// as it is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeeperHandle {
     pub id: u64,
 }
 
-/// leasehold_leases_extend for a holder, now and again and again by a thread of the library's, until the keeper is freed or
-/// its client closed. That does not end the lease: it ends when it is expired or revoked.
+/// Extends the lease of a holder as leasehold_leases_extend does: now, and then again and again by a thread of the
+/// library's, until the keeper is freed or its client closed. That does not end the lease: it ends when somebody
+/// expires or revokes it.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param keeper Gets the keeper.
@@ -45,8 +46,9 @@ pub unsafe extern "C" fn leasehold_leases_keep(
     })
 }
 
-/// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. One that
-/// somebody revoked is heard of with the next extension. It asks nobody and does not wait.
+/// Writes whether the lease surely is the holder's. It becomes false before somebody could expire the lease, and then
+/// stays false. That somebody has revoked the lease is found out by the next extension. It does not ask the store and
+/// does not wait.
 /// \param held Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -115,7 +117,7 @@ pub unsafe extern "C" fn leasehold_keeper_loss(
 #[must_use]
 pub extern "C" fn leasehold_keeper_wait_loss(keeper: KeeperHandle, ms: u64) -> Code {
     call(|| {
-        // Not kept meanwhile, so that to free it ends the wait.
+        // The keeper is not kept during the wait, so that freeing it ends the wait.
         let (loss, granted) = {
             let keeper = handle::get::<KeeperData>(keeper)?;
             (keeper.0.loss(), keeper.0.guard().info())
@@ -127,13 +129,13 @@ pub extern "C" fn leasehold_keeper_wait_loss(keeper: KeeperHandle, ms: u64) -> C
     })
 }
 
-/// Stops extending the lease, which stays as it stands, and frees the keeper.
+/// Stops extending the lease, which stays as it is, and frees the keeper.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_keeper_free(keeper: KeeperHandle) -> Code {
     call(|| {
         let mut drop_bound = DropBound::default();
         let keeper = handle::remove::<KeeperData>(keeper)?;
-        // Now, and not by whoever is inside it and leaves last.
+        // Ended here, not by a drop: another call may be inside it, and would then be the one to end it.
         drop_bound.begin(keeper.0.guard().drop_by());
         keeper.0.guard().end_quietly();
         Ok(())
@@ -147,7 +149,7 @@ mod tests {
     use super::*;
     use crate::LockClient;
 
-    /// Another thread may be inside, and would else end it when it leaves.
+    /// Another thread may be inside a call, and would otherwise end the keeper only when it leaves.
     #[test]
     fn a_keeper_that_was_freed_extends_no_more_though_another_call_is_inside() {
         let minute = Duration::from_secs(60);

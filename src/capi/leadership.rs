@@ -1,4 +1,4 @@
-//! Terms as the leader that C waited for.
+//! Terms as the leader, for which C waits.
 
 use std::time::Duration;
 
@@ -18,13 +18,13 @@ use crate::model::lock::Lock;
 /// A term as the leader, which stays readable after it was resigned.
 pub struct LeadershipData {
     leadership: RwLock<Option<Leadership>>,
-    /// One at a time ends it. It may be a callback of this very call that wants to.
+    /// One thread at a time ends it. No mutex: a callback of the call that ends it may try to end it, too.
     ending: Gate,
-    /// For how long a drop may take.
+    /// How long a drop may take.
     drop_timeout: Duration,
     granted: Lock,
     loss: LossWatch,
-    /// See `LockGuard::expiry`: a callback may resign.
+    /// See `LockGuard::expiry`. Called without the lock on `leadership`, because a callback may resign.
     expire: Box<dyn Fn() + Send + Sync>,
 }
 
@@ -92,8 +92,8 @@ pub unsafe extern "C" fn leasehold_election_campaign_for(
     })
 }
 
-/// Writes whether this node still leads. It does not wait and asks nobody. No other node can win while it is true, unless
-/// somebody takes the lock away: see leasehold_guard_is_held. Once false it stays false.
+/// Writes whether this node still leads. It does not wait and does not ask the store. No other node can win while it is
+/// true, unless somebody takes the lock away: see leasehold_guard_is_held. Once false it stays false.
 /// \param leader Gets the answer; false when the call fails.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -129,7 +129,7 @@ pub unsafe extern "C" fn leasehold_leadership_remaining(leadership: LeadershipHa
 }
 
 /// Waits until the leadership is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen
-/// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once it was resigned, or its client closed.
+/// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once this node has resigned, or its client was closed.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, ms: u64) -> Code {
@@ -140,8 +140,8 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 }
 
 /// Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-/// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already, or
-/// another thread is still at that. The leadership stays yours to free.
+/// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when this node has resigned already, or
+/// while another thread is still resigning. The leadership stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {

@@ -1,8 +1,8 @@
-// leasehold.h for C++17: handles that free themselves, and exceptions in place of codes. All of it is in this header;
-// what it does not wrap is there by `get()`, the handle of the C function.
+// leasehold.h for C++17: handles that free themselves, and exceptions instead of codes. All of it is in this header.
+// For functions of C that it does not wrap, `get()` gives the handle.
 //
 // A moved-from object has no handle: every call of it throws, with code LEASEHOLD_CODE_BAD_HANDLE. Objects are like
-// std::unique_ptr: calls may come from any thread, but none while one is being set, destroyed, moved or assigned.
+// std::unique_ptr: calls may come from any thread, but not while the object is being set, destroyed, moved or assigned.
 #ifndef LEASEHOLD_HPP
 #define LEASEHOLD_HPP
 
@@ -22,7 +22,7 @@
 
 namespace leasehold {
 
-/// What a call that failed says.
+/// The error of a call that failed.
 class error : public std::runtime_error {
  public:
   explicit error(leasehold_code code)
@@ -33,7 +33,7 @@ class error : public std::runtime_error {
         is_retryable_(leasehold_error_is_retryable()) {}
 
   leasehold_code code() const noexcept { return code_; }
-  /// The key that it is about; empty when it is about none.
+  /// The key that the error is about; empty when it is about none.
   const std::string &key() const noexcept { return key_; }
   /// Who holds the lock that was refused; empty when that is not known.
   const std::string &holder() const noexcept { return holder_; }
@@ -54,14 +54,14 @@ class error : public std::runtime_error {
   bool is_retryable_;
 };
 
-/// Throws what a code says, unless it is LEASEHOLD_CODE_OK.
+/// Throws the error of a code, unless that is LEASEHOLD_CODE_OK.
 inline void check(leasehold_code code) {
   if (code != LEASEHOLD_CODE_OK) {
     throw error(code);
   }
 }
 
-/// Whether it was done; false for one code that is no error to the caller.
+/// Returns true for LEASEHOLD_CODE_OK, and false for the one code that is no error to the caller; throws for others.
 inline bool check_unless(leasehold_code expected, leasehold_code code) {
   if (code == expected) {
     return false;
@@ -72,7 +72,7 @@ inline bool check_unless(leasehold_code expected, leasehold_code code) {
 
 using milliseconds = std::chrono::milliseconds;
 
-/// A time in any unit. The longest one is for ever, and so is what does not fit; a negative one is none.
+/// A time in any unit. The longest time is for ever, and so is one that does not fit; a negative time counts as zero.
 class time_span {
  public:
   template <typename Rep, typename Period>
@@ -84,11 +84,11 @@ class time_span {
   template <typename Rep, typename Period>
   static constexpr uint64_t to_ms(std::chrono::duration<Rep, Period> time) noexcept {
     using std::chrono::duration;
-    // Also what is not a number.
+    // Also for a time that is not a number.
     if (!(time > duration<Rep, Period>::zero())) {
       return 0;
     }
-    // Compared in floating point, for there nothing overflows.
+    // Compared in floating point, because nothing overflows there.
     const bool fits = duration<long double, std::milli>(time) < duration<long double, std::milli>(milliseconds::max());
     if (time == (duration<Rep, Period>::max)() || !fits) {
       return (std::numeric_limits<uint64_t>::max)();
@@ -106,7 +106,7 @@ inline milliseconds from_ms(uint64_t ms) {
   return ms >= most ? milliseconds::max() : milliseconds(static_cast<int64_t>(ms));
 }
 
-/// Frees the handle when it ends.
+/// Owns a handle, and frees it when it ends.
 template <typename Handle, leasehold_code (*Free)(Handle)>
 class owned {
  public:
@@ -153,11 +153,11 @@ struct holder {
   std::string key, owner;
   uint64_t token = 0;
   leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
-  /// None where it had ended; milliseconds::max() where it has no end.
+  /// Zero when the lease had ended; milliseconds::max() when it has no end.
   milliseconds remaining{};
 };
 
-/// What a list says; the list is freed.
+/// The entries of a list; the list is freed.
 inline std::vector<holder> holders_of(leasehold_list handle) {
   const owned<leasehold_list, leasehold_list_free> list(handle);
   size_t len = 0;
@@ -189,13 +189,13 @@ struct loss {
   milliseconds held_for;
 };
 
-/// Called on a thread of the library's. An exception that leaves it ends the program. Whoever ends the guard on another
-/// thread waits for it: it must not take a mutex that is held there.
+/// Called on a thread of the library's. An exception that leaves it ends the program. Another thread that ends the
+/// guard waits for it, so it must not take a mutex that such a thread holds.
 using on_loss = std::function<void(const loss &)>;
 
-/// A lock that is held: it is renewed by a thread, and released when this ends. So it needs a name: what is not kept is
-/// released at once. Its end waits for a function of call_on_loss that runs on another thread, so hold no mutex there
-/// that the function takes.
+/// A lock that is held: a thread renews it, and it is released when this ends. So keep the guard in a variable: a guard
+/// that is not kept is released at once. Its end waits for a function of call_on_loss that runs on another thread, so
+/// hold no mutex there that the function takes.
 class [[nodiscard]] guard {
  public:
   guard() = default;
@@ -212,15 +212,15 @@ class [[nodiscard]] guard {
   leasehold_guard get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return bool(handle_); }
 
-  /// Whether the lock is held: see leasehold_guard_is_held. It asks nobody and does not wait.
+  /// Whether the lock is held: see leasehold_guard_is_held. It does not ask the store and does not wait.
   bool is_held() const noexcept {
     bool held = false;
     return leasehold_guard_is_held(get(), &held) == LEASEHOLD_CODE_OK && held;
   }
-  /// Throws when the lock is not held: right before each step that must not overlap with another holder's.
+  /// Throws when the lock is not held. Call it right before each step that must not overlap with another holder's.
   void ensure_held() const { check(leasehold_guard_ensure_held(get())); }
   void ensure_held_for(time_span time) const { check(leasehold_guard_ensure_held_for(get(), to_ms(time))); }
-  /// From now on the lock stands for so long, counted from its grant, whatever ends the guard.
+  /// Makes the lock stay in the store for at least this time, counted from its grant, however the hold ends.
   void hold_at_least(time_span time) const { check(leasehold_guard_hold_at_least(get(), to_ms(time))); }
   uint64_t token() const {
     uint64_t token = 0;
@@ -230,7 +230,7 @@ class [[nodiscard]] guard {
   std::string key() const {
     return text_of([this](char *to, size_t size, size_t *len) { return leasehold_guard_key(get(), to, size, len); });
   }
-  /// By which a transaction in the locks' own database asserts that the lock is held.
+  /// The statement by which a transaction in the locks' own database asserts that the lock is held.
   leasehold::assertion assertion() const {
     const auto part = [this](int32_t which) {
       return text_of([&](char *to, size_t size, size_t *n) {
@@ -248,11 +248,11 @@ class [[nodiscard]] guard {
   bool wait_loss(time_span time) const {
     return check_unless(LEASEHOLD_CODE_TIMED_OUT, leasehold_guard_wait_loss(get(), to_ms(time)));
   }
-  /// Releases the lock, and throws when it was not held any more. The destructor does it without a word.
+  /// Releases the lock, and throws when it was not held any more. The destructor releases it without a report.
   void release() { check(leasehold_guard_release(get())); }
 
  private:
-  // Behind the handle in time: freeing waits until the callback has returned.
+  // Must outlive the handle: freeing the handle waits until the callback has returned.
   std::shared_ptr<on_loss> called_;
   owned<leasehold_guard, leasehold_guard_free> handle_;
 };
@@ -273,7 +273,7 @@ class [[nodiscard]] guards {
 
   leasehold_guards get() const noexcept { return handle_.get(); }
   explicit operator bool() const noexcept { return bool(handle_); }
-  /// Whether all of them are held. It asks nobody and does not wait.
+  /// Whether all of them are held. It does not ask the store and does not wait.
   bool is_held() const noexcept {
     bool held = false;
     return leasehold_guards_is_held(get(), &held) == LEASEHOLD_CODE_OK && held;
@@ -288,7 +288,7 @@ class [[nodiscard]] guards {
   std::string key(size_t index) const {
     return text_of([&](char *to, size_t size, size_t *len) { return leasehold_guards_key(get(), index, to, size, len); });
   }
-  /// Of the key at that place.
+  /// The fencing token of the key at that index.
   uint64_t token(size_t index) const {
     uint64_t token = 0;
     check(leasehold_guards_token(get(), index, &token));
@@ -316,7 +316,7 @@ class cancel {
   owned<leasehold_cancel, leasehold_cancel_free> handle_;
 };
 
-/// What is asked for; each setter gives the request back.
+/// A request for locks; each setter returns the request.
 class request {
  public:
   explicit request(leasehold_request handle) : handle_(handle) {}
@@ -331,16 +331,16 @@ class request {
   request &lease(time_span time) { return set(leasehold_request_set_lease(get(), to_ms(time))); }
   request &wait(time_span time) { return set(leasehold_request_set_wait(get(), to_ms(time))); }
   request &max_hold(time_span time) { return set(leasehold_request_set_max_hold(get(), to_ms(time))); }
-  /// The lock stands for so long at the least, counted from its grant, however soon the guard ends.
+  /// The lock stays in the store for at least this time, counted from its grant, however soon the guard ends.
   request &hold_at_least(time_span time) { return set(leasehold_request_set_hold_at_least(get(), to_ms(time))); }
   request &cancel_by(const cancel &token) { return set(leasehold_request_set_cancel(get(), token.get())); }
-  /// Called once for each guard whose lock is lost; never after a release. It may end the guard. An empty one, or nullptr,
-  /// for none, which is the default.
+  /// Sets a function that is called once for each guard whose lock is lost; never after a release. It may end the
+  /// guard. An empty function, or nullptr, for none, which is the default.
   request &call_on_loss(on_loss function) {
     auto called = function ? std::make_shared<leasehold::on_loss>(std::move(function)) : nullptr;
-    // Not kept here if it is refused.
+    // The function is not kept if it is refused.
     set(leasehold_request_set_on_loss(get(), called ? lost : nullptr, called.get()));
-    // Guards that were made before keep theirs.
+    // Guards that were made before keep their function.
     called_ = std::move(called);
     return *this;
   }
@@ -359,14 +359,14 @@ class request {
     }
     return guard(made, called_);
   }
-  /// Takes up a lock that is data, as leasehold_request_adopt does; with the function of call_on_loss, which a guard that
-  /// is made of get() would not keep.
+  /// Adopts a lock that is held as data, as leasehold_request_adopt does. The guard keeps the function of call_on_loss,
+  /// which a guard that is made from get() by a C function would not.
   guard adopt(leasehold_lock lock) const {
     leasehold_guard made{};
     check(leasehold_request_adopt(get(), lock, &made));
     return guard(made, called_);
   }
-  /// All of several; only of client::request_all.
+  /// Waits for all of several locks; only for a request of client::request_all.
   guards lock_all() const {
     leasehold_guards made{};
     check(leasehold_request_lock_all(get(), &made));
@@ -386,7 +386,7 @@ class request {
     return *this;
   }
   static void lost(const leasehold_loss *lost, void *user) noexcept {
-    // A copy: it may end the guard that keeps it.
+    // A copy, because the function may end the guard that keeps it.
     const on_loss function = *static_cast<on_loss *>(user);
     function(loss{std::string(lost->key, lost->key_len), std::string(lost->text, lost->text_len), lost->token,
                   lost->reason, from_ms(lost->held_for_ms)});
@@ -396,13 +396,13 @@ class request {
   owned<leasehold_request, leasehold_request_free> handle_;
 };
 
-/// A lease that a thread extends until this ends, which leaves the lease as it stands.
+/// A lease that a thread extends until this ends, which leaves the lease as it is.
 class [[nodiscard]] keeper {
  public:
   explicit keeper(leasehold_keeper handle) : handle_(handle) {}
 
   leasehold_keeper get() const noexcept { return handle_.get(); }
-  /// Whether the lease is surely the holder's. It asks nobody and does not wait.
+  /// Whether the lease surely is the holder's. It does not ask the store and does not wait.
   bool is_held() const noexcept {
     bool held = false;
     return leasehold_keeper_is_held(get(), &held) == LEASEHOLD_CODE_OK && held;
@@ -428,13 +428,13 @@ class [[nodiscard]] keeper {
 };
 
 /// The leases of a namespace: see leasehold_leases. A call that finds the lease in another state than it needs throws, with
-/// LEASEHOLD_CODE_INVALID_LEASE. Its end ends no lease.
+/// LEASEHOLD_CODE_INVALID_LEASE. The end of this object ends no lease.
 class leases {
  public:
   explicit leases(leasehold_leases handle) : handle_(handle) {}
 
   leasehold_leases get() const noexcept { return handle_.get(); }
-  /// Gives the fencing token of the claim.
+  /// Returns the fencing token of the claim.
   uint64_t claim(std::string_view name, std::string_view holder, time_span time) const {
     uint64_t token = 0;
     check(leasehold_leases_claim(get(), name.data(), name.size(), holder.data(), holder.size(), to_ms(time), &token));
@@ -443,7 +443,7 @@ class leases {
   void extend(std::string_view name, std::string_view holder, time_span time) const {
     check(leasehold_leases_extend(get(), name.data(), name.size(), holder.data(), holder.size(), to_ms(time)));
   }
-  /// Extends it now, and by a thread until the keeper ends.
+  /// Extends the lease now, and then by a thread until the keeper ends.
   leasehold::keeper keep(std::string_view name, std::string_view holder, time_span time) const {
     leasehold_keeper made{};
     check(leasehold_leases_keep(get(), name.data(), name.size(), holder.data(), holder.size(), to_ms(time), &made));
@@ -453,7 +453,7 @@ class leases {
   void revoke(std::string_view name, std::string_view holder) const {
     check(leasehold_leases_revoke(get(), name.data(), name.size(), holder.data(), holder.size()));
   }
-  /// Nothing when nobody holds it.
+  /// The lease; nothing when nobody holds it.
   std::optional<holder> find(std::string_view name) const {
     leasehold_list list{};
     check(leasehold_leases_get(get(), name.data(), name.size(), &list));
@@ -480,7 +480,7 @@ class leases {
     }
     return entities;
   }
-  /// Waits until its time is over, or nobody holds it.
+  /// Waits until the lease's time is over, or nobody holds it.
   void wait_until_expired(std::string_view name) const { wait(name, {}); }
   void wait_until_expired(std::string_view name, const cancel &token) const { wait(name, token.get()); }
 
@@ -495,8 +495,8 @@ class leases {
 /// The work of a leader, with the fencing token of its term. An exception that leaves it ends the program.
 using work = std::function<void(uint64_t)>;
 
-/// A node of an election; its end stops it. Set what is to be set before all else. Its end waits for a work that runs on
-/// another thread, so hold no mutex there that the work takes.
+/// A node of an election. Call the functions that set something before all others. The end of this object stops the
+/// node, and waits for a work that runs on another thread, so hold no mutex there that the work takes.
 class [[nodiscard]] election {
  public:
   election(election &&) = default;
@@ -514,21 +514,23 @@ class [[nodiscard]] election {
   election &max_hold(time_span time) { return set(leasehold_election_set_max_hold(get(), to_ms(time))); }
   election &once() { return set(leasehold_election_set_once(get())); }
 
-  /// Starts a thread that campaigns, and calls the work whenever this node has won, as leasehold_election_lead does. The
-  /// work should return soon after is_leader() became false; it may end the election. Each term calls a copy of it: what
-  /// must last stands behind a pointer. An empty one throws: run() is without a work. Where stop() has not waited for the
-  /// work before to begin, that term's thread, if it comes late, calls the new one, with the token of the term that is over.
+  /// Starts a thread that campaigns, and calls the work whenever this node has won, as leasehold_election_lead does.
+  /// The work should return soon after is_leader() became false; it may end the election. Each term calls a copy of the
+  /// work, so keep state that must last behind a pointer. An empty work throws; use run() for a node without a work. If
+  /// lead() is called again after a stop() that did not wait for the earlier work to begin, the thread of that earlier
+  /// term may still come, and then calls the new work, with the token of the term that is over.
   void lead(work function) {
     auto next = function ? std::make_shared<const work>(std::move(function)) : nullptr;
     if (!called_) {
-      called_ = std::make_unique<called>();  // it was moved from, which the library says
+      called_ = std::make_unique<called>();  // this object was moved from: the call below throws
     }
-    // Before it is called, and not at all if it is refused: then another is at work.
+    // Stored before the new work can be called (the mutex is held), and not at all if it is refused: then another work
+    // runs.
     const std::lock_guard<std::mutex> lock(called_->mutex);
     check(leasehold_election_lead(get(), next ? works : nullptr, called_.get()));
     called_->function = std::move(next);
   }
-  /// lead() without a work.
+  /// Campaigns like lead(), without a work.
   void run() const { check(leasehold_election_run(get())); }
   bool is_leader() const noexcept {
     bool leader = false;
@@ -536,7 +538,7 @@ class [[nodiscard]] election {
   }
   /// Waits until the thread of lead() or run() is over.
   void wait() const { check(leasehold_election_wait(get())); }
-  /// Ends the campaign, and resigns. The node can campaign again later. That the term was lost already is no failure.
+  /// Ends the campaign, and resigns. The node can campaign again later. A term that was lost already is no failure.
   void stop() const {
     const leasehold_code code = leasehold_election_stop(get());
     if (code != LEASEHOLD_CODE_LOST) {
@@ -549,8 +551,8 @@ class [[nodiscard]] election {
     check(code);
     return *this;
   }
-  // What a thread of the library's calls. It is there until the handle is freed, however late the thread of a campaign
-  // that is over comes to it.
+  // The work that threads of the library call. It exists until the handle is freed, because the thread of a campaign
+  // that is over may come late.
   struct called {
     std::mutex mutex;
     std::shared_ptr<const work> function;
@@ -560,7 +562,7 @@ class [[nodiscard]] election {
     return now.function;
   }
   static void works(uint64_t token, void *user) noexcept {
-    // Each term has a copy, which may also end the election that keeps it.
+    // Each term calls a copy, because the work may end the election that keeps it.
     const work function = *function_of(*static_cast<called *>(user));
     function(token);
   }
@@ -569,7 +571,7 @@ class [[nodiscard]] election {
   owned<leasehold_election, leasehold_election_free> handle_;
 };
 
-/// The way to every lock of one store; any number of threads may use it.
+/// Access to every lock of one store; any number of threads may use it.
 class client {
  public:
   explicit client(leasehold_client handle) : handle_(handle) {}
@@ -626,7 +628,7 @@ class client {
     check(leasehold_election_new(get(), name.data(), name.size(), &made));
     return leasehold::election(made);
   }
-  /// Removes holders whose lease ended longer ago than this, and gives them; see leasehold_client_purge.
+  /// Removes holders whose lease ended longer ago than this, and returns them; see leasehold_client_purge.
   std::vector<holder> purge(time_span older_than) const {
     leasehold_list list{};
     check(leasehold_client_purge(get(), to_ms(older_than), &list));
@@ -638,7 +640,7 @@ class client {
     check(leasehold_client_purge_preview(get(), to_ms(older_than), &list));
     return holders_of(list);
   }
-  /// Ends everything; before exit(), which releases nothing.
+  /// Ends everything. Call it before exit(), which releases nothing.
   void close() const { check(leasehold_client_close(get())); }
 
  private:

@@ -1,4 +1,4 @@
-//! Leases that a name holds.
+//! Leases that names hold.
 
 use std::ffi::c_char;
 
@@ -23,14 +23,15 @@ handle::object!(LeasesData = 13, LeasesHandle, "namespace of leases");
 ///
 /// In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
 /// Its times are those of the claim, of the last extension, and of its end, from when on (on DynamoDB a grace later) it
-/// can be expired. A list of pins has the same two texts, the entity in the holder's place, and no numbers.
+/// can be expired. A list of pins has the same two texts, with the entity instead of the holder, and no numbers.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LeasesHandle {
     pub id: u64,
 }
 
-/// Makes the namespace known. Nothing is sent to the store; the calls say whether the namespace is a good one.
+/// Makes a handle for the leases of a namespace. Nothing is sent to the store; later calls fail if the namespace is not
+/// valid.
 /// \param namespace_ `namespace_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param leases Gets the namespace.
 #[unsafe(no_mangle)]
@@ -48,8 +49,8 @@ pub unsafe extern "C" fn leasehold_leases_new(
     })
 }
 
-/// Claims the lease for a holder, for `ms` milliseconds at the least. LEASEHOLD_CODE_INVALID_LEASE when somebody holds it,
-/// be it the same holder, be it that its time is over.
+/// Claims the lease for a holder, for at least `ms` milliseconds. LEASEHOLD_CODE_INVALID_LEASE when somebody holds it,
+/// even if that is the same holder, and even if the lease's time is over.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param token Gets the fencing token of the claim.
@@ -103,8 +104,8 @@ pub unsafe extern "C" fn leasehold_leases_expire(leases: LeasesHandle, name: *co
     })
 }
 
-/// Ends the lease of a holder before its time, whoever pins it. LEASEHOLD_CODE_INVALID_LEASE when nobody or another holds
-/// it.
+/// Ends the lease of a holder before its time, even if somebody pins it. LEASEHOLD_CODE_INVALID_LEASE when nobody or
+/// another holds it.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
@@ -122,7 +123,7 @@ pub unsafe extern "C" fn leasehold_leases_revoke(
     })
 }
 
-/// The lease of a name, as a list of one; of none when nobody holds it.
+/// The lease of a name, as a list of one entry; an empty list when nobody holds it.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param list Gets the list.
 #[unsafe(no_mangle)]
@@ -188,7 +189,7 @@ pub unsafe extern "C" fn leasehold_leases_unpin(
     })
 }
 
-/// Lists who pins the name, be it held or not.
+/// Lists who pins the name, whether it is held or not.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param list Gets the list.
 #[unsafe(no_mangle)]
@@ -206,7 +207,7 @@ pub unsafe extern "C" fn leasehold_leases_pinned_by(
     })
 }
 
-/// Waits, without limit, until the time of the lease is over, or nobody holds it; it does not expire it.
+/// Waits, without limit, until the time of the lease is over, or nobody holds it. It does not expire the lease.
 /// LEASEHOLD_CODE_CANCELLED once leasehold_cancel_fire was called for `cancel`, which may be {0}.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]

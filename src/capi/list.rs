@@ -87,8 +87,8 @@ pub struct ListHandle {
 }
 
 /// What the store knows of a key: the highest fencing token that was ever issued, and every holder in the record, the
-/// expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. For finding out
-/// who holds a lock, not for checking before taking it.
+/// expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. Use this to find
+/// out who holds a lock, not to check a lock before you take it.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param token Gets the fencing token.
 /// \param holders Gets the holders.
@@ -212,7 +212,8 @@ pub extern "C" fn leasehold_client_create_schema(client: ClientHandle) -> Code {
     })
 }
 
-/// What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
+/// What leasehold_client_create_schema would do, as a text for an administrator: for programs without the right to do
+/// it.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -240,8 +241,8 @@ pub unsafe extern "C" fn leasehold_list_len(list: ListHandle, len: *mut usize) -
     })
 }
 
-/// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last, and for a pin. `status_size` is `sizeof
-/// *status`.
+/// The numbers of a holder. `index` counts from 0; LEASEHOLD_CODE_NOT_FOUND for one after the last, and for a pin.
+/// `status_size` is `sizeof *status`.
 /// \param status Gets the numbers; `status_size` bytes.
 #[unsafe(no_mangle)]
 #[must_use]

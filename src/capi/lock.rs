@@ -1,4 +1,4 @@
-//! Locks as data: what is handed over, and what lives without a guard.
+//! Locks as data: to hand a lock over, or to hold one without a guard.
 
 use std::ffi::c_char;
 
@@ -28,13 +28,13 @@ impl LockData {
         LockData(Mutex::new(Some(lock)))
     }
 
-    /// For one that is still to be had: without a handle it could be released by nobody.
+    /// For a lock that is not acquired yet. The handle is made first, because nobody could release a lock without one.
     pub fn none_yet() -> Self {
         LockData(Mutex::default())
     }
 
     pub fn copy(&self) -> Result<Lock, Failure> {
-        // Nobody was given its handle yet.
+        // `None` only while the handle was not given out yet.
         self.0.lock().clone().ok_or_else(|| Failure::new(Code::StaleHandle, "there is no lock behind this handle"))
     }
 
@@ -83,7 +83,7 @@ pub unsafe extern "C" fn leasehold_lock_text(
 }
 
 /// Writes the lock as bytes, for another process; they are as secret as the lock id. `len` gets how many bytes there
-/// are. If they do not fit, none is written, which is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
+/// are. If they do not fit, none is written, and the code is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
 /// \param buffer Has room for `capacity` bytes; may be NULL if that is 0.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -102,8 +102,8 @@ pub unsafe extern "C" fn leasehold_lock_to_bytes(
     })
 }
 
-/// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
-/// LEASEHOLD_CODE_INVALID_INPUT when they are something else.
+/// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or that a Rust program wrote as
+/// JSON. LEASEHOLD_CODE_INVALID_INPUT when they are something else.
 /// \param bytes `bytes_len` bytes.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
@@ -113,7 +113,7 @@ pub unsafe extern "C" fn leasehold_lock_from_bytes(bytes: *const u8, bytes_len: 
         // SAFETY: the header asks the caller for `bytes_len` readable bytes; NULL is refused.
         let bytes = unsafe { text::read_bytes("bytes", bytes, bytes_len) }?;
         let lock = out_arg!(lock);
-        // The cause could show a part of them, and they are a secret.
+        // The error has no cause, because a cause could show a part of the bytes, which are secret.
         let not_read = |error: serde_json::Error| {
             let is_newer = error.to_string().starts_with(OTHER_VERSION);
             let given = if is_newer { "a lock of another version of leasehold" } else { "no lock" };

@@ -1,4 +1,4 @@
-//! What the library has to say while it works: the records of the crate `log`.
+//! Messages of the library while it works: the records of the crate `log`.
 
 use std::cell::Cell;
 use std::ffi::{c_char, c_void};
@@ -33,7 +33,7 @@ pub enum LogLevel {
 pub struct LogRecord {
     /// The size of this struct as the library has it: later versions may add fields at its end.
     pub size: usize,
-    /// The part of the library that says it, like "leasehold::heartbeat".
+    /// The part of the library that the message comes from, like "leasehold::heartbeat".
     pub target: *const c_char,
     pub target_len: usize,
     /// The message, for people.
@@ -66,7 +66,7 @@ pub struct LogHandle {
 }
 
 thread_local! {
-    /// A callback that calls the library, which has something to say, is not called again for that.
+    /// Whether this thread is inside a callback. Messages of the functions that a callback calls are passed to nobody.
     static INSIDE: Cell<bool> = const { Cell::new(false) };
 }
 
@@ -94,7 +94,7 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-/// The message, and behind it what it is about: C has no fields.
+/// The message, followed by its fields as text: C has none.
 fn text(record: &Record<'_>) -> String {
     struct Fields(Vec<String>);
     impl<'a> VisitSource<'a> for Fields {
@@ -128,14 +128,14 @@ impl LogSink {
         };
         let Callback { function, user } = self.callback;
         let before = INSIDE.with(|inside| inside.replace(true));
-        // SAFETY: whoever set it promised that it may be called until it is freed; freeing closes the gate.
+        // SAFETY: the program that set it promised that it may be called until it is freed; freeing closes the gate.
         self.gate.pass(|| unsafe { function(&info, user) });
-        // It may be called by what another one calls.
+        // Restored, not cleared: this callback may run inside another one.
         INSIDE.with(|inside| inside.set(before));
     }
 }
 
-/// Becomes the logger, unless the program is in Rust and has one.
+/// Becomes the logger, unless the program is written in Rust and has set one.
 fn install() -> Outcome {
     static IS_OURS: OnceLock<bool> = OnceLock::new();
     match IS_OURS.get_or_init(|| ::log::set_logger(&Logger).is_ok()) {
@@ -146,10 +146,11 @@ fn install() -> Outcome {
     }
 }
 
-/// As many as the most talkative one wants.
+/// Sets the level of the function that wants the most messages.
 fn choose_level() {
     let most = || handle::all::<LogSink>().iter().map(|sink| sink.most).max().unwrap_or(LevelFilter::Off);
-    // Another thread may do the same, and set what it found before. No mutex: a forked child could find it held.
+    // Repeated, because another thread may do the same, and set what it found earlier. No mutex, because a
+    // forked child could find it held.
     loop {
         let found = most();
         ::log::set_max_level(found);
@@ -159,12 +160,13 @@ fn choose_level() {
     }
 }
 
-/// Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
-/// called on the thread that has something to say, several at once, or on another one where a lock depends on that thread;
-/// it should return at once, may call every function of this header, and must return: no exception, longjmp() or
-/// pthread_exit(). One that takes long holds up the call that has something to say, but no renewal and no loss. What its
-/// own calls have to say is not passed to it. A forked child has no such function until it sets one.
-/// \param level The least important ones that are passed, one of leasehold_log_level.
+/// Passes the library's messages to a function, from now on and for all clients. Without such a function they go
+/// nowhere. It is called on the thread that a message comes from, on several threads at once, or, if a lock depends on
+/// that thread, on another one. It should return at once, may call every function of this header, and must return: no
+/// exception, longjmp() or pthread_exit(). A function that takes long holds up the call that the message comes from,
+/// but no renewal and no report of a loss. Messages of the functions that it calls itself are passed neither to it nor
+/// to another such function. A forked child has no such function until it sets one.
+/// \param level The least important messages that are passed, one of leasehold_log_level.
 /// \param on_log Any thread may call it with `user` until it is freed.
 /// \param log Gets the handle.
 #[unsafe(no_mangle)]
@@ -186,14 +188,15 @@ pub unsafe extern "C" fn leasehold_log_new(level: i32, on_log: OnLog, user: *mut
     })
 }
 
-/// Ends that, once it was told for up to 5 s what other threads had to say. Once it has returned, the function is not
-/// running and is not called any more, unless it freed itself; then `user` can be freed. Waits until other threads have left
-/// the function, however long that takes; but not for one that waits for a callback in which this is called.
+/// Ends the passing of messages to the function. First it passes on the messages of other threads that still wait, for
+/// up to 5 s. Once this has returned, the function is not running and is not called any more, unless it freed itself;
+/// then `user` can be freed. Waits until other threads have left the function, however long that takes; but not for a
+/// thread that waits for a callback in which this is called.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_log_free(log: LogHandle) -> Code {
     call(|| {
         handle::get::<LogSink>(log)?;
-        // Lines of heartbeats and losses come by way of another thread.
+        // Messages about heartbeats and losses come by way of another thread.
         if !INSIDE.get() {
             wait_until_written(REST);
         }
@@ -221,7 +224,7 @@ mod tests {
     unsafe extern "C" fn talks(record: *const LogRecord, user: *mut c_void) {
         // SAFETY: the test leaks it, and the record is there during the call.
         let (talk, text) = unsafe { (&*user.cast::<Talk>(), std::ffi::CStr::from_ptr((*record).text)) };
-        // Other tests have something to say, too.
+        // Other tests cause messages, too.
         if text.to_string_lossy().contains("of this test") {
             let _ = talk.entered.send(text.to_string_lossy().into_owned());
             let _ = talk.leave.recv_timeout(Duration::from_secs(20));
@@ -239,7 +242,7 @@ mod tests {
             let callback = Callback { function: ignores as LogFn, user: std::ptr::null_mut() };
             let (gate, aside) = (Gate::default(), Aside::default());
             let another = LogSink { most: LevelFilter::Warn, callback, gate, aside };
-            // As when it is freed, and something waits for it.
+            // As when a log is freed for which messages still wait.
             another.tell(Level::Warn, "t\0", "text\0");
             ::log::warn!(target: "leasehold::test", "said inside a callback of two logs");
         }
@@ -267,7 +270,7 @@ mod tests {
         }
     }
 
-    /// As the last lines of a program, which say how its locks ended.
+    /// The last messages of a program say how its holds ended.
     #[test]
     fn freeing_a_log_waits_for_what_other_threads_had_to_say() {
         let (told, tells) = bounded(9);

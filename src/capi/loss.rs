@@ -1,4 +1,4 @@
-//! How C hears of a loss: a callback, and a file descriptor for event loops.
+//! How C learns of a loss: by a callback, and by a file descriptor for event loops.
 
 use std::ffi::{c_char, c_void};
 #[cfg(unix)]
@@ -20,18 +20,19 @@ use crate::model::loss::{Loss, LossReason};
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reason {
-    /// It is not lost.
+    /// The lock is not lost.
     None = 0,
-    /// Somebody else was granted the lock since.
+    /// Somebody else has been granted the lock meanwhile.
     TakenOver = 1,
     /// The lease came to its end without a renewal.
     Expired = 2,
-    /// An operator or another process released it.
+    /// An operator or another process released the lock.
     ReleasedByOther = 3,
-    /// It was held for as long as leasehold_request_set_max_hold allows.
+    /// The lock was held for as long as leasehold_request_set_max_hold allows.
     MaxHold = 4,
-    /// The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
-    /// replaced. Where the table is gone, too, heartbeats fail until the lease is over, and that is expired.
+    /// The lock's row is gone, alone or with its file, its collection or all rows; or the log next to an SQLite file
+    /// was removed or replaced. If the whole table is gone, heartbeats fail until the lease is over, and the reason is
+    /// LEASEHOLD_REASON_EXPIRED.
     Gone = 5,
     /// The heartbeat thread died.
     HeartbeatDied = 6,
@@ -65,7 +66,7 @@ pub struct LossInfo {
     pub size: usize,
     /// The fencing token that is out of date now.
     pub token: u64,
-    /// How long it had been held, in milliseconds.
+    /// How long the lock had been held, in milliseconds.
     pub held_for_ms: u64,
     /// The name of the lock.
     pub key: *const c_char,
@@ -87,10 +88,10 @@ pub type WarnFn = unsafe extern "C" fn(left_ms: u64, user: *mut c_void);
 
 pub type LossFn = unsafe extern "C" fn(loss: *const LossInfo, user: *mut c_void);
 
-/// Calls it with the loss.
+/// Calls the callback with the loss.
 ///
 /// # Safety
-/// It may still be called.
+/// The callback may still be called.
 unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
     let ended = |text: String| (text.len(), text + "\0");
     let (key_len, key) = ended(loss.key.clone());
@@ -109,7 +110,7 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
     unsafe { (callback.function)(&info, callback.user) }
 }
 
-/// What of a guard hears of its loss.
+/// What a guard reports its loss to: the callbacks and the descriptors.
 pub struct Watch {
     warning: Option<Callback<WarnFn>>,
     gate: Gate,
@@ -118,9 +119,9 @@ pub struct Watch {
 
 struct State {
     phase: Phase,
-    /// Until it is called: of several locks the first one that is lost does that.
+    /// Taken out when it is called: of several locks, the first one that is lost calls it.
     callback: Option<Callback<LossFn>>,
-    /// The other ends of the descriptors that were given out.
+    /// Our ends of the descriptors that were given out.
     #[cfg(unix)]
     ends: Vec<UnixStream>,
 }
@@ -140,7 +141,7 @@ impl Watch {
         Watch::of(callback, None)
     }
 
-    /// A function that hears of the loss, and one that hears before.
+    /// With a function that is called at the loss, and one that is called before it.
     pub fn of(callback: Option<Callback<LossFn>>, warning: Option<Callback<WarnFn>>) -> Arc<Self> {
         let state = State {
             phase: Phase::Held,
@@ -151,12 +152,12 @@ impl Watch {
         Arc::new(Watch { warning, gate: Gate::default(), state: Mutex::new(state) })
     }
 
-    /// Has the descriptors tell the loss. It waits for nothing.
+    /// Makes the descriptors report the loss. It does not block.
     pub fn found(&self) {
         self.settle(Phase::Lost);
     }
 
-    /// Tells the loss. Runs on a thread of its own.
+    /// Reports the loss to the callback, too. Runs on a thread of its own.
     pub fn lost(&self, loss: &Loss) {
         self.found();
         let callback = {
@@ -164,12 +165,13 @@ impl Watch {
             if state.phase == Phase::Lost { state.callback.take() } else { None }
         };
         if let Some(callback) = callback {
-            // SAFETY: whoever set it promised that it may be called until the guard is freed; freeing closes the gate.
+            // SAFETY: the program that set it promised that it may be called until the guard is freed; freeing closes
+            // the gate.
             self.gate.pass(|| unsafe { tell(callback, loss) });
         }
     }
 
-    /// Tells that renewals fail. Runs on a thread of its own.
+    /// Reports that renewals fail. Runs on a thread of its own.
     pub fn warns(&self, left: Duration) {
         let Some(Callback { function, user }) = self.warning else { return };
         self.gate.pass(|| {
@@ -180,19 +182,20 @@ impl Watch {
         });
     }
 
-    /// No loss is reported any more, nor one that was found and whose callback still waits for a thread.
+    /// After this no loss is reported any more, not even one that was found and whose callback still waits for a
+    /// thread.
     pub fn released(&self) {
         self.settle(Phase::Released);
         self.state.lock().callback = None;
     }
 
-    /// No loss is reported any more, and the callback does not run on another thread.
+    /// After this no loss is reported any more, and the callback does not run on another thread.
     pub fn freed(&self) {
         self.released();
         self.gate.close();
     }
 
-    /// Says how the hold ended, unless that was said before.
+    /// Notes how the hold ended, unless that was noted before, and tells the descriptors.
     fn settle(&self, phase: Phase) {
         let mut state = self.state.lock();
         if state.phase == Phase::Held {
@@ -210,7 +213,7 @@ impl Watch {
         #[cfg(target_vendor = "apple")]
         without_signals(&end)?;
         let mut state = self.state.lock();
-        // The caller may ask for one after the other, and close them.
+        // The caller may get any number of descriptors, one after the other, and close them.
         state.ends.retain(|end| !is_closed(end));
         state.ends.push(end);
         if state.phase != Phase::Held {
@@ -222,20 +225,20 @@ impl Watch {
 
 #[cfg(unix)]
 impl State {
-    /// Tells the other ends how the hold ended, and that nothing follows.
+    /// Writes to the descriptors how the hold ended, and ends them.
     fn finish(&mut self) {
         for end in self.ends.drain(..) {
             if self.phase == Phase::Lost {
                 write_byte(&end);
             }
-            // To close it would not do: a forked child may have a copy.
+            // Closing our end is not enough: a forked child may have a copy of it.
             let _ = end.shutdown(std::net::Shutdown::Both);
         }
     }
 }
 
-/// An empty socket takes a byte. One whose other end is closed answers with an error, and not with the signal that a plain
-/// write is answered with, since that ends a program.
+/// Writes a byte, for which an empty socket always has room. If the other end is closed this gets an error, and not the
+/// signal of a plain write, which would end the program.
 #[cfg(unix)]
 fn write_byte(end: &UnixStream) {
     use nix::sys::socket::{MsgFlags, send};
@@ -247,7 +250,7 @@ fn write_byte(end: &UnixStream) {
     let _ = send(end.as_raw_fd(), b"!", flags);
 }
 
-/// There it is an option of the socket.
+/// On Apple's systems the signal is switched off by an option of the socket.
 #[cfg(target_vendor = "apple")]
 fn without_signals(end: &UnixStream) -> std::io::Result<()> {
     use nix::libc::{SO_NOSIGPIPE, SOL_SOCKET, c_int, setsockopt, socklen_t};
@@ -260,7 +263,7 @@ fn without_signals(end: &UnixStream) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Whether nobody has the other end any more.
+/// Whether the other end is closed everywhere.
 #[cfg(unix)]
 fn is_closed(mut end: &UnixStream) -> bool {
     matches!(end.read(&mut [0; 64]), Ok(0))
@@ -317,7 +320,7 @@ mod tests {
             assert!(leaves.send(()).is_ok());
             assert!(ends.recv().is_err());
         });
-        // It tells once, and nothing after the end.
+        // The loss is reported once, and none after the end.
         drop(leaves);
         watch.lost(&loss());
         assert!(enters.is_empty());
@@ -326,7 +329,7 @@ mod tests {
             end(&ended);
             ended.lost(&loss());
             assert!(enters.is_empty());
-            // Found before, and told too late.
+            // The loss was found before the end, but its callback begins too late.
             let found = Watch::new(Some(Callback { function: talk as LossFn, user }));
             found.found();
             end(&found);
@@ -335,7 +338,7 @@ mod tests {
         }
     }
 
-    /// What a descriptor says, which must be at its end.
+    /// What can be read from a descriptor, which must be at its end.
     #[cfg(unix)]
     fn said(watch: &Watch) -> Option<String> {
         let mut descriptor = UnixStream::from(watch.descriptor().ok()?);
@@ -357,7 +360,7 @@ mod tests {
         }
     }
 
-    /// While it is held nothing is to be read, however many others were given out.
+    /// While the lock is held there is nothing to read, however many descriptors were given out.
     #[cfg(unix)]
     #[test]
     fn a_descriptor_is_silent_while_the_lock_is_held() {

@@ -1,7 +1,7 @@
 //! The C library: handles, numbered codes, and functions that no panic crosses.
 //!
-//! Its reference is the header `leasehold.h`, which is written from the comments in here: they are read by C
-//! programmers. Only the public API is used, and this is the only place with `unsafe`.
+//! Its reference is the header `leasehold.h`, which is generated from the `///` comments in this folder: they are read
+//! by C programmers. Outside of its tests it imports only from `model`, `sys` and `api`. No other folder has `unsafe`.
 
 mod admin;
 mod asked;
@@ -43,10 +43,11 @@ use failure::{Failure, Outcome};
 
 use crate::sys::thread::lives;
 
-/// The body of every exported function that can fail: no panic leaves it, and a failure is kept for the
+/// Runs the body of an exported function that can fail: no panic leaves it, and a failure is kept for the
 /// `leasehold_error_` functions of this thread.
 fn call(body: impl FnOnce() -> Outcome) -> Code {
-    // Asked now, it knows in the thread's end, where C may free what it has.
+    // During the end of the thread, where C may still free handles, `lives` knows the answer only if it was called
+    // before.
     lives();
     let failure = match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => return Code::Ok,
@@ -64,7 +65,7 @@ macro_rules! text_arg {
     };
 }
 
-/// A place of the caller's that gets a result.
+/// A pointer of the caller's, to which a result is written.
 macro_rules! out_arg {
     ($out:ident) => {
         // SAFETY: the header asks the caller for a place that can be written to; NULL is refused.
@@ -72,22 +73,22 @@ macro_rules! out_arg {
     };
 }
 
-/// The same for a struct, whose size is given along.
+/// The same for a struct, whose size the caller passes, too.
 macro_rules! sized_out_arg {
     ($out:ident, $size:ident, $first_size:expr) => {
-        // SAFETY: the header asks the caller for so many bytes that can be written to; NULL is refused.
+        // SAFETY: the header asks the caller for this many bytes that can be written to; NULL is refused.
         unsafe { $crate::capi::text::SizedOut::new(stringify!($out), $out, $size, $first_size) }?
     };
 }
 
 use {out_arg, sized_out_arg, text_arg};
 
-/// In a header zero milliseconds and `UINT64_MAX` are numbers like any other; the latter is longer than any wait.
+/// A time in milliseconds from C: zero has no special meaning; `UINT64_MAX` is for ever.
 fn millis(ms: u64) -> Duration {
     if ms == u64::MAX { Duration::MAX } else { Duration::from_millis(ms) }
 }
 
-/// Rounded down; `UINT64_MAX` for what has no end.
+/// Milliseconds for C, rounded down; `UINT64_MAX` for a time without end.
 fn as_millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -98,7 +99,7 @@ fn unix_time(ms: u64) -> Result<SystemTime, Failure> {
     at.ok_or_else(|| Failure::new(Code::InvalidInput, format!("unix_ms is {ms}, later than any clock goes")))
 }
 
-/// Until another thread has brought it about.
+/// Waits until `done` returns true, which another thread brings about.
 #[cfg(test)]
 #[track_caller]
 fn wait_until(mut done: impl FnMut() -> bool) {

@@ -1,4 +1,4 @@
-//! Requests with everything that can be asked for.
+//! Requests, with all their options.
 
 use std::ffi::{c_char, c_void};
 use std::time::Instant;
@@ -24,15 +24,15 @@ use crate::sys::deadline::far_from;
 pub struct Request(Mutex<Asked>);
 handle::object!(Request = 3, RequestHandle, "request");
 
-/// What is asked for: one lock, the first of several that is free, or all of several. It can be used any number of times, by any
-/// number of threads. Free it with leasehold_request_free.
+/// A request for one lock, for the first of several that is free, or for all of several. It can be used any number of
+/// times, by any number of threads. Free it with leasehold_request_free.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RequestHandle {
     pub id: u64,
 }
 
-/// A copy, so that nothing is locked while a wait goes on.
+/// A copy of the request, so that its mutex is not locked during a wait.
 fn asked(request: RequestHandle) -> Result<Asked, Failure> {
     Ok(handle::get::<Request>(request)?.0.lock().again())
 }
@@ -120,8 +120,8 @@ pub extern "C" fn leasehold_request_set_shared(request: RequestHandle) -> Code {
     call(|| set(request, LockRequest::shared))
 }
 
-/// Asks for the lock in shared mode, and only while fewer than `n` hold it: who asks with a larger limit, or with none,
-/// joins all the same. Defaults to no limit.
+/// Asks for the lock in shared mode, and only while fewer than `n` hold it. A request with a larger limit, or with
+/// none, can still join them. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_holders(request: RequestHandle, n: u32) -> Code {
     call(|| set(request, |request| request.max_holders(n)))
@@ -156,7 +156,8 @@ pub unsafe extern "C" fn leasehold_request_set_comment(
 }
 
 /// Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. A key has at most one
-/// holder with it, shared ones included: others who ask with the same id are refused, or wait. Defaults to a random id.
+/// holder with the same lock id, shared holders included: another request with that id is refused, or waits. Defaults
+/// to a random id.
 /// \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_lock_id(
@@ -192,9 +193,9 @@ pub extern "C" fn leasehold_request_set_lease_forever(request: RequestHandle) ->
     call(|| set(request, LockRequest::lease_forever))
 }
 
-/// Takes the lock away from an exclusive holder that has the same owner. That one finds out at its next heartbeat;
-/// until then only the fencing token protects what the lock is for. An owner must have been set, and it is refused for a
-/// shared lock. Defaults to waiting for such a holder like for any other.
+/// Takes the lock away from an exclusive holder that has the same owner. That holder finds out at its next heartbeat;
+/// until then only the fencing token protects what the lock is for. An owner must have been set, and the option is
+/// refused for a shared lock. Defaults to waiting for such a holder as for any other.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_replace_same_owner(request: RequestHandle) -> Code {
     call(|| set(request, |request| request.same_owner(SameOwner::Replace)))
@@ -208,7 +209,7 @@ pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) ->
 }
 
 /// Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
-/// several waits can share one deadline; one that has passed tries once. Defaults to no limit.
+/// several waits can share one deadline. After the deadline it tries once. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: u64) -> Code {
     call(|| {
@@ -227,31 +228,31 @@ pub extern "C" fn leasehold_request_set_cancel(request: RequestHandle, cancel: C
     })
 }
 
-/// For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
-/// that hangs. Of several locks, counted from when all of them are held. Defaults to no limit.
+/// For how many milliseconds the lock may be held at most. Then it is lost, even while its process lives: this is for a
+/// worker that hangs. For all of several locks the time counts from when all of them are held. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_max_hold(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.max_hold(millis(ms))))
 }
 
-/// For how many milliseconds the lock stands at the least, counted from its grant by the store's clock, at most 30 days:
-/// until then a release, the end of the guard or of the client, and the death of the process leave it standing, and nobody
-/// renews it. So a job that is over in a second does not run again on a host that starts it a little later. Refused with a
-/// lease without end or until a time, by leasehold_request_acquire, and for all of several keys: see
-/// leasehold_guards_hold_at_least. On Cloud Spanner with fleet=mixed only the lease itself, spindle_duration, is taken.
-/// Defaults to nothing.
+/// How many milliseconds the lock stays in the store at least, counted from its grant by the store's clock; at most 30
+/// days. Until then it stays there even after a release, the end of the guard or of the client, or the death of the
+/// process; after such an end nobody renews it. So a job that is over in a second does not run again on a host that
+/// starts it a little later. It is refused with a lease without end or until a time, by leasehold_request_acquire, and
+/// for all of several keys (for those see leasehold_guards_hold_at_least). On Cloud Spanner with fleet=mixed only the
+/// lease itself, spindle_duration, is accepted. Defaults to no minimum.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_hold_at_least(request: RequestHandle, ms: u64) -> Code {
     call(|| set(request, |request| request.hold_at_least(millis(ms))))
 }
 
 /// Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
-/// the library's; never after a release, but one that was about to be called as that returned may still run. It may call
-/// every function of this header, also to free the guard or close the client. It must return: no exception, longjmp() or
-/// pthread_exit(). Once leasehold_guard_free has returned, the function is not running and is not called any more, unless
-/// it freed the guard itself; then `user` can be freed. The same holds once a call has returned that gave no guard. Where
-/// no thread can be started it waits for one, unlike leasehold_guard_is_held and leasehold_guard_loss_descriptor. NULL for
-/// none, which is the default.
+/// the library's. It is not called after a release, but a call that was about to begin when the release returned may
+/// still run. It may call every function of this header, also to free the guard or close the client. It must return: no
+/// exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the function is not running and is
+/// not called any more, unless it freed the guard itself; then `user` can be freed. The same applies once a call has
+/// returned that gave no guard. If no thread can be started, the function is called only once one can be;
+/// leasehold_guard_is_held and leasehold_guard_loss_descriptor need no thread. NULL for none, which is the default.
 /// \param on_loss Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_on_loss(
@@ -266,10 +267,10 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
     })
 }
 
-/// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
-/// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. It must be less
-/// than the lease less the margin. Of several locks each warns, also while others are still waited for. For the function
-/// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
+/// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as
+/// an event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. `left_ms`
+/// must be less than the lease minus the margin. With several locks each of them warns, also while the call still waits
+/// for others. The rules for the function are those of leasehold_request_set_on_loss. Defaults to no warning.
 /// \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_warn_before(
@@ -287,9 +288,9 @@ pub unsafe extern "C" fn leasehold_request_set_warn_before(
 }
 
 /// Sets a function that is called with `user` while a call of this request waits, when the wait begins and then every
-/// `every_ms` milliseconds, at least 10: on the thread that waits, so that it should return soon. It may call every
-/// function of this header, also to fire the cancel token or free the request, and must return: no exception, longjmp()
-/// or pthread_exit(). NULL for none, which is the default.
+/// `every_ms` milliseconds, at least 10. It is called on the thread that waits, so it should return soon. It may call
+/// every function of this header, also to fire the cancel token or free the request, and must return: no exception,
+/// longjmp() or pthread_exit(). NULL for none, which is the default.
 /// \param on_wait Called with `user` only during calls that wait.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_request_set_on_wait(
@@ -308,11 +309,12 @@ pub unsafe extern "C" fn leasehold_request_set_on_wait(
     })
 }
 
-/// Waits for all locks of a request made by leasehold_request_new_all, for as long as was set for all of them together.
-/// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released in
-/// the background: a program that ends at once calls leasehold_client_close first.
-/// Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while others were waited for. The loss
-/// callback is called for the first of them that is lost; the others stay held until they are released or freed.
+/// Waits for all locks of a request made by leasehold_request_new_all; the wait that was set is for all of them
+/// together. Locks that were obtained already are renewed meanwhile, and keep others waiting. If one of them is not
+/// obtained, all are released in the background: a program that ends soon after that must call leasehold_client_close
+/// first. Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while the call waited for others.
+/// The loss callback is called for the first of them that is lost; the others stay held until they are released or
+/// freed.
 /// \param guards Gets the guard of all of them.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -323,7 +325,7 @@ pub unsafe extern "C" fn leasehold_request_lock_all(request: RequestHandle, guar
     })
 }
 
-/// leasehold_request_lock_all that tries once for each: LEASEHOLD_CODE_HELD when others hold one of them.
+/// leasehold_request_lock_all that tries once for each lock: LEASEHOLD_CODE_HELD when others hold one of them.
 /// \param guards Gets the guard of all of them.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -350,7 +352,7 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
 /// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
 /// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
 /// LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set,
-/// LEASEHOLD_CODE_ALREADY_HELD when this client holds it by the same lock id.
+/// LEASEHOLD_CODE_ALREADY_HELD when this client holds it with the same lock id.
 /// \param guard Gets the guard.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -361,10 +363,10 @@ pub unsafe extern "C" fn leasehold_request_try_lock(request: RequestHandle, guar
     })
 }
 
-/// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
-/// leasehold_request_set_max_hold, means nothing to it, but leasehold_request_set_hold_at_least is refused.
-/// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See
-/// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
+/// Tries once, and gives the lock as data: nothing renews or releases it by itself. Options for guards, like
+/// leasehold_request_set_max_hold, have no effect, except that leasehold_request_set_hold_at_least is refused.
+/// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client holds it with the same lock
+/// id. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 /// \param lock Gets the data.
 #[unsafe(no_mangle)]
 #[must_use]

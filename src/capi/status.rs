@@ -30,27 +30,27 @@ impl From<Mode> for ModeCode {
 pub const UNENDING: Duration = Duration::MAX;
 
 /// The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
-/// numbers at its end: the caller passes the sizeof of its own version, gets that many numbers, and 0 for those that the
-/// library does not know.
+/// numbers at its end: the caller passes the sizeof of its own version and gets the numbers of that version, with 0 for
+/// those that the library does not know.
 #[repr(C)]
 pub struct Status {
-    /// The fencing token of its grant.
+    /// The fencing token of the holder's grant.
     pub token: u64,
-    /// When it was granted.
+    /// When the lock was granted.
     pub created_ms: u64,
-    /// When it was last renewed; 0 when it never was.
+    /// When the lock was last renewed; 0 when it never was.
     pub renewed_ms: u64,
     /// When the lease ends; UINT64_MAX when it has no end.
     pub leased_until_ms: u64,
     /// What was left of the lease when this was read: 0 when it had ended, UINT64_MAX when it has no end.
     pub remaining_ms: u64,
-    /// How it is held.
+    /// How the lock is held.
     pub mode: ModeCode,
     /// Always 0. Padding is named so that no bytes of the library's memory get into it.
     pub reserved: u32,
 }
 
-/// Nobody has a smaller one than its first version.
+/// The size of the first version of [`Status`]. No caller has a smaller one.
 ///
 /// cbindgen:ignore
 pub const STATUS_FIRST_SIZE: usize = 48;
@@ -89,7 +89,7 @@ pub enum Text {
     Owner = 2,
     /// The host of the holder.
     Host = 3,
-    /// What the holder wanted to say.
+    /// The holder's note, for people to read.
     Comment = 4,
 }
 

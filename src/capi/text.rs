@@ -30,7 +30,7 @@ pub unsafe fn read_bytes<'a>(name: &str, bytes: *const u8, len: usize) -> Result
     if bytes.is_null() {
         return Err(null(name));
     }
-    // A negative number that became a size.
+    // Such a length is a negative number that became a size.
     if isize::try_from(len).is_err() {
         return Err(Failure::new(Code::InvalidInput, format!("the length of {name} is {len}, more than can be")));
     }
@@ -54,7 +54,7 @@ pub unsafe fn write(text: &str, buffer: *mut c_char, capacity: usize, len: *mut 
     if capacity == 0 {
         return Ok(());
     }
-    // `floor_char_boundary`, which the oldest compiler that we serve lacks.
+    // This is `floor_char_boundary`, which the oldest supported compiler lacks.
     let mut fits = text.len().min(capacity - 1);
     while !text.is_char_boundary(fits) {
         fits -= 1;
@@ -90,7 +90,7 @@ pub unsafe fn write_bytes(bytes: &[u8], buffer: *mut u8, capacity: usize, len: *
     Ok(())
 }
 
-/// A place of the caller's, written to only on success.
+/// A pointer of the caller's, written to only on success.
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
@@ -100,35 +100,36 @@ impl<T> Out<T> {
         if out.is_null() { Err(null(name)) } else { Ok(Out(out)) }
     }
 
-    /// It never fails; so ends the body of a call.
+    /// Never fails; it returns an `Outcome` so that it can end the body of a call.
     pub fn write(self, value: T) -> Outcome {
         self.put(value);
         Ok(())
     }
 
-    /// What is answered if nothing else comes, also by a call that fails: for answers that must not be taken for good.
+    /// Writes a value that remains there if the call fails: for answers whose old value must not be mistaken for a good
+    /// one.
     pub fn or(self, value: T) -> Self {
         self.put(value);
         self
     }
 
     fn put(&self, value: T) {
-        // SAFETY: whoever made it promised that; the alignment is not taken for granted.
+        // SAFETY: `new` demands a place that can be written to; it need not be aligned.
         unsafe { self.0.write_unaligned(value) };
     }
 }
 
-/// A struct of the caller's that may be an older or a newer version than ours: it says how large it is.
+/// A struct of the caller's that may be of an older or a newer version than ours: the caller says how large it is.
 pub struct SizedOut<T> {
     out: *mut T,
     size: usize,
 }
 
 impl<T> SizedOut<T> {
-    /// More is no struct but a mistake.
+    /// A larger size is a mistake.
     const MAX_SIZE: usize = 4096;
 
-    /// `first_size` is that of the first version.
+    /// `first_size` is the size of the struct's first version.
     ///
     /// # Safety
     /// Unless it is NULL, `size` bytes at `out` can be written to until the call is over.
@@ -143,10 +144,10 @@ impl<T> SizedOut<T> {
         Ok(SizedOut { out, size })
     }
 
-    /// Writes what both versions have; what only the caller's has becomes 0.
+    /// Writes the fields that both versions have; those that only the caller's version has become 0.
     pub fn write(self, value: T) -> Outcome {
         let ours = size_of::<T>().min(self.size);
-        // SAFETY: whoever made it promised that so many bytes can be written to, and nobody else has them.
+        // SAFETY: `new` demands `size` bytes that can be written to, and nobody else has them.
         unsafe {
             self.out.cast::<u8>().write_bytes(0, self.size);
             std::ptr::copy_nonoverlapping((&raw const value).cast::<u8>(), self.out.cast(), ours);

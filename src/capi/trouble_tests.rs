@@ -1,4 +1,4 @@
-//! What no program in C can bring about: a store that fails, and callbacks that take long just then.
+//! Tests of what no program in C can bring about: a store that fails, and callbacks that take long at that moment.
 
 use std::ffi::{c_char, c_void};
 use std::sync::Arc;
@@ -41,7 +41,7 @@ use crate::store::memory::Memory;
 use crate::sys::aside::{Aside, MOST_WAITING};
 use crate::sys::clock::Clock;
 
-/// A client whose requests meet faults, and what it is by its handle.
+/// The handle of a client whose requests fail, and the plan of its faults.
 fn client() -> (ClientHandle, FaultPlan) {
     let (clock, faults) = (Clock::system(), FaultPlan::default());
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
@@ -112,7 +112,7 @@ fn what_an_operator_released_stays_lost() {
         assert_eq!(leasehold_guard_release(guard), Code::Lost);
         assert_eq!(leasehold_guard_ensure_held(guard), Code::Lost);
     }
-    // Nothing to hand over, and no handle is kept for it.
+    // There is nothing to hand over, and no handle for it is made.
     let mut lock = LockHandle::default();
     // SAFETY: a place that can be written to.
     assert_eq!(unsafe { leasehold_guard_into_lock(guard, &mut lock) }, Code::Lost);
@@ -183,7 +183,7 @@ unsafe extern "C" fn loses(_: u64, _: *const c_char, _: usize, _: *mut c_void) {
     LOST.store(true, Ordering::SeqCst);
 }
 
-/// The callback takes longer than the drop timeout, and the next one is to be called by then.
+/// The callback takes longer than the drop timeout, and the next callback is due before it returns.
 #[test]
 fn no_callback_of_an_election_begins_once_it_is_freed() {
     let ((client, _), mut election) = (client(), ElectionHandle::default());
@@ -204,7 +204,7 @@ fn no_callback_of_an_election_begins_once_it_is_freed() {
     let (freed, frees) = bounded(1);
     std::thread::spawn(move || freed.send(leasehold_election_free(election)));
     assert!(frees.recv_timeout(Duration::from_secs(1)).is_err(), "`user` may be freed while it is used");
-    // Where its end is slow, the next one would be called in time, before it.
+    // Freeing must have closed the gate before the callback returns: otherwise the next callback may still be called.
     let by = std::time::Instant::now() + Duration::from_secs(20);
     while !inside.is_closed() {
         assert!(std::time::Instant::now() < by, "it goes on calling");
@@ -212,7 +212,7 @@ fn no_callback_of_an_election_begins_once_it_is_freed() {
     }
     drop((leaves, inside));
     assert_eq!(frees.recv(), Ok(Code::Ok));
-    // Its thread would call it at once.
+    // The election's thread would call it at once.
     let late = std::time::Instant::now() + Duration::from_millis(300);
     while std::time::Instant::now() < late {
         assert!(!LOST.load(Ordering::SeqCst), "it was called after that");
@@ -231,7 +231,7 @@ unsafe extern "C" fn warns(left_ms: u64, user: *mut c_void) {
     let _ = talk.leave.recv();
 }
 
-/// Renewals fail; and the guard is freed while the warning is being told.
+/// Renewals fail, and the guard is freed while the callback of the warning runs.
 #[test]
 fn a_loss_that_may_come_is_told_before() {
     let ((client, faults), mut request, mut guard) = (client(), RequestHandle::default(), GuardHandle::default());
@@ -258,7 +258,7 @@ fn a_loss_that_may_come_is_told_before() {
     assert_eq!((leasehold_request_free(request), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }
 
-/// Where it hangs for whoever has something to say itself, and not where that is left to another thread.
+/// Hangs on the thread that the message comes from, but not where another thread passes the message on.
 unsafe extern "C" fn hangs_here(record: *const LogRecord, user: *mut c_void) {
     // SAFETY: the test leaks it, and the record is there during the call.
     let (talk, text) = unsafe { (&*user.cast::<Talk>(), std::ffi::CStr::from_ptr((*record).text)) };
@@ -268,7 +268,7 @@ unsafe extern "C" fn hangs_here(record: *const LogRecord, user: *mut c_void) {
     }
 }
 
-/// Since no thread could be had before, all places are taken.
+/// All places of the queue are taken, as when no thread could be started before.
 #[test]
 fn a_logger_that_hangs_does_not_keep_what_waits_from_being_told() {
     let ((entered, enters), (leaves, leave)) = (bounded(1), bounded::<()>(0));
@@ -285,7 +285,7 @@ fn a_logger_that_hangs_does_not_keep_what_waits_from_being_told() {
     assert_eq!(hangs.recv_timeout(Duration::from_secs(20)), Ok(()));
     aside.leave(Box::new(|| talk.entered.send(()).unwrap_or_default()));
     (1..MOST_WAITING).for_each(|_| aside.leave(Box::new(|| ())));
-    // As if the thread were gone that hangs.
+    // As if the thread that hangs were gone.
     aside.tell_all(Some(std::time::Instant::now()));
     let says = move || aside.leave(Box::new(|| ()));
     let says = std::thread::Builder::new().name("says that it is slow".to_owned()).spawn(says);
@@ -305,7 +305,7 @@ impl crate::Observer for Losses {
     }
 }
 
-/// One of several is lost while another one is waited for, and taken anew: only what comes after that is a loss.
+/// One of several locks is lost while the call waits for another, and is obtained again: only a later loss counts.
 #[test]
 fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     let (clock, losses) = (Clock::system(), Arc::new(Losses::default()));
@@ -354,7 +354,7 @@ fn a_loss_before_all_were_had_is_not_that_of_the_guard() {
     assert_eq!((leasehold_request_free(request), leasehold_client_free(client)), (Code::Ok, Code::Ok));
 }
 
-/// Ends what a lock is of on the thread of the heartbeat that finds it lost.
+/// Ends the guard or the client of a lock on the thread of the heartbeat that finds it lost.
 struct AtLoss {
     handle: AtomicU64,
     end: fn(u64) -> Code,

@@ -20,13 +20,13 @@ const MINOR: u32 = part(env!("CARGO_PKG_VERSION_MINOR"));
 const PATCH: u32 = part(env!("CARGO_PKG_VERSION_PATCH"));
 const NUMBER: u32 = MAJOR * 1_000_000 + MINOR * 1_000 + PATCH;
 
-/// What programs of one number share: before 1.0 each minor version may break them.
+/// Equal for versions that are compatible with each other: before 1.0 each minor version may break programs.
 fn compatible(version: u32) -> (u32, u32) {
     let (major, minor) = (version / 1_000_000, version / 1_000 % 1_000);
     (major, if major == 0 { minor } else { 0 })
 }
 
-/// Refuses a program that was compiled for another library than this one.
+/// Refuses a program that was compiled with the header of an incompatible version.
 pub fn check(version: u32) -> Outcome {
     if compatible(version) == compatible(NUMBER) {
         return Ok(());
@@ -47,8 +47,8 @@ pub extern "C" fn leasehold_version() -> *const c_char {
     VERSION.as_ptr().cast()
 }
 
-/// The version of the library that runs as LEASEHOLD_VERSION_NUMBER has it: 1,000,000 for a major version, 1,000 for a
-/// minor one.
+/// The version of the library that runs, as a number like LEASEHOLD_VERSION_NUMBER: 1,000,000 for each major version,
+/// 1,000 for each minor one, and 1 for each patch.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_version_number() -> u32 {
     NUMBER

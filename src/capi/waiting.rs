@@ -1,4 +1,4 @@
-//! What C hears of a wait that goes on.
+//! Reports to C about a wait that goes on.
 
 use std::ffi::{c_char, c_void};
 use std::time::Instant;
@@ -16,22 +16,22 @@ pub struct WaitInfo {
     /// The name of the lock.
     pub key: *const c_char,
     pub key_len: usize,
-    /// Who holds it, or the first of several, as far as is known; else empty.
+    /// The holder's name, or that of the first of several; empty when none is known.
     pub holder: *const c_char,
     pub holder_len: usize,
-    /// Why the store could not be asked last time, for people; else empty.
+    /// Why the last request to the store failed, for people; empty when it did not fail.
     pub text: *const c_char,
     pub text_len: usize,
     /// For how long this call has waited.
     pub waited_ms: u64,
-    /// When it gives up; UINT64_MAX: never.
+    /// In how many milliseconds the wait ends without the lock; UINT64_MAX for a wait without limit.
     pub left_ms: u64,
-    /// How many others of this process come first.
+    /// How many other waiters of this client come first.
     pub place: u64,
     /// How often the store was asked.
     pub attempts: u32,
-    /// Not 0 when a guard of this very client holds the lock: another thread's, or this one's, which would then wait for
-    /// itself.
+    /// Not 0 when a guard of the same client holds the lock: a guard of another thread, or one of this thread, which
+    /// then waits for itself.
     pub held_by_this_client: u32,
 }
 
@@ -40,7 +40,7 @@ pub type OnWait = Option<unsafe extern "C" fn(waiting: *const WaitInfo, user: *m
 
 pub type WaitFn = unsafe extern "C" fn(waiting: *const WaitInfo, user: *mut c_void);
 
-/// Calls it, on the thread that waits.
+/// Calls the function, on the thread that waits.
 pub fn tell(Callback { function, user }: Callback<WaitFn>, waiting: &Waiting) {
     let holder = waiting.holders.first().map(|holder| holder.owner().to_owned()).unwrap_or_default();
     let text = waiting.last_error.as_ref().map(Error::with_causes).unwrap_or_default();
@@ -60,6 +60,7 @@ pub fn tell(Callback { function, user }: Callback<WaitFn>, waiting: &Waiting) {
         attempts: waiting.attempts,
         held_by_this_client: u32::from(waiting.held_by_this_client),
     };
-    // SAFETY: whoever set it promised that it may be called during the calls that wait; the texts live until it returns.
+    // SAFETY: the program that set it promised that it may be called during the calls that wait; the texts live until
+    // it returns.
     unsafe { function(&info, user) }
 }

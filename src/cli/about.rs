@@ -15,7 +15,7 @@ pub fn completions(args: &Completions) -> Outcome {
 
 pub fn man(args: &Man) -> Outcome {
     let mut whole = Args::command();
-    // Says the usage of each command by its whole name.
+    // After this the usage of each command has its whole name.
     whole.build();
     let mut command = &whole;
     for name in &args.command {
@@ -23,14 +23,14 @@ pub fn man(args: &Man) -> Outcome {
         command = found.ok_or_else(|| Failure::usage(format!("{} has no command {name:?}", command.get_name())))?;
     }
     let mut text = Vec::new();
-    // Its date would be that of the build.
+    // Without a date, because it would be that of the build.
     let page = clap_mangen::Man::new(command.clone()).date("").source("leasehold").manual("leasehold");
     page.render(&mut text)?;
     print(&set(&String::from_utf8_lossy(&text)))?;
     Ok(0)
 }
 
-/// Lines that are indented stay as they are, and the exit codes have the section that `man` knows.
+/// Keeps the line breaks of indented lines, and puts the exit codes into the section that `man` has for them.
 fn set(page: &str) -> String {
     let mut out = String::new();
     let mut lines = page.lines().peekable();

@@ -11,7 +11,7 @@ use crate::codes;
 use crate::health::Checks;
 use crate::words::{at_most_30_days, duration};
 
-/// Of `run`, which alone has --every.
+/// The help of `run` for this option: only `run` has --every.
 const IN_VAIN: &str = "The exit code when the lock was not obtained in time; with 0 and --quiet nothing is said \
                        [default: 75, and 79 with --every]";
 

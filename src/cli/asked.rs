@@ -112,7 +112,7 @@ pub struct Labels {
 }
 
 impl Labels {
-    /// The owner is that of the client.
+    /// Sets the comment. The owner is set on the client.
     pub fn set(&self, request: LockRequest) -> LockRequest {
         match &self.comment {
             Some(comment) => request.comment(comment),
@@ -156,22 +156,22 @@ impl Ask {
         self.kill_after.unwrap_or_else(|| Duration::from_secs(5).min(self.lease / 6))
     }
 
-    /// The same for a TERM that is passed on, as `timeout -k` does, if it is asked for.
+    /// The time between a TERM that is passed on and KILL, if the user asked for that, as with `timeout -k`.
     pub fn kill_after_term(&self) -> Option<Duration> {
         self.kill_after.filter(|time| !time.is_zero())
     }
 
-    /// Between KILL and the end of the lease, for what the system takes to do it.
+    /// The time between KILL and the end of the lease, which the system may need to kill.
     pub fn after_kill(&self) -> Duration {
         Duration::from_secs(1).min(self.lease / 6)
     }
 
-    /// How often is looked whether the locks were renewed: the keeper must hear of it before it kills.
+    /// How often this process looks whether the locks were renewed: the keeper must learn of it before it kills.
     pub fn looks(&self) -> Duration {
         (self.lease / 20).min((self.kill_after() + self.after_kill() / 2) / 2)
     }
 
-    /// So much of the lease is kept back, unless it is too much for it: then the shortest lease for which it is not.
+    /// How much of the lease is kept back. An error: that is too much; it has the shortest lease for which it is not.
     pub fn margin(&self) -> Result<Duration, Duration> {
         let (kill_after, margin) = (self.kill_after(), self.kill_after() + self.after_kill());
         if margin <= self.lease / 3 {
@@ -201,7 +201,7 @@ mod tests {
         }
         for (lease, kill_after) in [(10, Some(0)), (30, Some(0)), (110, None), (3_600, None), (86_400, Some(60))] {
             let ask = ask(Duration::from_secs(lease), kill_after.map(Duration::from_secs));
-            // Half of the time is left for a look that is late.
+            // Half of the time remains for a look that is late.
             assert!(2 * ask.looks() <= ask.kill_after() + ask.after_kill() / 2, "{ask:?}");
         }
         let usual = ask(Duration::from_secs(30), None);

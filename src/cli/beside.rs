@@ -1,4 +1,4 @@
-//! A shell command beside the one that runs: that of `--health-cmd`, and that of `--on-loss cmd:..`.
+//! A shell command that runs next to the main command: that of `--health-cmd`, and that of `--on-loss cmd:..`.
 
 use std::ffi::OsString;
 use std::io;
@@ -26,7 +26,7 @@ use crate::signals::is_ending;
 use crate::store::{self, Missing};
 use crate::words::{ours, words};
 
-/// What all that is started for a lock finds in its environment.
+/// The environment of every command that is started for a lock.
 #[derive(Clone, Debug, Default)]
 pub struct Environment {
     json: bool,
@@ -34,7 +34,7 @@ pub struct Environment {
 }
 
 impl Environment {
-    /// That of these locks.
+    /// The environment for these locks.
     pub fn of(global: &Global, locks: &Held) -> Outcome<Environment> {
         let mut values: Vec<_> = locks.environment().into_iter().collect();
         values.push(store::passed_on(store::url(global, Missing::Made)?));
@@ -45,14 +45,14 @@ impl Environment {
         Ok(Environment { json: global.json, values })
     }
 
-    /// With one more.
+    /// With one more variable.
     pub fn with(&self, name: &'static str, value: impl ToString) -> Environment {
         let mut all = self.clone();
         all.values.push((name, value.to_string()));
         all
     }
 
-    /// A command in it. `foreground`: it gets the terminal.
+    /// A command with this environment. `foreground`: it gets the terminal.
     pub fn prepared(&self, foreground: bool, command: &[OsString]) -> io::Result<Prepared> {
         let mut prepared = prepared(getpid(), foreground, self.json, command)?;
         prepared.command.env_remove("LEASEHOLD_STORE").env_remove(store::WITHHELD).envs(self.values.iter().cloned());
@@ -60,31 +60,32 @@ impl Environment {
     }
 }
 
-/// What becomes of what it prints.
+/// Where the command's output goes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Output {
-    /// A standard error that nobody reads must not make it fail.
+    /// Discarded. A standard error that nobody reads must not make the command fail.
     Nowhere,
     StandardError,
 }
 
-/// What a suspend makes too late is looked at this often.
+/// How often to look at a time since boot, for which a timer would be late after a suspend.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// See the module. Ended when dropped. Only the main thread may have one, see `Job`.
+/// See the module. It is killed when dropped. Only the main thread may have one, see `Job`.
 pub struct Beside {
     child: Child,
     time: Duration,
     until: Instant,
-    /// The same for what must end with a lease, which goes on while the machine is suspended: since boot.
+    /// The same as a time since boot, for a command that must end with a lease: that goes on while the machine is
+    /// suspended.
     by: Option<Duration>,
-    /// Ends that where this process can't.
+    /// Kills such a command when this process can't.
     keeper: Option<Keeper>,
     has_ended: bool,
 }
 
 impl Beside {
-    /// Starts it with `sh`, in a process group of its own, for so long at most.
+    /// Starts it with `sh`, in a process group of its own, for at most this time.
     pub fn start(command: &str, environment: &Environment, output: Output, time: Duration) -> io::Result<Beside> {
         let (beside, gate) = Beside::start_before_gate(command, environment, output, time)?;
         gate.open();
@@ -110,7 +111,7 @@ impl Beside {
         Ok((Beside { child, time, until, by: None, keeper: None, has_ended: false }, gate))
     }
 
-    /// The command of `--on-loss`, with this time left. An error says why it is not run.
+    /// Starts the command of `--on-loss`, which has this much time. An error says why it is not run.
     pub fn for_loss(
         command: &str,
         environment: &Environment,
@@ -125,10 +126,10 @@ impl Beside {
             environment.with("LEASEHOLD_LOST_KEY", &loss.key).with("LEASEHOLD_LOSS", ours(&loss.to_string()));
         let start = || {
             let by = since_boot().saturating_add(time);
-            // First: where it can't be started, nothing has run.
+            // The keeper first: if it can't be started, the command has not run.
             let mut keeper = Keeper::start(None)?;
             let (mut beside, gate) = Beside::start_before_gate(command, &environment, Output::StandardError, time)?;
-            // Later than this process would do it.
+            // The keeper kills a little later than this process would.
             keeper.begin(
                 Target::Group(group_of(&beside.child)?),
                 Some(by.saturating_add(ask.after_kill() / 2)),
@@ -141,7 +142,7 @@ impl Beside {
         start().map_err(|error: io::Error| error.to_string())
     }
 
-    /// Its processes, which nobody else must wait for.
+    /// Its processes, for which nobody else may wait.
     pub fn pids(&self) -> impl Iterator<Item = Pid> {
         group_of(&self.child).into_iter().chain(self.keeper.as_ref().and_then(Keeper::pid))
     }
@@ -157,7 +158,7 @@ impl Beside {
         match self.child.try_wait() {
             Ok(Some(status)) => {
                 self.has_ended = true;
-                // From now on its number may be that of a stranger.
+                // From now on another process may have its number.
                 self.keeper.take().into_iter().for_each(Keeper::dismiss);
                 Some(if status.success() { Ok(()) } else { Err(ended(status)) })
             }
@@ -171,8 +172,8 @@ impl Beside {
         Instant::now() >= self.until || self.by.is_some_and(|by| since_boot() >= by)
     }
 
-    /// Waits for its end: what a loss needs is not left half done, and that takes no longer than its time. The signal
-    /// that told us to end meanwhile.
+    /// Waits for its end, for no longer than its time: what must be done after a loss is not left half done. Also
+    /// returns the signal that told us to end meanwhile.
     pub fn see_through(mut self, signals: &Receiver<Signal>) -> (Result<(), String>, Option<Signal>) {
         let mut told_to_end = None;
         loop {
@@ -195,11 +196,11 @@ impl Beside {
 impl Drop for Beside {
     fn drop(&mut self) {
         let Some(group) = group_of(&self.child).ok().filter(|_| !self.has_ended) else { return };
-        // Its number is its own while nobody has waited for it.
+        // No other process has its number while nobody has waited for it.
         let _ = killpg(group, Signal::SIGKILL);
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
         if matches!(self.child.try_wait(), Ok(None)) {
-            // Else each one that is killed would stay in the list of processes, where nobody takes all that end.
+            // Otherwise each killed command would remain a zombie on systems where nothing here waits for all children.
             let reaper = thread::Builder::new().name("leasehold-reap".to_owned());
             let _ = reaper.spawn(move || while waitpid(group, None) == Err(Errno::EINTR) {});
         }
@@ -233,7 +234,7 @@ mod tests {
         Beside { child, time, until: Instant::now() + time, by: None, keeper: None, has_ended: false }
     }
 
-    /// `Instant` does not count that.
+    /// `Instant` does not count the time of a suspend.
     #[test]
     fn a_suspend_ends_what_must_end_with_the_lease() {
         let (_signal, signals) = unbounded();
@@ -242,7 +243,7 @@ mod tests {
         let until = beside.until;
         assert_eq!(beside.see_through(&signals), (Err("it took more than 16 min 40 s".to_owned()), None));
         assert!(Instant::now() < until, "its own time ended it");
-        // A check begins anew after one.
+        // A health check does not end with a lease, so a suspend does not end it.
         let mut beside = sleeping();
         assert_eq!(beside.look(), None);
     }
@@ -253,7 +254,7 @@ mod tests {
         let beside = sleeping();
         let pid = group_of(&beside.child).unwrap();
         drop(beside);
-        // A zombie can be sent a signal.
+        // A signal can be sent even to a zombie.
         while nix::sys::signal::kill(pid, None).is_ok() {
             assert!(Instant::now() < until, "it is still there");
             thread::sleep(Duration::from_millis(5));

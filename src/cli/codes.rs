@@ -18,7 +18,7 @@ Exit codes:
   127   there is no such command
   128+N signal N ended the command, or the wait for the lock";
 
-/// Those that mean something of its own for a command.
+/// The exit codes with a special meaning for one command.
 macro_rules! of_its_own {
     ($codes:literal) => {
         concat!("Exit codes:\n", $codes, "\nThe others are those of every command: see `leasehold --help`.")

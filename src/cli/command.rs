@@ -70,7 +70,7 @@ fn usage(mut error: clap::Error, given: &[OsString]) -> ExitCode {
         let text = secret::scrubbed(text.to_string().trim_end(), given);
         return end(true, Err(Failure::usage(text.strip_prefix("error: ").unwrap_or(&text))));
     }
-    // A terminal would obey what stands in an argument, too.
+    // A terminal would obey control characters in an argument, too.
     let quotes = given.iter().any(|arg| words::is_obeyed(&arg.to_string_lossy()));
     let text = if quotes { words::plain_lines(&text.to_string()) } else { text.ansi().to_string() };
     let text = secret::scrubbed(&text, given);
@@ -78,7 +78,8 @@ fn usage(mut error: clap::Error, given: &[OsString]) -> ExitCode {
     ExitCode::from(code::USAGE)
 }
 
-/// Behind `--` of `run` and `elect` stands the command, so a name that begins with a hyphen is an option's value.
+/// Corrects clap's tips for `run` and `elect`: what follows `--` there is the command, so a name that begins with a
+/// hyphen must be an option's value.
 fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
     use clap::error::{ContextKind, ContextValue};
     let is = |name: &str| given.iter().take_while(|arg| *arg != "--").any(|arg| arg == name);
@@ -89,7 +90,7 @@ fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
     };
     let has_hyphens = given.iter().any(|arg| arg == "--");
     use clap::error::ErrorKind::{MissingRequiredArgument, UnknownArgument};
-    // Of several keys nobody knows which is the command's name.
+    // `run` takes several keys, so it is not known which argument is meant as the name of the command.
     let is_long = |wrong: &ContextValue| matches!(wrong, ContextValue::String(wrong) if wrong.starts_with("--"));
     let is_mistyped = error.get(ContextKind::InvalidArg).is_some_and(is_long);
     if is("run") && !has_hyphens && !is_mistyped && matches!(error.kind(), MissingRequiredArgument | UnknownArgument) {
@@ -102,7 +103,7 @@ fn correct_tip(error: &mut clap::Error, given: &[OsString]) {
         _ => return,
     };
     if error.kind() == UnknownArgument && !has_hyphens && !wrong.starts_with('-') {
-        // What follows its name may be secret.
+        // Only the command's name: its arguments may be secret.
         let tip = format!("put -- before the command: -- {wrong}");
         error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![tip.into()]));
         return;

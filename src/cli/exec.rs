@@ -1,5 +1,5 @@
-//! The way to the command: this binary once more, which prepares what a process can only do to itself, and then
-//! becomes the command.
+//! The start of the command: this binary starts itself once more, prepares what a process can only do to itself, and
+//! then becomes the command.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -17,10 +17,11 @@ use crate::failure::{Failure, Outcome, code};
 use crate::stops;
 use crate::terminal::Terminal;
 
-/// The first argument that leads here.
+/// With this first argument, leasehold runs [`exec`].
 pub const NAME: &str = "__exec";
 
-/// The command behind this: arguments `__exec PARENT foreground|background json|text GATE COMMAND ARGS..`.
+/// Prepares the start of the command with the arguments `__exec PARENT foreground|background json|text GATE COMMAND
+/// ARGS..`.
 pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString]) -> io::Result<Prepared> {
     let (waits, gate) = Gate::closed()?;
     let mut prepared = Command::new(own_binary());
@@ -30,7 +31,7 @@ pub fn prepared(parent: Pid, foreground: bool, json: bool, command: &[OsString])
     Ok(Prepared { command: prepared, waits, gate })
 }
 
-/// What can be started.
+/// A command that can be started.
 pub struct Prepared {
     pub command: Command,
     waits: PipeReader,
@@ -38,18 +39,18 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// Starts it. It waits before its gate: we may be stopped before all is told that ends it in time.
+    /// Starts the process, which waits at its gate: we may be stopped before everything is set up that ends it in time.
     pub fn start(mut self) -> io::Result<(Child, Gate)> {
         fcntl(&self.waits, FcntlArg::F_SETFD(FdFlag::empty()))?;
         Ok((self.command.spawn().map_err(not_ourselves)?, self.gate))
     }
 }
 
-/// Where the process waits before it becomes the command. Dropped, it has the process end.
+/// The process waits at it before it becomes the command. If the gate is dropped unopened, the process ends.
 pub struct Gate(PipeWriter);
 
 impl Gate {
-    /// And where to wait for it.
+    /// A closed gate, and the pipe's end at which the process waits.
     pub fn closed() -> io::Result<(PipeReader, Gate)> {
         io::pipe().map(|(waits, gate)| (waits, Gate(gate)))
     }
@@ -60,14 +61,14 @@ impl Gate {
     }
 }
 
-/// This binary, to begin anew.
+/// The path of this binary, to start it once more.
 pub fn own_binary() -> PathBuf {
-    // Also right when the file was replaced meanwhile.
+    // On Linux this is right even if the file was replaced meanwhile.
     let own = if cfg!(target_os = "linux") { Ok("/proc/self/exe".into()) } else { std::env::current_exe() };
     own.unwrap_or_else(|_| "leasehold".into())
 }
 
-/// Why this binary could not begin anew: what is missing then is not what the user named.
+/// The error if this binary could not be started once more: then it is not the user's command that is missing.
 pub fn not_ourselves(error: io::Error) -> io::Error {
     let needs = match error.kind() {
         io::ErrorKind::NotFound if cfg!(target_os = "linux") => " (/proc and /dev/null must be there)",
@@ -77,7 +78,7 @@ pub fn not_ourselves(error: io::Error) -> io::Error {
     io::Error::new(error.kind(), format!("leasehold cannot start itself{needs}: {error}"))
 }
 
-/// Becomes the command; comes back only with an error, and whether it is told as JSON.
+/// Becomes the command. It returns only with an error, and with whether to report that as JSON.
 pub fn exec(mut args: impl Iterator<Item = OsString>) -> (bool, Outcome) {
     let parent = args.next().and_then(|pid| pid.to_str()?.parse().ok()).map(Pid::from_raw);
     let foreground = args.next().is_some_and(|how| how == "foreground");
@@ -97,12 +98,12 @@ fn become_it(
     };
     die_with(parent)?;
     wait_at(gate)?;
-    // After a Ctrl-Z since the start it is the shell's.
+    // If there was a Ctrl-Z since the start, the terminal is the shell's.
     let is_theirs = |terminal: &Terminal| getpgid(Some(parent)).is_ok_and(|group| terminal.is_with(group));
     if foreground && let Some(terminal) = Terminal::open().filter(is_theirs) {
         terminal.give_to(getpid());
     }
-    // It was inherited with our signal mask, and would be by the command.
+    // This process has inherited leasehold's signal mask, and the command would inherit it from this process.
     stops::spare_no_more().map_err(|error| Failure::Own(code::CANNOT_RUN, error.to_string()))?;
     let error = Command::new(&program).args(args).exec();
     let code = if error.kind() == io::ErrorKind::NotFound { code::NOT_FOUND } else { code::CANNOT_RUN };
@@ -119,11 +120,11 @@ fn is_for_a_shell(program: &OsStr) -> bool {
     builtins.contains(&&*program) || program.contains([' ', '=', ';', '&', '|', '<', '>', '$'])
 }
 
-/// Until the parent opens the gate of this number.
+/// Waits until the parent opens the gate, whose descriptor has this number.
 fn wait_at(gate: i32) -> Outcome<()> {
     let folder = if cfg!(target_os = "linux") { "/proc/self/fd" } else { "/dev/fd" };
     let opened = File::open(format!("{folder}/{gate}")).and_then(|mut gate| gate.read_exact(&mut [0]));
-    // Else the command would have it, too.
+    // Otherwise the command would inherit it.
     let _ = close(gate);
     opened.map_err(|error| match error.kind() {
         io::ErrorKind::UnexpectedEof => Failure::Silent(code::CANNOT_RUN),
@@ -131,11 +132,11 @@ fn wait_at(gate: i32) -> Outcome<()> {
     })
 }
 
-/// KILL for us when the parent dies. It stays over `exec`, except into a program with more rights.
+/// Has the system send us KILL when the parent dies. That survives `exec`, unless the program has more rights.
 fn die_with(parent: Pid) -> Outcome<()> {
     #[cfg(target_os = "linux")]
     nix::sys::prctl::set_pdeathsig(Signal::SIGKILL)
         .map_err(|error| Failure::Own(code::CANNOT_RUN, format!("the parent-death signal: {error}")))?;
-    // It may have died before.
+    // The parent may have died before that.
     if getppid() == parent { Ok(()) } else { Err(Failure::Silent(code::CANNOT_RUN)) }
 }

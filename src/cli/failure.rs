@@ -36,25 +36,26 @@ pub const NOT_DUE: &str = "not due, since it ran in this period or runs now";
 /// Why a command failed.
 #[derive(Debug)]
 pub enum Failure {
-    /// What the library says. The code is that of its kind.
+    /// An error of the library. The exit code is that of its kind.
     Library(Error),
-    /// The lock was not obtained: with the code that the user wants for that, and what it means.
+    /// The lock was not obtained: the exit code that the user wants for that, what the refusal means, and the error.
     Refused(u8, &'static str, Error),
     /// A message of the command's own.
     Own(u8, String),
     /// Our output could not be written.
     Output(io::Error),
-    /// What the library says, and the answer does already. Machines look for it in the last line, too.
+    /// An error of the library that is part of the printed answer already. Machines also look for it in the last line.
     Answered(Error),
-    /// People know it already, or were told of it in more words. Machines look for it in the last line.
+    /// A failure that people know already, or that was reported to them in more words. Machines look for it in the last
+    /// line.
     Told(u8, String),
-    /// The same of a lock that was lost.
+    /// The same for a lock that was lost.
     Lost(Lost),
-    /// There is nobody to tell, or another process says it.
+    /// Nobody would read a message, or another process writes it.
     Silent(u8),
 }
 
-/// What machines are told of a loss, as far as it is known.
+/// What is reported of a loss to machines, as far as it is known.
 #[derive(Clone, Debug, Default)]
 pub struct Lost {
     pub key: Option<String>,
@@ -63,7 +64,7 @@ pub struct Lost {
 }
 
 impl Lost {
-    /// On this store; of one of several locks the loss says which.
+    /// A loss on this store. If one of several locks was lost, the loss says which.
     pub fn new(key: Option<&str>, store: Option<&str>, loss: Option<&Loss>) -> Lost {
         let key = loss.map(|loss| loss.key.as_str()).or(key).map(str::to_owned);
         Lost { key, store: store.map(str::to_owned), reason: loss.map(|loss| loss.reason.name()) }
@@ -77,7 +78,7 @@ impl Failure {
         Failure::Told(code::UNHEALTHY, "--health-cmd failed, so the command was ended".to_owned())
     }
 
-    /// Who sends a signal needs no word of it, but the code alone may be that of a command.
+    /// A person who sends a signal needs no message. Machines do: the exit code alone may be that of a command.
     pub fn told_to_end(signal: Signal) -> Failure {
         Failure::Told(code::SIGNAL + signal as u8, format!("leasehold was told to end by {signal}"))
     }
@@ -97,7 +98,7 @@ impl Failure {
                 *code
             }
             Failure::Lost(_) => code::LOST,
-            // Whoever reads has seen enough.
+            // The reader has closed the output, so it has seen enough.
             Failure::Output(error) if error.kind() == io::ErrorKind::BrokenPipe => 0,
             Failure::Output(_) => code::OUTPUT,
         }
@@ -167,7 +168,7 @@ fn code_of(kind: ErrorKind) -> u8 {
     }
 }
 
-/// An error with its causes, one behind the other.
+/// An error with its causes, one after the other.
 pub fn chain(error: &Error) -> String {
     let whole = causes(error).fold(error.to_string(), |text, cause| format!("{text}: {cause}"));
     ours(&said(&whole))
@@ -180,7 +181,7 @@ fn causes(error: &Error) -> impl Iterator<Item = &(dyn std::error::Error + 'stat
 /// The error, who holds the lock, and the causes. `timed_out`: what a wait that is over means.
 fn told(error: &Error, timed_out: &str) -> String {
     let mut lines = match error.kind() {
-        // Its text names the holders too, on one line.
+        // The text of such an error would name the holders too, on one line.
         ErrorKind::TimedOut | ErrorKind::Held if !error.holders().is_empty() => {
             let what = if error.kind() == ErrorKind::Held { HELD } else { timed_out };
             let place = error.store().map_or_else(String::new, |store| format!(" on {store}"));

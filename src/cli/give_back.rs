@@ -1,4 +1,4 @@
-//! The end of a hold: its locks are released. What is wrong with that is said by nobody who waits for standard error.
+//! The end of a hold: its locks are released. What goes wrong is reported without waiting for standard error.
 
 use std::convert::Infallible;
 use std::fmt;
@@ -15,44 +15,44 @@ use crate::signals::is_ending;
 use crate::warnings::tell;
 use crate::words::words;
 
-/// What a release gets at least, for a store that answers again.
+/// The least time for a release, in case the store answers again.
 const LAST_TRY: Duration = Duration::from_millis(500);
-/// Between two tries, each of which takes as long as a drop may.
+/// The pause between two tries, each of which may take as long as a drop.
 const AGAIN: Duration = Duration::from_millis(200);
-/// The library's watcher tells a loss within a second.
+/// How long to wait for the report of a loss. The library's watcher makes it within a second.
 pub const TOLD: Duration = Duration::from_secs(2);
 
 /// How a hold ended.
 pub struct GivenBack {
-    /// Before its end.
+    /// A lock was lost before the end of the hold.
     pub was_lost: bool,
     /// The release was not answered.
     pub is_unanswered: bool,
-    /// Since this signal to end nobody waits for that.
+    /// The signal to end that came, after which the answer is waited for only for a moment.
     pub told_to_end: Option<Signal>,
 }
 
 /// What is known of a hold that ends.
 pub struct Ending<'a> {
-    /// That the locks were lost was said already.
+    /// The loss of the locks was reported already.
     pub is_told: bool,
-    /// `None`: the release is sent and not waited for.
+    /// What is left of the lease. `None`: the release is sent and not waited for.
     pub lease_left: Option<Duration>,
-    /// Unless they were lost they stand for so long.
+    /// Unless the locks were lost, they must stay in the store for this time, counted from the grant.
     pub every: Option<Duration>,
-    /// Whom they were held for, and what became of that.
+    /// What the locks were held for, and how that ended, for messages.
     pub who_ended: &'a str,
-    /// A signal to end is one not to wait for the store any more.
+    /// After a signal to end the store is waited for only for a moment.
     pub signals: &'a Receiver<Signal>,
 }
 
-/// Releases the locks, and says what is wrong with that.
+/// Releases the locks, and reports what goes wrong.
 pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
     let Ending { is_told, lease_left, every, who_ended, signals } = *ending;
     let name = locks.name();
-    // One that came when the end was not seen yet may be why: the work may be undone.
+    // A signal that came before the end was seen may have caused that end: then the work may not be done.
     let told_to_end = signals.try_iter().find(|signal| is_ending(*signal));
-    // The keeper may have killed it before the loss was told.
+    // The keeper may have killed the command before the loss was reported.
     let was_lost = is_told || locks.lost(&[]).is_some() || !locks.is_held();
     if was_lost && !is_told {
         let loss = locks.lost(&[]).or_else(|| locks.wait_for_loss(TOLD));
@@ -91,7 +91,7 @@ pub fn give_back(locks: Held, ending: &Ending<'_>) -> GivenBack {
 #[derive(Clone)]
 enum Unreleased {
     Failed(Error),
-    /// Its time was over meanwhile, and so not while its command ran.
+    /// The lease or the maximum hold ended during the release, and so not while the command ran.
     IsOver(Error),
     NoAnswer,
 }
@@ -113,14 +113,15 @@ impl fmt::Display for Unreleased {
 
 /// How the locks were released.
 struct Release {
-    /// They stand until the command is due again, whatever became of the release.
+    /// The locks stay in the store until the command is due again, whatever happened to the release.
     stands: bool,
     answer: Result<(), Unreleased>,
     is_unanswered: bool,
     told_to_end: Option<Signal>,
 }
 
-/// Releases the lock; after the end of the lease there is nothing to wait for any more. `told_to_end`: before this.
+/// Releases the locks; after the end of the lease there is nothing to wait for any more. `told_to_end`: by a signal
+/// that came before this.
 fn release(
     locks: Held,
     lease_left: Option<Duration>,
@@ -139,7 +140,7 @@ fn release(
         let is_over = locks.lost(&[]).is_some_and(is_over);
         let stood = stood.map_err(if is_over { Unreleased::IsOver } else { Unreleased::Failed });
         let _ = done.send(stood.clone());
-        // A run that has lost one is due again; the others would keep it out.
+        // A run that has lost a lock is due again, but the locks that stay in the store would keep it out.
         if let Some(every) = every.filter(|_| stood.as_ref().is_err_and(Unreleased::is_lost)) {
             locks.free_what_stands(every, "one of them was lost");
         }
@@ -157,7 +158,8 @@ fn release(
     let mut over = after(lease_left.unwrap_or_default());
     let mut waits = Some(waits);
     if let Err(run) = start(run) {
-        // Here, and each of it once: no signal is looked at meanwhile. Its answers are there then.
+        // There is no thread, so it runs here, and tries each step once, because no signal is looked at meanwhile.
+        // Afterwards its answers are in the channel.
         (over, waits) = (never(), None);
         once.cancel();
         run();
@@ -166,7 +168,7 @@ fn release(
     let (stood, answer) = (answers.next(), answers.next());
     let is_unanswered = matches!(&answer, Err(failed) if !failed.is_lost());
     drop(waits);
-    // What was lost then is lost, whatever becomes of the rest.
+    // A loss before the release counts, whatever happens to the rest.
     let (stands, answer) = match stood {
         Err(failed) if failed.is_lost() => (false, Err(failed)),
         stood => (stood.is_ok(), answer),
@@ -174,7 +176,7 @@ fn release(
     Release { stands, answer, is_unanswered, told_to_end: answers.told_to_end }
 }
 
-/// Runs this on a thread of its own; without one it is given back.
+/// Runs this on a thread of its own; if none can be started, returns it.
 fn start<F: FnOnce() + Send + 'static>(run: F) -> Result<(), F> {
     let slot = Arc::new(Mutex::new(Some(run)));
     let take = |slot: &Mutex<Option<F>>| slot.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -186,15 +188,15 @@ fn start<F: FnOnce() + Send + 'static>(run: F) -> Result<(), F> {
     }
 }
 
-/// What the thread that releases has to say, until that is not waited for any more.
+/// The answers of the thread that releases, until they are not waited for any more.
 struct Answers<'a> {
     told: Receiver<Result<(), Unreleased>>,
     over: Receiver<Instant>,
     is_over: bool,
     signals: &'a Receiver<Signal>,
     told_to_end: Option<Signal>,
-    /// How long it is waited for after a signal to end: the first one may have come twice, as to the group and to the
-    /// process, when the answer is on its way.
+    /// How long to wait for an answer after a signal to end. The same signal may come twice, to the group and to the
+    /// process, while the answer is on its way, so a second one does not end the wait earlier.
     last_try: Duration,
 }
 
@@ -233,13 +235,13 @@ mod tests {
             let ending = Ending { is_told: false, lease_left, every, who_ended: "it has ended", signals: &came };
             let given_back = give_back(Held::One(client.lock("k").unwrap()), &ending);
             assert_eq!(given_back.told_to_end, (!stands).then_some(Signal::SIGTERM));
-            // A release of which nobody waits for the answer may still be under way.
+            // After a signal to end, the release may still be under way, because nobody waits for its answer.
             let patience = Duration::from_secs(if stands { 0 } else { 20 });
             assert_eq!(client.try_lock_for("k", patience).unwrap().is_none(), stands);
         }
     }
 
-    /// Goes silent once it has said that a lock is lost; then its holder is told to end.
+    /// Takes the store away once a lock is found lost; after that it sends the holder a signal to end.
     struct GoesSilent(Arc<MemoryStore>, Sender<Signal>);
 
     impl Observer for GoesSilent {
@@ -254,7 +256,7 @@ mod tests {
         }
     }
 
-    /// Else the session would be closed, which hears of no signal.
+    /// Otherwise the end of the session would close the client and wait for that, whatever signal comes.
     #[test]
     fn a_release_without_an_answer_is_known_as_that_where_another_lock_was_lost() {
         let is_known = || {
@@ -267,7 +269,7 @@ mod tests {
             let given_back = give_back(locks, &ending);
             given_back.was_lost && given_back.is_unanswered
         };
-        // A machine that stands still may hear of the signal before the loss.
+        // If this machine stands still, the signal may be seen before the loss.
         assert!((0..3).any(|_| is_known()));
     }
 
@@ -281,7 +283,7 @@ mod tests {
                 std::thread::yield_now();
             }
             done.send(Ok(())).unwrap();
-            // It stays open.
+            // The channel stays open.
             std::mem::forget(done);
         });
         let answers = |last_try| {

@@ -43,7 +43,7 @@ pub struct Health<'a> {
 }
 
 impl Checks {
-    /// `None`: nothing is asked.
+    /// `None`: there is no `--health-cmd`.
     pub fn begin(&self, environment: Environment) -> Option<Health<'_>> {
         let command = self.health_cmd.as_deref()?;
         let mut health = Health { command, checks: self, environment, running: None, next: Instant::now(), failed: 0 };
@@ -58,12 +58,12 @@ impl Health<'_> {
         self.running.as_ref()
     }
 
-    /// Ready when there is something to look at beside the end of a process.
+    /// Ready when there is something to look at other than the end of a process.
     pub fn timer(&self) -> Receiver<Instant> {
         self.running.as_ref().map_or_else(|| at(self.next), Beside::timer)
     }
 
-    /// Begins anew: what was asked until now says nothing.
+    /// Begins anew: earlier results do not count any more.
     pub fn rest(&mut self) {
         self.failed = 0;
         self.end_of_one();
@@ -75,7 +75,7 @@ impl Health<'_> {
         self.next = now.checked_add(self.checks.health_interval).unwrap_or(now);
     }
 
-    /// Goes on, and says when it is well, and once why the lock is to be given back.
+    /// Goes on with the checks. Reports each success, and once why the lock must be given back.
     pub fn look(&mut self) -> Option<Result<(), String>> {
         let outcome = match &mut self.running {
             Some(running) => running.look()?,

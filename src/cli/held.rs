@@ -17,13 +17,13 @@ use crate::failure::Lost;
 use crate::warnings::tell;
 use crate::words::words;
 
-/// Between two tries to have the lock stand for longer.
+/// The pause between two tries to set a minimum hold.
 const STAND_AGAIN: Duration = Duration::from_millis(200);
 
-/// How the wait goes on, and when that was said.
+/// Gets reports of how the wait goes on, each with its time.
 pub type Told = Sender<(Instant, Waiting)>;
 
-/// What is asked for.
+/// The locks that are asked for, and how.
 #[derive(Clone, Debug, Default)]
 pub struct Wanted {
     pub keys: Vec<String>,
@@ -61,7 +61,7 @@ impl Wanted {
         let held = Held::All(guard, client.clone());
         let Some(least) = self.at_least else { return Ok(held) };
         let Err(error) = held.stand(least, cancel, self.until) else { return Ok(held) };
-        // A second signal ends this at once, so it is said before.
+        // A second signal ends this process at once, so the message comes first.
         let (name, time) = (held.name(), words(least));
         tell(&format!("nothing is run; until they are released some of {name} may stand for {time}"));
         held.free_what_stands(least, "nothing was run");
@@ -69,10 +69,10 @@ impl Wanted {
     }
 }
 
-/// The lock ids of the leaseholds around this one but the innermost, a line for each.
+/// The variable with the lock ids of the leaseholds around this one, except the innermost, a line for each.
 pub const OUTER: &str = "LEASEHOLD_OUTER_LOCK_IDS";
 
-/// So many of them: a job that starts its successor, which outlives it, would have ever more.
+/// How many of them are kept: if each job starts its successor, which outlives it, there would be ever more.
 const MOST_OUTER: usize = 64;
 
 /// The lock ids of the leaseholds in whose commands this one runs, the innermost last.
@@ -121,7 +121,7 @@ impl Held {
         }
     }
 
-    /// What the command finds in its environment: of several locks a line for each.
+    /// The variables for the command's environment: for several locks, with a line for each.
     pub fn environment(&self) -> BTreeMap<&'static str, String> {
         let lines = |of: &dyn Fn(&LockGuard) -> String| self.guards().iter().map(of).collect::<Vec<_>>().join("\n");
         let first = |of: &dyn Fn(&LockGuard) -> String| self.guards().first().map(of).unwrap_or_default();
@@ -137,13 +137,13 @@ impl Held {
         self.guards().first().map_or("", LockGuard::lock_id)
     }
 
-    /// The first one as data.
+    /// The first lock as data.
     pub fn info(&self) -> Option<Lock> {
         self.guards().first().map(LockGuard::info)
     }
 
-    /// Where not all of several could be made to stand for so long: those that do would keep others out of work that nobody
-    /// has done. Of one lock nothing stands then.
+    /// Frees each of several locks after their minimum hold could not be set on all of them: those that have one would
+    /// keep others from work that nobody has done. A single lock has none then.
     pub fn free_what_stands(&self, least: Duration, though: &str) {
         let Held::All(all, client) = self else { return };
         let guards = all.guards();
@@ -160,7 +160,7 @@ impl Held {
         }
     }
 
-    /// As messages name it.
+    /// As messages name the locks.
     pub fn name(&self) -> String {
         named(self.guards())
     }
@@ -173,20 +173,20 @@ impl Held {
         self.guards().iter().try_for_each(LockGuard::ensure_held)
     }
 
-    /// Until when all but these are held at the least, since boot; `None` once one is not.
+    /// Until when all locks except these are surely held, since boot; `None` once one of them is not held.
     pub fn held_until(&self, but: &[String]) -> Option<Duration> {
-        // First: what stops this process in between makes it too early, never too late.
+        // The clock first: if this process is stopped in between, the result is too early, never too late.
         let now = since_boot();
         let left = self.guards_but(but).map(LockGuard::remaining).min().filter(|left| !left.is_zero());
         left.map(|left| now.saturating_add(left))
     }
 
-    /// The first loss, if one was lost that is none of these.
+    /// The first loss of a lock that is none of these.
     pub fn lost(&self, but: &[String]) -> Option<Loss> {
         self.guards_but(but).find_map(|guard| guard.loss().get())
     }
 
-    /// Whether there is one that is none of these.
+    /// Whether there is a lock that is none of these.
     pub fn has_other_than(&self, but: &[String]) -> bool {
         self.guards_but(but).next().is_some()
     }
@@ -195,12 +195,12 @@ impl Held {
         self.guards().iter().filter(|guard| but.iter().all(|key| key != guard.key()))
     }
 
-    /// The loss of one that is not held any more.
+    /// The loss of a lock that is not held any more; waits until it is reported.
     pub fn wait_for_loss(&self, timeout: Duration) -> Option<Loss> {
         self.guards().iter().find(|guard| !guard.is_held())?.loss().wait_timeout(timeout)
     }
 
-    /// What machines are told, should they be lost. A loss that is still to be told is waited for.
+    /// What is reported to machines if the locks were lost. Waits for a loss that is not reported yet.
     pub fn if_lost(&self, first: Option<&Loss>, timeout: Duration) -> Lost {
         let found = self.lost(&[]).or_else(|| self.wait_for_loss(timeout)).filter(|_| first.is_none());
         let key = match self.guards() {
@@ -211,7 +211,8 @@ impl Held {
         Lost::new(key, info.as_ref().and_then(Lock::store), first.or(found.as_ref()))
     }
 
-    /// Reports the losses. Whoever holds several also asks `lost` now and then.
+    /// A channel for the losses. With several locks the caller must also call `lost` now and then, because there may be
+    /// no thread to report a loss.
     pub fn losses(&self) -> Receiver<Loss> {
         if let Held::One(guard) = self {
             return Receiver::clone(&guard.loss().receiver());
@@ -219,7 +220,7 @@ impl Held {
         let (to, losses) = unbounded();
         for guard in self.guards() {
             let (watched, to) = (guard.loss().receiver(), to.clone());
-            // It ends with the hold.
+            // The thread ends with the hold.
             let _ = thread::Builder::new().name("leasehold-loss".to_owned()).spawn(move || {
                 if let Ok(loss) = watched.recv() {
                     let _ = to.send(loss);
@@ -229,14 +230,14 @@ impl Held {
         losses
     }
 
-    /// Has the locks stand for so long. While they are held there is time to repeat what fails, unless that is cancelled
-    /// or too late.
+    /// Sets a minimum hold on each lock. While the locks are held it repeats what fails, unless that is cancelled or it
+    /// is too late.
     pub fn stand(&self, least: Duration, cancel: &CancelToken, until: Option<Instant>) -> Result<()> {
         let may_repeat = || !cancel.is_cancelled() && until.is_none_or(|until| Instant::now() < until);
         self.guards().iter().try_for_each(|guard| {
             loop {
                 match guard.hold_at_least(least) {
-                    // Also where the store refuses it: an operator may mend that meanwhile.
+                    // Also if the store denies it: an operator may correct that meanwhile.
                     Err(error) if error.kind() != ErrorKind::InvalidInput && self.is_held() && may_repeat() => {
                         let _ = guard.sleep(STAND_AGAIN, cancel);
                     }
@@ -246,8 +247,8 @@ impl Held {
         })
     }
 
-    /// Releases the locks. What was not answered is tried again for as long as `goes_on` says, which is told why. Then it is
-    /// given up in the background; `done` hears of that before.
+    /// Releases the locks. A single lock whose release was not answered is tried again for as long as `goes_on` returns
+    /// true, which gets the error. After that its drop tries once more; `done` is called before.
     pub fn release(self, mut goes_on: impl FnMut(&Error) -> bool, done: impl FnOnce(Result<()>)) {
         let mut guard = match self {
             Held::One(guard) => guard,
@@ -259,7 +260,7 @@ impl Held {
                 guard = failed.into_guard();
                 continue;
             }
-            // Its drop tries for as long once more.
+            // The guard's drop tries once more, for as long.
             return done(Err(failed.error().clone()));
         }
     }
@@ -275,7 +276,7 @@ mod tests {
 
     use super::*;
 
-    /// Takes the store away once `c` is granted, and the caller's patience once that is noticed.
+    /// Takes the store away once `c` is granted, and cancels the caller's wait once a renewal fails.
     struct GoesAway {
         store: Arc<MemoryStore>,
         cancel: CancelToken,
@@ -295,7 +296,7 @@ mod tests {
         }
     }
 
-    /// Each would take as long.
+    /// Each further lock would take as long.
     #[test]
     fn a_store_that_does_not_answer_is_asked_to_free_one_of_several() {
         let (store, cancel) = (Arc::new(MemoryStore::new()), CancelToken::new());
@@ -308,7 +309,7 @@ mod tests {
         assert_eq!(away.asked.lock().unwrap().iter().collect::<Vec<_>>(), ["a"]);
     }
 
-    /// Else the present would be taken for the end of a lease that may be over for long.
+    /// Otherwise the present would be taken for the end of a lease that may have ended long ago.
     #[test]
     fn what_is_over_is_held_until_no_time() {
         let client = LockClient::connect("memory:").unwrap();

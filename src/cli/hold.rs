@@ -20,21 +20,21 @@ use crate::signals::{ENDING, PASSED_ON};
 use crate::words::words;
 use crate::{stops, warnings};
 
-/// Looks for a part of the command that asks for the terminal, of which nobody tells.
+/// How often to look for a part of the command that asks for the terminal, which nothing reports.
 const ASKED: Duration = Duration::from_secs(1);
-/// Looks for what the command left behind, where nobody tells that it ended.
+/// How often to look for processes that the command left behind, where nothing reports their end.
 const LEFT_BEHIND: Duration = Duration::from_millis(100);
 
 /// How a hold ended.
 pub enum End {
     /// The command ended with this code, and the lock was held all the while.
     Command(u8),
-    /// The lock was lost. The signal by which this process was told to end, if it was.
+    /// The lock was lost. With the signal by which this process was told to end, if it was.
     Lost(Option<Signal>, Lost),
-    /// The same, of one who is to let others go first: it was held for as long as `--max-hold` allows, or the command was
-    /// not well. The signal, as above.
+    /// The same, but this node must let others go first: the lock was held for as long as `--max-hold` allows, or the
+    /// health check failed. With the signal, as above.
     Deposed(Option<Signal>, Lost),
-    /// The command was not well, and the lock was held all the while. The signal, as above.
+    /// The health check failed, and the lock was held all the while. With the signal, as above.
     Unhealthy(Option<Signal>),
 }
 
@@ -56,18 +56,18 @@ pub struct Holding<'a> {
 #[derive(Default)]
 struct Losses {
     first: Option<Loss>,
-    /// The command of `--on-loss`, and for which key.
+    /// The command of `--on-loss` that runs, and the key for which it runs.
     on_loss: Option<(Beside, String)>,
-    /// The keys whose loss needs nothing more: nothing is killed for them.
+    /// The keys whose loss needs no further action: nothing is killed for them.
     seen_to: Vec<String>,
 }
 
 /// Whether this process was told to end.
 #[derive(Default)]
 struct Told {
-    /// The signal, but a hangup that the command has lived through.
+    /// The signal, unless it was a hangup that the command has survived.
     to_end: Option<Signal>,
-    /// The command was told, too, and may have left its work undone.
+    /// The command got the signal, too, and may not have finished its work.
     is_cut_short: bool,
 }
 
@@ -77,7 +77,7 @@ fn is_stop(signal: Signal) -> bool {
 }
 
 impl<'a> Holding<'a> {
-    /// `environment`: that of the command.
+    /// `environment`: the environment of the command.
     pub fn new(ask: &'a Ask, checks: &'a Checks, locks: Held, job: Job, environment: &Environment) -> Holding<'a> {
         let environment = environment.with("LEASEHOLD_PID", job.group());
         Holding {
@@ -94,7 +94,7 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// Until nothing of the command is left.
+    /// Watches over the command until nothing of it is left.
     pub fn go_on(&mut self, signals: &Receiver<Signal>) {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.looks());
@@ -103,7 +103,7 @@ impl<'a> Holding<'a> {
             let goes_on_after = self.look();
             self.resume_after(goes_on_after);
             if self.job.is_gone() {
-                // It must not run beside the next holder.
+                // A health check must not run at the same time as the next holder.
                 self.health = None;
                 return self.see_to_the_rest(signals);
             }
@@ -154,7 +154,7 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// Nothing of the command is left: what is lost already still has its command of `--on-loss`.
+    /// Called once nothing of the command is left: runs the command of `--on-loss` for the locks that are lost already.
     fn see_to_the_rest(&mut self, signals: &Receiver<Signal>) {
         let has_command = self.losses.first.is_some() && matches!(self.ask.on_loss, OnLoss::Command(_));
         loop {
@@ -171,7 +171,7 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// Has the group killed should this process stand still.
+    /// Has the keeper kill the group if this process stands still.
     fn arm(&mut self) {
         self.killing.look(&self.locks, &self.losses.seen_to);
         let is_all_seen_to = !self.locks.has_other_than(&self.losses.seen_to);
@@ -179,7 +179,7 @@ impl<'a> Holding<'a> {
         self.job.kill_at(self.killing.by_keeper(self.ask, is_ended_by_loss));
     }
 
-    /// How long nothing needs to be done to the command: after a loss that was seen to, for ever.
+    /// How long nothing has to be done to the command: for ever once all losses were dealt with.
     fn rest(&self) -> Duration {
         let is_over = !self.killing.has_begun() && !self.locks.has_other_than(&self.losses.seen_to);
         if is_over { Duration::MAX } else { self.killing.rest() }
@@ -198,7 +198,8 @@ impl<'a> Holding<'a> {
         self.told.to_end = self.told.to_end.filter(|before| *before != Signal::SIGHUP).or(Some(signal));
         match &mut self.health {
             health if signal == Signal::SIGTERM => *health = None,
-            // Servers live through a hangup, and some through the others: one that hangs then must not keep the lock.
+            // Servers survive a hangup, and some survive the other signals: a server that hangs later must not keep the
+            // lock, so its checks go on.
             health => health.iter_mut().for_each(Health::rest),
         }
         if signal == Signal::SIGTERM
@@ -206,14 +207,14 @@ impl<'a> Holding<'a> {
         {
             self.kill_within(kill_after);
         }
-        // A stopped command would take it only when somebody continues it, and keep the lock until then.
+        // A stopped command gets the signal only when somebody continues it, and would keep the lock until then.
         if self.look().is_some() || self.job.is_stopped() {
             self.resume();
             if self.is_halted() {
                 self.job.go_on();
             }
         } else if !self.is_halted() && self.may_go_on() {
-            // So would a part of it that stands still, of which nobody tells us.
+            // The same applies to a part of the command that is stopped, which nothing reports to us.
             self.job.signal(Signal::SIGCONT);
         }
     }
@@ -223,19 +224,20 @@ impl<'a> Holding<'a> {
         self.arm();
     }
 
-    /// Whether the loss was to stop the command: then only somebody else continues it.
+    /// Whether `--on-loss` has stopped the command: then only somebody else continues it.
     fn is_halted(&self) -> bool {
         self.losses.first.is_some() && matches!(self.ask.on_loss, OnLoss::Signal(signal) if is_stop(signal))
     }
 
-    /// Unless somebody continues us before.
+    /// Continues the command after this time, unless somebody continues us before.
     fn resume_after(&mut self, time: Option<Duration>) {
         if let Some(time) = time {
             self.resume_at = at(Instant::now() + time);
         }
     }
 
-    /// Nothing of it may run beside the next holder, and KILL needs no CONT.
+    /// Whether the command may be continued: nothing of it may run at the same time as the next holder. (KILL needs no
+    /// CONT.)
     fn may_go_on(&mut self) -> bool {
         // A heartbeat may have moved the end since the last look.
         self.killing.look(&self.locks, &self.losses.seen_to);
@@ -244,7 +246,7 @@ impl<'a> Holding<'a> {
         self.locks.is_held() || self.losses.first.is_some() && !is_late
     }
 
-    /// This process was stopped, and so was the command. It goes on only if the lock is still held.
+    /// This process was stopped, and so was the command. The command goes on only if it still may.
     fn resume(&mut self) {
         self.resume_at = never();
         if self.may_go_on() {
@@ -262,7 +264,7 @@ impl<'a> Holding<'a> {
                 OnLoss::Command(_) => false,
                 _ => self.killing.is_due(),
             };
-        // They are seen to one after the other.
+        // The losses are dealt with one after the other.
         if is_ended || self.losses.on_loss.is_some() || self.losses.seen_to.contains(&loss.key) {
             return;
         }
@@ -285,7 +287,7 @@ impl<'a> Holding<'a> {
                 "the command goes on".to_owned()
             }
         };
-        // Not waited for: signals are still to be passed on.
+        // Without waiting, because signals must still be passed on.
         warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         if !self.ask.on_loss.may_kill() {
             self.losses.seen_to.push(loss.key.clone());
@@ -311,7 +313,8 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// What runs beside the command, and is not under way any more.
+    /// Looks at what runs next to the command, the command of `--on-loss` and the health check, and acts on their
+    /// results.
     fn look_beside(&mut self) {
         if let Some((command, key)) = &mut self.losses.on_loss
             && let Some(outcome) = command.look()
@@ -332,7 +335,7 @@ impl<'a> Holding<'a> {
             return;
         }
         match health.look() {
-            // It was not meant to end.
+            // The command goes on, so the hangup was not meant to end it.
             Some(Ok(())) => self.told.to_end = self.told.to_end.filter(|signal| *signal != Signal::SIGHUP),
             Some(Err(why)) => {
                 (self.health, self.is_unhealthy) = (None, true);
@@ -352,7 +355,7 @@ impl<'a> Holding<'a> {
         self.job.look(&beside, self.is_halted(), self.rest())
     }
 
-    /// KILL now, and what is said of that.
+    /// Sends KILL now, and returns what to report about that.
     fn kill(&mut self) -> String {
         self.kill_within(Duration::ZERO);
         match self.is_left() {
@@ -361,25 +364,25 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// Whether the command cannot be ended. From now on that is said.
+    /// Whether the command cannot be ended. The caller reports that, so it is noted as reported.
     fn is_left(&mut self) -> bool {
         let is_left = self.job.is_out_of_reach();
         self.killing.is_in_vain |= is_left;
         is_left
     }
 
-    /// A part of it may have more rights than the rest, which KILL has ended.
+    /// Reports what KILL could not end: a part of the command may have more rights than the rest.
     fn say_what_is_left(&mut self) {
         if self.killing.is_due() && !self.killing.is_in_vain && self.is_left() {
             warnings::tell(&format!("what is left of the command {OUT_OF_REACH}"));
         }
     }
 
-    /// TERM, and KILL while nobody else can be in.
+    /// Sends TERM, and KILL before anybody else can get the lock. Returns what to report about that.
     fn end_command(&mut self) -> String {
         let kill_after = if self.job.is_stopped() { Duration::ZERO } else { self.killing.left(self.ask) };
         self.job.signal(if kill_after.is_zero() { Signal::SIGKILL } else { Signal::SIGTERM });
-        // Also where that did not reach it: it may have fewer rights by then.
+        // Also if the signal did not reach the command: it may have fewer rights by then.
         self.kill_within(kill_after);
         match kill_after {
             _ if self.is_left() => format!("the command {OUT_OF_REACH}"),
@@ -388,14 +391,14 @@ impl<'a> Holding<'a> {
         }
     }
 
-    /// Nothing of the command is left: the lock is released. `every`: after a success it stands for so long.
-    /// True: the release was not answered.
+    /// Called once nothing of the command is left: releases the lock. `every`: after a success the lock stays in the
+    /// store for that long. Also returns whether the release was not answered.
     pub fn end(mut self, every: Option<Duration>, signals: &Receiver<Signal>) -> Outcome<(End, bool)> {
         self.arm();
         let lease_left = Some(self.killing.lease_left(self.ask));
         let Holding { locks, job, losses, told, is_unhealthy, .. } = self;
         let ended = job.ended().unwrap_or(code::INTERNAL);
-        // One that was told to end may have left its work undone, whatever its code says.
+        // A command that was told to end may not have finished its work, whatever its code says.
         let every = every.filter(|_| ended == 0 && !told.is_cut_short && !is_unhealthy);
         let (is_told, who_ended) = (losses.first.is_some(), "the command has ended");
         let lost = locks.if_lost(losses.first.as_ref(), TOLD);
@@ -418,7 +421,7 @@ fn timer<T>(of: Option<&T>, timer: impl FnOnce(&T) -> Receiver<Instant>) -> Rece
     of.map_or_else(never, timer)
 }
 
-/// Says it of the command of `--on-loss`.
+/// Reports a failure of the command of `--on-loss`.
 pub fn command_failed(outcome: Result<(), String>, then: &str) {
     if let Err(why) = outcome {
         warnings::tell(&format!("the command of --on-loss failed: {why}{then}"));

@@ -28,44 +28,45 @@ use crate::signals::ended_by_key;
 use crate::stops;
 use crate::terminal::{Terminal, is_shared};
 
-/// How long a command has to obey a Ctrl-Z that is passed on.
+/// How much time a command has to obey a Ctrl-Z that is passed on.
 #[cfg(target_os = "linux")]
 const OBEYED: Duration = Duration::from_secs(1);
-/// How long after it stopped itself this process goes on all the same: nobody is there who could continue it.
+/// How long after it stopped itself this process continues the command, if nobody has continued it before: the system
+/// does not stop a process that nobody could continue.
 const STOPPED: Duration = Duration::from_millis(200);
-/// What the terminal's keys tell its foreground, to end it.
+/// The signals that the terminal's keys send to its foreground, to end it.
 const KEYS: [Signal; 2] = [Signal::SIGINT, Signal::SIGQUIT];
 
-/// Only the main thread may have one: on Linux the command dies with the thread that started it.
+/// See the module. Only the main thread may have one: on Linux the command dies with the thread that started it.
 pub struct Job {
     child: Child,
     group: Pid,
-    /// A process of it that ran at the last look.
+    /// A process of the group that ran at the last look.
     member: Option<i32>,
-    /// Until nothing of the group is left.
+    /// There is one until nothing of the group is left.
     keeper: Option<Keeper>,
     terminal: Option<Terminal>,
-    /// It was in the terminal's foreground to its end.
+    /// The command was in the terminal's foreground until its end.
     had_terminal: bool,
     /// The code that the command ended with.
     ended: Option<u8>,
     /// The signal that ended it.
     ended_by: Option<Signal>,
-    /// Nothing of the group is left. From then on its number may be that of a stranger.
+    /// Nothing of the group is left. From then on another group may have its number.
     gone: bool,
     stopped: bool,
 }
 
 impl Job {
-    /// Starts it in a group of its own, which is killed at this time since boot if this process stands still, and begins
-    /// only if it still may then.
+    /// Starts the command in a group of its own, which the keeper kills at this time since boot if this process stands
+    /// still. The command begins only if it still may once that is set up.
     pub fn start(
         mut prepared: Prepared,
         terminal: Option<Terminal>,
         kill_at: Option<Duration>,
         may_begin: impl FnOnce() -> bool,
     ) -> io::Result<Job> {
-        // What the command leaves behind becomes our child, and so its end is reported.
+        // Processes that the command leaves behind become our children, so that their end is reported to us.
         #[cfg(target_os = "linux")]
         nix::sys::prctl::set_child_subreaper(true)?;
         let mut keeper = Keeper::start(None)?;
@@ -87,7 +88,7 @@ impl Job {
         })
     }
 
-    /// The code of the command, once it ended.
+    /// The exit code of the command, once it has ended.
     pub fn ended(&self) -> Option<u8> {
         self.ended
     }
@@ -101,29 +102,30 @@ impl Job {
         self.stopped
     }
 
-    /// When the group is killed if this process stands still.
+    /// Sets when the keeper kills the group if this process stands still.
     pub fn kill_at(&mut self, since_boot: Option<Duration>) {
         if let Some(keeper) = &mut self.keeper {
             keeper.keep_or_replace(Target::Group(self.group), since_boot, || Keeper::start(None));
         }
     }
 
-    /// Ready when another keeper is to be tried for.
+    /// Ready when it is time to try to start another keeper.
     pub fn keeper_timer(&self) -> Receiver<Instant> {
         self.keeper.as_ref().map_or_else(never, Keeper::timer)
     }
 
-    /// Sends a signal to the whole group. False: all of it has more rights than we, as `sudo`.
+    /// Sends a signal to the whole group. False: all of it has more rights than we have, like `sudo`.
     pub fn signal(&self, signal: impl Into<Option<Signal>>) -> bool {
         self.gone || killpg(self.group, signal) != Err(Errno::EPERM)
     }
 
-    /// Whether no signal of ours reaches it.
+    /// Whether no signal of ours reaches the group.
     pub fn is_out_of_reach(&self) -> bool {
         !self.signal(None)
     }
 
-    /// Sends one that came to us. False: it neither reached it, nor will the next key.
+    /// Passes on a signal that came to us. False: it has not reached the group, and the next press of a key will not
+    /// either.
     pub fn pass_on(&mut self, signal: Signal) -> bool {
         if self.signal(signal) {
             return true;
@@ -134,25 +136,25 @@ impl Job {
         self.terminal.as_ref().is_some_and(|terminal| KEYS.contains(&signal) && terminal.is_with(self.group))
     }
 
-    /// What we may not signal is reached by the next key itself, if this one came from the terminal.
+    /// Gives the terminal to a group that we may not signal: then the next key reaches it directly.
     fn hand_over(&mut self) {
         self.terminal.iter_mut().for_each(|terminal| terminal.on_demand = false);
         self.give_terminal();
     }
 
-    /// The foreground, if we are there and the command may have it.
+    /// Gives the command the foreground, if we are there and the command may have it.
     fn give_terminal(&self) {
         let terminal = self.terminal.as_ref().filter(|terminal| !terminal.on_demand && terminal.is_ours());
         terminal.into_iter().for_each(|terminal| terminal.give_to(self.group));
     }
 
-    /// Whether it gets the terminal only once it asks for it.
+    /// Whether the command gets the terminal only once it asks for it.
     pub fn shares_terminal(&self) -> bool {
         self.terminal.as_ref().is_some_and(|terminal| terminal.on_demand)
     }
 
-    /// A part of it asks for the terminal, and its parent, which is told of that, does not ask, as `timeout`: now it may
-    /// have it.
+    /// Whether a part of the command asks for the terminal. The system reports that only to the parent of that part,
+    /// which may not ask itself, like `timeout`. If so, the command may have the terminal from now on.
     pub fn has_asked_unseen(&mut self) -> bool {
         let is_free = |terminal: &&mut Terminal| terminal.on_demand && !self.stopped && terminal.is_ours();
         let Some(terminal) = self.terminal.as_mut().filter(is_free) else { return false };
@@ -160,14 +162,14 @@ impl Job {
         !terminal.on_demand
     }
 
-    /// The process that leads it.
+    /// The group, which has the number of the process that leads it.
     pub fn group(&self) -> Pid {
         self.group
     }
 
-    /// Looks what became of the processes. A time: the command stopped, and may go on after that, unless somebody stops us
-    /// until then. `beside`: those that others wait for. `is_halted`: the stop is the one of `--on-loss`. `rest`: how long
-    /// nothing else needs to be done.
+    /// Looks what happened to the processes. If it returns a time, the command stopped, and may be continued after that
+    /// time, unless somebody stops us before. `beside`: processes that others wait for. `is_halted`: the stop is that
+    /// of `--on-loss`. `rest`: how long nothing else has to be done.
     #[must_use]
     pub fn look(&mut self, beside: &[Pid], is_halted: bool, rest: Duration) -> Option<Duration> {
         #[cfg(not(target_os = "linux"))]
@@ -189,10 +191,11 @@ impl Job {
                     stop = None;
                     self.stopped = false;
                 }
-                // What it has left behind is our child then, and others of it may run.
+                // A process that the leader has left behind, and that is our child since then. Others of the group may
+                // run.
                 Ok(WaitStatus::Stopped(_, signal)) if self.ended.is_some() => left_stopped = Some(signal),
                 Ok(WaitStatus::StillAlive) => break,
-                // EINVAL: one was waited for that a signal had ended which nix does not know.
+                // EINVAL: the process that was waited for was ended by a signal that nix does not know.
                 Ok(_) | Err(Errno::EINTR | Errno::EINVAL) => {}
                 Err(_) => break,
             }
@@ -201,13 +204,13 @@ impl Job {
         reap_adopted(|pid| {
             pid == self.group || beside.contains(&pid) || self.keeper.as_ref().and_then(Keeper::pid) == Some(pid)
         });
-        // Asked only after the leader was waited for, in the one thread that also sends.
+        // Asked only after the leader was waited for, and in the same thread that sends the signals.
         self.gone = self.ended.is_some() && !is_alive(self.group, &mut self.member);
         if self.gone {
             self.keeper.take().into_iter().for_each(Keeper::dismiss);
-            // At once: from now on Ctrl-C means us.
+            // At once, because from now on Ctrl-C is meant for us.
             self.had_terminal |= self.terminal.as_ref().is_some_and(|terminal| terminal.take_back_from(self.group));
-            // What stopped before its end holds up nobody.
+            // A stop before that end does not matter any more.
             return None;
         }
         self.stopped |= stop.is_some();
@@ -216,7 +219,7 @@ impl Job {
         goes_on_after
     }
 
-    /// Takes the leader's end, also that by a real-time signal, which nix does not know.
+    /// Notes the leader's end, also one by a real-time signal, which nix does not know.
     fn look_at_leader(&mut self) {
         if self.ended.is_some() {
             return;
@@ -227,29 +230,32 @@ impl Job {
                 status.code().or_else(|| Some(i32::from(code::SIGNAL) + status.signal()?))
             }
             Ok(None) => return,
-            // It ended between these two calls, and with the group it was waited for in vain.
+            // It ended between the two calls: the wait for the group took its end, by a signal that nix does not know.
             Err(_) => None,
         };
         self.ended = Some(ended.and_then(|ended| u8::try_from(ended & 0xff).ok()).unwrap_or(code::INTERNAL));
     }
 
-    /// Ctrl-Z, or a read of the terminal from the background: whoever started us shall see us stop too.
+    /// After Ctrl-Z, or a read of the terminal from the background: stops this process, too, so that the shell that
+    /// started us sees it.
     fn stop_with_it(&mut self, signal: Signal, is_halted: bool, rest: Duration) -> Option<Duration> {
         let terminal = self.terminal.as_mut()?;
-        // SIGTTOU is blocked here. A SIGSTOP comes from somebody who means the command alone, or in the foreground from the
-        // command itself, as `top` does at Ctrl-Z: a terminal that stays with what stands still is nobody's.
+        // SIGTTOU is blocked here. A SIGSTOP comes from somebody who means the command alone, or, in the foreground,
+        // from the command itself, as `top` does at Ctrl-Z: if the terminal stayed with the stopped command, nobody
+        // could use it.
         let ours = match signal {
             Signal::SIGTTOU => Signal::SIGTTIN,
             Signal::SIGSTOP if !is_halted && terminal.is_with(self.group) => Signal::SIGTSTP,
             Signal::SIGTSTP | Signal::SIGTTIN => signal,
             _ => return None,
         };
-        // Also where the shell has brought us to the foreground, of which nobody tells the command.
+        // Also if the shell has brought us to the foreground, which nobody reports to the command.
         if !is_halted && ours == Signal::SIGTTIN && terminal.is_ours() {
             terminal.on_demand = false;
             return Some(Duration::ZERO);
         }
-        // A part of it may have something to do before it stops, as to restore the terminal, and another ignore Ctrl-Z.
+        // A part of the command may have something to do before it stops, like restoring the terminal, and another part
+        // may ignore Ctrl-Z.
         if signal == Signal::SIGTSTP {
             self.wait_for_stop(rest);
         }
@@ -258,18 +264,18 @@ impl Job {
         killpg(getpgrp(), ours).ok().map(|()| STOPPED)
     }
 
-    /// The same where Ctrl-Z came to us, since the command is not in the foreground.
+    /// The same if Ctrl-Z came to us, because the command is not in the foreground.
     pub fn stop(&mut self, rest: Duration) -> Option<Duration> {
-        // Servers are sent such signals, too, and the system stops nobody who has no shell.
+        // Such signals are sent to servers, too, and the system stops no process without a shell.
         if self.terminal.is_none() {
             stops::stop_ourselves();
             return None;
         }
         if !self.stopped {
-            // As the terminal does, which another leasehold, or sudo, passes on.
+            // As the terminal does. Another leasehold, or sudo, passes this on.
             if !self.signal(Signal::SIGTSTP) {
-                // A shell between us and the user's may be stopped by the same key, and the user's then takes the terminal
-                // back, which must not be taken from it.
+                // A shell between us and the user's shell may be stopped by the same key. Then the user's shell takes
+                // the terminal back, and we must not take it from that shell.
                 thread::sleep(STOPPED);
                 self.hand_over();
                 stops::stay();
@@ -281,7 +287,7 @@ impl Job {
         self.signal(Signal::SIGSTOP);
         let _ = self.terminal.as_ref().map(|terminal| terminal.take_back_from(self.group));
         stops::stop_ourselves();
-        // Else these stops would seem to be of another Ctrl-Z once we go on.
+        // Otherwise these stops would be taken for another Ctrl-Z once we go on.
         #[cfg(target_os = "linux")]
         while let Ok(WaitStatus::Stopped(..)) =
             waitid(Id::PGid(self.group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOHANG)
@@ -289,12 +295,13 @@ impl Job {
         Some(STOPPED)
     }
 
-    /// Waits until all of the group stands still, or does not obey.
+    /// Waits until all of the group is stopped, but not for long: a part of it may not obey.
     #[cfg(target_os = "linux")]
     fn wait_for_stop(&self, rest: Duration) {
-        // Another leasehold that has passed it on to us waits for us.
+        // Another leasehold that has passed the signal on to us waits for us.
         let obeyed = if std::env::var_os("LEASEHOLD_LOCK_ID").is_some() { OBEYED / 4 } else { OBEYED };
-        // Where nobody stops us we go on, and see to a loss, or tell the keeper that the lock is held, in time.
+        // If nobody stops us we go on, and must then be in time to act on a loss, or to report to the keeper that the
+        // lock is held.
         let until = Instant::now() + obeyed.min(rest / 2);
         while !stands_still(self.group) && Instant::now() < until {
             thread::sleep(OBEYED / 100);
@@ -304,22 +311,22 @@ impl Job {
     #[cfg(not(target_os = "linux"))]
     fn wait_for_stop(&self, _: Duration) {}
 
-    /// We were stopped and go on: another part of the pipeline may read the terminal now.
+    /// Called when we were stopped and go on: another part of the pipeline may read the terminal now.
     pub fn continued(&mut self) {
         self.terminal.iter_mut().for_each(|terminal| terminal.on_demand = is_shared());
     }
 
-    /// Lets a stopped command go on, in the foreground if we are there.
+    /// Continues a stopped command, in the foreground if we are there.
     pub fn go_on(&mut self) {
         self.give_terminal();
         self.stopped = false;
         self.signal(Signal::SIGCONT);
     }
 
-    /// What is left to do once nothing of the group is left, and the lock is released. `is_ours`: whether the command may
-    /// have got the signal from us alone.
+    /// Does what remains once nothing of the group is left, and the lock is released. `is_ours`: whether the command
+    /// may have got a signal from us alone.
     pub fn finish(self, is_ours: impl Fn(Signal) -> bool) {
-        // Ctrl-C means all of the terminal's foreground: the script that we are part of, too.
+        // Ctrl-C is meant for the whole foreground of the terminal, also for the script that we are part of.
         if let Some(signal) = self.ended_by.filter(|signal| KEYS.contains(signal) && !is_ours(*signal))
             && (self.had_terminal || self.terminal.as_ref().is_some_and(Terminal::is_ours))
         {
@@ -331,9 +338,10 @@ impl Job {
     }
 }
 
-/// What left a command's group and its parent becomes our child, too. What has our own group was started by a library, which
-/// waits for it itself, or by whoever became leasehold by `exec`, and does not wait any more, or by one of these, and then
-/// nobody does. `is_known`: it is waited for elsewhere.
+/// Waits for children that have ended and that nobody else waits for. Processes that left a command's group and lost
+/// their parent become our children, too. A child in our own group was started by a library, which waits for it itself;
+/// or by the program that became leasehold by `exec`, and does not wait any more; or by one of these children, and then
+/// nobody waits. `is_known`: this child is waited for elsewhere.
 #[cfg(target_os = "linux")]
 pub fn reap_adopted(is_known: impl Fn(Pid) -> bool) {
     let inherited = || INHERITED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -349,11 +357,11 @@ pub fn reap_adopted(is_known: impl Fn(Pid) -> bool) {
 #[cfg(target_os = "linux")]
 static ENDED: Mutex<Vec<(Pid, Instant)>> = Mutex::new(Vec::new());
 
-/// A library waits much sooner for what it has started.
+/// How long after its end a child counts as left over: a library waits much sooner for what it has started.
 #[cfg(target_os = "linux")]
 const LEFT_OVER: Duration = Duration::from_secs(10);
 
-/// When one of them is to be looked at again: no signal says it.
+/// Ready when such a child must be looked at again, since no signal reports that.
 #[cfg(target_os = "linux")]
 pub fn looks_again() -> Receiver<Instant> {
     let ended = ENDED.lock().unwrap_or_else(PoisonError::into_inner);
@@ -365,7 +373,7 @@ pub fn looks_again() -> Receiver<Instant> {
     never()
 }
 
-/// Those that have `ended` long ago.
+/// Those of the `ended` children that have ended long ago.
 #[cfg(target_os = "linux")]
 fn left_over(known: &mut Vec<(Pid, Instant)>, ended: Vec<Pid>, now: Instant) -> Vec<Pid> {
     known.retain(|(pid, _)| ended.contains(pid));
@@ -383,8 +391,8 @@ fn has_ended(pid: Pid) -> bool {
     waitid(Id::Pid(pid), flags) != Ok(WaitStatus::StillAlive)
 }
 
-/// Waits for each of the children that has ended and is one of these. Where they are not known, for those that the system
-/// names, up to one that is not.
+/// Waits for each of the children that has ended and for which `is_one` is true. If the children are not known, for
+/// those that the system names, up to the first for which it is false.
 #[cfg(target_os = "linux")]
 fn reap(children: Option<Vec<Pid>>, is_one: impl Fn(Pid) -> bool, mut reaped: impl FnMut(Pid)) {
     let mut has_ended = |pid| {
@@ -404,7 +412,7 @@ fn reap(children: Option<Vec<Pid>>, is_one: impl Fn(Pid) -> bool, mut reaped: im
     loop {
         match waitid(Id::All, flags) {
             Ok(WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, _, _)) if is_one(pid) && has_ended(pid) => {}
-            // A signal ended it that nix does not know, and so does not say which one it is.
+            // The child was ended by a signal that nix does not know, so it is not known which child it is.
             Err(Errno::EINVAL) => {
                 for pid in zombies().into_iter().filter(|pid| is_one(*pid)) {
                     has_ended(pid);
@@ -437,15 +445,15 @@ mod tests {
         assert!(known.is_empty());
     }
 
-    /// Small kernels and some sandboxes do not say which children there are.
+    /// Small kernels and some sandboxes do not list a process's children.
     #[test]
     fn what_ends_is_waited_for_also_where_nobody_lists_the_children() {
         for is_listed in [true, false] {
-            // Its end by a real-time signal is one that nix does not know.
+            // It is ended by a real-time signal, which nix does not know.
             let mut child = Command::new("sh").args(["-c", "kill -40 $$"]).spawn().unwrap();
             let pid = Pid::from_raw(i32::try_from(child.id()).unwrap());
             let until = Instant::now() + Duration::from_secs(60);
-            // Those of other tests may stand before it for a moment. A zombie can be sent a signal.
+            // Children of other tests may come before it for a moment. A signal can be sent even to a zombie.
             while kill(pid, None).is_ok() {
                 assert!(Instant::now() < until, "it is still there: {is_listed}");
                 reap(children().filter(|_| is_listed), |ended| ended == pid, |_| ());

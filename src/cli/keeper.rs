@@ -1,5 +1,6 @@
-//! A process beside the command that kills the command's group where leasehold can't do it any more: when leasehold
-//! is gone, and when it stands still until the lease is nearly over. The same for the process of `hold --pid`.
+//! The keeper: a process next to the command that kills the command's group when leasehold can't do it any more,
+//! because leasehold is gone, or stands still until the lease is nearly over. It does the same for the process of `hold
+//! --pid`.
 
 use std::fmt;
 use std::fs::File;
@@ -21,25 +22,26 @@ use crate::failure::{Failure, Outcome, code};
 use crate::processes::send_signal;
 use crate::warnings::tell;
 
-/// The first argument that leads here.
+/// With this first argument, leasehold is a keeper.
 pub const NAME: &str = "__keep";
 
-/// A timer that does not count suspend is looked at again after this.
+/// How often to look at the clock, because a timer does not count suspend.
 const AGAIN: Duration = Duration::from_secs(1);
-/// Between two tries to have another keeper: each wakes us by the end of the process that could not become one.
+/// The pause between two tries to start another keeper: each may wake us by the end of the process that failed to
+/// become one.
 const PAUSE: Duration = Duration::from_secs(1);
-/// By less than this the time is not said anew: a stopped keeper reads nothing, and its pipe would fill up.
+/// A change of the time by less than this is not sent: a stopped keeper reads nothing, and its pipe would fill up.
 const LITTLE: Duration = Duration::from_millis(10);
 
 /// What is killed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Target {
     Group(Pid),
-    /// That of which the keeper was given a handle, as its standard output: its number may become that of a stranger.
+    /// The process whose handle the keeper got as its standard output. (Another process may get its number later.)
     Process,
 }
 
-/// How a line names it.
+/// How a line to the keeper names [`Target::Process`].
 const PROCESS: &str = "process";
 
 impl fmt::Display for Target {
@@ -51,23 +53,23 @@ impl fmt::Display for Target {
     }
 }
 
-/// The keeper's other end. Dropped before [`dismissed`](Keeper::dismiss), it has the group killed.
+/// Leasehold's end of the keeper. If it is dropped without being [`dismissed`](Keeper::dismiss), the keeper kills.
 pub struct Keeper {
     child: Child,
     pipe: File,
-    /// What it was told last.
+    /// What was sent to the keeper last.
     told: Option<Option<Duration>>,
-    /// It has ended, or does not listen.
+    /// The keeper has ended, or does not listen.
     is_missing: bool,
-    /// When another one was last tried for.
+    /// When leasehold last tried to start another one.
     tried: Option<Instant>,
-    /// It was said that no other one can be had.
+    /// It was reported that no other keeper can be started.
     is_missed: bool,
 }
 
 impl Keeper {
-    /// In a group of its own: what ends leasehold's group, or the command's, must not end it too.
-    /// `process`: a handle of what may be killed, if it is no group.
+    /// Starts a keeper in a group of its own: what ends leasehold's group, or the command's, must not end the keeper,
+    /// too. `process`: a handle of the process that may be killed, if it is no group.
     pub fn start(process: Option<OwnedFd>) -> io::Result<Keeper> {
         let mut keeper = Command::new(own_binary());
         keeper.arg0("leasehold").arg(NAME).process_group(0);
@@ -79,8 +81,8 @@ impl Keeper {
         Ok(Keeper { child, pipe: File::from(pipe), told: None, is_missing: false, tried: None, is_missed: false })
     }
 
-    /// Lets a group that was started begin, now that it is kept, if it still may: we may have stood still until here, and
-    /// from here on the keeper sees to it.
+    /// Opens the gate of a group that was started, once the keeper knows of the group. Not if the group may not begin
+    /// any more: we may have stood still until here. From here on the keeper ends it in time.
     pub fn begin(
         &mut self,
         target: Target,
@@ -98,8 +100,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// It is killed once this process is gone, and at this time since boot if nothing else is said before.
-    /// False: it does not take it.
+    /// Has the target killed once this process is gone, and at this time since boot if nothing else is sent before.
+    /// False: the keeper does not take the order.
     #[must_use]
     pub fn keep(&mut self, target: Target, kill_at: Option<Duration>) -> bool {
         if !matches!(self.child.try_wait(), Ok(None)) {
@@ -118,8 +120,8 @@ impl Keeper {
         is_told
     }
 
-    /// The same, also where somebody has stopped or ended the keeper: then another one does it, now or, where none can be
-    /// had, after one of the next calls.
+    /// The same, also if somebody has stopped or ended the keeper: then another keeper does it, now or, if none can be
+    /// started, after one of the next calls.
     pub fn keep_or_replace(
         &mut self,
         target: Target,
@@ -144,7 +146,7 @@ impl Keeper {
         }
     }
 
-    /// Ready when another one is to be tried for.
+    /// Ready when it is time to try to start another keeper.
     pub fn timer(&self) -> Receiver<Instant> {
         self.tried.filter(|_| self.is_missing).map_or_else(never, |tried| at(tried + PAUSE))
     }
@@ -153,8 +155,8 @@ impl Keeper {
         i32::try_from(self.child.id()).ok().map(Pid::from_raw)
     }
 
-    /// The group is gone; its number may become that of a stranger. A keeper that somebody stopped would read of it
-    /// only after it killed, so that it is ended.
+    /// Called when the group is gone, so that another group may get its number. The keeper is killed: one that somebody
+    /// has stopped would read an order to end only after it has killed the group.
     pub fn dismiss(mut self) {
         if self.child.kill().is_ok() {
             let _ = self.child.wait();
@@ -162,7 +164,7 @@ impl Keeper {
     }
 }
 
-/// What the keeper was told last.
+/// The last order that the keeper got.
 struct Order {
     target: Target,
     kill_at: Option<Duration>,
@@ -188,7 +190,7 @@ impl Order {
 /// What the keeper does, until it is dismissed or leasehold is gone.
 pub fn keep() -> Outcome {
     let failed = |error: &dyn std::fmt::Display| Failure::Own(code::INTERNAL, error.to_string());
-    // Whoever ends all processes of a service means those that do something.
+    // Somebody who ends all processes of a service means those that work, not the keeper.
     SigSet::all().thread_block().map_err(|error| failed(&error))?;
     let pipe = io::stdin().as_fd().try_clone_to_owned().map_err(|error| failed(&error))?;
     let (mut lines, mut order) = (BufReader::new(PipeReader::from(pipe)), None);
@@ -205,7 +207,7 @@ fn next_line(lines: &mut BufReader<PipeReader>, order: &mut Option<Order>) -> Op
         let kill_at = order.as_ref().and_then(|order| order.kill_at);
         let left = kill_at.map(|at| at.saturating_sub(since_boot()).min(AGAIN));
         let millis = left.map(|left| u16::try_from(left.as_nanos().div_ceil(1_000_000)).unwrap_or(u16::MAX));
-        // The last look is after `kill_at`: what was said in time is read only now where the keeper itself stood still.
+        // The last look is after `kill_at`: if the keeper itself stood still, it reads only now what was sent in time.
         let is_said = |pipe: &PipeReader| {
             poll(&mut [PollFd::new(pipe.as_fd(), PollFlags::POLLIN)], millis).is_ok_and(|ready| ready > 0)
         };
@@ -213,7 +215,7 @@ fn next_line(lines: &mut BufReader<PipeReader>, order: &mut Option<Order>) -> Op
             return lines.lines().next()?.ok();
         }
         if left == Some(Duration::ZERO) {
-            // From then on its number may be that of a stranger.
+            // After that another process may get the target's number.
             order.take().into_iter().for_each(Order::kill);
         }
     }
@@ -225,7 +227,7 @@ mod tests {
 
     use super::*;
 
-    /// One that takes what it is told and does nothing.
+    /// A keeper that takes its orders and does nothing.
     fn deaf(program: &str) -> Keeper {
         let child = Command::new(program).stdin(Stdio::piped()).stdout(Stdio::null()).spawn().expect("it runs");
         let pipe = File::options().write(true).open("/dev/null").expect("it is there");
@@ -244,7 +246,7 @@ mod tests {
         }
     }
 
-    /// Where the keeper itself stood still.
+    /// As after the keeper itself stood still.
     #[test]
     fn what_was_said_in_time_is_read_before_it_kills() {
         let (reads, mut says) = io::pipe().expect("a pipe");
@@ -255,7 +257,8 @@ mod tests {
         for told in told {
             assert_eq!((next_line(&mut lines, &mut order).as_deref(), order.is_some()), (Some(told), true));
         }
-        // The end may come late: a process that another test starts has the pipe, too, until it has become its program.
+        // The pipe's end may come late: a process that another test starts has the pipe, too, until it becomes its
+        // program.
         drop(says);
         order = Some(Order { target: Target::Process, kill_at: None });
         assert_eq!((next_line(&mut lines, &mut order), order.is_some()), (None, true));
@@ -269,7 +272,7 @@ mod tests {
         for (is_at_once, is_had, tries) in
             [(false, false, 1), (true, true, 1), (false, false, 2), (false, true, 3), (false, true, 3)]
         {
-            // However long it is since the last call.
+            // However long ago the last call really was.
             keeper.tried = keeper.tried.filter(|_| is_at_once).map(|_| Instant::now() + 100 * PAUSE);
             keeper.keep_or_replace(Target::Process, None, || {
                 tried += 1;

@@ -1,4 +1,4 @@
-//! When what works under a lock is killed, so that nothing of it is left when another may get the lock.
+//! When the work under a lock is killed, so that nothing of it runs any more when another may get the lock.
 
 use std::time::{Duration, Instant};
 
@@ -10,28 +10,28 @@ use crate::held::Held;
 
 /// See the module. All times are since boot.
 pub struct Killing {
-    /// Until when the locks are held at the least.
+    /// Until when the locks are surely held.
     held_until: Duration,
     /// When KILL is due, and the timer for it.
     due: Option<(Duration, Receiver<Instant>)>,
-    /// It was said that no signal reaches what is to be killed.
+    /// It was reported that no signal reaches the process that must be killed.
     pub is_in_vain: bool,
 }
 
 impl Killing {
     pub fn new() -> Killing {
-        // A hold that is never seen as held leaves no time for TERM.
+        // A hold that was never seen as held leaves no time for TERM.
         Killing { held_until: Duration::ZERO, due: None, is_in_vain: false }
     }
 
-    /// That of locks which are held.
+    /// For locks that are held.
     pub fn of(locks: &Held) -> Killing {
         let mut killing = Killing::new();
         killing.look(locks, &[]);
         killing
     }
 
-    /// Looks until when the locks are held, but for these.
+    /// Looks until when the locks except these are held.
     pub fn look(&mut self, locks: &Held, but: &[String]) {
         self.held_until = locks.held_until(but).unwrap_or(self.held_until);
     }
@@ -49,7 +49,7 @@ impl Killing {
         self.due.is_some()
     }
 
-    /// Whether KILL was sent, or is now.
+    /// Whether KILL was sent, or is due now.
     pub fn is_due(&self) -> bool {
         self.due.as_ref().is_some_and(|(at, _)| *at <= since_boot())
     }
@@ -59,7 +59,7 @@ impl Killing {
         self.due.as_ref().map_or_else(never, |(_, timer)| timer.clone())
     }
 
-    /// How long nothing needs to be done to what works under the locks.
+    /// How long nothing has to be done to the work under the locks.
     pub fn rest(&self) -> Duration {
         self.due.as_ref().map_or(self.held_until, |(at, _)| *at).saturating_sub(since_boot())
     }
@@ -78,8 +78,8 @@ impl Killing {
         left.min(ask.kill_after())
     }
 
-    /// What is left of the lease: there is nothing to release after it. A lock that must stand for longer is not waited
-    /// for until then.
+    /// What is left of the lease: after that there is nothing to release. If the lock must stay in the store for
+    /// longer, the release is not waited for until then.
     pub fn lease_left(&self, ask: &Ask) -> Duration {
         let left = self.held_until.saturating_add(ask.lease / 3).saturating_sub(since_boot());
         left.min(ask.lease.saturating_add(ask.lease / 3))

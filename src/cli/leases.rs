@@ -27,7 +27,7 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
         Lease::Expire(args) => {
             match client.leases(&args.namespace).expire(&args.name) {
                 Ok(()) => gone(global, "expired", &args.name),
-                // What is wanted is that nobody holds it, so it does not matter who has ended it.
+                // The user wants nobody to hold it, so it does not matter who has ended the lease.
                 Err(error) if error.kind() == ErrorKind::InvalidLease && error.lease().is_none() => {
                     nothing(global, &args.name)
                 }
@@ -48,7 +48,7 @@ pub fn lease(global: &Global, args: &Lease) -> Outcome {
         }
         Lease::Unpin(args) => {
             let (leases, name) = (client.leases(&args.lease.namespace), &args.lease.name);
-            // Whoever has mistyped it would wait for an end that does not come.
+            // A user who has mistyped the pin would wait for an end that does not come.
             let was_pinned = leases.pinned_by(name)?.contains(&args.pin);
             leases.unpin(name, &args.pin)?;
             let left = leases.pinned_by(name)?;

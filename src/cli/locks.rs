@@ -16,14 +16,14 @@ use crate::steps;
 use crate::store::{Missing, client};
 use crate::words::{ago, duration, fitted, plain, words};
 
-/// How often is looked where that is not said.
+/// How often to look if the user does not say it.
 const LOOK: Duration = Duration::from_secs(2);
 
 pub fn status(global: &Global, args: &Status) -> Outcome {
     if let (Some(None), Some(key)) = (args.watch, &args.key)
         && duration(key).is_ok()
     {
-        // It would be watched for ever, since nobody has it.
+        // It would be watched for ever, since nobody holds a lock of that name.
         return Err(Failure::usage(format!(
             "{key:?} is taken for a key; give --watch={key} to look that often, or --watch=2s {key} to watch the lock \
              of that name"
@@ -39,7 +39,7 @@ pub fn status(global: &Global, args: &Status) -> Outcome {
             print("\x1b[H\x1b[2J")?;
         }
         match show_status(global, &client, args) {
-            // As `run` does, it waits for a store that is in trouble.
+            // Like `run`, this waits for a store that is in trouble.
             Err(Failure::Library(error)) if error.is_retryable() => say(&chain(&error)),
             shown => drop(shown?),
         }
@@ -53,20 +53,20 @@ fn show_status(global: &Global, client: &LockClient, args: &Status) -> Outcome {
     let code = u8::from(args.exit_code && is_free);
     let shown = match &args.key {
         _ if global.json => print_json(&found.iter().map(with_lock_id).collect()),
-        // What is held may have been left out.
+        // The filter may have left out locks that are held.
         _ if found.is_empty() && is_narrowed(args) => print("no such lock was found\n"),
         Some(key) if found.is_empty() => print(&format!("{key:?} is free\n")),
         None if found.is_empty() => print("no locks\n"),
         _ => print_table(&found),
     };
     match shown {
-        // Whoever reads has seen enough, and the code is still to be told.
+        // The reader has closed the output, so it has seen enough, but the exit code must still be right.
         Err(error) if code != 0 && error.kind() == io::ErrorKind::BrokenPipe => Ok(code),
         shown => Ok(shown.map(|()| code)?),
     }
 }
 
-/// Whether it asks for less than all locks, or all that is known of a key.
+/// Whether the user asks for less than all locks, or than all that is known of one key.
 fn is_narrowed(args: &Status) -> bool {
     let Times { older_than, newer_than, left_below, left_at_least } = args.times;
     let States { exclusive, shared, live, expired } = args.states;
@@ -120,7 +120,7 @@ fn filter(args: &Status) -> Filter {
     filter
 }
 
-/// With it a machine can renew and unlock.
+/// With the lock id a machine can renew and unlock.
 fn with_lock_id(status: &LockStatus) -> Value {
     let mut value = holder_json(status);
     value["lock_id"] = json!(status.lock_id());
@@ -148,7 +148,7 @@ fn print_table(found: &[LockStatus]) -> io::Result<()> {
         ]);
     }
     let expired = AnsiColor::Yellow.on_default();
-    // Coloured by line, behind the layout, which knows no escapes.
+    // Coloured line by line after the layout, which does not know escape sequences.
     let mut out = anstream::stdout().lock();
     for (line, status) in table.lines().zip(std::iter::once(None).chain(found.iter().map(Some))) {
         let style = match status {
@@ -161,7 +161,7 @@ fn print_table(found: &[LockStatus]) -> io::Result<()> {
     out.flush()
 }
 
-/// Without borders, one line for each row.
+/// A table without borders, with one line for each row.
 pub fn table(head: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Disabled).set_header(head.to_vec());
@@ -171,7 +171,7 @@ pub fn table(head: &[&str]) -> Table {
     table
 }
 
-/// A text that others chose, which on a terminal widens no row by more than a fifth.
+/// A text that others chose. On a terminal it is cut to a fifth of the width, but at least 16 columns.
 pub fn cell(text: &str) -> String {
     let text = plain(text);
     match columns(&std::io::stdout()) {
@@ -180,7 +180,7 @@ pub fn cell(text: &str) -> String {
     }
 }
 
-/// What was released or renewed, and how each lock is, or was, held.
+/// Prints which locks were released or renewed, and how each lock is, or was, held.
 fn told(
     global: &Global,
     what: &str,
@@ -214,7 +214,7 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
     };
     let nothing = format!("{key:?} is free");
     if !args.force {
-        // Not by the parser, for which it would be a second order beside --force.
+        // Not read by the parser, which would refuse it together with --force.
         let lock_id = args.lock_id.clone().or_else(|| std::env::var("LEASEHOLD_LOCK_ID").ok());
         let lock_id = lock_id.filter(|id| !id.is_empty()).ok_or_else(|| {
             Failure::usage(
@@ -240,14 +240,15 @@ pub fn release(global: &Global, args: &Release) -> Outcome {
     answer.map(|()| 0)
 }
 
-/// Releases the holders that were shown and that the answer was about, and nobody who came while it was waited for. (One
-/// who takes over under the same lock id between the last look and the release goes, too: that knows them by lock id.)
+/// Releases the holders that were shown to the user, and no holder that came during the wait for the answer. (A holder
+/// that takes over with the same lock id between the last look and the release is released, too: the release goes by
+/// lock id.)
 fn release_shown(client: &LockClient, key: &str, freed: &mut Vec<LockStatus>) -> Outcome<()> {
     let holders = || client.list(&Filter::new().key(key));
     let mut shown = holders()?;
     while !shown.is_empty() {
         confirm(key, &shown)?;
-        // A group may have one lock id for all that it takes.
+        // Not by the lock id alone: a group may use one lock id for all its locks.
         let is_shown = |now: &LockStatus| {
             let same =
                 |then: &LockStatus| (then.fencing_token(), then.lock_id()) == (now.fencing_token(), now.lock_id());
@@ -260,7 +261,7 @@ fn release_shown(client: &LockClient, key: &str, freed: &mut Vec<LockStatus>) ->
         let mut came = false;
         for lock_id in lock_ids {
             match client.unlock_key(key, lock_id) {
-                // It went between these two calls, and somebody else came.
+                // The holder went between these two calls, and another came.
                 Err(error) if error.kind() == ErrorKind::Held => came = true,
                 released => freed.extend(released?),
             }
@@ -278,7 +279,7 @@ fn confirm(key: &str, holders: &[LockStatus]) -> Outcome<()> {
     let held: String = holders.iter().map(|status| format!("{key:?} is held by {}\n", holder(status))).collect();
     err(&format!("{held}Its holder learns of it only at its next heartbeat. Release it? [y/N] "));
     let mut answer = String::new();
-    // What cannot be read is no consent.
+    // An answer that cannot be read is no consent.
     match io::stdin().read_line(&mut answer).map(|_| answer.trim()) {
         Ok("y" | "Y" | "yes") => Ok(()),
         _ => Err(Failure::Own(code::CONFLICT, format!("{key:?} was left as it is"))),
@@ -300,7 +301,7 @@ pub fn release_group(global: &Global, lock_id: &str) -> Outcome {
     told(global, "released", &nothing, &client(global, Missing::Wrong)?.unlock(lock_id)?, former_holder)
 }
 
-/// Says what was done page by page, so that a store of any size needs the memory of one page.
+/// Reports page by page, so that a store of any size needs only the memory of one page.
 pub fn purge(global: &Global, args: &Purge) -> Outcome {
     let client = client(global, Missing::Wrong)?;
     let pages = client.purge_pages(args.older_than);
@@ -308,7 +309,7 @@ pub fn purge(global: &Global, args: &Purge) -> Outcome {
     let would = if args.dry_run { "would be " } else { "" };
     let (mut freed, mut deleted) = (0, 0);
     let mut outcome: Outcome<()> = Ok(());
-    // Where nobody takes what it says (`| head`), it purges all the same.
+    // If nobody reads the output any more (`| head`), it goes on purging.
     let mut printed = Ok(());
     if global.json {
         printed = print(&format!("{{\"dry_run\":{},\"freed\":[", args.dry_run));
@@ -332,7 +333,7 @@ pub fn purge(global: &Global, args: &Purge) -> Outcome {
         freed += page.freed.len();
         deleted += page.deleted;
     }
-    // Also when the store failed: what was done before stays done.
+    // Also after an error of the store, because what was done before stays done.
     let last = match global.json {
         true => format!("],\"deleted_rows\":{deleted}}}\n"),
         false => format!("locks {would}freed: {freed}, unused rows {would}deleted: {deleted}\n"),

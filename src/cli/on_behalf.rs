@@ -30,7 +30,7 @@ use crate::watched::{Watched, close_inherited};
 use crate::words::words;
 
 pub fn hold(global: &Global, args: &Hold) -> Outcome {
-    // Before anything of ours is open.
+    // Before this process opens anything itself.
     close_inherited(args.for_whom.fd);
     can_be_printed()?;
     let watched = Watched::open(&args.for_whom, &args.ask.on_loss)?;
@@ -63,7 +63,7 @@ pub fn hold(global: &Global, args: &Hold) -> Outcome {
 /// A lock that is being printed.
 struct HandingOut {
     printed: Receiver<io::Result<()>>,
-    /// What becomes of standard output then.
+    /// What standard output is replaced with afterwards.
     null: File,
 }
 
@@ -73,7 +73,7 @@ struct Holding<'a> {
     locks: Held,
     watched: Watched,
     environment: Environment,
-    /// Kills the process where we cannot, if a loss shall end it.
+    /// Kills the process when we cannot, if a loss must end the process.
     keeper: Option<Keeper>,
     killing: Killing,
     /// KILL was sent.
@@ -98,9 +98,9 @@ impl<'a> Holding<'a> {
         Ok(holding)
     }
 
-    /// Prints the lock, and goes on meanwhile.
+    /// Begins to print the lock, without waiting for that.
     fn hand_out(&self) -> Outcome<HandingOut> {
-        // What is printed must not be taken back, so first what may fail.
+        // First everything that may fail, because a lock that was printed must not be taken back.
         let null = File::options().write(true).open("/dev/null");
         let null = null.map_err(|error| internal(format!("/dev/null cannot be opened: {error}")))?;
         self.locks.ensure_held()?;
@@ -108,7 +108,8 @@ impl<'a> Holding<'a> {
         Ok(HandingOut { printed, null })
     }
 
-    /// Until nobody needs the lock, nothing is left to do for one that is lost, or this signal tells us to end.
+    /// Watches until nobody needs the lock any more, until nothing is left to do for a lock that is lost, or until a
+    /// signal tells us to end, which it returns.
     fn go_on(&mut self, interrupts: &Interrupts, mut handed_out: HandingOut) -> Outcome<Option<Signal>> {
         let mut losses = self.locks.losses();
         let looks = tick(self.ask.looks());
@@ -135,14 +136,14 @@ impl<'a> Holding<'a> {
             let told = self.on_loss.as_ref().map_or_else(never, Beside::timer);
             select! {
                 recv(interrupts.signals) -> signal => match signal {
-                    // A loss has to be seen through up to KILL, also one that nobody has told yet.
+                    // A loss must be followed through up to KILL, also one that was not reported yet.
                     Ok(signal) if ENDING.contains(&signal) && (self.is_killed || self.locks.is_held()) => return Ok(Some(signal)),
                     _ => {}
                 },
                 recv(interrupts.gone) -> _ => return Ok(None),
                 recv(handed_out.printed) -> answer => {
                     was_printed(answer)?;
-                    // Whoever reads that to its end, as a shell does, then goes on.
+                    // A program that reads the output to its end, like a shell, can go on then.
                     dup2_stdout(&handed_out.null).map_err(internal)?;
                     handed_out.printed = never();
                 }
@@ -167,7 +168,7 @@ impl<'a> Holding<'a> {
         self.killing.look(&self.locks, &[]);
         let kill_at = self.killing.by_keeper(self.ask, true);
         let Some(keeper) = &mut self.keeper else { return };
-        // Without a handle it could end nothing.
+        // Without a handle a keeper could end nothing.
         let process = || self.watched.process().ok_or_else(|| io::Error::other("no handle of the process"));
         keeper.keep_or_replace(Target::Process, kill_at, || Keeper::start(Some(process()?)));
     }
@@ -186,7 +187,7 @@ impl<'a> Holding<'a> {
             },
             _ => format!("{name} is told nothing"),
         };
-        // Not waited for: with a pipe the end of this process is all that tells of the loss.
+        // Without waiting: with a pipe, only the end of this process reports the loss.
         warnings::tell(&format!("the lock {:?} was lost: {loss}; {end}", loss.key));
         self.lost = Some(loss);
     }
@@ -223,13 +224,13 @@ impl<'a> Holding<'a> {
         self.watched.signal(Signal::SIGKILL)
     }
 
-    /// It has gained rights since it was watched.
+    /// Notes that the process has gained rights since it is watched, and returns what to report.
     fn in_vain(&mut self, name: &str) -> String {
         self.killing.is_in_vain = true;
         format!("{name} {OUT_OF_REACH}")
     }
 
-    /// TERM, and KILL while nobody else can be in.
+    /// Sends TERM, and KILL before anybody else can get the lock. Returns what to report about that.
     fn end_process(&mut self, name: &str) -> String {
         let kill_after = self.killing.left(self.ask);
         if kill_after.is_zero() {
@@ -242,18 +243,18 @@ impl<'a> Holding<'a> {
         format!("{name} gets TERM now, and KILL in {} if it still runs", words(kill_after))
     }
 
-    /// Releases the lock. What it was if it was lost, and whether the release was not answered.
+    /// Releases the lock. Returns the loss, if it was lost, and whether the release was not answered.
     fn end(mut self, interrupts: &Interrupts, end: &Outcome<Option<Signal>>) -> (Option<Lost>, bool) {
         self.killing.look(&self.locks, &[]);
         let is_under_way = self.on_loss.take();
         is_under_way.into_iter().for_each(|command| command_failed(command.see_through(&interrupts.signals).0, ""));
-        // The end of this process is all that whoever has the pipe learns of a loss.
+        // The process that has the pipe learns of a loss only by the end of this process.
         let is_told_by_end = self.lost.is_some() && matches!(self.watched, Watched::Pipe(..));
         let lease_left = (!is_told_by_end).then(|| self.killing.lease_left(self.ask));
         if is_told_by_end {
             warnings::flush_within(self.ask.after_kill() / 4);
         }
-        // From now on nobody is killed.
+        // From now on nothing is killed.
         self.keeper.take().into_iter().for_each(Keeper::dismiss);
         let (is_told, who_ended) = (self.lost.is_some(), &*who_ended(end, &self.watched.name()));
         let (signals, lost) = (&interrupts.signals, self.locks.if_lost(self.lost.as_ref(), TOLD));
@@ -262,7 +263,7 @@ impl<'a> Holding<'a> {
     }
 }
 
-/// Whom the end of a hold came from.
+/// What ended the hold, for messages.
 fn who_ended(end: &Outcome<Option<Signal>>, name: &str) -> String {
     match end {
         Ok(None) => format!("{name} is gone"),
@@ -284,7 +285,7 @@ mod tests {
     use super::*;
     use crate::args::{self, Args};
 
-    /// Only who has gone is said to be gone.
+    /// A process is reported as gone only if it is gone.
     #[test]
     fn a_loss_at_the_end_says_what_that_end_was() {
         assert_eq!(who_ended(&Ok(None), "process 7"), "process 7 is gone");
@@ -293,7 +294,7 @@ mod tests {
         }
     }
 
-    /// As one that waits for a disk, whose end nobody sees.
+    /// Like a process that waits for a disk: KILL is sent, but its end does not come.
     #[test]
     fn what_does_not_end_by_kill_is_left_alone_at_a_signal() {
         let mut child = Command::new("sleep").arg("1000").spawn().unwrap();
@@ -311,7 +312,7 @@ mod tests {
         let killed = thread::spawn(move || {
             child.wait().unwrap();
             signal.send(Signal::SIGTERM).unwrap();
-            // It is seen at last, if nothing else ends it.
+            // The process's end is reported at last, if nothing else ends the hold.
             let _: Result<(), _> = end.recv_timeout(Duration::from_secs(20));
             let _ = ends.send("gone".to_owned());
         });

@@ -2,7 +2,7 @@
 
 use nix::sys::signal::Signal;
 
-/// What becomes of a process that we may send no signal.
+/// What is reported of a process to which we may send no signal.
 pub const OUT_OF_REACH: &str = "has more rights than leasehold, which may not signal it, so it works on";
 
 /// What is done to the command when the lock is lost.
@@ -10,7 +10,7 @@ pub const OUT_OF_REACH: &str = "has more rights than leasehold, which may not si
 pub enum OnLoss {
     Kill,
     Signal(Signal),
-    /// This is run by a shell, and the command is killed if that fails.
+    /// A shell runs this, and the command is killed if it fails.
     Command(String),
     Ignore,
 }
@@ -21,22 +21,22 @@ impl OnLoss {
         matches!(self, OnLoss::Kill | OnLoss::Command(_))
     }
 
-    /// Whether the command may get this signal by it.
+    /// Whether the command may get this signal because of it.
     pub fn may_send(&self, signal: Signal) -> bool {
         matches!(self, OnLoss::Command(_)) || *self == OnLoss::Signal(signal)
     }
 }
 
-/// What a shell is to run, as an option's value.
+/// A command for a shell, as an option's value.
 pub fn shell_command(text: &str) -> Result<String, String> {
-    // A shell takes nothing at all for a success.
+    // A shell runs an empty command with success.
     match text.trim() {
         "" => Err("there is no command; write it in quotes, like './look-after --now'".to_owned()),
         _ => Ok(text.to_owned()),
     }
 }
 
-/// As an option's value.
+/// The action at a loss, as an option's value.
 pub fn on_loss(text: &str) -> Result<OnLoss, String> {
     match text.split_once(':') {
         None if text == "kill" => Ok(OnLoss::Kill),

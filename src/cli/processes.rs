@@ -9,16 +9,16 @@ use nix::errno::Errno;
 use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 
-/// The children of this process from before it became leasehold, by `exec`. Nobody else waits for them.
+/// The children that this process had before it became leasehold by `exec`. Nobody else waits for them.
 pub static INHERITED: Mutex<Vec<Pid>> = Mutex::new(Vec::new());
 
-/// The children of this process, where the system tells them: `/proc/PID/task/TID/children` of Linux, which a small kernel
-/// and some sandboxes do not have.
+/// The children of this process, where the system lists them: in `/proc/PID/task/TID/children` of Linux, which a small
+/// kernel and some sandboxes do not have.
 pub fn children() -> Option<Vec<Pid>> {
     children_in(Path::new("/proc/self/task"))
 }
 
-/// Those children that have ended and were not waited for, where the list of processes can be read.
+/// The children of this process that have ended and were not waited for, if the list of processes can be read.
 #[cfg(target_os = "linux")]
 pub fn zombies() -> Vec<Pid> {
     let Ok(Some(own)) = Stat::read("self") else { return Vec::new() };
@@ -33,7 +33,7 @@ pub fn zombies() -> Vec<Pid> {
 
 fn children_in(tasks: &Path) -> Option<Vec<Pid>> {
     let threads = std::fs::read_dir(tasks).ok()?;
-    // One that ends meanwhile leaves its children to another.
+    // A thread that ends meanwhile leaves its children to another thread.
     let lists = threads.flatten().filter_map(|thread| std::fs::read_to_string(thread.path().join("children")).ok());
     let all = |before: Option<Vec<Pid>>, list: String| {
         let pids = list.split_whitespace().filter_map(|pid| pid.parse().ok()).map(Pid::from_raw);
@@ -42,7 +42,7 @@ fn children_in(tasks: &Path) -> Option<Vec<Pid>> {
     lists.fold(None, all)
 }
 
-/// A handle of a process, which never becomes that of another one with the same number. An error: there is none.
+/// A handle of a process. It never refers to a later process with the same number. An error: there can be none.
 #[cfg(target_os = "linux")]
 pub fn handle(pid: i32) -> io::Result<OwnedFd> {
     let pid = rustix::process::Pid::from_raw(pid).ok_or(ErrorKind::InvalidInput)?;
@@ -66,27 +66,28 @@ pub fn send_signal(_: impl AsFd, _: Signal) -> io::Result<()> {
     Err(ErrorKind::Unsupported.into())
 }
 
-/// Whether something of a process group runs. What ended and was not waited for by its parent, which may be a daemon
-/// that left the group, does nothing any more. `member`: one that ran at the last look.
+/// Whether a process of a group runs. A zombie does not count: its parent, which may be a daemon that left the group,
+/// may never wait for it. `member`: a process that ran at the last look.
 pub fn is_alive(group: Pid, member: &mut Option<i32>) -> bool {
     if killpg(group, None) == Err(Errno::ESRCH) {
         return false;
     }
-    // To read the whole list each time would cost much.
+    // First the known member, because reading the whole list each time would cost much.
     *member = member
         .filter(|pid| Stat::read(&pid.to_string()).is_ok_and(|stat| stat.is_some_and(|stat| stat.runs_in(group))));
     // Read twice, since a process may be made while the list is read.
     member.is_some() || !(0..2).all(|_| only_zombies(group, member))
 }
 
-/// Whether nothing of a group that is there runs; `false` also where that can't be told.
+/// Whether the group has processes, and none of them runs; `false` also if that is not known.
 fn only_zombies(group: Pid, member: &mut Option<i32>) -> bool {
     let Ok(Some(members)) = members(group) else { return false };
     *member = members.iter().find(|stat| stat.runs_in(group)).map(|stat| stat.pid);
     !members.is_empty() && member.is_none()
 }
 
-/// Whether all of a process group is stopped or has ended; where not all are shown, what leads it.
+/// Whether all of a process group is stopped or has ended. If not all processes are shown: whether its leader is or
+/// has.
 #[cfg(target_os = "linux")]
 pub fn stands_still(group: Pid) -> bool {
     let stands = |stat: &Stat| ["T", "t", "Z", "X"].contains(&stat.state.as_str());
@@ -96,8 +97,9 @@ pub fn stands_still(group: Pid) -> bool {
     }
 }
 
-/// Whether one of a process group was stopped for the terminal, as far as that is shown. An old kernel, or the process's
-/// parent, leaves nothing that says by which signal.
+/// Whether a process of a group was stopped because it uses the terminal, as far as that is shown. With an old kernel,
+/// or once its parent has waited for the stop, it is not known by which signal a process was stopped; then this assumes
+/// a signal of the terminal.
 pub fn asks_for_terminal(group: Pid) -> bool {
     let asks = |stat: &Stat| {
         stat.state == "T" && [0, Signal::SIGTTIN as i32, Signal::SIGTTOU as i32].contains(&stat.stopped_by)
@@ -107,7 +109,7 @@ pub fn asks_for_terminal(group: Pid) -> bool {
 
 /// The processes of a group; `None` where not all are shown.
 fn members(group: Pid) -> io::Result<Option<Vec<Stat>>> {
-    // Of another namespace of processes, or without those of other users.
+    // `/proc` may be that of another namespace of processes, or hide the processes of other users.
     let is_ours = Stat::read("self")?.is_some_and(|own| own.pid == nix::unistd::getpid().as_raw());
     if !is_ours || String::from_utf8_lossy(&std::fs::read("/proc/self/mountinfo")?).contains("hidepid=") {
         return Ok(None);
@@ -162,7 +164,7 @@ impl Stat {
     }
 
     fn runs_in(&self, group: Pid) -> bool {
-        // One whose first thread ended is called a zombie, too, while its others run.
+        // A process whose first thread ended is called a zombie, too, while its other threads run.
         let is_zombie = ["Z", "X"].contains(&self.state.as_str()) && self.threads <= 1;
         self.group == group.as_raw() && !is_zombie
     }
@@ -184,7 +186,7 @@ mod tests {
         let group = Pid::from_raw(sleeping.id() as i32);
         for (signal, asks) in [(Signal::SIGSTOP, false), (Signal::SIGTTIN, true)] {
             killpg(group, signal).unwrap();
-            // Left for whoever waits next, so that the system goes on saying by which signal.
+            // Not taken (WNOWAIT), so that the system goes on saying by which signal the process was stopped.
             waitid(Id::Pid(group), WaitPidFlag::WSTOPPED | WaitPidFlag::WNOWAIT).unwrap();
             let stat = Stat::read(&group.to_string()).unwrap().unwrap();
             let says = stat.stopped_by == signal as i32;

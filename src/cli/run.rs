@@ -26,7 +26,7 @@ use crate::wait::by_signal;
 use crate::warnings::tell;
 use crate::{stops, store};
 
-/// After a term that did not end by a loss, others go first: longer than a waiter looks for nothing.
+/// How long others may go first after a term that did not end by a loss: longer than the pause of a waiter.
 const OTHERS_FIRST: Duration = Duration::from_secs(2);
 
 pub fn run(global: &Global, args: &Run) -> Outcome {
@@ -46,8 +46,8 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
         Ok(held) => held,
     };
     if args.every.is_some() {
-        // Where the store has no place for it, that must not be found out when the work is done. So short a time has passed
-        // already, and only is checked.
+        // A store that cannot keep a minimum hold must be found out before the work is done. This minimum has passed
+        // already, so the call only checks that.
         held.stand(Duration::from_nanos(1), &CancelToken::new(), None)?;
     }
     let work = Work { ask: &args.ask, checks: &args.checks, command: &args.command, every: args.every };
@@ -58,9 +58,9 @@ pub fn run(global: &Global, args: &Run) -> Outcome {
     }
 }
 
-/// Whether the command can find all of these in its environment. The system would say so only once they are held.
+/// Whether all of these keys fit into the command's environment. The system would refuse them only once they are held.
 fn can_be_told(keys: &[String]) -> Outcome<()> {
-    // With an end of line between two; a token has up to 20 digits.
+    // Each with the end of line between two; a token has up to 20 digits.
     let keys_take = keys.iter().map(|key| key.len() + 1).sum::<usize>();
     for (name, are, take, right) in [
         ("LEASEHOLD_KEY", "are", keys_take, "give fewer or shorter ones"),
@@ -84,18 +84,18 @@ pub fn until(wait: Option<Duration>) -> Option<Instant> {
     wait.and_then(|wait| Instant::now().checked_add(wait))
 }
 
-/// A wait that ended without the lock.
+/// What a wait that ended without the lock means.
 pub fn refused(failure: Failure, global: &Global, patience: &Patience, is_periodic: bool) -> Outcome {
     let error = match failure {
         Failure::Library(error) if matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::AlreadyHeld) => error,
         other => return Err(other),
     };
-    // Where nobody holds it, it may be due: the store was too slow, or another key was waited for.
+    // If nobody holds the lock, the command may be due: the store was too slow, or the wait was for another key.
     let is_not_due = is_periodic && !error.holders().is_empty();
     let usual = if is_not_due { code::NOT_DUE } else { code::CONFLICT };
     let code = patience.conflict_exit_code.filter(|_| is_not_due || !is_periodic).unwrap_or(usual);
     let what = match patience.wait() {
-        // Not worth a mail of cron's.
+        // No message, because cron would send a mail with it.
         _ if global.quiet && code == 0 => return Ok(0),
         _ if is_not_due => NOT_DUE,
         Some(Duration::ZERO) => HELD,
@@ -129,7 +129,7 @@ pub fn elect(global: &Global, args: &Elect) -> Outcome {
                 return Err(by_signal(signal));
             }
             End::Lost(None, _) => {}
-            // As an election does whose leader resigns of its own accord.
+            // As the library's election does when a leader resigns by itself.
             End::Deposed(None, _) | End::Unhealthy(None) => let_others_go_first(&session.interrupts)?,
         }
         until_then = until(args.patience.wait());
@@ -149,18 +149,18 @@ fn let_others_go_first(interrupts: &Interrupts) -> Outcome<()> {
 }
 
 fn start(global: &Global, ask: &Ask, until: Option<Instant>, hangup: Hangup) -> Outcome<Session> {
-    // Before any of ours is started.
+    // Before this process starts any children.
     *INHERITED.lock().unwrap_or_else(PoisonError::into_inner) = children().unwrap_or_default();
     let (of_all, ask) = (global.clone(), ask.clone());
     Session::start(global, move || store::holding(&of_all, &ask), until, hangup, || Ok(never()))
 }
 
-/// What is run, and how.
+/// The command to run, and how.
 struct Work<'a> {
     ask: &'a Ask,
     checks: &'a Checks,
     command: &'a [OsString],
-    /// Once it succeeded the locks stand until it is due again.
+    /// After the command has succeeded, the locks stay in the store until it is due again.
     every: Option<Duration>,
 }
 
@@ -171,7 +171,7 @@ fn hold(session: &Session, global: &Global, work: &Work<'_>, held: Held) -> Outc
     stops::watch();
     let environment = Environment::of(global, &held)?;
     let cannot = |error: io::Error| {
-        // What is wrong with the command itself, it says as it becomes it.
+        // A fault of the command itself is reported by the process that tries to become it.
         let message = format!("{:?} was not started: {error}", work.command.first().cloned().unwrap_or_default());
         Failure::Own(code::INTERNAL, message)
     };
@@ -200,13 +200,13 @@ mod tests {
 
     use super::*;
 
-    /// Where the store was only too slow, or another key was waited for, the work may be due.
+    /// If the store was only too slow, or the wait was for another key, the work may be due.
     #[test]
     fn it_is_said_to_be_not_due_only_where_somebody_holds_it() {
         let client = LockClient::connect("memory:not-due").unwrap();
         let _held = client.lock("held").unwrap();
         let rival = LockClient::connect("memory:not-due").unwrap();
-        // It asks once, however slow that is.
+        // It tries once, however long that takes.
         let held = rival.request("held").wait(Duration::ZERO).lock().map(drop).unwrap_err();
         let unfit = rival.election("free").health_check(|| false).build().unwrap();
         let unknown = unfit.campaign_for(Duration::from_millis(1)).map(drop).unwrap_err();

@@ -9,8 +9,8 @@ use crate::exec::{not_ourselves, own_binary};
 use crate::failure::{Failure, Outcome, code};
 use crate::words::plain;
 
-/// Others see the arguments of a process. If a URL is among them, this process begins anew with it in its
-/// environment instead, which only its user sees.
+/// Others see the arguments of a process. If a store URL is among them, this process starts itself anew with the URL in
+/// its environment instead, which only its user sees.
 pub fn hide(given: &[OsString]) -> Outcome<()> {
     let Some((url, rest)) = taken_out(given) else { return Ok(()) };
     let harmless = [&b"sqlite:"[..], b"memory:"].iter().any(|scheme| url.as_bytes().starts_with(scheme));
@@ -19,8 +19,8 @@ pub fn hide(given: &[OsString]) -> Outcome<()> {
     Err(Failure::Own(code::INTERNAL, format!("the URL could not be hidden: {}", not_ourselves(error))))
 }
 
-/// Whether a URL that a client has connected with may hold one, or a user. MongoDB's and PostgreSQL's can: as a part of
-/// their hosts, or as an option.
+/// Whether a URL that a client has connected with may have a password or a user. URLs of MongoDB and PostgreSQL can:
+/// before the host, or as an option.
 pub fn has_password(url: &str) -> bool {
     let url = url.to_ascii_lowercase();
     ["mongodb", "postgres"].iter().any(|scheme| url.starts_with(scheme))
@@ -39,7 +39,7 @@ fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
             break;
         }
         if arg == "--key" || arg == "--name" {
-            // What follows is a key, whatever it looks like.
+            // The next argument is a key, whatever it looks like.
             rest.push(arg.clone());
             rest.extend(all.next().cloned());
         } else if arg == "--store" {
@@ -53,13 +53,13 @@ fn taken_out(given: &[OsString]) -> Option<(OsString, Vec<OsString>)> {
     Some((url?, rest))
 }
 
-/// A message that quotes arguments, without what is secret of any URL in them.
+/// A message that quotes arguments, without the secret parts of any URL in them.
 pub fn scrubbed(message: &str, given: &[OsString]) -> String {
     let mut message = message.to_owned();
     for rest in given.iter().filter_map(|arg| arg.to_str()).map(after_scheme) {
         let hidden = hidden(rest);
         let stripped = |text: &str| plain(&anstream::adapter::strip_str(text).to_string());
-        // As it is, and as it is shown where a terminal would obey it.
+        // The text as it is, and as it is shown if a terminal would obey something in it.
         for shown_as in [&plain as &dyn Fn(&str) -> String, &str::to_owned, &stripped] {
             let shown = shown_as(rest);
             if !shown.is_empty() {
@@ -70,15 +70,15 @@ pub fn scrubbed(message: &str, given: &[OsString]) -> String {
     message
 }
 
-/// What may be a URL in an argument, behind its scheme, also where a part of `://` is missing.
+/// The part of an argument after the scheme of what may be a URL, also if a part of `://` is missing.
 fn after_scheme(arg: &str) -> &str {
     arg.find([':', '/']).map_or("", |at| arg[at..].trim_start_matches([':', '/']))
 }
 
-/// The same without user and password, and without the options, of which one may be a password.
+/// That part without user and password, and without the options, one of which may be a password.
 fn hidden(rest: &str) -> String {
     let (user, options) = (rest.rfind('@').unwrap_or(0), rest.find(['?', '&']).map_or(rest.len(), |at| at + 1));
-    // Either may have what ends the other.
+    // A password may contain `?`, and an option `@`.
     if user > 0 && options <= user {
         return "***".to_owned();
     }
@@ -140,7 +140,7 @@ mod tests {
             ("--stor=mongodb://u:p@h/d?tlsCertificateKeyFilePassword=x", "--stor=mongodb://***@h/d?***"),
             ("dynamodb://table?region=r", "dynamodb://table?***"),
             ("postgres://h/d&passwd=x", "postgres://h/d&***"),
-            // Where a part is missing.
+            // A part of `://` is missing.
             ("postgres//u:p@h/d", "postgres//***@h/d"),
             ("postgres:u:p//q@h/d", "postgres:***@h/d"),
             ("u:p@h/d", "u:***@h/d"),

@@ -1,4 +1,4 @@
-//! A client, and what this process is told, while it waits for a lock and holds it.
+//! A client, and the signals to this process, while it waits for a lock and holds it.
 
 use std::cell::Cell;
 use std::time::Instant;
@@ -21,12 +21,12 @@ pub struct Session {
     pub client: LockClient,
     pub interrupts: Interrupts,
     shows: Shows,
-    /// The last release was not answered, and nobody waits for it any more.
+    /// The last release was not answered, and its answer is not waited for any more.
     pub is_unanswered: Cell<bool>,
 }
 
 impl Drop for Session {
-    /// What is released in the background shall be done before this process ends.
+    /// What the background still has to release must be done before this process ends.
     fn drop(&mut self) {
         if !self.is_unanswered.get() {
             let _ = self.client.close();
@@ -35,8 +35,8 @@ impl Drop for Session {
 }
 
 impl Session {
-    /// `until`: when it is too late to connect. `hangup`: what a HUP means to it while it waits. `gone` begins to tell when
-    /// nobody needs the lock any more.
+    /// `until`: when it is too late to connect. `hangup`: what a HUP means while this process waits. `gone` makes the
+    /// channel that reports when nobody needs the lock any more.
     pub fn start(
         global: &Global,
         builder: impl Fn() -> Outcome<ClientBuilder> + Send + Sync + 'static,
@@ -44,10 +44,10 @@ impl Session {
         hangup: Hangup,
         gone: impl FnOnce() -> Outcome<Receiver<Gone>>,
     ) -> Outcome<Session> {
-        // Before the first warning, which starts a thread.
+        // Before the first warning, because that starts a thread.
         stops::spare_us().map_err(internal)?;
         let _once = Once::begin();
-        // What is wrong with the options is told at once.
+        // So wrong options are reported at once.
         drop(builder()?);
         let interrupts = Interrupts { signals: signals::watch().map_err(internal)?, gone: gone()?, hangup };
         let shows = Shows { words: !global.quiet, line: !global.quiet && !global.json && is_stderr_a_terminal() };
@@ -56,16 +56,16 @@ impl Session {
     }
 
     pub fn wait(&self, wanted: Wanted) -> Outcome<Held> {
-        // What was not answered before this wait says nothing of what it may leave behind.
+        // An unanswered release before this wait says nothing about what this wait may leave behind.
         self.is_unanswered.set(false);
-        // What ended during the release.
+        // Waits for adopted children that ended during the release.
         self.interrupts.end_wait(Signal::SIGCHLD);
         let client = self.client.clone();
         wait(move |cancel: &CancelToken, told| wanted.lock(&client, cancel, told), &self.interrupts, self.shows)
     }
 }
 
-/// What the system refuses.
+/// The failure if the system refuses something.
 pub fn internal(error: impl std::fmt::Display) -> Failure {
     Failure::Own(code::INTERNAL, error.to_string())
 }

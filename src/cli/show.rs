@@ -11,7 +11,7 @@ use terminal_size::{Width, terminal_size_of};
 
 use crate::words::{ago, clock_time, fitted, ours, timestamp, words};
 
-/// Whether the waiting line stands on the terminal.
+/// Whether the waiting line is on the terminal.
 static LINE: Mutex<bool> = Mutex::new(false);
 
 /// Whether standard error is for machines.
@@ -22,7 +22,7 @@ pub fn speak_json() {
     JSON.store(true, Ordering::Relaxed);
 }
 
-/// A line on standard error. When it can't be written nobody reads it.
+/// A line on standard error. If it can't be written, nobody reads it, and the error is ignored.
 pub fn say(text: &str) {
     let text = ours(text);
     if JSON.load(Ordering::Relaxed) {
@@ -38,7 +38,7 @@ pub fn say_json(value: &Value) {
     err(&format!("{value}\n"));
 }
 
-/// Text on standard error, at once: others write there, too, and would come in between its parts.
+/// Text on standard error, in one write: others write there, too, and their text could come between the parts.
 pub fn err(text: &str) {
     let mut err = io::stderr().lock();
     let _ = err.write_all(text.as_bytes()).and_then(|()| err.flush());
@@ -48,7 +48,7 @@ pub fn err(text: &str) {
 pub fn wait_line(text: &str) {
     let mut line = LINE.lock();
     if is_in_background() {
-        // What is typed to a shell stands there.
+        // The line of the terminal now has what the user types to a shell.
         *line = false;
         return;
     }
@@ -57,16 +57,16 @@ pub fn wait_line(text: &str) {
     }
     *line = !text.is_empty();
     let text = fitted(text, columns(&io::stderr()).unwrap_or(usize::MAX));
-    // What is wider all the same must not wrap, since it could not be drawn over.
+    // A line that is wider all the same must not wrap, because it could not be drawn over.
     err(&format!("\r\x1b[K\x1b[?7l{text}\x1b[?7h"));
 }
 
-/// Whether standard error is our terminal, and others are in its foreground.
+/// Whether standard error is our terminal, and another process group is in its foreground.
 fn is_in_background() -> bool {
     tcgetpgrp(io::stderr()).is_ok_and(|front| front != getpgrp())
 }
 
-/// How wide the terminal is, if this is one.
+/// The width of the terminal, if the stream is one.
 pub fn columns(stream: &impl AsFd) -> Option<usize> {
     terminal_size_of(stream).map(|(Width(columns), _)| usize::from(columns))
 }
@@ -87,22 +87,22 @@ pub fn print_json(value: &Value) -> io::Result<()> {
     print(&format!("{value}\n"))
 }
 
-/// Who, since when, until when.
+/// A holder: who, since when, until when.
 pub fn holder(status: &LockStatus) -> String {
     let until = match status.remaining_now() {
         None => "without end".to_owned(),
         Some(left) if left.is_zero() => {
-            // Nobody has looked since then.
+            // If the lease ended after the status was read, it may have been renewed meanwhile.
             let unless = if status.remaining() > Some(left) { ", unless it was renewed" } else { "" };
             format!("its lease ended{}{unless}", end(status, |at| format!(" {}", ago(at))))
         }
-        // Nobody renews what a minimum hold left, which looks the same.
+        // Says nothing of renewals: what is left of a minimum hold looks the same, and nobody renews that.
         Some(left) => format!("leased for {} more{}", words(left), end(status, |at| format!(" ({})", clock_time(at)))),
     };
     format!("{}, {until}", since(status))
 }
 
-/// The same of one that holds it no more.
+/// The same for a holder that does not hold the lock any more.
 pub fn former_holder(status: &LockStatus) -> String {
     let left = match status.remaining() {
         None => ", without end".to_owned(),
@@ -119,7 +119,7 @@ fn since(status: &LockStatus) -> String {
     format!("{owner:?} ({mode}, token {token}{comment}) since {} ({})", clock_time(since), ago(since))
 }
 
-/// The same of a lease of names.
+/// The same for a lease of names.
 pub fn lease_holder(lease: &LeaseStatus) -> String {
     let (claimed, expires) = (lease.claimed(), lease.expires());
     let until = match lease.is_expired() {
@@ -134,7 +134,7 @@ fn end(status: &LockStatus, say: impl Fn(std::time::SystemTime) -> String) -> St
     status.leased_until().map_or_else(String::new, say)
 }
 
-/// What is known of a holder, but for its lock id, with which others could release it.
+/// All that is known of a holder, except its lock id, with which others could release the lock.
 pub fn holder_json(status: &LockStatus) -> Value {
     json!({
         "key": status.key(),

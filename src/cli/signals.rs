@@ -1,4 +1,4 @@
-//! The signals that this process is told, as a channel.
+//! The signals that this process gets, as a channel.
 
 use std::io;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::stops;
 use crate::terminal::Terminal;
 use crate::warnings::tell;
 
-/// Passed on to the command.
+/// The signals that are passed on to the command.
 pub const PASSED_ON: [Signal; 7] = [
     Signal::SIGINT,
     Signal::SIGTERM,
@@ -29,7 +29,7 @@ pub const PASSED_ON: [Signal; 7] = [
     Signal::SIGUSR2,
     Signal::SIGWINCH,
 ];
-/// They end a wait for the lock.
+/// The signals that end a wait for the lock.
 pub const ENDING: [Signal; 4] = [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP, Signal::SIGQUIT];
 
 /// What ends a wait, or a hold, before its time.
@@ -40,31 +40,31 @@ pub struct Interrupts {
     pub hangup: Hangup,
 }
 
-/// What a HUP means to who waits.
+/// What a HUP means to a process that waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hangup {
     /// It ends the wait.
     Ends,
-    /// It asks what runs to reload, and here is nothing to reload, unless it comes from the end of the terminal.
-    /// `says`: of each that came.
+    /// It asks a program to reload, and a waiting process has nothing to reload; unless it comes because the terminal
+    /// is gone. `says`: whether each HUP is reported.
     Reloads { on_terminal: bool, says: bool },
 }
 
 impl Hangup {
-    /// That of a node of an election.
+    /// For a node of an election.
     pub fn reloads(says: bool) -> Hangup {
         Hangup::Reloads { on_terminal: Terminal::open().is_some(), says }
     }
 }
 
 impl Interrupts {
-    /// One that has come, and would have ended the wait. The others meant nothing to who waits, and mean nothing to a command
-    /// that is yet to begin: one in its first moment would die by them.
+    /// A signal that has come and would have ended the wait. The other signals are dropped: they mean nothing to a
+    /// process that waits, nor to a command that has not begun yet, which would die by them in its first moment.
     pub fn ended_wait(&self) -> Option<Signal> {
         self.signals.try_iter().find(|signal| self.end_wait(*signal))
     }
 
-    /// Whether it ends a wait.
+    /// Whether this signal ends a wait.
     pub fn end_wait(&self, signal: Signal) -> bool {
         match (signal, self.hangup) {
             (Signal::SIGHUP, Hangup::Reloads { on_terminal, says }) if !on_terminal || Terminal::open().is_some() => {
@@ -73,7 +73,7 @@ impl Interrupts {
                 }
                 false
             }
-            // Of what an earlier term has left behind.
+            // From a process that the command of an earlier term has left behind.
             #[cfg(target_os = "linux")]
             (Signal::SIGCHLD, _) => {
                 reap_adopted(|_| false);
@@ -84,18 +84,19 @@ impl Interrupts {
     }
 }
 
-/// Says who does not need it any more, as `process 7 has ended`.
+/// Says why nobody needs the lock any more, like `process 7 has ended`.
 pub type Gone = String;
 
-/// From now on the signals come by this channel. Those that whoever started us wanted to be ignored, as `nohup`
-/// does, stay so, for the command too; but for SIGCHLD, which is needed here.
+/// From now on the signals come by this channel. Signals that are ignored since before we started, as with `nohup`,
+/// stay ignored, for the command too; except SIGCHLD, which is needed here.
 pub fn watch() -> io::Result<Receiver<Signal>> {
     let passed_on = PASSED_ON.into_iter().filter(|signal| !is_ignored(*signal));
     let wanted: Vec<Signal> = passed_on.chain([Signal::SIGCHLD, Signal::SIGCONT]).collect();
     let mut signals = Signals::new(wanted.iter().map(|signal| *signal as i32))?;
     let (sender, receiver) = unbounded();
     stops::obey(sender.clone())?;
-    // Also what whoever started us has blocked. The command, which is started by another thread, has it as it was.
+    // Also signals that the program that started us has blocked. The command is started by another thread, so for it
+    // they stay blocked.
     let let_in: SigSet = wanted.into_iter().collect();
     thread::Builder::new().name("leasehold-signal".to_owned()).spawn(move || {
         let _ = let_in.thread_unblock();
@@ -108,7 +109,7 @@ pub fn watch() -> io::Result<Receiver<Signal>> {
     Ok(receiver)
 }
 
-/// Whether it tells who waits to end. Ctrl-Z is obeyed.
+/// Whether this signal tells a waiting process to end. If it is Ctrl-Z, this process stops.
 pub fn is_ending(signal: Signal) -> bool {
     if signal == stops::TOLD_AS {
         stops::stop_ourselves();
@@ -116,25 +117,26 @@ pub fn is_ending(signal: Signal) -> bool {
     ENDING.contains(&signal)
 }
 
-/// Ctrl-C has ended what this process is for.
+/// Whether Ctrl-C has ended what this process is for.
 static IS_INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// What this process is for was ended by this signal, which came to all of the terminal's foreground.
+/// Notes that this signal, which came to all of the terminal's foreground, has ended what this process is for.
 pub fn ended_by_key(signal: Signal) {
     IS_INTERRUPTED.fetch_or(signal == Signal::SIGINT, Ordering::Relaxed);
 }
 
-/// Ends by Ctrl-C where that is what the code says: bash goes on with its script if what it waited for has only exited.
+/// Ends this process by SIGINT if that is what the exit code says: bash goes on with its script if the process that it
+/// waited for has only exited with that code.
 pub fn end_as_interrupted(ends_with: u8) {
-    // Process 1 would live through it.
+    // Process 1 would survive the signal.
     let is_said = ends_with == code::SIGNAL + Signal::SIGINT as u8 && getpid() != Pid::from_raw(1);
     if is_said && IS_INTERRUPTED.load(Ordering::Relaxed) {
         let _ = emulate_default_handler(Signal::SIGINT as i32);
     }
 }
 
-/// For what takes no signals itself: process 1, as that of a container, is spared what a signal does to any other one,
-/// unless it says otherwise.
+/// For commands that handle no signals: process 1, like that of a container, is not ended by a signal as any other
+/// process is, unless it handles the signal.
 pub fn end_process_1_by_signals() {
     if getpid() != Pid::from_raw(1) {
         return;
@@ -146,15 +148,15 @@ pub fn end_process_1_by_signals() {
     }
 }
 
-/// From now on a write beyond the limit of file size fails, as one to a full disk does, and does not end this process. The
-/// signal is handled and not ignored, so that what is started from here has the system's default.
+/// From now on a write beyond the limit of file size fails, like a write to a full disk, and does not end this process.
+/// The signal is handled and not ignored, so that programs that are started from here get the system's default.
 pub fn outlive_file_size_limit() {
     if !is_ignored(Signal::SIGXFSZ) {
         let _ = register(Signal::SIGXFSZ as i32, Arc::new(AtomicBool::new(false)));
     }
 }
 
-/// Whether it is ignored since before we started, as far as the system tells.
+/// Whether the signal is ignored since before we started, as far as the system shows that.
 pub fn is_ignored(signal: Signal) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));

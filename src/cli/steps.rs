@@ -1,4 +1,4 @@
-//! `acquire`, and what is done with its JSON: a lock that is held from one step to another, and by no process.
+//! `acquire`, and the commands that take its JSON: a lock that is held from one step to another, and by no process.
 
 use std::fs::{File, metadata};
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ use crate::store::{self, Missing, client};
 use crate::wait::{by_signal, on_thread};
 use crate::words::{clock_time, whole, words};
 
-/// No lock's JSON is longer.
+/// The JSON of a lock is never longer than this.
 const LONGEST: u64 = 64 << 10;
 
 pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
@@ -57,7 +57,7 @@ pub fn acquire(global: &Global, args: &Acquire) -> Outcome {
     Ok(0)
 }
 
-/// Where it cannot, the standard library says of each write that it was done.
+/// Refuses a standard output that is open for reading only: the standard library would report each write to it as done.
 pub fn can_be_printed() -> Outcome<()> {
     let flags = fcntl(io::stdout(), FcntlArg::F_GETFL).map(OFlag::from_bits_truncate);
     if flags.is_ok_and(|flags| flags & OFlag::O_ACCMODE == OFlag::O_RDONLY) {
@@ -68,14 +68,15 @@ pub fn can_be_printed() -> Outcome<()> {
     Ok(())
 }
 
-/// Whether standard output goes where nothing is read: a closed one was opened there before this process began.
+/// Whether standard output is /dev/null, where nothing is read. A closed one was opened as /dev/null before `main`
+/// began.
 fn is_printed_to_nobody() -> bool {
     let out = io::stdout().as_fd().try_clone_to_owned().and_then(|out| File::from(out).metadata());
     let (Ok(out), Ok(null)) = (out, metadata("/dev/null")) else { return false };
     out.file_type().is_char_device() && out.rdev() == null.rdev()
 }
 
-/// The lock as data. This process may have stood still since it was granted.
+/// The lock as data, if it is still held: this process may have stood still since the grant.
 fn still_held(held: Held) -> Outcome<Lock> {
     match held {
         Held::One(guard) => {
@@ -98,14 +99,14 @@ fn print_unless_told_to_end(lock: &Lock, signals: &Receiver<Signal>) -> Outcome<
     }
 }
 
-/// Prints the lock on a thread of its own, since it may be that nobody reads it.
+/// Prints the lock on a thread of its own, because that blocks if nobody reads the output.
 pub fn start_printing(lock: &Lock) -> Outcome<Receiver<io::Result<()>>> {
     let (json, (done, printed)) = (as_json(lock), bounded(1));
     on_thread("leasehold-print", move || drop(done.send(print_json(&json))))?;
     Ok(printed)
 }
 
-/// What came of it. An error: nobody has the lock, so that nobody could release it.
+/// The result of printing. An error: nobody has got the lock, so nobody could release it.
 pub fn was_printed(answer: Result<io::Result<()>, RecvError>) -> Outcome<()> {
     answer.map_err(internal)?.map_err(|error| {
         Failure::Own(code::OUTPUT, format!("the lock could not be written, so it is given back: {error}"))
@@ -120,7 +121,7 @@ fn as_json(lock: &Lock) -> Value {
 fn taken(from: &Path) -> Outcome<Lock> {
     let name = if from == Path::new("-") { "standard input".to_owned() } else { from.display().to_string() };
     if name.trim_start().starts_with('{') {
-        // It is no name, and not to be shown.
+        // This is no name but a lock, which must not be shown.
         return Err(Failure::usage("--from wants a file: give - and the lock on standard input"));
     }
     let mut bytes = Vec::new();
@@ -135,10 +136,10 @@ fn taken(from: &Path) -> Outcome<Lock> {
     if bytes.trim_ascii().is_empty() {
         return Err(wrong("it is empty"));
     }
-    // What is in it may be used to release a lock: only where it is wrong is said, and what is missing.
+    // The content may be used to release a lock, so the message only says where it is wrong, and what is missing.
     let value: Value = serde_json::from_slice(&bytes)
         .map_err(|error| wrong(&format!("line {}, column {}", error.line(), error.column())))?;
-    // One of a newer version may have other fields, before its version, too.
+    // The JSON of a newer version may have other fields, also before its version, so the version is looked at alone.
     let version = json!({ "version": value["version"] });
     serde_json::from_value(value).map_err(|error| {
         let newer = serde_json::from_value::<Lock>(version).map_err(|error| error.to_string());
@@ -154,7 +155,7 @@ pub fn release(global: &Global, from: &Path) -> Outcome {
     client(global, Missing::Wrong)?.release(&lock)?;
     match global.json {
         true => print_json(&json!({ "key": lock.key(), "fencing_token": lock.fencing_token() }))?,
-        // True also where it had been released before.
+        // True also if the lock had been released before.
         false => {
             print(&format!("released: nobody holds {:?} under token {} any more\n", lock.key(), lock.fencing_token()))?
         }

@@ -1,7 +1,8 @@
-//! The signals that stop a process: Ctrl-Z, and what another one of our group asks of the terminal in the background.
+//! The signals that stop a process: Ctrl-Z, and those that our group gets if another process of it uses the terminal
+//! from the background.
 //!
-//! They are never handled. While they wait in the system, SIGCONT takes them away, and when they are let in, the system
-//! looks whether anybody is there who could continue us: neither could be told later without a gap.
+//! They have no handler. While they are blocked and pending, SIGCONT removes them, and when they are unblocked, the
+//! system looks whether anybody could continue us. A handler could do neither later without a gap.
 
 use std::io;
 #[cfg(target_os = "linux")]
@@ -13,10 +14,10 @@ use nix::sys::signal::{SigSet, Signal};
 #[cfg(target_os = "linux")]
 use crate::signals::is_ignored;
 
-/// What comes by the channel of signals for each of them.
+/// The signal that comes by the channel of signals for each of them.
 pub const TOLD_AS: Signal = Signal::SIGTSTP;
 
-/// Of those that whoever started us lets stop us.
+/// Those of these signals that the program that started us has not set to be ignored.
 fn stopping() -> SigSet {
     #[cfg(target_os = "linux")]
     return [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTOU]
@@ -27,13 +28,14 @@ fn stopping() -> SigSet {
     SigSet::empty()
 }
 
-/// Before any thread is started, which inherits it. A thread that has SIGTTOU let in is stopped when it writes to the
-/// terminal, or gives the foreground to another, while we are not there ourselves.
+/// Blocks these signals and SIGTTOU. Called before any thread is started, since threads inherit that. A thread that has
+/// not blocked SIGTTOU is stopped if it writes to the terminal, or gives the foreground to another group, while we are
+/// not in the foreground.
 pub fn spare_us() -> nix::Result<()> {
     with_ttou().thread_block()
 }
 
-/// What the command inherits from us is let in again.
+/// Unblocks these signals, before this process becomes the command.
 pub fn spare_no_more() -> nix::Result<()> {
     with_ttou().thread_unblock()
 }
@@ -44,11 +46,11 @@ fn with_ttou() -> SigSet {
     set
 }
 
-/// To the thread that sees them come. It takes what is sent only where it does nothing else.
+/// To the thread that waits for these signals. It takes a message only when it is idle, so sending waits for that.
 #[cfg(target_os = "linux")]
 static WATCHES: OnceLock<Sender<()>> = OnceLock::new();
 
-/// They stop us at once, until [`watch`].
+/// Until [`watch`], these signals stop us at once. After that each of them is sent to `told`.
 #[cfg(target_os = "linux")]
 pub fn obey(told: Sender<Signal>) -> io::Result<()> {
     use std::os::fd::AsFd;
@@ -65,7 +67,7 @@ pub fn obey(told: Sender<Signal>) -> io::Result<()> {
         let _ = stops.thread_unblock();
         let _ = next.recv();
         let _ = stops.thread_block();
-        // Each of them is told once.
+        // Each of them is reported once.
         while next.recv().is_ok() {
             while poll(&mut [PollFd::new(comes.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE).is_err() {}
             if told.send(TOLD_AS).is_err() {
@@ -77,7 +79,7 @@ pub fn obey(told: Sender<Signal>) -> io::Result<()> {
     Ok(())
 }
 
-/// From now on they come by the channel: whoever gets one calls [`stop_ourselves`] or [`stay`].
+/// From now on they come by the channel: a receiver of one must call [`stop_ourselves`] or [`stay`].
 pub fn watch() {
     #[cfg(target_os = "linux")]
     {
@@ -89,7 +91,7 @@ pub fn watch() {
     }
 }
 
-/// Stops this process as Ctrl-Z does, unless nobody is there who could continue it, or somebody has done so already.
+/// Stops this process as Ctrl-Z does, unless nobody could continue it, or somebody has continued it already.
 pub fn stop_ourselves() {
     let stops = stopping();
     if stops.thread_unblock().is_ok() {
@@ -99,7 +101,7 @@ pub fn stop_ourselves() {
     next();
 }
 
-/// What would stop us does not.
+/// Removes the pending signals, so that they do not stop this process.
 pub fn stay() {
     #[cfg(target_os = "linux")]
     {
@@ -116,7 +118,7 @@ fn next() {
     let _ = WATCHES.get().map(|watches| watches.send(()));
 }
 
-/// Elsewhere they stop us at once.
+/// On other systems these signals stop us at once.
 #[cfg(not(target_os = "linux"))]
 pub fn obey(_: Sender<Signal>) -> io::Result<()> {
     Ok(())

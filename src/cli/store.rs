@@ -15,10 +15,10 @@ use crate::show::holder;
 use crate::warnings;
 use crate::words::words;
 
-/// Stands in the environment of a command in place of a URL with a password.
+/// The variable that a command gets in its environment instead of a URL that must not be passed on.
 pub const WITHHELD: &str = "LEASEHOLD_STORE_WITHHELD";
 
-/// Whether a command makes what is missing, or only wants what is there.
+/// Whether a command makes what is missing, or needs it to exist.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Missing {
     Made,
@@ -28,7 +28,7 @@ pub enum Missing {
 /// The store that is meant.
 pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
     match global.store.as_deref() {
-        // As of a variable that was not set: on each host the default would be a store of its own.
+        // It may come from a variable that was not set. The default instead would be another store on each host.
         Some("") => Err(Failure::config(
             "the store URL is empty; give --store or LEASEHOLD_STORE a value, or neither for the file in your state \
              folder",
@@ -38,7 +38,7 @@ pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
              reach, like sqlite:locks.db",
         )),
         Some(url) => Ok(url.to_owned()),
-        // The default would be another store than the outer one's.
+        // The default would be another store than that of the outer leasehold.
         None if std::env::var_os(WITHHELD).is_some() => Err(Failure::config(
             "the store of the leasehold around this one was not passed on, since its URL names a user or may have a \
              password, or is a file in a folder that is gone or whose name is no UTF-8; give a --store, or set LEASEHOLD_STORE",
@@ -47,7 +47,7 @@ pub fn url(global: &Global, missing: Missing) -> Outcome<String> {
     }
 }
 
-/// What the environment of a command says of our store: its name and value.
+/// The variable that passes our store on to a command: its name and value.
 pub fn passed_on(url: String) -> (&'static str, String) {
     let withheld = (WITHHELD, "1".to_owned());
     if has_password(&url) {
@@ -58,12 +58,12 @@ pub fn passed_on(url: String) -> (&'static str, String) {
     let Some(path) = url.strip_prefix("sqlite:").filter(|path| !is_absolute(path)) else {
         return ("LEASEHOLD_STORE", url);
     };
-    // A folder that is gone, or whose name is no text.
+    // Withheld if the folder is gone, or its name is no UTF-8.
     let folder = std::env::current_dir().ok().and_then(|folder| folder.into_os_string().into_string().ok());
     folder.map_or(withheld, |folder| ("LEASEHOLD_STORE", format!("sqlite:{}/{path}", escaped(&folder))))
 }
 
-/// A file's path as a URL has it, where control characters must not stand as they are.
+/// A file's path as it must be in a URL, without control characters.
 fn escaped(path: &str) -> String {
     let escape = |c: char| match c {
         '%' | '?' | '\0'..='\x1f' | '\x7f'..='\u{9f}' => {
@@ -74,7 +74,7 @@ fn escaped(path: &str) -> String {
     path.chars().map(escape).collect()
 }
 
-/// What a command wants from its client.
+/// The options that all commands set on their client.
 fn builder(global: &Global, missing: Missing) -> Outcome<ClientBuilder> {
     let builder = LockClient::builder(url(global, missing)?).must_exist(missing == Missing::Wrong);
     Ok(if global.verbose == 0 { builder } else { builder.observer(Arc::new(Events { requests: global.verbose > 1 })) })
@@ -85,7 +85,7 @@ pub fn client(global: &Global, missing: Missing) -> Outcome<LockClient> {
     Ok(builder(global, missing)?.connect()?)
 }
 
-/// A client for whoever takes a lock.
+/// A client for a command that takes a lock.
 pub fn taking(global: &Global, lease: Duration, labels: &Labels) -> Outcome<ClientBuilder> {
     let builder = builder(global, Missing::Made)?.lease(lease);
     Ok(match &labels.owner {
@@ -94,8 +94,8 @@ pub fn taking(global: &Global, lease: Duration, labels: &Labels) -> Outcome<Clie
     })
 }
 
-/// The same for whoever renews it: so much of each lease is kept back that the command is ended, or has that time after
-/// its signal, in it.
+/// The same for a command that renews the lock: so much of each lease is kept back as margin that the user's command
+/// can be ended within it, or has that time after its signal.
 pub fn holding(global: &Global, ask: &Ask) -> Outcome<ClientBuilder> {
     let builder = taking(global, ask.lease, &ask.labels)?;
     if ask.on_loss == OnLoss::Ignore {
@@ -109,7 +109,7 @@ pub fn holding(global: &Global, ask: &Ask) -> Outcome<ClientBuilder> {
         Failure::usage(format!(
             "--kill-after is {kill}, too long for a --lease of {lease}: with {rest} on top it must be at most a third \
              of the lease, so make it {:?} or shorter, or the lease {least:?} or longer",
-            // Exactly: a bound that is rounded may be refused again.
+            // Not rounded, because a rounded bound may be refused again.
             (ask.lease / 3).saturating_sub(ask.after_kill())
         ))
     })?;
@@ -188,7 +188,8 @@ impl Observer for Events {
             Event::Released { key, held_for, .. } => format!("released: {key:?} after {}", words(*held_for)),
             _ => return,
         };
-        // By a heartbeat, or by whoever has just been granted the lock: neither must wait for standard error.
+        // A heartbeat, or a call that has just been granted the lock, may be here: neither must wait for standard
+        // error.
         warnings::tell(&text);
     }
 }

@@ -22,12 +22,12 @@ pub fn init(global: &Global, args: &Init) -> Outcome {
 pub fn doctor(global: &Global) -> Outcome {
     let diagnosis = match client_that_makes_nothing(global) {
         Ok(client) => client.diagnose()?,
-        // A store that can't be connected to has no more to tell.
+        // Without a connection there is nothing more to report.
         Err(failure) => {
             let error = if let Failure::Library(error) = &failure { Some(error) } else { None };
             let store = error.and_then(Error::store);
             let reached = error.is_some_and(|error| answered([Some(error.kind())]));
-            // The code is to be told, too, also where nobody reads the rest.
+            // An error of the output is ignored, because the exit code must be that of the failure.
             let _ = if global.json {
                 print_json(&json!({ "store": store, "well": false, "reached": reached }))
             } else {
@@ -47,7 +47,8 @@ pub fn doctor(global: &Global) -> Outcome {
     }
 }
 
-/// To connect makes nothing but an SQLite file. What else is missing is no error here, since it is what is asked for.
+/// Connecting makes nothing but an SQLite file, so only for SQLite the store must exist. Anything else that is missing
+/// is no error here, because the user asks for just that.
 fn client_that_makes_nothing(global: &Global) -> Outcome<LockClient> {
     let makes = url(global, Missing::Wrong)?.starts_with("sqlite:");
     client(global, if makes { Missing::Wrong } else { Missing::Made })

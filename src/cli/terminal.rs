@@ -6,11 +6,11 @@ use std::io::{self, IsTerminal};
 use nix::sys::stat::{SFlag, fstat};
 use nix::unistd::{Pid, getpgrp, tcgetpgrp, tcsetpgrp};
 
-/// Our controlling terminal. Whoever uses it must have blocked SIGTTOU.
+/// Our controlling terminal. A thread that uses it must have blocked SIGTTOU.
 pub struct Terminal {
     file: File,
-    /// The command gets it only once it asks for it: we may be a part of a pipeline, another part of which may read it, as
-    /// `less` does, or in the background of a script, which gives us another input.
+    /// The command gets the terminal only once it asks for it. We may be a part of a pipeline, of which another part
+    /// may read the terminal, as `less` does; or run in the background of a script, which gives us another input.
     pub on_demand: bool,
 }
 
@@ -31,12 +31,12 @@ impl Terminal {
         self.is_with(getpgrp())
     }
 
-    /// Puts this group into the foreground. When that fails the terminal is gone.
+    /// Puts this group into the foreground. If that fails, the terminal is gone.
     pub fn give_to(&self, group: Pid) {
         let _ = tcsetpgrp(&self.file, group);
     }
 
-    /// Our group again, if this one was in the foreground; says whether it was.
+    /// Puts our group into the foreground again if this group was there; returns whether it was.
     pub fn take_back_from(&self, group: Pid) -> bool {
         let was = self.is_with(group);
         if was {
@@ -46,7 +46,8 @@ impl Terminal {
     }
 }
 
-/// Whether others may want it. Elsewhere than on Linux Ctrl-Z reaches nothing but the foreground, see `stops`.
+/// Whether other processes may want the terminal. Only on Linux: elsewhere a Ctrl-Z for the command must reach it in
+/// the foreground, see `stops`.
 pub fn is_shared() -> bool {
     let kind = |mode| SFlag::from_bits_truncate(mode) & SFlag::S_IFMT;
     let is_pipe = |mode| [SFlag::S_IFIFO, SFlag::S_IFSOCK].contains(&kind(mode));

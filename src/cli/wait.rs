@@ -17,8 +17,8 @@ use crate::terminal::Terminal;
 use crate::warnings::{draw, settle, tell};
 use crate::words::{age, whole, words};
 
-/// The pause behind the first try to connect; doubled up to the last one, and up to half as long again at random, so
-/// that many who start together do not come together.
+/// The pause after the first try to connect. It doubles up to the last one, and each is up to half as long again at
+/// random, so that many processes that start together do not connect together.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LAST_PAUSE: Duration = Duration::from_secs(5);
 
@@ -26,11 +26,12 @@ const LAST_PAUSE: Duration = Duration::from_secs(5);
 #[derive(Clone, Copy)]
 pub struct Shows {
     pub words: bool,
-    /// Drawn over and over.
+    /// The waiting line, which is drawn over and over.
     pub line: bool,
 }
 
-/// Connects, again and again until then while the store is in trouble. The first try may take as long as it does.
+/// Connects. While the store is in trouble it tries again and again, but not after `until`. The first try may take as
+/// long as it needs.
 pub fn connect(
     connect: impl Fn() -> Outcome<LockClient> + Send + Sync + 'static,
     until: Option<Instant>,
@@ -67,7 +68,7 @@ fn connected(
                     if error.is_retryable() && until.is_none_or(|until| Instant::now() < until) =>
                 {
                     let why = in_one_line(&error);
-                    // Once, however often its causes, times and ports differ.
+                    // Reported once, however often only causes, times and ports differ.
                     let kind_of = error.to_string().replace(|c: char| c.is_ascii_digit(), "");
                     if kind_of != said && shows.words {
                         tell(&format!("waiting for the store: {why}"));
@@ -99,12 +100,12 @@ fn connected(
     }
 }
 
-/// With its causes, of which the server's may go over several lines.
+/// The error with its causes, in one line: the server's text may have several.
 fn in_one_line(error: &Error) -> String {
     chain(error).replace('\n', " ")
 }
 
-/// This signal ended it.
+/// The failure if this signal has ended the wait.
 pub fn by_signal(signal: Signal) -> Failure {
     if Terminal::open().is_some_and(|terminal| terminal.is_ours()) {
         ended_by_key(signal);
@@ -112,7 +113,7 @@ pub fn by_signal(signal: Signal) -> Failure {
     Failure::told_to_end(signal)
 }
 
-/// `who` needs the lock no more.
+/// The failure if the lock is not needed any more, as `who` says.
 fn without_need(who: Option<Gone>) -> Failure {
     let who = who.unwrap_or_else(|| "whoever it is for is gone".to_owned());
     Failure::Own(code::CONFLICT, format!("{who}, and the lock was not obtained before"))
@@ -127,7 +128,7 @@ fn ended_early() -> Failure {
     Failure::Own(code::INTERNAL, "the waiting thread ended early".to_owned())
 }
 
-/// What is locked, or what ended the wait.
+/// Waits for the locks. Returns them, or what ended the wait.
 pub fn wait(
     lock: impl FnOnce(&CancelToken, Option<Told>) -> Result<Held> + Send + 'static,
     interrupts: &Interrupts,
@@ -137,7 +138,7 @@ pub fn wait(
     // The channel stays open when the request is over: a closed one is always ready.
     let (told, waits) = unbounded();
     let outer = if shows.words { outer_lock_ids() } else { Vec::new() };
-    // Each word of the wait wakes two threads.
+    // Only if needed, because each report of the wait wakes two threads.
     let hears = (shows.line || !outer.is_empty()).then(|| told.clone());
     let (done, outcome) = bounded(1);
     let cancelled = cancel.clone();
@@ -155,7 +156,7 @@ pub fn wait(
             recv(seconds) -> _ => display.draw(),
             recv(interrupts.signals) -> signal => if let Some(signal) = signal.ok().filter(|signal| interrupts.end_wait(*signal)) {
                 if ended_by.is_some() {
-                    // Asked twice: no time to take back what may be under way.
+                    // The second signal: there is no time to undo an acquisition that may be under way.
                     display.end();
                     return Err(by_signal(signal));
                 }
@@ -174,16 +175,17 @@ pub fn wait(
     };
     display.end();
     match ended_by {
-        // A lock that was granted at this moment goes with its guard.
+        // A lock that was granted at this moment is released by the drop of its guard.
         Some(failure) => Err(failure),
         None => Ok(outcome?),
     }
 }
 
-/// The line that tells who holds the lock, drawn each second.
+/// The line that says who holds the lock, drawn each second.
 struct Display {
     draws: bool,
-    /// The lock ids of the leaseholds in whose commands this one runs, until one was named.
+    /// The lock ids of the leaseholds in whose commands this one runs; empty once one of them was reported as the
+    /// holder.
     outer: Vec<String>,
     seen: Option<Seen>,
 }
@@ -220,7 +222,7 @@ impl Display {
     }
 }
 
-/// What is most wanted comes first: the end of the line may be cut off.
+/// The waiting line. The most useful part comes first, because the end of the line may be cut off.
 fn line(Seen { waiting, told }: &Seen) -> String {
     let holders = match (waiting.holders.as_slice(), &waiting.last_error) {
         (_, Some(error)) => format!("the store is in trouble: {error}"),
@@ -240,14 +242,14 @@ fn line(Seen { waiting, told }: &Seen) -> String {
 fn held_by(status: &LockStatus) -> String {
     let lease = match status.remaining_now() {
         None => ", without end".to_owned(),
-        // It may have been renewed meanwhile.
+        // The lease may have been renewed meanwhile.
         Some(Duration::ZERO) => String::new(),
         Some(left) => format!(", leased for {} more", in_seconds(left)),
     };
     format!("held by {:?} for {}{lease}", status.owner(), in_seconds(age(status.created())))
 }
 
-/// So that it does not flicker.
+/// In whole seconds, so that the line does not flicker.
 fn in_seconds(d: Duration) -> String {
     words(whole(d))
 }

@@ -1,7 +1,7 @@
 //! What is said on standard error while a lock is held or waited for.
 //!
-//! A thread of its own writes it: where nobody reads standard error, as on a terminal after Ctrl-S, neither a heartbeat
-//! nor what the lock is for must wait for that.
+//! A thread of its own writes it: if nobody reads standard error, as on a terminal after Ctrl-S, neither a heartbeat
+//! nor the work under the lock may wait for that.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,31 +15,31 @@ use leasehold::Mutex;
 use crate::args::Global;
 use crate::show::{say, wait_line};
 
-/// Lines that wait to be written; of more, the latest are left out.
+/// How many lines may wait to be written. Further lines are dropped.
 const MOST: usize = 256;
-/// How long the command waits for what was said before it, and the end of this process for that and for its last message:
-/// much longer than it takes where anybody reads.
+/// How long the start of the command waits until earlier lines are written, and how long the end of this process waits
+/// for them and for its last message. This is much longer than that takes if anybody reads.
 const WHERE_ANYBODY_READS: Duration = Duration::from_secs(2);
-/// The same for the last message where nobody read what was said before it.
+/// The same for the last message, if nobody has read the lines before it.
 const WHERE_NOBODY_READS: Duration = Duration::from_millis(500);
 
 enum Message {
     Line(String),
-    /// The waiting line is to be drawn.
+    /// Draw the waiting line.
     Draw,
-    /// Answered when all before it is written.
+    /// Answered when all messages before it are written.
     Flush(Sender<()>),
 }
 
-/// None before the first line, and as long as no thread can be started.
+/// To the thread that writes. `None` before the first line, and as long as no thread can be started.
 static MESSAGES: Mutex<Option<Sender<Message>>> = Mutex::new(None);
-/// The waiting line, until it is drawn: only the newest.
+/// The newest waiting line, until it is drawn.
 static LINE: Mutex<Option<String>> = Mutex::new(None);
 
-/// The warnings that were said while it is connected, see [`Once`].
+/// The warnings that were written since this process began to connect, see [`Once`].
 static SAID: Mutex<Option<BTreeSet<String>>> = Mutex::new(None);
 
-/// Until its drop each of the library's warnings is said once: every try to connect would say it again.
+/// Until it is dropped, each warning of the library is written only once: every try to connect would repeat it.
 pub struct Once;
 
 impl Once {
@@ -58,15 +58,15 @@ impl Drop for Once {
 fn was_said(text: &str) -> bool {
     let mut said = SAID.lock();
     let Some(said) = said.as_mut() else { return false };
-    // A store may be away for months, and say something else each time.
+    // A store may be away for months, with another text each time, so the set must not grow for ever.
     if said.len() == MOST {
         said.clear();
     }
     !said.insert(text.to_owned())
 }
 
-/// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all. Who `makes` the schema is told nothing
-/// of what is missing in it.
+/// From now on the library's warnings are shown, with `-q` only errors, with `-vv` all. A command that `makes` the
+/// schema gets no warnings about what is missing in the schema.
 pub fn show(global: &Global, makes: bool) {
     let level = match global.verbose {
         _ if global.quiet => log::LevelFilter::Error,
@@ -78,17 +78,17 @@ pub fn show(global: &Global, makes: bool) {
     log::set_max_level(level);
 }
 
-/// The bound of the last wait for the last message, where the end of this process must not come later.
+/// How long to wait for the last message, if that is not [`WHERE_ANYBODY_READS`].
 static BOUND: OnceLock<Duration> = OnceLock::new();
 
-/// Waits until what was said is written, unless nobody reads it, or that was waited for before.
+/// Waits until all lines are written, unless nobody reads them, or that was waited for before.
 pub fn flush() {
     if !flush_once(WHERE_ANYBODY_READS) {
         let _ = BOUND.set(WHERE_NOBODY_READS);
     }
 }
 
-/// The last wait for what was said. That for the last message takes as long at most.
+/// Waits until all lines are written, for the last time. The wait for the last message takes at most as long.
 pub fn flush_within(bound: Duration) {
     let _ = BOUND.set(bound);
     flush_once(bound);
@@ -99,7 +99,7 @@ fn flush_once(bound: Duration) -> bool {
     MESSAGES.lock().is_none() || IS_DONE.swap(true, Ordering::Relaxed) || wait_until_written(bound)
 }
 
-/// The last that is said, and not waited for if nobody reads it.
+/// Writes the last message, without waiting for long if nobody reads it.
 pub fn last_words(say: impl Fn() + Send + Sync + 'static) {
     let (say, (done, said)) = (Arc::new(say), bounded(1));
     let theirs = say.clone();
@@ -114,7 +114,7 @@ pub fn last_words(say: impl Fn() + Send + Sync + 'static) {
     }
 }
 
-/// The same before a command has standard error, too.
+/// The same before the command gets standard error, too.
 pub fn settle() {
     wait_until_written(WHERE_ANYBODY_READS);
 }
@@ -125,7 +125,7 @@ fn wait_until_written(bound: Duration) -> bool {
     messages.send_deadline(Message::Flush(done), by).is_ok() && written.recv_deadline(by).is_ok()
 }
 
-/// Draws the waiting line anew, which nobody waits for; an empty text removes it.
+/// Draws the waiting line anew, without waiting for that; an empty text removes it.
 pub fn draw(text: String) {
     let before = LINE.lock().replace(text);
     if before.is_none() && messages().is_none_or(|to| to.try_send(Message::Draw).is_err()) {
@@ -133,7 +133,7 @@ pub fn draw(text: String) {
     }
 }
 
-/// A line that nobody waits for, unless there is no thread to write it.
+/// Writes a line, without waiting for that unless there is no thread to write it.
 pub fn tell(text: &str) {
     match messages() {
         Some(to) => drop(to.try_send(Message::Line(text.to_owned()))),
@@ -163,7 +163,7 @@ fn messages() -> Option<Sender<Message>> {
 }
 
 struct Log {
-    /// The schema, so of a warning that says what makes it there is nothing left.
+    /// Whether the command makes the schema: then a warning that says how to make it is out of date soon.
     makes: bool,
 }
 
@@ -173,7 +173,7 @@ impl log::Log for Log {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        // Those the command reports itself.
+        // The command reports losses itself.
         let is_loss = record.target() == "leasehold::guard" && record.key_values().get("token".into()).is_some();
         let is_made = || self.makes && record.args().to_string().contains("create_schema()");
         if self.enabled(record.metadata()) && !is_loss && !is_made() {

@@ -1,4 +1,4 @@
-//! Whom `hold` holds a lock for: a process, or whoever has the writing end of a pipe.
+//! What `hold` holds a lock for: a process, or the processes that have the writing end of a pipe.
 
 use std::fs::{File, Metadata, read_dir, symlink_metadata};
 use std::io::{self, Read};
@@ -21,11 +21,11 @@ use crate::processes::{handle, send_signal};
 use crate::session::internal;
 use crate::signals::Gone;
 
-/// Between two tries to wait.
+/// The pause between two tries to wait.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// Closes what this process has inherited, but for its standard streams and this descriptor. For as long as it lives a
-/// pipe of the script's would not end, and a lock of its `flock` not be free.
+/// Closes all descriptors that this process has inherited, except its standard streams and this one. Otherwise, for as
+/// long as this process lives, a pipe of the script's would not end, and a lock of its `flock` would not be free.
 pub fn close_inherited(but: Option<u32>) {
     let Ok(names) = read_dir("/dev/fd") else { return };
     let numbers: Vec<i32> = names.filter_map(|name| name.ok()?.file_name().to_str()?.parse().ok()).collect();
@@ -48,7 +48,7 @@ impl Watched {
         }
     }
 
-    /// As messages name it.
+    /// As messages name what is watched.
     pub fn name(&self) -> String {
         match self {
             Watched::Process(pid, _) => format!("process {pid}"),
@@ -72,14 +72,14 @@ impl Watched {
         }
     }
 
-    /// Sends a signal to the process, if it is one that is still there. False: it has more rights than we by now.
+    /// Sends a signal to the process, if it is one and still exists. False: it has more rights than we have by now.
     pub fn signal(&self, signal: Signal) -> bool {
         let Watched::Process(_, process) = self else { return true };
         let sent = send_signal(process, signal);
         !sent.is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// Tells once that it has ended.
+    /// A channel that reports once that it has ended.
     pub fn gone(&self) -> Outcome<Receiver<Gone>> {
         let (sender, gone) = bounded(1);
         let name = self.name();
@@ -144,10 +144,10 @@ fn pipe(fd: u32, on_loss: &OnLoss) -> Outcome<Watched> {
             "is never closed, since this process has the writing end, too, as descriptor {other}; close it with {other}>&-"
         ))),
         None => {
-            // Of its own, so that nobody else's reads are made not to wait.
+            // Opened anew: O_NONBLOCK on the inherited descriptor would change the reads of other processes, too.
             let pipe = File::options().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(&path);
             let pipe = pipe.map_err(|error| wrong(&format!("cannot be watched: {error}")))?;
-            // What is started at a loss must not keep the pipe from ending. It gets no standard input of ours.
+            // A command that is started at a loss must not inherit the pipe. (Standard input is not passed on to it.)
             if let Some(inherited) = i32::try_from(fd).ok().filter(|fd| *fd > 2) {
                 let _ = close(inherited);
             }
@@ -156,7 +156,7 @@ fn pipe(fd: u32, on_loss: &OnLoss) -> Outcome<Watched> {
     }
 }
 
-/// A descriptor of this process by which the pipe can be written to, as far as the system tells.
+/// A descriptor of this process by which the pipe can be written to, as far as the system shows that.
 fn writing_end(pipe: &Metadata) -> Option<String> {
     let writes =
         |name: &str| symlink_metadata(format!("/proc/self/fd/{name}")).is_ok_and(|link| link.mode() & 0o200 != 0);
@@ -166,14 +166,14 @@ fn writing_end(pipe: &Metadata) -> Option<String> {
 }
 
 fn wait_readable(fd: BorrowedFd<'_>) {
-    // What the system refuses for a moment says nothing of the other side.
+    // An error of the system that lasts a moment says nothing about the other side.
     while poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::NONE).is_err_and(|error| {
         thread::sleep(if error == Errno::EINTR { Duration::ZERO } else { AGAIN });
         true
     }) {}
 }
 
-/// What is written to it means nothing.
+/// Waits until the pipe is closed. What is written to it is ignored.
 fn wait_closed(mut pipe: &File) {
     let mut waste = [0; 4096];
     loop {

@@ -4,7 +4,7 @@ use std::time::{Duration, SystemTime};
 
 use jiff::{Span, SpanRelativeTo, Timestamp};
 
-/// What no duration of an option is above, so that it can be added to any time: a hundred years.
+/// The longest duration of an option, a hundred years: so it can be added to any time.
 const MOST: Duration = Duration::from_secs(36_500 * 86_400);
 
 /// A duration above zero, as an option's value.
@@ -21,7 +21,7 @@ pub fn duration_or_zero(text: &str) -> Result<Duration, String> {
     d.ok_or_else(|| "a duration of at most 36500d is wanted, like 0s, 30s, 5m, 1h30m or 1d".to_owned())
 }
 
-/// The same, for what the library takes as a lease or a minimum hold.
+/// The same, within the limit of the library for a lease or a minimum hold.
 pub fn at_most_30_days(text: &str) -> Result<Duration, String> {
     match duration(text) {
         Ok(d) if d > Duration::from_secs(30 * 86_400) => duration(""),
@@ -35,7 +35,7 @@ fn parse(text: &str) -> Option<Duration> {
     if text.bytes().all(|digit| digit.is_ascii_digit()) {
         return text.parse().ok().map(Duration::from_secs);
     }
-    // As flock and sleep take them.
+    // Fractions of seconds, as flock and sleep accept them.
     if text.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
         return Duration::try_from_secs_f64(text.parse().ok()?).ok();
     }
@@ -43,7 +43,7 @@ fn parse(text: &str) -> Option<Duration> {
     Duration::try_from(span.to_duration(SpanRelativeTo::days_are_24_hours()).ok()?).ok()
 }
 
-/// What the library's messages name, and what can be typed instead.
+/// Names in the library's messages, and what a user of the command types instead.
 const OURS: [(&str, &str); 17] = [
     ("create_schema()", "`leasehold init`"),
     ("schema() says", "`leasehold init --print` says"),
@@ -65,8 +65,8 @@ const OURS: [(&str, &str); 17] = [
     ("entity is ", "the pin is "),
 ];
 
-/// A message of the library's, in the words of this command, but for what it quotes. One that is in them already stays as
-/// it is.
+/// A message of the library's in the words of this command, except for what it quotes. A message that is in these words
+/// already stays as it is.
 pub fn ours(message: &str) -> String {
     let mut escaped = false;
     let is_quote = |c: char| {
@@ -84,7 +84,7 @@ fn reworded(part: &str) -> String {
     OURS.iter().fold(part.to_owned(), |part, (theirs, ours)| replaced(&part, theirs, ours))
 }
 
-/// A name is not replaced where it is the end of a longer one, or has its dashes already.
+/// A name is not replaced if it is the end of a longer name, or has its dashes already.
 fn replaced(part: &str, theirs: &str, ours: &str) -> String {
     let is_of_name = |c: char| c.is_alphanumeric() || c == '_' || c == '-';
     let (mut told, mut from) = (String::new(), 0);
@@ -132,7 +132,7 @@ pub fn ago(at: SystemTime) -> String {
     format!("{} ago", words(age(at)))
 }
 
-/// The text in so many columns, with an ellipsis in place of what does not fit.
+/// The text in at most this many columns, with an ellipsis instead of what does not fit.
 pub fn fitted(text: &str, columns: usize) -> String {
     if text.chars().count() <= columns {
         return text.to_owned();
@@ -161,7 +161,7 @@ pub fn plain_lines(text: &str) -> String {
     text.split('\n').map(plain).collect::<Vec<_>>().join("\n")
 }
 
-/// The same for what a store says, in whose texts others may have written.
+/// The same for a text of a store, which may contain what others have written.
 pub fn said(text: &str) -> String {
     plain_lines(&text.replace(['\t', '\r'], " "))
 }
@@ -201,7 +201,7 @@ mod tests {
         assert!(duration_or_zero("-1s").is_err());
     }
 
-    /// The corpus of the fuzz target, and each pair of its files, one behind the other.
+    /// Uses the corpus of the fuzz target, and each pair of its files, one after the other.
     #[test]
     fn no_text_is_too_much_for_a_duration() {
         let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzz/corpus/durations");
@@ -237,7 +237,7 @@ mod tests {
         assert_eq!(ours("no table; create_schema() makes it"), "no table; `leasehold init` makes it");
         assert_eq!(ours("at least 0.1 s, or lease_forever()"), "at least 0.1 s");
         assert_eq!(ours("max_hold is 0ns, but must be more"), "--max-hold is 0ns, but must be more");
-        // The end of a longer name is another one, and what can be typed already is right.
+        // The end of a longer name is no name of its own, and what can be typed already is right.
         for right in ["spindle_duration is 9ms", "--comment is \"\"", "no_comment is wrong"] {
             assert_eq!(ours(right), right);
         }
@@ -249,7 +249,7 @@ mod tests {
         assert_eq!(ours(&format!("{quoted}owner is \"\"")), format!("{quoted}--owner is \"\""));
     }
 
-    /// The texts in the quotes of a source, but for those of attributes and tests.
+    /// The texts in quotes of a source file, except those in attributes and tests.
     fn texts(source: &str) -> Vec<String> {
         let source = source.split("\n#[cfg(test)]\nmod tests").next().unwrap_or_default();
         let is_code = |line: &&str| {
@@ -278,10 +278,11 @@ mod tests {
                 }
                 for text in texts(&std::fs::read_to_string(&entry).unwrap()).iter().filter(|text| text.contains(' ')) {
                     seen += usize::from(text.contains("create_schema()"));
-                    // Nobody at a shell can do that.
+                    // A user at a shell cannot do that.
                     assert!(!ours(text).contains("connect again"), "{}: {text}", entry.display());
                     let words: Vec<String> = ours(text).split_whitespace().map(str::to_owned).collect();
-                    // Only whoever asserts in a transaction of their own meets the first one; the others are PostgreSQL's.
+                    // Only users who assert a lock in their own transaction see the first one; the others are
+                    // PostgreSQL's.
                     let known = ["start_transaction()", "clock_timestamp()", "version()", "$.keyvalue()"];
                     let call =
                         words.iter().map(|word| word.trim_start_matches('(').trim_end_matches([',', ';', ':', '.']));
