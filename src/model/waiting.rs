@@ -19,7 +19,7 @@ pub struct Waiting {
     pub until: Option<Instant>,
     /// How often the store was asked.
     pub attempts: u32,
-    /// How many others of this process come first; with zero this call is the one that asks the store.
+    /// How many other waiters of this client come first; with zero this call is the one that asks the store.
     pub place: usize,
     /// A guard of this very client holds the lock: a guard of another thread, or of this one, which
     /// would then wait for itself.

@@ -15,9 +15,9 @@ use crate::support::lateness;
 use crate::support::wait::wait_until;
 
 const SHORT: Duration = Duration::from_millis(150);
-/// What a slow server answers in.
+/// How long a slow server may take to answer.
 const WAIT: Duration = Duration::from_secs(2);
-/// A lease that no test waits for: what is free before its end was released.
+/// A lease that no test waits for: a lock that is free before its end was released.
 const HOUR: Duration = Duration::from_secs(3600);
 
 fn ends(wait: impl Fn() -> Result<(), Error>) -> Error {
@@ -39,7 +39,7 @@ impl Observer for Losses {
 #[test]
 fn all_are_held_or_none_is() {
     on_every_store(|store| {
-        // The first of three releases has a third of it.
+        // The first of three releases gets a third of the drop timeout.
         let (client, rival) = (store.builder().drop_timeout(LONG).connect().unwrap(), store.rival());
         let guard = client.lock_all(["c", "a", "b"]).unwrap();
         let keys: Vec<&str> = guard.guards().iter().map(|guard| guard.key()).collect();
@@ -51,9 +51,9 @@ fn all_are_held_or_none_is() {
         guard.release().unwrap();
         let _b = rival.lock("b").unwrap();
         assert!(client.try_lock_all(["c", "b", "a"]).unwrap().is_none());
-        // What was taken before the refusal is free again, and what comes after it was not asked for.
+        // The lock taken before the refusal is free again, and the key after the refused one was not asked for.
         assert!(rival.try_lock("a").unwrap().is_some() && client.get("a").unwrap().unwrap().is_free());
-        // Also of a call that was not answered in time, before it is made again.
+        // The same after a call that got no answer in time: "a" must be free before that call is repeated.
         let a_is_free = || wait_until("a is released", || client.get("a").unwrap().unwrap().is_free());
         let error = ends(|| {
             a_is_free();
@@ -62,7 +62,7 @@ fn all_are_held_or_none_is() {
         assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
         assert_eq!(error.holders()[0].owner(), "rival");
         a_is_free();
-        // A try may be made again at once: nothing of the one before is in its way.
+        // A try may be repeated at once: what the one before took does not block it.
         for _ in 0..10 {
             let error = ends(|| client.request_all(["a", "b"]).lock_id("mine").wait(Duration::ZERO).lock().map(drop));
             assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("b")));
@@ -73,7 +73,7 @@ fn all_are_held_or_none_is() {
         };
         assert!(answered(had).unwrap().is_none());
         a_is_free();
-        // A client that goes takes along what it was giving up.
+        // The last drop of a client also completes the releases that it had left to the background.
         let leaving = store.builder().connect().unwrap();
         leaving.request_all(["a", "b"]).each(|one| one.lease(HOUR)).wait(WAIT).lock().unwrap_err();
         drop(leaving);
@@ -93,7 +93,8 @@ fn crossed_orders_do_not_wait_for_each_other() {
                 let (client, inside) = (&clients[n % 2], &inside);
                 scope.spawn(move || {
                     for _ in 0..5 {
-                        // Also where a slow server answers each of the others' requests before.
+                        // The wait is long enough even if a slow server must first answer each request of the other
+                        // threads.
                         let guard = client.request_all(keys).wait(6 * LONG).lock().expect("the others release it");
                         drop(inside.try_lock().expect("nobody else holds one of them"));
                         drop(guard);
@@ -107,7 +108,7 @@ fn crossed_orders_do_not_wait_for_each_other() {
 #[test]
 fn they_are_one_group_and_held_only_while_all_are() {
     on_every_store(|store| {
-        // A slow server must be able to renew the group between two of them.
+        // Between two heartbeats there must be time for a slow server to renew the group.
         let client = store.builder().heartbeat(8 * SHORT).drop_timeout(LONG).connect().unwrap();
         let guard = client.request_all(["a", "b"]).lock_id("pair").each(|one| one.comment("both")).lock().unwrap();
         assert_eq!((guard.lock_id(), guard.guards()[1].info().comment()), ("pair", Some("both")));
@@ -131,7 +132,7 @@ fn one_that_is_lost_while_another_is_waited_for_is_taken_again() {
         let rival = store.rival();
         let b = rival.lock("b").unwrap();
         thread::scope(|scope| {
-            // Also where a slow server answers each of a dozen requests before.
+            // The wait is long enough even if a slow server must first answer a dozen requests.
             let waits = scope.spawn(|| client.request_all(["a", "b"]).wait(6 * LONG).lock());
             wait_until("a is held", || client.get("a").unwrap().is_some_and(|status| !status.is_free()));
             rival.force_release("a").unwrap();
@@ -173,7 +174,7 @@ fn wrong_arguments_are_refused_before_anything_is_sent() {
     });
 }
 
-/// What it would lock is another lock than the one that was asked for.
+/// Otherwise the guard would hold another lock than the one that was asked for.
 #[test]
 fn a_request_that_each_makes_of_its_own_is_refused_unless_it_is_for_the_same_lock() {
     on_every_store(|store| {
@@ -215,7 +216,7 @@ fn the_drop_of_all_has_one_bound() {
     });
 }
 
-/// A store that hangs while the first ones are given up does not keep the call past its end, nor past its cancellation.
+/// If the store hangs while the locks taken first are given up, the call still returns at its deadline or cancellation.
 #[test]
 fn no_call_outlives_its_end_by_what_it_gives_up() {
     on_every_store(|store| {
@@ -257,7 +258,7 @@ fn no_call_outlives_its_end_by_what_it_gives_up() {
     });
 }
 
-/// Each key has an answer in time, and all of them together have not.
+/// Each key is answered in time, but all of them together take too long.
 #[test]
 fn the_end_of_the_wait_is_that_of_all() {
     on_every_store(|store| {
@@ -270,7 +271,7 @@ fn the_end_of_the_wait_is_that_of_all() {
         // The last request may not have been answered in time by a server that is slow.
         assert!(matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Ambiguous | ErrorKind::Store), "{error}");
         assert!(faults.count(Call::Acquire) <= 5, "{} keys were asked for", faults.count(Call::Acquire));
-        // Nobody held one of them.
+        // Nobody held any of these keys.
         let free = (0..20).map(|n| format!("free-{n}"));
         client.request_all(free).try_lock_for(SHORT).expect_err("it is as if others held them");
     });
@@ -287,7 +288,7 @@ fn a_wait_begins_with_the_call_and_its_end_is_that_of_every_request() {
     assert_eq!(request.lock().unwrap_err().kind(), ErrorKind::TimedOut);
     assert!(began.elapsed() >= SHORT, "it waited {:?}", began.elapsed());
 
-    // The last look at the clock is followed by this closure.
+    // The library calls this closure after its last look at the clock.
     let client = store.builder().request_timeout(LONG).connect().unwrap();
     let asked = AtomicUsize::new(0);
     let slow = |one: LockRequest| {
@@ -303,9 +304,9 @@ fn a_wait_begins_with_the_call_and_its_end_is_that_of_every_request() {
 
 on_each_local! { together: one_release_that_hangs_does_not_keep_the_others_locked,; }
 
-/// Also where the last guard takes the client with it, and nothing is left that would go on.
+/// The last guard also drops the client here, so nothing remains that could release them later.
 fn one_release_that_hangs_does_not_keep_the_others_locked(store: Store) {
-    // On a busy machine the threads of the others may not have run by the end of it: then again with more time.
+    // On a busy machine the threads of the other releases may not have run within the bound: repeat with more time.
     let are_released = [3, 9].into_iter().any(|seconds| {
         let store = store.again();
         let bound = Duration::from_secs(seconds);
@@ -319,7 +320,7 @@ fn one_release_that_hangs_does_not_keep_the_others_locked(store: Store) {
     assert!(are_released, "on {}", store.name);
 }
 
-/// It says that the work was not safe, which whoever works under them has no other way to learn.
+/// The error says that the work was not protected, and the caller has no other way to learn that.
 #[test]
 fn that_one_was_lost_is_told_whatever_became_of_the_others() {
     let store = Store::memory();
@@ -332,7 +333,7 @@ fn that_one_was_lost_is_told_whatever_became_of_the_others() {
     assert_eq!(store.plan.unmet(), 0);
 }
 
-/// Else of many locks none would be released by a store that takes a moment for each.
+/// Otherwise a store that takes a moment for each release would release none of many locks.
 #[test]
 fn each_release_of_many_has_time_for_a_slow_store() {
     let store = Store::memory();
@@ -344,7 +345,7 @@ fn each_release_of_many_has_time_for_a_slow_store() {
     assert!(began.elapsed() >= WAIT / 5, "the first was given up after {:?}", began.elapsed());
 }
 
-/// An operator takes the first of two locks from who waits for the second.
+/// An operator takes the first of two locks from a caller that waits for the second.
 fn loses_a(store: &Store, operator: &LockClient, losses: &Losses) {
     wait_until("a is held", || !store.is_vacant("a"));
     operator.force_release("a").unwrap();
@@ -371,7 +372,8 @@ fn a_cancel_ends_the_pause_before_it_begins_again() {
     });
 }
 
-/// Where the store wakes waiters, it says nothing of how long they wait.
+/// The pause before the next round is short however seldom this client polls: if the store wakes waiters, the poll
+/// range does not say how long they wait.
 #[test]
 fn a_client_that_polls_seldom_begins_again_all_the_same() {
     let store = Store::memory();
@@ -387,7 +389,7 @@ fn a_client_that_polls_seldom_begins_again_all_the_same() {
     });
 }
 
-/// Who ends what is left of the first round, as a purger does, ends nothing of the second.
+/// An operator that ends what is left of the first round by its lock id ends nothing of the second round.
 #[test]
 fn each_round_is_a_group_of_its_own() {
     let store = Store::memory();
@@ -416,7 +418,7 @@ fn a_max_hold_that_ends_before_all_are_had_ends_the_call() {
         let losses = Arc::new(Losses::default());
         let client = builder_over(faulty, store.clock.clone()).observer(losses.clone()).connect().unwrap();
         let request = client.request_all(["a", "b"]).each(|one| {
-            // The second one is asked for once it was noticed that the first was held for too long.
+            // The second key is asked for only after the first was lost to `max_hold`.
             if faults.count(Call::Acquire) > 0 {
                 wait_until("the first is lost", || !losses.0.lock().is_empty());
             }

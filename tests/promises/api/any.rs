@@ -12,10 +12,10 @@ use leasehold::{
 
 use crate::api::{LONG, MINUTE, answered, connected, on_every_store, wait_until};
 
-/// What a slow server answers in.
+/// How long a slow server may take to answer.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// The error of a wait for two keys that came to ask for both: its time may be over before the second one.
+/// The error of a wait that asked for both keys: its time may be over before the second one, so that it is repeated.
 fn ends(wait: impl Fn() -> Result<LockGuard, Error>) -> Error {
     let mut errors = (0..20).map(|_| answered(&wait).unwrap_err());
     errors.find(|e| e.kind() != ErrorKind::TimedOut || e.holders().len() == 2).expect("it asks for both")
@@ -88,7 +88,7 @@ fn a_waiter_takes_over_the_first_lease_that_ends_however_seldom_it_polls() {
         rival.request("b").lease(store.short_lease()).acquire().unwrap();
         rival.request("c").lease_forever().acquire().unwrap();
         let client = store.builder().poll(MINUTE..=MINUTE).connect().unwrap();
-        // Long before a poll, and long enough for a slow server's answers for three keys.
+        // Much shorter than a poll, and long enough for a slow server to answer for three keys.
         let any = || client.request_any(["a", "b", "c"]).wait(2 * LONG).lock();
         assert_eq!(store.within(LONG, any).unwrap().key(), "b");
     });
@@ -108,7 +108,7 @@ fn a_wait_ends_at_its_deadline_with_the_holders_of_each() {
         assert_eq!(sorted_keys(error.holders()), ["a", "b"]);
         let until = client.request_any(["a", "b"]).wait_until(Instant::now());
         assert_eq!(until.lock().unwrap_err().holders().len(), 2);
-        // Behind another waiter, too, which alone asks for its key.
+        // The same while another waiter is ahead in the line for "a": only that waiter asks the store for it.
         let (cancel, (told, tells)) = (CancelToken::new(), mpsc::channel());
         let first = client.request("a").cancel(&cancel).on_wait(move |_| told.send(()).unwrap_or_default());
         let first = std::thread::spawn(move || first.lock().unwrap_err().kind());
@@ -197,7 +197,7 @@ fn an_observer_hears_how_the_wait_for_each_key_ended() {
         let [a, _b] = ["a", "b"].map(|key| rival.lock(key).unwrap());
         let ended = || std::mem::take(&mut *ends.0.lock());
         let each = |a, b| BTreeMap::from([("a".to_owned(), vec![a]), ("b".to_owned(), vec![b])]);
-        // One that ends within a request has no answer to it.
+        // A wait whose time ends during a request has no answer to that request, and ends otherwise.
         let timed_out = (0..20).any(|_| {
             client.request_any(["a", "b"]).wait(SHORT).lock().unwrap_err();
             ended() == each(WaitEnd::TimedOut, WaitEnd::TimedOut)
@@ -300,7 +300,7 @@ fn a_store_that_fails_is_not_told_as_held() {
         let error = store.within(SHORT, || client.try_lock_any(["a", "b", "c"])).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Store | ErrorKind::TimedOut), "{error}");
         faults.heal();
-        // One that is held and one that cannot be asked for: not all are known to be held.
+        // One key is held and the other can't be asked for: it is not known that both are held.
         let _held = store.rival().lock("a").unwrap();
         faults.next(Call::Acquire, Fault::Delay(Duration::ZERO));
         faults.always(Call::Acquire, Fault::FailBefore);
@@ -309,7 +309,7 @@ fn a_store_that_fails_is_not_told_as_held() {
     });
 }
 
-/// To be asked for although this client holds it, a key must look free: as one that can't be read.
+/// The wait asks for a key that this client holds only if it looks free, as does a key that can't be read.
 #[test]
 fn ones_own_lock_that_looks_free_ends_no_wait_and_a_no_of_the_store_does() {
     on_every_store(|store| {
@@ -325,7 +325,7 @@ fn ones_own_lock_that_looks_free_ends_no_wait_and_a_no_of_the_store_does() {
             }
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| client.request_any(["a", "b"]).lock_id("g").wait(LONG).lock());
-                // The first look comes after both were asked for, and refused.
+                // The first look happens only after both keys were asked for and refused.
                 let looked = || faults.count(Call::Read) > looks && faults.count(Call::Acquire) >= before + asked;
                 wait_until("it looks", || looked() || waits.is_finished());
                 faults.always(call, Fault::Refuse);

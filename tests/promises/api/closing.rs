@@ -1,4 +1,4 @@
-//! What a `close` says whose time is over before all is done, and what a later one says.
+//! What a `close` reports if its time is over before all is done, and what a later `close` reports.
 
 use std::sync::Arc;
 use std::thread::scope;
@@ -15,12 +15,12 @@ use crate::support::between::{Between, When};
 use crate::support::harness::{Store, acquire_unanswered, millis};
 use crate::support::wait::wait_until;
 
-/// A client whose close soon gives up.
+/// A client whose close gives up soon.
 fn client(store: &Store, lease: Duration) -> LockClient {
     store.builder().lease(lease).drop_timeout(millis(300)).connect().unwrap()
 }
 
-/// On a busy machine the time of one may be over before anything could be sent.
+/// Repeats the close: on a busy machine the time of one may be over before anything could be sent.
 fn closes_well(client: &LockClient) {
     wait_until("a close leaves nothing", || client.close().is_ok());
 }
@@ -57,9 +57,9 @@ fn a_close_waits_for_a_hand_over_that_finds_its_waiter_gone() {
         let request = client.request("k").on_wait(move |_| told.try_send(()).unwrap_or_default()).on_wait_every(LONG);
         let waiter = scope.spawn(|| request.lock().map(drop).unwrap_err().kind());
         tells.recv_timeout(LONG).expect("it waits");
-        // Before that nothing is handed over to it.
+        // Before that, nothing is handed over to this waiter.
         wait_until("its callback has returned", || in_users_code(&client, "k") == 0);
-        // The answer comes once the waiter is gone.
+        // The answer arrives only after the waiter has left.
         let (gone, is_gone) = bounded::<()>(0);
         between.next(When::AfterAcquire, move || {
             let _ = is_gone.recv();
@@ -94,14 +94,14 @@ fn a_later_close_gives_up_what_an_earlier_one_could_not() {
     closes_well(&client);
 }
 
-/// As one by each of two threads at the end: the second waits for the first, and hears the same.
+/// As when each of two threads closes the client at its end: the second waits for the first, and gets the same answer.
 #[test]
 fn two_later_closes_at_once_say_the_same() {
-    // On a busy machine the time of the first may be over before it is answered: then again with more.
+    // On a busy machine the time of the first may be over before it is answered: repeat with more time.
     assert!([2, 8].into_iter().any(two_later_closes_in_time), "each of them had no time left");
 }
 
-/// `false`: the first had hardly any time left for the answer.
+/// Returns `false` if the first close had hardly any time left for the answer.
 fn two_later_closes_in_time(seconds: u64) -> bool {
     let (store, bound) = (Store::memory(), millis(1000 * seconds));
     let client = store.builder().lease(LONG).drop_timeout(bound).connect().unwrap();
@@ -121,7 +121,7 @@ fn two_later_closes_in_time(seconds: u64) -> bool {
             client.close()
         });
         begun.recv().unwrap();
-        // One that does not wait ends meanwhile.
+        // Time for a wrong second close, which does not wait for the first one, to return.
         let _ = begun.recv_timeout(millis(100));
         drop(unstick);
         let both = [second, first].map(|close| close.join().unwrap());
@@ -149,7 +149,7 @@ fn what_has_ended_by_itself_is_no_error_of_a_later_close() {
     }
 }
 
-/// To make a table may take minutes.
+/// Creating a table may take minutes, so a repeat would not help.
 #[test]
 fn a_schema_that_a_close_cuts_off_is_not_worth_a_repeat() {
     let store = Store::memory();
@@ -170,7 +170,8 @@ fn a_schema_that_a_close_cuts_off_is_not_worth_a_repeat() {
     }
 }
 
-/// The store is away, and the close has what the drop would need to leave it to the background.
+/// The store is away, and at the same time the close has taken what the drop needs to leave the release to the
+/// background.
 #[test]
 fn what_a_drop_and_a_close_beside_it_can_not_release_is_left_to_the_next_close() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! What makes a user's program and its tests short: a store for tests, sleeps that end early, texts that say all.
+//! What makes a user's program and its tests short: a store for tests, sleeps that end early, complete error texts.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,11 +24,11 @@ fn a_lock_of_the_test_store_is_lost_on_order() {
     assert!(client.try_lock("k").unwrap().is_some());
 }
 
-/// Also where its lease is too short for time to pass.
+/// This also works if the lease is so short that it may end before the library notices the order.
 #[test]
 fn a_lock_of_a_short_lease_is_lost_on_order() {
     let short = Duration::from_millis(200);
-    // A machine that stands still for as long as the lease proves nothing.
+    // A machine that stalls for as long as the lease proves nothing: then the loss is an expiry.
     let mut reasons = (0..20).map(|_| {
         let store = MemoryStore::new();
         let guard = store.builder().lease(short).connect().unwrap().lock("k").unwrap();
@@ -55,7 +55,7 @@ fn what_a_test_orders_says_whom_it_met() {
     assert_eq!((store.clear_failures(), store.clear_failures()), (1, 0));
 }
 
-/// As of a loop of short steps.
+/// As in a loop of short steps.
 #[test]
 fn however_little_time_passes_heartbeats_are_sent() {
     let (store, told) = (MemoryStore::new(), Arc::new(Renewals::default()));
@@ -162,7 +162,7 @@ fn the_reason_of_a_loss_is_told_by_whoever_asks_first() {
     }
 }
 
-/// After a suspend or a SIGSTOP the end of a sleep may come before the watcher's look.
+/// After a suspend or a SIGSTOP the sleep may end before the watcher's next look.
 #[test]
 fn a_sleep_that_ends_after_the_lease_tells_of_the_loss() {
     for _ in 0..20 {
@@ -189,9 +189,9 @@ fn a_sleep_ends_with_the_lock_with_the_token_or_with_the_time() {
         store.advance(MINUTE);
         let slept = guard.sleep(MINUTE, &CancelToken::new());
         assert!(matches!(&slept, Slept::Lost(loss) if loss.key == "k"), "{slept:?}");
-        // A loss weighs most.
+        // A loss has priority over the cancellation.
         assert!(matches!(guard.sleep(MINUTE, &cancel), Slept::Lost(_)));
-        // So does a release: what goes on would do so without the lock.
+        // So does a release: work that goes on would do so without the lock.
         let other = client.lock("l").unwrap();
         let _ = client.close();
         let slept = other.sleep(MINUTE, &cancel);
@@ -222,7 +222,7 @@ fn a_builder_makes_the_schema_where_that_is_asked_for() {
         builder().connect().unwrap();
         assert_eq!(faults.count(Call::Schema), 1);
         drop(builder().create_schema(true).connect().unwrap().lock("k").unwrap());
-        // It is not asked before whether something is missing, of which it would warn.
+        // With `create_schema` the client does not first ask whether something is missing, which it would warn of.
         assert_eq!(faults.count(Call::Schema), 2);
         let error = builder().create_schema(true).must_exist(true).connect().unwrap_err();
         assert_eq!((error.kind(), faults.count(Call::Schema)), (ErrorKind::InvalidInput, 2));
@@ -237,10 +237,10 @@ fn a_renewal_that_takes_long_is_no_wrong_argument() {
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());
     let client = leasehold::internals::builder_over(Arc::new(store), clock.clone()).connect().unwrap();
     let guard = client.lock("k").unwrap();
-    // Before the time passes, for then a heartbeat is sent.
+    // Set before the time passes, because a heartbeat is sent then.
     faults.always(Call::Renew, Fault::ApplyThenDelay(Duration::from_secs(1)));
     clock.advance(Duration::from_secs(5));
-    // Of the eighteen seconds that a renewal gives one has passed when it is answered.
+    // A renewal gives eighteen seconds, one of which has passed when it is answered.
     let error = guard.ensure_held_for(Duration::from_millis(17_500)).unwrap_err();
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
     let error = guard.ensure_held_for(Duration::from_millis(18_001)).unwrap_err();

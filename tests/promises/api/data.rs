@@ -34,7 +34,7 @@ fn a_heartbeat_extends_also_what_is_expired_but_never_backwards() {
         store.advance(2 * MINUTE);
         let asked = Instant::now();
         let lock = client.heartbeat(&lock, 10 * MINUTE).unwrap();
-        // The end that it tells is later by what its answer took, at most.
+        // The reported end can be too late, at most by the time that the answer took.
         let off = Duration::from_secs(1) + asked.elapsed();
         let shorter = client.heartbeat(&lock, MINUTE).unwrap();
         let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
@@ -50,7 +50,7 @@ fn a_heartbeat_gives_an_endless_lock_an_end() {
         let client = store.client();
         let lock = client.request("k").lease_forever().acquire().unwrap();
         assert!(lock.leased_until().is_none());
-        // Its guard would not know in time.
+        // A lease this short is refused, because the guard of the endless lock would not learn of it in time.
         let error = client.heartbeat(&lock, MINUTE - Duration::from_millis(1)).unwrap_err();
         assert_eq!((error.kind(), error.key()), (ErrorKind::InvalidInput, Some("k")));
         assert!(client.get("k").unwrap().unwrap().holders()[0].leased_until().is_none());
@@ -73,7 +73,7 @@ fn a_heartbeat_is_lost_after_anyone_else_held_it_also_if_that_one_has_released()
     });
 }
 
-/// It says nothing of the first try.
+/// The refusal says nothing about the first try.
 #[test]
 fn what_is_refused_after_a_try_without_an_answer_may_be_done() {
     on_every_store(|store| {
@@ -111,7 +111,7 @@ fn get_tells_token_and_holders_and_nothing_for_a_new_key() {
 #[test]
 fn a_lock_of_another_store_is_refused() {
     on_every_store(|store| {
-        // Its own: the lock there would be waited for, and lost, by the other stores' cases.
+        // A memory store of this call's own: the cases of the other stores would wait for the lock there, and lose it.
         let other = format!("memory:{}", unique());
         let (client, elsewhere) = (store.client(), LockClient::connect(&other).unwrap());
         let label = store.store.info().label.clone();
@@ -131,7 +131,7 @@ fn a_lock_of_another_store_is_refused() {
         refused(&elsewhere, &mine);
         store.rival().adopt(mine).unwrap().release().unwrap();
         elsewhere.release(&theirs).unwrap();
-        // A closed client asks nobody which one it is.
+        // A closed client is refused before any store is compared.
         let _ = client.close();
         assert_eq!(client.adopt(theirs).unwrap_err().kind(), ErrorKind::Closed);
     });
@@ -152,7 +152,8 @@ fn data_of_an_earlier_version_names_no_store() {
     });
 }
 
-/// It is looked for by a request of its own, which fails no sooner than the call and takes no time beside it.
+/// An extra request looks for the lock. Its failures are repeated until the call's deadline, and it takes no extra
+/// time.
 #[test]
 #[cfg(feature = "serde")]
 fn a_lock_that_is_known_by_another_name_is_looked_for_until_the_same_deadline() {
@@ -172,8 +173,8 @@ fn a_lock_that_is_known_by_another_name_is_looked_for_until_the_same_deadline() 
     });
 }
 
-/// Two clusters may have a database and a table of the same names, and one cluster hosts of several names; two regions a
-/// table of the same name.
+/// Two clusters may have a database and a table of the same names, one cluster may have hosts with several names, and
+/// two regions may have a table of the same name.
 #[test]
 #[cfg(feature = "serde")]
 fn a_lock_of_other_hosts_is_released_only_where_it_stands() {
@@ -210,7 +211,7 @@ fn a_file_that_is_another_one_is_another_store() {
     let lock = one.request("k").acquire().unwrap();
     assert_eq!(other.release(&lock).unwrap_err().kind(), ErrorKind::InvalidInput);
     assert_eq!(open("./one.db").heartbeat(&lock, MINUTE).unwrap().key(), "k");
-    // A file under another name is asked, whatever is where it was.
+    // The client asks a file that was moved to another name, whatever is at the old name now.
     drop(one);
     std::fs::rename(folder.path().join("one.db"), folder.path().join("moved.db")).unwrap();
     assert!(open("one.db").get("k").unwrap().is_none());
@@ -237,7 +238,7 @@ fn files_whose_names_are_no_text_are_two_stores() {
     one.release(&lock).unwrap();
 }
 
-/// As `/run` and `/var/run` are: the lock is looked for in the right store, and what is wrong is that it is lost.
+/// As with `/run` and `/var/run`: the lock is looked for in the right store, and the error says that the lock was lost.
 #[test]
 #[cfg(all(feature = "sqlite", unix))]
 fn a_lock_that_was_lost_is_lost_by_every_path_of_its_file() {
@@ -316,7 +317,7 @@ fn the_same_lock_id_may_stand_on_several_keys_but_once_on_each() {
         let error = client.request("a").lock_id("g").lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::AlreadyHeld);
         assert_eq!(error.holders()[0].fencing_token(), guards[0].fencing_token());
-        // Another client waits like anyone.
+        // Another client that uses the same lock id waits as any other does.
         assert!(store.rival().request("a").lock_id("g").try_lock().unwrap().is_none());
         let shared = client.request("s").shared().lock_id("g").lock().unwrap();
         let again = client.request("s").shared().lock_id("g").try_lock().unwrap_err();

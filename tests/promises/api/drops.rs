@@ -1,4 +1,4 @@
-//! What the library is given it drops: a panic in that ends where it is.
+//! The library drops what it is given. A panic in that drop is contained.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use crate::api::LONG;
 use crate::support::alone::alone;
 use crate::support::wait::wait_until;
 
-/// Panics when it is dropped, which it counts.
+/// Panics when it is dropped, and counts its drops.
 struct Bomb(Arc<AtomicUsize>);
 
 impl Bomb {
@@ -21,7 +21,7 @@ impl Bomb {
 impl Drop for Bomb {
     fn drop(&mut self) {
         self.0.fetch_add(1, Ordering::SeqCst);
-        // Without the hook, which would print it.
+        // `resume_unwind` does not call the panic hook, which would print the panic.
         resume_unwind(Box::new("on purpose"));
     }
 }
@@ -34,7 +34,7 @@ fn client() -> LockClient {
     LockClient::builder("memory:").request_timeout(LONG).drop_timeout(LONG).connect().unwrap()
 }
 
-/// Runs this with what makes bombs: it drops so many, and does not panic.
+/// Runs `call`, which gets a maker of bombs: exactly `bombs` of them must be dropped, and `call` must not panic.
 #[track_caller]
 fn contained(bombs: usize, call: impl FnOnce(&dyn Fn() -> Bomb)) {
     let dropped = Arc::<AtomicUsize>::default();
@@ -69,7 +69,7 @@ fn a_panic_in_the_drop_of_what_a_request_was_given_comes_out_of_no_call() {
         request.lock().unwrap().release().unwrap();
     });
     assert!(is_free("k") && is_free("l"));
-    // What is refused, and what is out of bounds.
+    // A request that is refused, and one with a key of invalid length.
     let _held = client.lock("held").unwrap();
     for key in ["held", ""] {
         contained(3, |bomb| {
@@ -96,7 +96,7 @@ fn a_panic_in_the_drop_of_an_observer_comes_out_of_no_drop() {
     contained(1, |bomb| drop(LockClient::builder("memory:").observer(Arc::new(bomb()))));
 }
 
-/// Two of them in one thread would end the process.
+/// Two panics at once in one thread would abort the process.
 #[test]
 fn a_panic_in_the_drop_of_what_an_election_was_given_ends_no_process() {
     alone("api::drops::a_panic_in_the_drop_of_what_an_election_was_given_ends_no_process", || {

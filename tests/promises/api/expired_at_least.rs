@@ -1,4 +1,4 @@
-//! What of a minimum hold is left where its lease is over for its holder.
+//! How long a minimum hold remains in the store after the lease is over for its holder.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,7 +12,7 @@ use crate::support::wait::wait_until;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// This host's clock went on faster than the server's: less than the least time and a tenth, so that this is to be asked.
+/// This host's clock ran faster than the server's, by less than the least time and a tenth: so the store must be asked.
 #[test]
 fn what_expired_when_its_least_time_seems_to_be_over_is_kept_where_it_is_not() {
     on_every_store(|store| {
@@ -25,10 +25,10 @@ fn what_expired_when_its_least_time_seems_to_be_over_is_kept_where_it_is_not() {
         }
         faults.heal();
         drop(guard);
-        // What DynamoDB's is between two answers is counted by this host's.
+        // DynamoDB's time, between two answers, is counted by this host's clock.
         let is_over = ["this host's", "DynamoDB's"].iter().any(|clock| store.store.info().clock.starts_with(clock));
         assert_eq!(store.record("k").exclusive.is_none(), is_over);
-        // Nobody waits long for an answer to that: its lease is as good as over.
+        // A failed look is not repeated: the lease is as good as over.
         faults.always(Call::Read, Fault::FailBefore);
         let asked = faults.count(Call::Read);
         drop(other);
@@ -36,7 +36,7 @@ fn what_expired_when_its_least_time_seems_to_be_over_is_kept_where_it_is_not() {
     });
 }
 
-/// With a margin that leaves most of the lease, or in a group that others renewed.
+/// With a margin that takes up most of the lease, or in a group that other clients renewed.
 #[test]
 fn what_expired_early_is_free_after_its_least_time_and_not_only_after_its_lease() {
     on_every_store(|store| {
@@ -55,7 +55,7 @@ fn what_expired_early_is_free_after_its_least_time_and_not_only_after_its_lease(
         let is_kept = rival.try_lock("k").unwrap().is_none();
         assert!(is_kept || asked.elapsed() + 11 * second >= 18 * second, "it must stand");
         store.advance(8 * second);
-        // What waits in the background goes by real time.
+        // The background waits in real time.
         wait_until("it is given up", || rival.try_lock("k").unwrap().is_some());
     });
 }

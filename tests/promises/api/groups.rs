@@ -26,7 +26,7 @@ fn is_free(client: &LockClient, key: &str) -> bool {
     client.get(key).unwrap().unwrap().is_free()
 }
 
-/// The keys `a`, `b`, .. held by the group `g` as data.
+/// Acquires the keys `a`, `b`, .. as data, all with lock id `g`.
 fn group<const N: usize>(client: &LockClient, leases: [Duration; N]) {
     for (key, lease) in ["a", "b", "c", "d"].into_iter().zip(leases) {
         client.request(key).lock_id("g").lease(lease).acquire().unwrap();
@@ -48,10 +48,10 @@ fn renew_extends_every_lock_of_the_group_and_no_other() {
         client.request("other").lock_id("gg").lease(MINUTE).acquire().unwrap();
         store.advance(MINUTE / 2);
         let renewed = store.rival().renew("g", 5 * MINUTE).unwrap();
-        // By their tokens: on Cloud Spanner the time of a commit can be ahead of what the next shared holder reads.
+        // Sorted by tokens: on Cloud Spanner the time of a commit can be ahead of what the next shared holder reads.
         assert!(renewed.is_sorted_by(|a, b| a.fencing_token() > b.fencing_token()), "newest first: {renewed:?}");
         assert_eq!(BTreeSet::from_iter(keys(&renewed)), BTreeSet::from(["a", "b", "s"]));
-        // A server that is slow takes its time for all of this.
+        // A slow server takes a while for all of this.
         let near = |left: Option<Duration>, lease| {
             left.is_some_and(|d| d <= lease && d + began.elapsed() > lease - MINUTE / 4)
         };
@@ -84,7 +84,7 @@ fn renew_moves_no_end_backwards_and_gives_no_endless_lock_an_end() {
 #[test]
 fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left() {
     on_every_store(|store| {
-        // Half a second left, and expired.
+        // The second lease has half a second left, then it has expired.
         for lease in [MINUTE + SECOND / 2, MINUTE] {
             let client = store.client();
             client.unlock("g").unwrap();
@@ -99,7 +99,7 @@ fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left() {
     });
 }
 
-/// The leases go on while the answer is on its way.
+/// The leases run on while the answer is on its way.
 #[test]
 fn renew_is_refused_as_a_whole_when_one_lock_has_less_than_a_second_left_once_all_are_known() {
     on_every_store(|store| {
@@ -242,13 +242,13 @@ fn unlock_decides_again_about_a_lock_that_changed_meanwhile() {
         let freed = client.unlock("g").unwrap();
         assert!(freed[0].remaining().unwrap() > 8 * MINUTE);
         assert!(is_free(&client, "a"));
-        // Another one of the group comes in its place: it is of the group, too.
+        // If another holder with the same lock id takes the place, it belongs to the group and is ended, too.
         let lock = client.request("a").lock_id("g").lease(MINUTE).acquire().unwrap();
         let rival = store.rival();
         acts.next(When::BeforeSwap, move || drop(rival.adopt(lock.clone()).unwrap().into_lock()));
         assert_eq!(client.unlock("g").unwrap()[0].owner(), "rival");
         assert!(is_free(&client, "a"));
-        // And one that others took is not.
+        // A holder with another lock id is not.
         let lock = client.request("a").lock_id("g").lease(MINUTE).acquire().unwrap();
         let rival = store.rival();
         acts.next(When::BeforeSwap, move || {
@@ -304,7 +304,7 @@ fn a_group_call_ends_in_time_when_others_change_the_lock_again_and_again() {
         let mut errors = (0..20).map(|_| client.unlock("g").unwrap_err());
         let error = errors.find(|error| error.key().is_some()).expect("it comes to the lock");
         assert_eq!((error.key(), error.is_retryable()), (Some("a"), true));
-        // Where a swap goes over a network, the last one may be under way when the time is over.
+        // Where a swap goes over a network, the last one may still be under way when the time is over.
         assert!(matches!(error.kind(), ErrorKind::Store | ErrorKind::Ambiguous), "{error:?}");
         assert!(acts.swapped().len() < 100);
     });
@@ -320,14 +320,15 @@ fn each_lease_counts_from_its_own_turn() {
         let renewed = client.renew("g", 5 * MINUTE).unwrap();
         assert_eq!(keys(&renewed), ["b", "a"]);
         assert!(renewed[1].remaining().unwrap() <= 5 * MINUTE - slow, "what the answer took is gone");
-        // Both by one answer: between two, what is known of a service's time moves by more than this.
+        // Both ends come from one answer: between two answers, the estimate of a service's time moves by more than
+        // this.
         let listed = client.list(&Filter::new().lock_id("g")).unwrap();
         let end = |key| listed.iter().find(|status| status.key() == key).unwrap().leased_until().unwrap();
         assert!(end("b") > end("a") + slow / 2);
     });
 }
 
-/// The guard expires for want of answers, and the grant stands for as long as the last renewal that arrived says.
+/// The guard expires because no answer came, but the grant remains for as long as the last renewal that arrived says.
 #[test]
 fn what_was_renewed_without_an_answer_is_given_up_after_the_guard_expired() {
     let bench = Bench::new();
@@ -337,7 +338,7 @@ fn what_was_renewed_without_an_answer_is_given_up_after_the_guard_expired() {
     bench.advance(5 * MINUTE);
     let stands_for = || bench.rival().get("k").unwrap().unwrap().holders()[0].remaining();
     wait_until("a renewal arrives", || stands_for().is_some_and(|left| left > 9 * MINUTE));
-    // At once for all that it sends: a heartbeat that is answered now would keep the lock.
+    // All calls fail from the same moment: a heartbeat that is answered now would keep the lock.
     bench.faults.go_offline();
     bench.advance(5 * MINUTE);
     assert!(matches!(loss_of(&guard).reason, LossReason::Expired { .. }));
@@ -347,7 +348,7 @@ fn what_was_renewed_without_an_answer_is_given_up_after_the_guard_expired() {
     wait_until("it is given up", || bench.rival().get("k").unwrap().unwrap().is_free());
 }
 
-/// Its guard counts by its own lease, and expires while the grant stands for hours.
+/// The guard counts by its own lease, and expires while the grant remains for hours.
 #[test]
 fn what_a_renewal_made_longer_is_given_up_after_the_guard_expired() {
     let bench = Bench::new();
@@ -355,7 +356,7 @@ fn what_a_renewal_made_longer_is_given_up_after_the_guard_expired() {
     let guard = client.request("k").lock_id("g").lease(MINUTE).lock().unwrap();
     bench.rival().renew("g", 600 * MINUTE).unwrap();
     let end = std::time::SystemTime::now() + 500 * MINUTE;
-    // It hears of that by a heartbeat, and still counts by what it asked for.
+    // A heartbeat reports the longer end to the guard, which still counts by the lease that it asked for.
     bench.advance(MINUTE / 2);
     wait_until("it hears of it", || guard.info().leased_until().is_some_and(|until| until > end));
     for call in [Call::Renew, Call::Release] {

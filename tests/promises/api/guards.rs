@@ -62,7 +62,7 @@ fn a_refusal_names_five_of_many_holders_and_carries_all() {
     assert!(text.contains(", and 2 more; a guard of this very client"), "{text}");
 }
 
-/// Nobody but the guard knows of the grant, and this one has no end.
+/// Only the guard knows of the grant, which has no end: if nobody releases it, the key stays locked.
 fn what_max_hold_ended_is_given_up_later_where_no_release_was_answered(store: Store) {
     let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
     let guard = client.request("k").lease_forever().max_hold(millis(10)).lock().unwrap();
@@ -74,7 +74,7 @@ fn what_max_hold_ended_is_given_up_later_where_no_release_was_answered(store: St
     wait_until("it is given up", || store.is_vacant("k"));
 }
 
-/// The program lives on, and the store is back soon.
+/// The program runs on, and the store is back soon.
 fn what_a_drop_could_not_release_is_given_up_later(store: Store) {
     let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
     let end_by_drop: fn(LockGuard) = drop;
@@ -89,7 +89,7 @@ fn what_a_drop_could_not_release_is_given_up_later(store: Store) {
     }
 }
 
-/// It must stand for a while, and its lease is much longer.
+/// The lock must be held for a while, and its lease is much longer.
 fn what_must_stand_for_a_while_is_given_up_after_it(store: Store) {
     let client = store.builder().drop_timeout(millis(200)).connect().unwrap();
     let (asked, least) = (Instant::now(), Duration::from_secs(2));
@@ -101,7 +101,8 @@ fn what_must_stand_for_a_while_is_given_up_after_it(store: Store) {
     wait_until("it is given up", || store.is_vacant("k"));
 }
 
-/// Hangs in whatever a thread of the library tells of a failed request, until the sender is dropped.
+/// An observer that hangs at the first failed request that another thread than the test's reports, until the sender is
+/// dropped.
 struct HangsBesideTheTest(std::thread::ThreadId, Receiver<()>);
 
 impl Observer for HangsBesideTheTest {
@@ -134,9 +135,9 @@ fn a_heartbeat_keeps_the_lock_and_what_the_guard_shows() {
         let guard = client.lock("k").unwrap();
         let shown = guard.shared_info();
         let looking = shown.lock();
-        // One may have been answered already.
+        // A heartbeat may have been answered already.
         let (before, known) = (looking.renewed(), guard.info().renewed());
-        // Whoever looks at it holds up nothing.
+        // A caller that keeps the shown lock locked holds up no heartbeat.
         wait_until("a heartbeat is answered", || guard.info().renewed() != known);
         assert_eq!(looking.renewed(), before);
         drop(looking);
@@ -171,7 +172,8 @@ fn ensure_held_for_renews_only_when_less_is_left() {
         guard.ensure_held().unwrap();
         guard.ensure_held_for(Duration::from_secs(6)).unwrap();
         assert!(guard.info().renewed().is_none());
-        // 38 s are left, for a third of which a renewal is waited for. It gives 54 less what its answer takes.
+        // 38 s are left, and a renewal is waited for a third of that. It gives 54 s, minus the time that its answer
+        // takes.
         store.advance(Duration::from_secs(16));
         guard.ensure_held_for(Duration::from_secs(40)).unwrap();
         assert!(guard.info().renewed().is_some());
@@ -198,7 +200,7 @@ fn a_lock_without_end_survives_every_suspend_and_notices_a_release() {
     });
 }
 
-/// It is looked at, not renewed: nobody is told that its end moved on.
+/// A heartbeat only reads such a lock and renews nothing, so no observer may hear of a new end.
 #[test]
 fn a_lock_without_end_is_never_said_to_be_renewed() {
     struct Renewals(crossbeam_channel::Sender<()>);
@@ -231,7 +233,7 @@ fn a_long_lease_stands_after_the_first_renewal() {
         let guard = client.request("k").lease(Duration::from_secs(8 * 3600)).lock().unwrap();
         let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
         assert!(left > Duration::from_secs(8 * 3600 - 60), "{left:?}");
-        // Less a margin of a tenth.
+        // Minus a margin of a tenth.
         assert!(guard.remaining() > Duration::from_secs(7 * 3600));
         assert!(guard.remaining() <= Duration::from_secs(8 * 3600 * 9 / 10));
     });
@@ -283,7 +285,7 @@ fn with_lock_gives_the_value_and_tells_a_loss() {
         });
         let error = lost.unwrap_err();
         assert_eq!((error.kind(), error.into_value()), (ErrorKind::Lost, Some(7)));
-        // A close releases it in the middle of the work.
+        // A close releases the lock in the middle of the work.
         let closed = client.with_lock("k", |_| {
             let _ = client.close();
             8
@@ -296,7 +298,7 @@ fn with_lock_gives_the_value_and_tells_a_loss() {
 #[test]
 fn with_locks_error_goes_into_any_other_whatever_its_value_is() {
     let client = leasehold::LockClient::connect("memory:").unwrap();
-    // Neither `'static` nor `Send`.
+    // The closure's value is neither `'static` nor `Send`.
     let word = |words: &str| -> Result<usize, Box<dyn std::error::Error + Send + Sync>> {
         let work = |_: &leasehold::LockGuard| std::rc::Rc::new(words.split(' ').next());
         let first = client.with_lock("k", work).map_err(leasehold::WithLockError::into_error)?;
@@ -355,7 +357,7 @@ fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
             let LossReason::TakenOver { by: Some(by) } = loss.reason else { panic!("{loss}") };
             assert_eq!(by.fencing_token(), adopted.fencing_token());
         }
-        // Also where others share it, and the release is the first to hear of it.
+        // The same where others share the lock, and the release is the first call that learns of it.
         let (_other, shared) = (client.lock_shared("told").unwrap(), client.lock_shared("told").unwrap());
         let adopted = store.rival().adopt(shared.info()).unwrap();
         let failed = shared.release().unwrap_err();
@@ -366,7 +368,7 @@ fn whoever_is_adopted_from_is_lost_at_its_next_heartbeat() {
 #[test]
 fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
     on_every_store(|store| {
-        // No heartbeat is due between two steps of the rival.
+        // The lease is so long that no heartbeat is due between two steps of the rival.
         let (client, rival) = (store.builder().lease(MINUTE).connect().unwrap(), store.rival());
         let reason = |guard: &LockGuard| {
             store.advance(Duration::from_secs(1));
@@ -390,12 +392,12 @@ fn the_reason_of_a_loss_says_who_took_it_and_whether_anyone_did() {
         let LossReason::TakenOver { by: Some(by) } = reason(&shared) else { panic!() };
         assert_eq!((by.owner(), by.mode()), ("rival", Mode::Exclusive));
 
-        // Who shares takes nothing from anyone, however late it came.
+        // A shared holder takes the lock from nobody, even if it came later.
         let shared = client.lock_shared("d").unwrap();
         let _other = rival.lock_shared("d").unwrap();
         rival.release(&shared.info()).unwrap();
         assert!(matches!(reason(&shared), LossReason::ReleasedByOther));
-        // Also where the release is the first to hear of it.
+        // The same where the release is the first call that learns of it.
         let shared = client.lock_shared("e").unwrap();
         let _other = rival.lock_shared("e").unwrap();
         rival.release(&shared.info()).unwrap();
@@ -423,7 +425,7 @@ fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
         let client = store.client();
         let guard = client.request("k").lease_forever().lock().unwrap();
         client.heartbeat(&guard.info(), MINUTE).unwrap();
-        // As long as the guard goes without a look.
+        // The longest time for which the guard does not look at the store.
         store.advance(Duration::from_secs(30));
         wait_until("time passes", || guard.remaining() < MINUTE);
         store.outlast(Duration::from_secs(30));
@@ -433,7 +435,7 @@ fn a_lock_without_end_that_was_given_one_is_lost_at_it() {
     });
 }
 
-/// Its guard is with a worker that hangs, and is never dropped.
+/// The guard belongs to a worker that hangs, so it is never dropped.
 #[test]
 fn a_lock_without_end_that_max_hold_ended_is_free_a_minute_later() {
     on_every_store(|store| {
@@ -456,7 +458,7 @@ fn a_release_after_a_close_tells_of_the_loss_before_it() {
         let [taken, held] = ["b", "c"].map(|key| client.lock(key).unwrap());
         assert!(expired.loss().wait_timeout(LONG).is_some());
         store.rival().release(&taken.info()).unwrap();
-        // It finds what nobody has noticed.
+        // The close finds the loss of "b", which nothing has noticed yet.
         let _ = client.close();
         for guard in [expired, taken] {
             assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
@@ -465,7 +467,7 @@ fn a_release_after_a_close_tells_of_the_loss_before_it() {
     });
 }
 
-/// Who waits for the loss may have the guard, and would never drop it.
+/// The thread that waits for the loss may own the guard, and would never drop it if the wait did not end.
 #[test]
 fn a_close_that_the_store_does_not_answer_tells_whoever_waits_for_the_loss() {
     let store = Store::memory();

@@ -1,4 +1,4 @@
-//! A minimum hold: the lock stands for so long, however it is ended.
+//! A minimum hold: the lock stays held for at least that long, however the hold ends.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -17,7 +17,7 @@ use crate::support::harness::Store;
 use crate::support::stores::Opened;
 use crate::support::wait::wait_until;
 
-/// What a test lets end; a server that is silent for seconds answers before.
+/// The time after which a test lets a call fail. A server that is silent for some seconds still answers earlier.
 const ENDS: Duration = Duration::from_secs(7);
 /// Longer than any lease here.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -27,7 +27,7 @@ impl Opened {
         self.faulty_for(LONG)
     }
 
-    /// The same where a release may take so long.
+    /// The same with this drop timeout, for a test in which a release may take that long.
     fn faulty_for(&self, drop_timeout: Duration) -> (LockClient, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
@@ -35,14 +35,14 @@ impl Opened {
         (builder.connect().unwrap(), faults)
     }
 
-    /// The place of the key's last grant is kept until so long after it.
+    /// Asserts that the place of the key's last grant is kept until `least` after the grant, and not longer.
     #[track_caller]
     fn is_kept(&self, key: &str, least: Duration) {
         let holder = self.record(key).exclusive.expect("a holder");
         let (End::At(until), End::At(least)) = (holder.until, Lease::For(least).end(holder.created)) else {
             panic!("{holder:?}")
         };
-        // Spanner's are rounded up to the millisecond.
+        // Spanner's ends are rounded up to the millisecond.
         assert!(until >= least && until.since(least) <= Duration::from_millis(1), "{:?}", until.since(least));
     }
 }
@@ -53,7 +53,7 @@ fn a_lock_stands_for_its_least_time_however_its_hold_ends() {
         |_, guard| drop(guard),
         |_, guard| guard.release().unwrap(),
         |client, _guard| client.close().unwrap(),
-        // Renewed meanwhile.
+        // After a renewal.
         |_, guard| {
             renews(&guard);
             drop(guard);
@@ -61,21 +61,21 @@ fn a_lock_stands_for_its_least_time_however_its_hold_ends() {
     ];
     on_every_store(|store| {
         let rival = store.rival();
-        // A lease that is shorter, and two that are longer.
+        // One least time that is longer than the lease of 2 * LONG, and two that are shorter.
         for (least, at) in [(HOUR, 0), (LONG, 1), (Duration::from_secs(30), 2)] {
             for (end, name) in ends.iter().zip(["drop", "release", "close", "renewed"]) {
                 let (client, key) = (store.builder().lease(LONG * 2).connect().unwrap(), format!("{name}/{at}"));
                 let guard = client.request(&key).hold_at_least(least).owner("worker").lock().unwrap();
                 let token = guard.fencing_token();
                 let stands = store.record(&key).exclusive.unwrap();
-                // Whoever dies now leaves it so.
+                // A holder that dies now leaves the lock held for that long.
                 assert!(stands.until >= Lease::For(least).end(stands.created), "{key}");
                 end(client, guard);
                 store.is_kept(&key, least);
                 assert!(rival.try_lock(&key).unwrap().is_none() && rival.try_lock_shared(&key).unwrap().is_none());
                 let held = rival.get(&key).unwrap().unwrap();
                 assert_eq!((held.holders()[0].owner(), held.fencing_token()), ("worker", token));
-                // An operator frees it at once.
+                // An operator frees the lock at once.
                 assert_eq!(rival.force_release(&key).unwrap().len(), 1);
                 assert!(rival.try_lock(&key).unwrap().unwrap().fencing_token() > token);
             }
@@ -89,7 +89,7 @@ fn after_its_least_time_a_lock_is_free_at_once() {
         let (client, least) = (store.client(), Duration::from_millis(300));
         let guard = client.request("k").lease(HOUR).hold_at_least(least).lock().unwrap();
         let granted = Instant::now();
-        // In real time: a row that is made older keeps its token, which may be all that tells when it was granted.
+        // In real time: a row that is made older keeps its token, which may be the only trace of when it was granted.
         wait_until("it was held for long enough", || {
             granted.elapsed() > least + store.store.info().grace + store.slack + Duration::from_millis(50)
         });
@@ -108,7 +108,7 @@ fn waiters_are_granted_it_when_its_least_time_is_over_and_not_before() {
         let guard = client.request("k").lease(HOUR).hold_at_least(least).lock().unwrap();
         let waiting = [Arc::<AtomicBool>::default(), Arc::default()];
         thread::scope(|scope| {
-            // One in the line of this process, to whom it could be handed over, and one of another.
+            // One waiter in the line of this process, which could get a hand-over, and one in another client.
             for (waiter, waits) in [&client, &rival].into_iter().zip(&waiting) {
                 scope.spawn(move || {
                     let waits = waits.clone();
@@ -183,7 +183,7 @@ fn what_is_asked_for_stands_for_so_long_by_a_clock_that_is_put_back() {
     on_every_store(|store| {
         let client = store.client();
         let guard = client.request("k").lease(HOUR).lock().unwrap();
-        // The time of a server does not go on with it.
+        // A server's time does not advance with this clock.
         store.clock.advance(MINUTE);
         guard.hold_at_least(2 * HOUR).unwrap();
         let stands = store.record("k").exclusive.expect("it stands");
@@ -205,7 +205,7 @@ fn an_answer_that_is_lost_makes_it_no_shorter() {
                 guard.release().unwrap_or_else(|error| panic!("{fault:?}: {error}"));
                 assert_eq!(faults.unmet(), 0);
                 store.is_kept(&key, HOUR);
-                // Also what a read finds done, where a failover may take that back.
+                // A write that a read finds done is repeated as well, where a failover may undo what was read.
                 let is_done = matches!(fault, Fault::ApplyThenFail | Fault::ApplyThenPanic);
                 let is_repeated = call == Call::Swap && (!is_done || store.store.info().reads_what_may_be_undone);
                 assert_eq!(faults.count(Call::Swap), 1 + usize::from(is_repeated), "{fault:?}");
@@ -214,7 +214,7 @@ fn an_answer_that_is_lost_makes_it_no_shorter() {
     });
 }
 
-/// The machine is suspended right behind the answer to its first request.
+/// The machine is suspended right after the answer to the first request of the release.
 #[test]
 fn a_release_that_takes_long_makes_it_no_shorter() {
     on_every_store(|store| {
@@ -235,14 +235,14 @@ fn what_happens_between_two_requests_of_a_release_is_taken_as_it_is() {
         let between = Between::new(store.store.clone());
         let faulty = Faulty::new(Arc::new(between.clone()), faults.clone());
         let client = builder_over(Arc::new(faulty), store.clock.clone()).connect().unwrap();
-        // Another one joins.
+        // Another shared holder joins between the two requests.
         let guard = client.request("shared").shared().hold_at_least(HOUR).lock().unwrap();
         let joins = rival.clone();
         between.next(When::BeforeSwap, move || drop(joins.lock_shared("shared").unwrap().into_lock()));
         guard.release().unwrap();
         let ends: Vec<End> = store.record("shared").shared.iter().map(|holder| holder.until).collect();
         assert!(ends.len() == 2 && ends[0] > ends[1], "{ends:?}");
-        // What was not answered had happened, and an operator came behind it.
+        // The unanswered write had happened, and then an operator released what it had left.
         let guard = client.request("k").hold_at_least(HOUR).lock().unwrap();
         between.next(When::AfterSwap, move || assert_eq!(rival.force_release("k").unwrap().len(), 1));
         faults.next(Call::Swap, Fault::ApplyThenFail);
@@ -257,7 +257,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
         for call in [Call::Read, Call::Swap] {
             let (client, faults) = store.faulty_for(ENDS);
             let key = format!("{call:?}");
-            // It is released again before it has stood for so long.
+            // The guard is released again before its least time is over.
             let guard = client.request(&key).lease(HOUR).hold_at_least(MINUTE).lock().unwrap();
             let before = store.record(&key);
             faults.always(call, Fault::LostBefore);
@@ -267,7 +267,7 @@ fn where_no_release_is_answered_it_stands_until_its_lease_ends() {
             faults.heal();
             failed.into_guard().release().unwrap();
             store.is_kept(&key, MINUTE);
-            // As one of several it is not given up either.
+            // The guards of `lock_all` are not given up either.
             let all = client.lock_all([format!("{key}/a")]).unwrap();
             all.guards()[0].hold_at_least(HOUR).unwrap();
             faults.always(call, Fault::LostBefore);
@@ -316,7 +316,7 @@ fn a_release_long_after_its_least_time_reads_nothing() {
     });
 }
 
-/// Heartbeats go on meanwhile, so nothing is lost by a deadline that comes early.
+/// Heartbeats go on, so a deadline that is early by the margin loses nothing.
 #[test]
 fn its_deadline_is_as_careful_as_that_of_a_lease() {
     on_every_store(|store| {
@@ -345,7 +345,7 @@ fn what_is_kept_belongs_to_no_group() {
         assert_eq!(keys(client.unlock("group").unwrap()), ["b"]);
         assert_eq!(store.record("a"), stands);
         drop(sibling);
-        // The id that it has now frees it.
+        // The kept lock has a new lock id, and releasing by that id frees it.
         let held = client.get("a").unwrap().unwrap();
         let id = held.holders()[0].lock_id();
         assert_eq!((held.fencing_token(), id == "group"), (token, false));
@@ -354,7 +354,7 @@ fn what_is_kept_belongs_to_no_group() {
     });
 }
 
-/// Closes its client as soon as a renewal is answered.
+/// An observer that closes its client as soon as a renewal is answered.
 #[derive(Default)]
 struct Closes(Mutex<Option<LockClient>>);
 
@@ -392,7 +392,7 @@ fn whoever_lost_it_writes_nothing() {
         assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
         assert_eq!(store.record("k"), stands);
         rival.release(&new).unwrap();
-        // What only its holder counts as over is kept as if it was released.
+        // A lock that only its holder counts as over is kept as if it had been released.
         let guard = client.request("k").hold_at_least(HOUR).max_hold(Duration::from_millis(1)).lock().unwrap();
         let loss = guard.loss().wait_timeout(LONG).expect("it is lost");
         assert!(matches!(loss.reason, LossReason::MaxHold), "{loss:?}");
@@ -464,7 +464,7 @@ fn what_makes_no_sense_is_refused_and_nothing_is_written() {
     });
 }
 
-/// A caller who repeats what is worth a repeat would go on until the lease ends.
+/// A caller that repeats whatever is worth a repeat would go on until the lease ends.
 #[test]
 fn a_renewal_that_is_refused_is_told_as_what_the_store_says() {
     let store = Store::memory();

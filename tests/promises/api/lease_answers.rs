@@ -1,4 +1,4 @@
-//! Leases: calls that were not answered, and what arrives late.
+//! Leases: unanswered calls, and writes that arrive late.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::support::bench::builder_over;
 use crate::support::between::{Between, When};
 use crate::support::stores::soon;
 
-/// As by a purge: the next row counts its changes anew.
+/// A purge deletes the row, for example: the next row counts its changes anew.
 #[test]
 fn a_pin_that_was_decided_before_its_row_was_deleted_replaces_none_that_came_after_it() {
     on_every_store(|store| {
@@ -33,7 +33,7 @@ fn a_pin_that_was_decided_before_its_row_was_deleted_replaces_none_that_came_aft
     });
 }
 
-/// A swap that was not answered arrives after it was looked for, and keeps the next one out.
+/// A swap that was not answered arrives after the client looked for its effect, and makes the next swap fail.
 #[test]
 fn what_a_claim_answers_is_what_stands_in_the_store() {
     on_every_store(|store| {
@@ -50,7 +50,7 @@ fn what_a_claim_answers_is_what_stands_in_the_store() {
     });
 }
 
-/// `Closed` alone would say that nothing was asked for.
+/// The error kind `Closed` alone would say that nothing was asked for.
 #[test]
 fn what_a_close_cuts_off_may_be_done_and_says_so() {
     on_every_store(|store| {
@@ -76,7 +76,7 @@ fn what_a_close_cuts_off_may_be_done_and_says_so() {
     });
 }
 
-/// Who got no answer may go on with the opposite, and relies on what that says.
+/// A caller that got no answer may do the opposite next, and relies on the answer to that.
 #[test]
 fn what_was_not_answered_never_arrives_behind_its_opposite() {
     type Does = fn(&Leases) -> Result<(), Error>;
@@ -91,7 +91,7 @@ fn what_was_not_answered_never_arrives_behind_its_opposite() {
         leases.revoke("app", "unit/0")
     };
     let is_free: Does = |leases| if found(leases.revoke("app", "unit/0")).is_none() { Ok(()) } else { panic!("held") };
-    // What was done long ago, what is not answered, and what is relied on.
+    // Name, what was done long before, the call that gets no answer, and the opposite call that is relied on.
     let cases = [
         ("pin", pin, unpin, pin),
         ("unpin", nothing, pin, unpin),
@@ -119,7 +119,7 @@ fn what_was_not_answered_never_arrives_behind_its_opposite() {
             assert_eq!(error.kind(), ErrorKind::Ambiguous, "{what}");
             relied_on(&calm).unwrap();
             assert_eq!(store.client().purge(Duration::ZERO).unwrap().deleted, 0, "{what}");
-            // On Spanner only the commit may be under way, which comes to nothing once its row was written again.
+            // On Spanner only the commit can still be under way, and it has no effect once its row was written again.
             if store.store.info().label.starts_with("spanner") {
                 assert_eq!(later.swapped().len(), written + 1, "{what}");
                 continue;

@@ -1,5 +1,5 @@
-//! Random calls about leases, by two clients, on every store: each answer and what is stored afterwards are those of
-//! the pure rules. `PROPTEST_CASES` says how many histories.
+//! Random calls about leases, by two clients, on every store: each answer and what is stored afterwards must be those
+//! of the pure rules. `PROPTEST_CASES` says how many histories.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use crate::support::stores::{Opened, Store, for_each_store, on, unique};
 const NAMES: [&str; 2] = ["a", "b"];
 const HOLDERS: [&str; 2] = ["unit/0", "unit/1"];
 const ANSWERS: [&str; 6] = ["done", "Stands", "Free", "HeldByOther", "StillRuns", "Pinned"];
-/// With so many steps more, each of them has come with any seed.
+/// With this many further steps, each of the answers has come up with any seed.
 const MOST: usize = 1_000;
 
 #[derive(Clone, Copy, Debug)]
@@ -86,7 +86,7 @@ fn every_answer_is_the_models(store: &Store) {
         Ok(())
     });
     run.unwrap_or_else(|failure| panic!("{}: {failure}", store.module));
-    // A run that never saw an answer proves nothing about it.
+    // A run that never got an answer of some kind proves nothing about it.
     let (mut world, mut more) = (World::new(&opened, &seen), 0..MOST);
     while let Some(answer) = ANSWERS.into_iter().find(|answer| !seen.borrow().contains_key(*answer)) {
         more.next().unwrap_or_else(|| panic!("{}: never {answer}", store.module));
@@ -96,14 +96,14 @@ fn every_answer_is_the_models(store: &Store) {
     println!("{}: {:?}, with {} steps more", store.module, seen.borrow(), more.start);
 }
 
-/// What a call answers: the holder if there is one to tell, or why it is refused.
+/// What a call answers: the holder, if it reports one, or why it is refused.
 type Answer = Result<Option<Holder>, LeaseRefusal>;
 
 struct World<'a> {
     store: &'a Opened,
     clients: [Leases; 2],
     space: String,
-    /// By the names.
+    /// One record for each of `NAMES`.
     model: [LockRecord; 2],
     /// How often each answer came.
     seen: &'a RefCell<BTreeMap<String, u32>>,
@@ -122,7 +122,7 @@ impl<'a> World<'a> {
             Op::Call { client, name, call } => self.call(client, name, call),
             Op::TimePasses(by) => {
                 self.store.advance(by);
-                // Where the server's clock is its own, what is stored got older instead.
+                // Where the server has its own clock, the stored times were moved into the past instead.
                 for (name, model) in NAMES.iter().zip(&mut self.model) {
                     let older = self.store.record(&key(&self.space, name));
                     assert_eq!(timeless(&older), timeless(model), "time passed for {name}");
@@ -139,7 +139,7 @@ impl<'a> World<'a> {
         assert_eq!(&before.record, model, "before {doing}");
         let answer = ask(leases, NAMES[name], call);
         let after = self.store.get(&key);
-        // The store decided at some moment between, as far as it knows the time.
+        // The store decided at some moment between the two reads, as far as its time is known.
         let off = self.store.slack + Duration::from_millis(2);
         let moments = [before.times.now.minus(off), after.times.now.plus(off)];
         let holder = after.record.exclusive.as_ref();
@@ -181,7 +181,7 @@ impl<'a> World<'a> {
                 let token = after.record.token;
                 assert!(token > model.token && holder.is_some_and(|holder| holder.token == token), "{doing}");
             }
-            // That of a new row says since when it is there.
+            // The token of a new row is the time at which the row was made.
             _ => assert!(after.record.token == model.token || !model.exists(), "{doing}: the token"),
         }
         if let Ok(Some(status)) = &answer {
@@ -191,7 +191,7 @@ impl<'a> World<'a> {
         self.model[name] = after.record;
     }
 
-    /// Both clients see what the model says.
+    /// Asserts that both clients see what the model says.
     fn ends(&self) {
         for leases in &self.clients {
             let held: Vec<_> = self.model.iter().filter_map(|model| model.exclusive.as_ref().map(shown_of)).collect();
@@ -220,7 +220,7 @@ fn ask(leases: &Leases, name: &str, call: Call) -> Result<Option<LeaseStatus>, E
     }
 }
 
-/// The same by the pure rules. A claim's grant is made by the client: it is `claimed`'s if there is one.
+/// The same call by the pure rules. A client makes the grant of a claim, so `claimed`'s grant is used if there is one.
 fn rules(record: &LockRecord, call: Call, claimed: Option<&Holder>, times: &Times) -> Step<Answer> {
     let holds = |step: Step<claim::LeaseAnswer>| Step { answer: step.answer.map(Some), record: step.record };
     let pins = |step: Step<bool>| Step { answer: Ok(None), record: step.record };
@@ -241,7 +241,7 @@ fn rules(record: &LockRecord, call: Call, claimed: Option<&Holder>, times: &Time
     }
 }
 
-/// The rules in short, apart from how they are written: a lease that ended by `expired_before` is over.
+/// The rules in brief, written independently of the code: a lease that ended by `expired_before` is over.
 fn may_succeed(record: &LockRecord, call: Call, expired_before: StoreTime) -> bool {
     let is_held_by = |holder: usize| record.exclusive.as_ref().is_some_and(|h| h.labels.owner == HOLDERS[holder]);
     match call {
@@ -254,7 +254,7 @@ fn may_succeed(record: &LockRecord, call: Call, expired_before: StoreTime) -> bo
     }
 }
 
-/// Why a call was refused, from the words that people are told.
+/// Why a call was refused, taken from the error text.
 fn refusal(error: &Error) -> LeaseRefusal {
     let words = [
         ("somebody holds it: ", LeaseRefusal::Stands),
@@ -267,7 +267,7 @@ fn refusal(error: &Error) -> LeaseRefusal {
     words.into_iter().find(|(words, _)| text.contains(words)).unwrap_or_else(|| panic!("{text}")).1
 }
 
-/// A record without its times, tokens and what only its store counts.
+/// A record without its times, its tokens, and what only its store counts.
 fn timeless(record: &LockRecord) -> LockRecord {
     let mut record = record.clone();
     (record.token, record.version, record.gave_up_at, record.format) = (0, 0, 0, (0, 0));

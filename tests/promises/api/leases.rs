@@ -12,7 +12,8 @@ use crate::api::{LONG, MINUTE, on_every_store, wait_until};
 use crate::support::stores::Opened;
 
 pub(super) const HOUR: Duration = Duration::from_secs(3600);
-/// What is kept by heartbeats, also on a busy machine: two thirds of it less its margin are left when one is due.
+/// A lease that heartbeats keep alive even on a busy machine: when one is due, two thirds of it minus its margin are
+/// left.
 const LEASE: Duration = Duration::from_secs(12);
 
 pub(super) fn leases(store: &Opened) -> Leases {
@@ -29,7 +30,7 @@ fn faulty_by(store: &Opened, set: fn(ClientBuilder) -> ClientBuilder) -> (Leases
     (set(builder_over(faulty, store.clock.clone())).connect().unwrap().leases("space"), faults)
 }
 
-/// The lease that an impossible call found.
+/// The lease that a call with an error of kind `Impossible` found.
 #[track_caller]
 pub(super) fn found(impossible: Result<impl std::fmt::Debug, Error>) -> Option<LeaseStatus> {
     let error = impossible.unwrap_err();
@@ -77,7 +78,7 @@ fn an_extension_needs_the_holder_and_never_shortens() {
         let extended = leases.extend("app", "unit/0", 10 * MINUTE).unwrap();
         assert!(near(extended.remaining(), 10 * MINUTE) && extended.extended().is_some());
         assert_eq!(extended.fencing_token(), claimed.fencing_token());
-        // Nobody has expired it: it is the holder's still.
+        // Nobody has expired the lease, so it still belongs to its holder.
         store.outlast(10 * MINUTE);
         assert!(leases.get("app").unwrap().unwrap().is_expired());
         assert!(near(leases.extend("app", "unit/0", MINUTE).unwrap().remaining(), MINUTE));
@@ -99,7 +100,7 @@ fn two_extensions_race_harmlessly() {
                 });
             }
         });
-        // A server that is slow takes its time for all of them.
+        // A slow server takes a while for all of them.
         let left = leases.get("app").unwrap().unwrap().remaining();
         assert!(left <= 4 * MINUTE && left + began.elapsed() > 4 * MINUTE - MINUTE / 4, "{left:?}");
     });
@@ -127,7 +128,7 @@ fn it_is_expired_only_after_its_time() {
 fn a_pin_keeps_it_and_says_whose_it_is() {
     on_every_store(|store| {
         let leases = leases(store);
-        // Before the claim, and over it.
+        // A pin made before the claim remains during the claim.
         leases.pin("app", "upgrade").unwrap();
         leases.claim("app", "unit/0", MINUTE).unwrap();
         leases.pin("app", "machine \"7\"").unwrap();
@@ -179,7 +180,7 @@ fn a_listing_has_the_namespace_by_name_and_a_refresh_tells_a_new_claim() {
         let [mut a, mut b] = <[LeaseStatus; 2]>::try_from(all).unwrap();
         leases.extend("a", "unit/0", 5 * MINUTE).unwrap();
         leases.refresh(&mut a).unwrap();
-        // Its own namespace counts.
+        // The lease's own namespace counts, not that of the caller.
         store.client().leases("another").refresh(&mut a).unwrap();
         assert!(near(a.remaining(), 5 * MINUTE));
         leases.revoke("b", "unit/0").unwrap();
@@ -219,7 +220,7 @@ fn bad_input_is_named_and_nothing_is_written() {
     on_every_store(|store| {
         let client = store.client();
         let leases = client.leases("space");
-        // One byte more than a row has room for, beside the namespace and two marks.
+        // One byte more than a row has room for, next to the namespace and two marks.
         let long = "x".repeat(1024 - 7 + 1);
         let named = |error: Error, field: &str| {
             assert_eq!(error.kind(), ErrorKind::InvalidInput, "{error}");
@@ -244,11 +245,11 @@ fn bad_input_is_named_and_nothing_is_written() {
     });
 }
 
-/// The promise counts from the start of the call, also when the answers are late.
+/// The promised lease counts from the start of the call, even if the answers are late.
 #[test]
 fn what_is_promised_holds_when_answers_come_late_or_not_at_all() {
     on_every_store(|store| {
-        // An answer that is late on purpose can be later still on a busy machine.
+        // An answer that is late on purpose can be even later on a busy machine.
         let (leases, faults) = faulty_by(store, |builder| builder.request_timeout(LONG));
         let late = Duration::from_secs(2);
         let lease = Duration::from_secs(10);
@@ -293,7 +294,7 @@ fn a_wait_ends_with_the_lease_or_its_cancel() {
         let asked = Instant::now();
         leases.claim("app", "unit/0", lease).unwrap();
         leases.wait_until_expired("app", &CancelToken::new()).unwrap();
-        // Whose time is an estimate may find another one meanwhile.
+        // A store whose time is an estimate may find a better one meanwhile, and end the wait a little early.
         let (early, took) = (store.slack.min(Duration::from_millis(100)), asked.elapsed());
         assert!(took >= lease - early, "{took:?} on {:?}", store.store.info());
         leases.expire("app").unwrap();
@@ -309,7 +310,7 @@ fn a_wait_outlasts_trouble_with_the_store_but_not_its_no() {
     on_every_store(|store| {
         let (leases, faults) = faulty(store);
         let wait = |cancel: &CancelToken| leases.wait_until_expired("app", cancel);
-        // For a whole request timeout, so that it is not only repeated.
+        // It hangs for a whole request timeout, so a mere repeat within the call is not enough.
         faults.next(Call::Read, Fault::HangBefore);
         wait(&CancelToken::new()).unwrap();
         faults.next(Call::Read, Fault::Refuse);
@@ -325,7 +326,7 @@ fn a_wait_outlasts_trouble_with_the_store_but_not_its_no() {
     });
 }
 
-/// Both requests of a change share one time.
+/// The two requests of a change share one request timeout.
 #[test]
 fn no_change_of_a_lease_takes_longer_than_a_request_may() {
     let bench = Bench::new();
@@ -361,7 +362,8 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
             leases.get("app").unwrap().unwrap().expires() > claimed.expires() + lease / 2
         });
         assert!(keeper.is_held() && keeper.loss().get().is_none());
-        // Each extension gives it more than half of the lease: there is always a next one that was not too late to see.
+        // Each extension leaves more than half of the lease, and another one always follows, so the test need not see
+        // each.
         wait_until("the keeper knows of it", || keeper.remaining() > lease / 2);
         assert!(keeper.remaining() <= lease, "{:?}", keeper.remaining());
         assert_eq!(format!("{keeper:?}"), r#"LeaseKeeper { name: "app", is_held: true }"#);
@@ -370,7 +372,7 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         // Closing the client does not end it either.
         let client = store.client();
         let keeper = client.leases("space").keep("app", "unit/0", MINUTE).unwrap();
-        // Who releases all that a client holds ends no lease.
+        // Client-wide releases must not end the lease, so `held` does not list it.
         assert!(client.held().is_empty());
         client.close().unwrap();
         assert!(!keeper.is_held());

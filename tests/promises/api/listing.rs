@@ -14,7 +14,7 @@ fn found(client: &LockClient, filter: Filter) -> Vec<String> {
     found.iter().map(|status| status.key().to_owned()).collect()
 }
 
-/// Lets the key have been granted so much earlier, where only ends grow older.
+/// Moves the grant of the key into the past, on stores where only the ends were moved.
 fn predate(store: &Opened, key: &str, by: Duration) {
     let seen = store.get(key);
     let mut record = seen.record.clone();
@@ -36,10 +36,10 @@ fn each_filter_finds_its_locks_newest_first() {
         if store.get("t/old").times.now.since(created) < 10 * MINUTE {
             predate(store, "t/old", 10 * MINUTE);
         }
-        // It is live until all was listed, also on a server that is slow.
+        // This lease is live until all is listed, even on a slow server.
         let short = 2 * MINUTE - Duration::from_secs(5);
         client.request("t/short").owner("bob").lock_id("g").lease(short).acquire().unwrap();
-        // Tokens order the grants of different keys as far as the store's own clocks agree.
+        // Tokens order the grants of different keys only as far as the store's own clocks agree.
         let from = store.get("t/short").times.now;
         while store.get("t/short").times.now.since(from) < Duration::from_millis(20) {}
         client.request("t/shared").shared().owner("ann").lock_id("g").lease(9 * MINUTE).acquire().unwrap();
@@ -71,7 +71,7 @@ fn each_filter_finds_its_locks_newest_first() {
             (Filter::new().live(), &all[..4]),
             (Filter::new().expired(), &["t/old"]),
             (Filter::new().expired().live(), &all[..4]),
-            // Together, whatever the store itself narrows by.
+            // All conditions apply together, whichever of them the store itself filters by.
             (Filter::new().key("t/shared").key_prefix("u").lock_id("g"), &[]),
             (Filter::new().lock_id("g").key_prefix("t/sh").owner("ann").live(), &["t/shared"]),
             (Filter::new().key("t/shared").lock_id("g"), &["t/shared"]),

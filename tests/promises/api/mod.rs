@@ -33,7 +33,7 @@ use leasehold::internals::store::fault::{FaultPlan, Faulty};
 use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// More than a page of any store has.
+/// More rows than a page of any store has.
 const ROWS: usize = 210;
 
 impl Opened {
@@ -42,7 +42,7 @@ impl Opened {
         self.store.info().min_lease.max(Duration::from_millis(300))
     }
 
-    /// A wait that a test lets end: whoever is asked answers before.
+    /// A wait that a test lets end: long enough for a store to answer before.
     fn short_wait(&self) -> Duration {
         Duration::from_secs(if self.store.info().clock.starts_with("this host's") { 1 } else { 3 })
     }
@@ -55,19 +55,18 @@ impl Opened {
         self.builder().connect().unwrap()
     }
 
-    /// Another client, as another process would have one.
+    /// Another client, as another process would have it.
     fn rival(&self) -> LockClient {
         builder_over(self.second.clone(), self.clock.clone()).owner("rival").connect().unwrap()
     }
 }
 
-/// How many swaps more there are where what a look finds after a swap without an answer has to be confirmed.
+/// How many extra swaps there are, on a store where what a read finds after an unanswered swap has to be confirmed.
 fn confirms(store: &Opened) -> usize {
     usize::from(store.store.info().reads_what_may_be_undone)
 }
 
-/// Runs a case on an empty store of each kind.
-/// A client to whose store these faults happen.
+/// A client whose store meets the faults of the returned plan.
 fn faulty(store: &Opened) -> (LockClient, FaultPlan) {
     let faults = FaultPlan::default();
     let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
@@ -78,8 +77,8 @@ fn on_every_store(case: impl Fn(&Opened) + Sync) {
     on_each(|store| case(&(store.open)()));
 }
 
-/// What a call says once the store has answered in time: one that is busy may not, which is trouble with it. Nor does
-/// one that was not asked before the time was over: then nobody is known to hold the lock.
+/// The outcome of a call that the store answered in time. A busy store may not answer (trouble with the store), and the
+/// time may be over before it was asked (then no holder is known): such a call is repeated.
 fn answered<T>(call: impl Fn() -> Result<T, Error>) -> Result<T, Error> {
     let is_unanswered = |error: &Error| match error.kind() {
         ErrorKind::Store | ErrorKind::Ambiguous => true,

@@ -1,4 +1,4 @@
-//! What an operator does: frees what others hold, looks before a purge, and asks what is wrong.
+//! What an operator does: frees what others hold, previews a purge, and asks what is wrong.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -14,7 +14,7 @@ use crate::support::between::{Between, When};
 use crate::support::room::room;
 use crate::support::stores::{Opened, soon};
 
-/// The first try did nothing, so it was not that which ended the hold.
+/// The first try did nothing, so it can't have ended the hold.
 #[test]
 fn a_release_that_is_tried_again_says_that_others_have_taken_the_lock() {
     on_every_store(|store| {
@@ -94,7 +94,7 @@ fn a_forced_release_is_settled_when_its_answer_was_lost() {
         faults.next(Call::Swap, Fault::ApplyThenFail);
         faults.next(Call::Swap, Fault::FailBefore);
         assert_eq!(client.force_release("k").unwrap()[0].owner(), "ann");
-        // The fault is met by what confirms it, where that is asked for.
+        // Where a confirming swap is needed, it meets the second fault.
         assert_eq!(faults.count(Call::Swap), 1 + 2 * confirms(store), "it was not sent again");
     });
 }
@@ -111,7 +111,7 @@ fn a_forced_release_spares_who_came_after_it() {
         let (renews, renewed) = (store.rival(), granted.clone());
         acts.next(When::AfterSwap, move || *granted.lock().unwrap() = Some(rival.request("k").acquire().unwrap()));
         acts.next(When::BeforeSwap, || ());
-        // Where what was found is confirmed, it has changed by then.
+        // Where a confirming swap is needed, the row has changed by then.
         acts.next(When::BeforeSwap, move || {
             renews.heartbeat(renewed.lock().unwrap().as_ref().unwrap(), 30 * MINUTE).unwrap();
         });
@@ -121,7 +121,7 @@ fn a_forced_release_spares_who_came_after_it() {
     });
 }
 
-/// The look that would settle it is not answered either, and says nothing of what was written.
+/// The read that would settle it is not answered either, and says nothing about what was written.
 #[test]
 fn a_forced_release_that_may_be_done_is_told_as_that() {
     on_every_store(|store| {
@@ -145,7 +145,7 @@ fn may_be_done(store: &Opened, look: &Fault, is_retryable: bool) {
     assert!(client.get("k").unwrap().unwrap().is_free());
 }
 
-/// A release before the least time is over keeps the place by another grant id.
+/// A release before the least time is over keeps the lock held, under another grant id.
 #[test]
 fn a_forced_release_that_did_not_happen_frees_what_its_holder_kept_meanwhile() {
     on_every_store(|store| {
@@ -219,7 +219,7 @@ fn a_preview_tells_what_a_purge_would_do_and_writes_nothing() {
     });
 }
 
-/// Makes the row of this key one of a newer format. Where the format is the whole store's it can't, and says so.
+/// Gives the row of this key a newer format. Returns `false` if the store can't: the format belongs to the whole store.
 fn can_be_newer(store: &Opened, key: &str) -> bool {
     let seen = store.get(key);
     let mut newer = seen.record.clone();
@@ -230,7 +230,7 @@ fn can_be_newer(store: &Opened, key: &str) -> bool {
     store.record(key).format.0 > seen.record.format.0
 }
 
-/// What it says may mean something else by then, also that it is free.
+/// In a newer format the fields may mean something else, even "free".
 #[test]
 fn a_row_of_a_newer_format_is_refused_to_who_asks_for_it_and_left_out_of_lists() {
     on_every_store(|store| {
@@ -298,7 +298,7 @@ fn a_purge_that_is_not_answered_is_asked_for_again() {
     });
 }
 
-/// Nothing was freed, though it can be looked at.
+/// The purge could free nothing, although the expired lock can be read.
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_purge_says_that_the_store_lets_no_row_be_written() {
@@ -367,7 +367,7 @@ fn a_diagnosis_of_a_good_store_finds_nothing_and_leaves_nothing() {
         assert!(diagnosis.is_well(), "{:?}", diagnosis.problem());
         assert_eq!(diagnosis.store, store.store.info().label);
         assert!(diagnosis.round_trip.unwrap() < LONG);
-        // The clock of the tests is this host's.
+        // The clock of the tests is this host's, so the difference is small.
         assert!(diagnosis.clock_difference_ms.unwrap().abs() < 2_000, "{:?}", diagnosis.clock_difference_ms);
         assert_eq!(diagnosis.rights.len(), 6);
         assert!(store.all(&Which::Prefix(String::new())).is_empty());
@@ -379,7 +379,7 @@ fn a_diagnosis_of_a_good_store_finds_nothing_and_leaves_nothing() {
 fn a_diagnosis_names_what_is_denied() {
     on_every_store(|store| {
         let cases = [
-            // No row was made for the others.
+            // If acquiring is denied, no row was made for the other checks.
             (Call::Acquire, &["acquire a lock", "renew a lock", "release a lock", "purge: delete a row"][..]),
             (Call::Renew, &["renew a lock"]),
             (Call::Release, &["release a lock"]),

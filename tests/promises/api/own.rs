@@ -1,4 +1,4 @@
-//! A call for a lock that another guard of the same client has.
+//! Calls for a lock that another guard of the same client holds.
 
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::{Scope, ScopedJoinHandle, scope};
@@ -16,8 +16,8 @@ use crate::support::wait::wait_until;
 
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Has a call wait for what `held` has, which then lets it go; stopped once the call has looked, and found the lock free.
-/// What it is told while it waits comes along.
+/// Starts a wait for the lock that `held` holds, then releases `held`. Returns once the wait has looked, found the lock
+/// free, and was stopped. The receiver gets what the wait reports.
 fn waits_for<'scope>(
     scope: &'scope Scope<'scope, '_>,
     request: LockRequest,
@@ -33,8 +33,8 @@ fn waits_for<'scope>(
     (waits, stop, tells)
 }
 
-/// Has a new call of the same client be granted the lock that one who waits has seen free; then this happens, after which
-/// that one has the lock.
+/// While a waiting call has seen the lock free, a new call of the same client is granted it. Then `happens` runs, and
+/// after that the waiting call must get the lock.
 fn waits_behind(happens: impl FnOnce(&MemoryStore, LockGuard)) {
     let store = MemoryStore::new();
     let (client, rival) = (store.client(), store.builder().owner("else").connect().unwrap());
@@ -44,11 +44,11 @@ fn waits_behind(happens: impl FnOnce(&MemoryStore, LockGuard)) {
         let (waits, mut stop, tells) = waits_for(scope, request(), held);
         let new = request().max_hold(MINUTE).try_lock().unwrap().expect("a new call");
         let token = new.fencing_token();
-        // As a suspend does, which leaves both.
+        // Time passes as in a suspend, after which both grants are live.
         store.advance(Duration::from_secs(5));
         while tells.try_recv().is_ok() {}
         stop.let_go();
-        // Refused now, it waits on.
+        // The waiting call is refused now, and waits on.
         wait_until("it has asked", || waits.is_finished() || tells.try_recv().is_ok());
         let holders = client.get("k").unwrap().unwrap();
         assert_eq!(holders.holders().iter().map(|holder| holder.fencing_token()).collect::<Vec<_>>(), [token]);
@@ -61,13 +61,13 @@ fn waits_behind(happens: impl FnOnce(&MemoryStore, LockGuard)) {
 fn a_call_that_waited_replaces_no_guard_of_its_own_client() {
     alone("api::own::a_call_that_waited_replaces_no_guard_of_its_own_client", || {
         waits_behind(|_, new| new.release().unwrap());
-        // Its lease goes on for an hour.
+        // The lease of the lost lock goes on for an hour.
         waits_behind(|store, lost| {
             store.advance(MINUTE);
             lost.loss().wait_timeout(LONG).unwrap();
             std::mem::forget(lost);
         });
-        // Which that guard learns at its next heartbeat.
+        // The new guard will learn of this at its next heartbeat.
         waits_behind(|store, new| {
             let other = store.builder().owner("job").connect().unwrap();
             let taken =
@@ -78,7 +78,8 @@ fn a_call_that_waited_replaces_no_guard_of_its_own_client() {
     });
 }
 
-/// It stands until the store has answered its release, which would be told that another has taken it.
+/// The grant remains until the store has answered its release, which otherwise would report that another had taken the
+/// lock.
 #[test]
 fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
     alone("api::own::a_call_that_waited_replaces_no_guard_that_is_just_being_released", || {
@@ -95,7 +96,7 @@ fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
             stop.let_go();
             drop(stop);
             wait_until("it has asked", || bench.faults.count(Call::Acquire) > asked);
-            // For a whole lease in a row: then it is really released, and not handed over.
+            // The guard is held for a whole lease, so it is really released and not handed over.
             for _ in 0..3 {
                 bench.clock.advance(Duration::from_secs(9));
                 new.ensure_held_for(Duration::from_secs(12)).unwrap();
@@ -114,7 +115,7 @@ fn a_call_that_waited_replaces_no_guard_that_is_just_being_released() {
     });
 }
 
-/// Nobody renews it: a call with its lock id does not wait for itself.
+/// Nothing renews a lost lock, so a call with its lock id waits for the lease to end and does not wait for itself.
 #[test]
 fn a_lock_that_is_lost_is_waited_for_also_by_its_own_lock_id() {
     let store = MemoryStore::new();

@@ -10,7 +10,7 @@ use leasehold::{Event, LockClient, Mode, Mutex, Observer};
 use crate::api::{LONG, on_every_store};
 use crate::support::wait::wait_until;
 
-// The recipe of the docs and of the example of that name.
+// The recipe of the docs and of the example `readers_and_writer`.
 #[path = "../../../examples/gate/mod.rs"]
 mod gate;
 
@@ -24,7 +24,7 @@ fn without_a_gate_overlapping_readers_keep_a_writer_out() {
         let writer = store.rival();
         while readers.granted() < 8 {
             let got = writer.try_lock_for("k", Duration::from_millis(100));
-            // A busy store may not answer in so short a time, which is no grant either.
+            // A busy store may not answer in such a short time, which is no grant either.
             assert!(!matches!(got, Ok(Some(_))), "they do not overlap");
         }
         readers.stop().unwrap();
@@ -56,7 +56,7 @@ fn a_writer_that_loses_the_gate_takes_it_anew() {
     });
 }
 
-/// Notes how often readers were granted the lock by the time that this client was granted each of its locks.
+/// Notes, at each grant to this client, how often readers had been granted the lock by then.
 struct Notes(Arc<AtomicU32>, Mutex<Vec<(String, u32)>>);
 
 impl Observer for Notes {
@@ -89,7 +89,7 @@ fn at_a_gate_a_writer_waits_for_those_readers_alone_that_are_in() {
         let notes = notes.1.lock();
         let [(first, before), (second, after)] = notes.as_slice() else { panic!("{notes:?}") };
         assert_eq!((first.as_str(), second.as_str()), ("k.gate", "k"));
-        // At most one of them had looked at the gate before the writer came.
+        // At most one reader had looked at the gate before the writer took it.
         assert!(after - before <= 1, "{} readers went by it", after - before);
     });
 }

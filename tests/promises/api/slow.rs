@@ -1,5 +1,5 @@
-//! An observer that is slow, or hangs, costs no lock: neither a renewal nor the report of a loss waits for it. Nor does a
-//! callback of a wait that hangs get one.
+//! An observer that is slow, or hangs, costs no lock: neither a renewal nor the report of a loss waits for it. A wait
+//! whose callback hangs is not given a lock either.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -19,7 +19,7 @@ on_each_local! {
     ;
 }
 
-/// Hangs in the first event that is chosen, until the other end of its channel is dropped.
+/// Hangs in the first event that `chosen` matches, until the other end of its channel is dropped.
 struct Hangs {
     chosen: fn(&Event<'_>) -> bool,
     entered: Mutex<Option<Sender<()>>>,
@@ -70,7 +70,7 @@ fn one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat(store: Store) {
     enters.recv_timeout(PATIENCE).unwrap();
     let before = store.plan.count(Call::Renew);
     wait_until("its own heartbeat goes on", || store.plan.count(Call::Renew) > before + 3);
-    // Calls tell what they do themselves.
+    // A call reports its own events on its own thread, so this one is not held up.
     let second = client.lock("second").unwrap();
     let shown = second.shared_info();
     wait_until("so does another", || shown.lock().renewed().is_some());
@@ -79,7 +79,7 @@ fn one_that_hangs_in_a_heartbeats_request_stops_no_heartbeat(store: Store) {
     drop(leaves);
     first.release().unwrap();
     client.close().unwrap();
-    // With nothing left out.
+    // No event is missing.
     for key in ["first", "second"] {
         let told = observer.of(key);
         let count = |what: &str| told.iter().filter(|told| *told == what).count();
@@ -144,7 +144,8 @@ fn one_that_hangs_at_the_end_of_a_term_keeps_no_lock(store: Store) {
 /// How long a callback of a wait may take.
 const HANGS: Duration = Duration::from_secs(3);
 
-/// Calls `on_wait` of the first in line, and returns once it is in there, or has hung for so long that its turn is over.
+/// Returns an `on_wait` that hangs, and a closure that returns once it hangs (or, if `for_long`, has hung for so long
+/// that the waiter's turn is over).
 fn hang(for_long: bool) -> (impl FnMut(&Waiting) + Send + 'static, impl FnOnce(), Sender<()>) {
     let ((enter, entered), (leaves, leave)) = (bounded(1), bounded::<()>(0));
     let on_wait = move |_: &Waiting| {
@@ -168,12 +169,12 @@ fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
                 let connect = || store.builder().connect().unwrap();
                 let (client, rival) = (connect(), connect());
                 let held = client.lock("k").unwrap();
-                // Else it takes that one.
+                // Otherwise the wait would take "a".
                 let _other = of_any.then(|| rival.lock("a").unwrap());
                 let (on_wait, hangs, leaves) = hang(for_long);
                 std::thread::scope(|scope| {
                     let waits = scope.spawn(|| match of_any {
-                        // The callback is called for the first key, too.
+                        // The callback is called for the first key as well.
                         true => client.request_any(["a", "k"]).in_order().on_wait(on_wait).lock(),
                         false => client.request("k").on_wait(on_wait).lock(),
                     });
@@ -181,7 +182,7 @@ fn a_waiter_whose_callback_hangs_is_handed_no_lock_and_holds_up_nobody() {
                     held.release().unwrap();
                     let taken = rival.try_lock("k").unwrap().expect("nobody has it, and it was handed to nobody");
                     taken.release().unwrap();
-                    // Nor does it stand in the way of those behind it.
+                    // Nor may it hold up the waiters behind it.
                     let second = client.try_lock_for("k", PATIENCE).unwrap().expect("the first hangs");
                     drop(leaves);
                     second.release().unwrap();
@@ -214,11 +215,11 @@ fn a_close_in_a_callback_of_a_wait_leaves_no_lock_to_that_wait() {
     }
 }
 
-/// What was not answered may be granted all the same.
+/// An unanswered acquire may have been granted.
 #[test]
 fn a_close_in_a_callback_of_a_wait_leaves_no_grant_without_an_answer() {
     let store = Store::memory();
-    // It counts as trouble once it is too old to be repeated.
+    // Unanswered acquires count as trouble once the attempt is too old to be repeated.
     let client = store.builder().lease(millis(1000)).connect().unwrap();
     store.plan.always(Call::Acquire, Fault::ApplyThenFail);
     let closes = client.clone();
@@ -228,7 +229,7 @@ fn a_close_in_a_callback_of_a_wait_leaves_no_grant_without_an_answer() {
     assert!(store.builder().connect().unwrap().try_lock("k").unwrap().is_some(), "nobody holds it");
 }
 
-/// Nobody tells who waits behind one that hangs that it is first now: the release came from elsewhere, and early.
+/// Nobody tells the waiters behind it that they are first now, because another client released the lock, and early.
 #[test]
 fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
     let store = Store::memory();
@@ -248,7 +249,7 @@ fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
             scope.spawn(move || if of_any { client.lock_any(["k"]) } else { client.lock("k") }.unwrap().release())
         });
         held.release().unwrap();
-        // Before a wait would look again by itself, for it is to be warned of.
+        // This must happen before a waiter would look again by itself (to learn whether the wait should be warned of).
         let by = Instant::now() + Duration::from_secs(20);
         for second in second {
             second.join().unwrap().unwrap();
@@ -259,7 +260,7 @@ fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
     });
 }
 
-/// Its reports are all that it has time for.
+/// Its callbacks take all of its time.
 #[test]
 fn a_wait_for_several_keys_ends_by_its_time_however_long_its_reports_take() {
     let store = Store::memory();
@@ -280,7 +281,7 @@ fn what_is_handed_over_between_two_reports_is_taken_before_the_next() {
     assert!((0..5).any(|_| is_taken_before_the_next_report()), "released late each time");
 }
 
-/// `false`: on a busy machine it had been in its report for so long that it counts as one that hangs.
+/// Returns `false` if, on a busy machine, the callback took so long that it counts as one that hangs.
 fn is_taken_before_the_next_report() -> bool {
     let store = Store::memory();
     let (rival, client) = (store.builder().connect().unwrap(), store.builder().connect().unwrap());
@@ -305,12 +306,12 @@ fn is_taken_before_the_next_report() -> bool {
     })
 }
 
-/// Each of them is short enough, all of them are not.
+/// Each callback is short enough, but all together are not.
 #[test]
 fn who_tells_of_many_keys_one_after_the_other_holds_up_nobody() {
     const KEYS: [&str; 9] = ["a", "b", "c", "d", "e", "f", "g", "h", "k"];
     let store = Store::memory();
-    // It learns of the release only when it looks.
+    // Without wake-ups the waiters learn of the release only when they look.
     store.plan.always(Call::Wake, Fault::FailBefore);
     let (rival, client) = (store.builder().connect().unwrap(), store.builder().connect().unwrap());
     let mut held = KEYS.map(|key| rival.lock(key).unwrap()).into_iter();
@@ -334,7 +335,7 @@ fn who_tells_of_many_keys_one_after_the_other_holds_up_nobody() {
     });
 }
 
-/// Here in what it is told of a request, or of the grant itself, which then runs out.
+/// The observer hangs in the report of a request, or of the grant itself, whose lease then ends.
 #[test]
 fn who_waits_behind_one_whose_observer_hangs_gets_what_was_released() {
     type Chosen = fn(&Event<'_>) -> bool;
@@ -368,7 +369,7 @@ fn who_waits_behind_one_whose_observer_hangs_gets_what_was_released() {
                     drop(leaves);
                     assert!(second.is_some(), "the first hangs in what it is told of {other:?}");
                     drop(second);
-                    // Its grant may be over by now.
+                    // The grant of the first waiter may be over by now.
                     let _ = first.join().unwrap();
                 });
             });
@@ -376,7 +377,7 @@ fn who_waits_behind_one_whose_observer_hangs_gets_what_was_released() {
     });
 }
 
-/// It stands in the line of one key when it is told that it waits for another.
+/// The first waiter is in the line of "k" while its observer hangs in the report that the wait for "other" began.
 #[test]
 fn who_waits_behind_one_that_hangs_where_its_wait_for_another_key_begins_is_served() {
     let (store, (observer, enters, leaves)) =
@@ -396,11 +397,11 @@ fn who_waits_behind_one_that_hangs_where_its_wait_for_another_key_begins_is_serv
     });
 }
 
-/// The first came back, and the turn with it; then it hangs anew.
+/// The first callback returned, so the first waiter got its turn back. Then it hangs again.
 #[test]
 fn who_had_the_turn_while_another_hung_gets_it_when_that_one_hangs_again() {
     let store = Store::memory();
-    // Nobody looks by itself in the time of this test, nor at the end of the lease.
+    // Nobody looks by itself during this test, and the lease does not end in it either.
     let client = store.builder().poll(PATIENCE..=PATIENCE).connect().unwrap();
     let held = store.bystander().request("k").lease(100 * PATIENCE).lock().unwrap();
     let ((enter, enters), (leave, leaves)) = (unbounded(), unbounded::<()>());
@@ -417,7 +418,7 @@ fn who_had_the_turn_while_another_hung_gets_it_when_that_one_hangs_again() {
         while told.recv_timeout(PATIENCE).expect("it has the turn") > 0 {}
         leave.send(()).unwrap();
         enters.recv_timeout(PATIENCE).unwrap();
-        // The first is told of it, which has hung for a moment only.
+        // The first waiter is told of the release, because its callback has hung only for a moment.
         held.release().unwrap();
         let second = second.join().unwrap();
         drop(leave);

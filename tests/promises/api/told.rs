@@ -1,4 +1,4 @@
-//! What users are told: loss, warnings, observers.
+//! What users are told: losses, warnings, events for observers.
 
 use std::error::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,7 +33,7 @@ fn everyone_who_watches_hears_of_a_loss_also_who_comes_late() {
         assert_eq!(watch.receiver().recv().unwrap().key, "k");
         let loss = watch.get().unwrap();
         assert!(matches!(loss.reason, LossReason::Expired { .. }));
-        // Others may have had it since.
+        // After the lease of 20 s others may have held the lock, so that time does not count.
         assert!(loss.held_for <= Duration::from_secs(20), "{loss:?}");
     });
 }
@@ -66,7 +66,7 @@ fn a_warning_comes_before_the_loss_when_heartbeats_fail() {
             .on_warning(move |left| told.send(left).unwrap())
             .lock()
             .unwrap();
-        // When the first heartbeat is due. The warning is due four seconds later, half a minute before the loss.
+        // The first heartbeat is due now. The warning is due four seconds later, half a minute before the loss.
         store.advance(MINUTE / 3);
         let left = tells.recv_timeout(LONG).unwrap();
         assert!(left <= MINUTE / 2, "{left:?}");
@@ -119,7 +119,7 @@ fn a_loss_says_how_and_after_how_long() {
     });
 }
 
-/// The guard can't tell which of the two it was.
+/// The guard can't tell whether another released the lock or its row was deleted.
 #[test]
 fn a_release_of_what_stands_no_more_says_what_may_have_become_of_it() {
     on_every_store(|store| {
@@ -217,7 +217,7 @@ fn each_of_several_observers_hears_of_everything() {
         let both = [Arc::new(Recorded::default()), Arc::new(Recorded::default())];
         let client = both.iter().fold(store.builder(), |builder, one| builder.observer(one.clone())).connect().unwrap();
         client.lock("k").unwrap().release().unwrap();
-        // What the thread that watches has to tell is told by another one.
+        // What the watcher's thread has to report is reported by another thread.
         let max_hold = client.request("k").max_hold(Duration::from_millis(1)).lock().unwrap();
         max_hold.loss().wait_timeout(LONG).unwrap();
         for heard in &both {
@@ -227,7 +227,7 @@ fn each_of_several_observers_hears_of_everything() {
     });
 }
 
-/// Calls the guard when it hears of a heartbeat, once.
+/// Calls the guard once, when it learns of a heartbeat.
 #[derive(Default)]
 struct Calls {
     guard: Mutex<Option<Arc<LockGuard>>>,
@@ -239,7 +239,7 @@ impl Observer for Calls {
         let Event::Request { operation: Operation::Renew, error, .. } = event else { return };
         self.answered.fetch_add(usize::from(error.is_none()), Ordering::SeqCst);
         if let Some(guard) = { self.guard.lock().take() } {
-            // It is sent, unless it waits for the one before in vain.
+            // The renewal is sent, unless it waits in vain for the one before it.
             let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
         }
     }
@@ -290,7 +290,7 @@ fn a_warning_that_was_due_before_the_first_failure_comes_with_it() {
             .on_warning(move |left| told.send(left).unwrap())
             .lock()
             .unwrap();
-        // Due by then since a fifth of the lease, and the loss comes after nine tenths.
+        // By then the warning has been due since a fifth of the lease; the loss comes after nine tenths.
         store.advance(MINUTE / 2);
         tells.recv_timeout(LONG).expect("no warning comes");
         store.advance(MINUTE / 2);
@@ -313,11 +313,11 @@ fn a_callback_has_the_stack_of_any_thread() {
     });
 }
 
-/// This one would do so for ever.
+/// This lock would remain in the store for ever.
 #[test]
 fn a_close_says_that_a_lock_which_was_lost_stands_on() {
     let store = Store::memory();
-    // A loss that is still told is waited for.
+    // The close also waits until a loss was reported.
     let client = store.builder().drop_timeout(Duration::from_secs(3)).connect().unwrap();
     let guard = client.request("k").lease_forever().max_hold(Duration::from_millis(1)).lock().unwrap();
     store.plan.go_offline();
@@ -328,7 +328,7 @@ fn a_close_says_that_a_lock_which_was_lost_stands_on() {
     assert!(again.to_string() == error.to_string() && again.is_retryable(), "{again}");
 }
 
-/// What happened to locks, in the order in which it was told.
+/// What happened to locks, in the order in which it was reported.
 #[derive(Default)]
 struct Told(Mutex<Vec<(&'static str, u64)>>);
 
@@ -344,14 +344,14 @@ impl Observer for Told {
     }
 }
 
-/// A store whose client tells what happens to a lock of a minute.
+/// A store, and a client with leases of a minute that reports to the observer.
 fn told_of() -> (MemoryStore, Arc<Told>, LockClient) {
     let (store, told) = (MemoryStore::new(), Arc::new(Told::default()));
     let client = store.builder().lease(MINUTE).observer(told.clone()).connect().unwrap();
     (store, told, client)
 }
 
-/// Whoever keeps a state of each key by what it is told would take the new one for lost.
+/// An observer that tracks the state of each key by these events would otherwise take the new grant for lost.
 #[test]
 fn a_loss_is_told_before_the_next_grant_of_its_key() {
     alone("api::told::a_loss_is_told_before_the_next_grant_of_its_key", || {
@@ -370,7 +370,7 @@ fn a_loss_is_told_before_the_next_grant_of_its_key() {
     });
 }
 
-/// A heartbeat's answer counts from when the guard has it, and what ends the hold may come right after that.
+/// A heartbeat's answer counts from when the guard has it, and the hold may end right after that.
 #[test]
 fn a_renewal_is_told_before_the_loss_that_follows_it() {
     alone("api::told::a_renewal_is_told_before_the_loss_that_follows_it", || {
@@ -388,7 +388,7 @@ fn a_renewal_is_told_before_the_loss_that_follows_it() {
     });
 }
 
-/// What was asked for without an answer was not had, as far as is known.
+/// A lease that was asked for without an answer was never had, as far as is known.
 #[test]
 fn a_loss_counts_no_lease_that_was_only_asked_for() {
     let store = MemoryStore::new();

@@ -11,7 +11,7 @@ use crate::api::{LONG, MINUTE, answered, on_every_store, wait_until};
 use crate::support::bench::{Bench, builder_over};
 use crate::support::lateness::{self, Slowness};
 
-/// More than the error of a clock that a store may have.
+/// More than the error that the clock of a store may have.
 const NOTICED: Duration = Duration::from_secs(2);
 
 #[test]
@@ -51,14 +51,14 @@ fn a_wait_ends_at_its_deadline_with_none_or_with_the_holders() {
     });
 }
 
-/// The machine is suspended meanwhile, which no deadline of a call counts.
+/// The machine is suspended meanwhile, and the deadline of a call does not count that time.
 #[test]
 fn a_wait_ends_where_its_lease_would_have_to_end() {
     let (store, client) = Bench::patient();
     let _held = ["k", "l", "m"].map(|key| store.rival().request(key).lease_forever().lock().unwrap());
     let (hour, end) = (60 * MINUTE, SystemTime::now() + 60 * MINUTE);
     let (ended, ends) = mpsc::channel();
-    // The second stands in line behind the first.
+    // The second wait is in line behind the first.
     for any in [false, false, true] {
         let ((told, tells), client, ended) = (mpsc::channel(), client.clone(), ended.clone());
         std::thread::spawn(move || {
@@ -77,7 +77,7 @@ fn a_wait_ends_where_its_lease_would_have_to_end() {
     }
 }
 
-/// As while the server restarts: what was granted is given up.
+/// As while the server restarts. The grant is given up.
 #[test]
 fn a_lock_whose_long_lease_could_not_be_set_in_time_is_worth_another_try() {
     let bench = Bench::new();
@@ -89,7 +89,7 @@ fn a_lock_whose_long_lease_could_not_be_set_in_time_is_worth_another_try() {
     drop(request(&client).lock().unwrap());
 }
 
-/// However long ago the holder was seen for the last time.
+/// The report is right however long ago the holder was last seen.
 #[test]
 fn an_error_after_a_wait_says_since_when_and_until_when_others_hold_it() {
     on_every_store(|store| {
@@ -101,7 +101,7 @@ fn an_error_after_a_wait_says_since_when_and_until_when_others_hold_it() {
         let seen = client.get("k").unwrap().unwrap();
         let error = answered(|| client.request("k").wait(2 * NOTICED).lock()).unwrap_err();
         let (told, seen) = (&error.holders()[0], &seen.holders()[0]);
-        // The wall clock is read after the answer, which a server may give late.
+        // The wall clock is read after the answer, which may be late from a slow server.
         let slow = server.map_or(Duration::ZERO, |server| server.slack(began));
         let noticed = NOTICED + lateness::slack(began) + slow;
         let apart = |a: SystemTime, b: SystemTime| a.duration_since(b).unwrap_or_else(|e| e.duration());
@@ -160,12 +160,12 @@ fn a_wait_for_oneself_goes_on_with_a_hint() {
             client.request("k").on_wait(tell).wait(store.short_wait()).lock()
         };
         assert_eq!(answered(waits).unwrap_err().kind(), ErrorKind::TimedOut);
-        // In trouble with the store it knows of nobody.
+        // While there is trouble with the store, the waiter knows of no holder.
         assert!(tells.iter().find(|(is_well, _)| *is_well).unwrap().1);
     });
 }
 
-/// Only the first in line asks, and what it saw is told to all behind it.
+/// Only the first in line asks the store, and what it saw is reported to all behind it.
 #[test]
 fn whoever_waits_behind_another_is_told_who_holds_the_lock() {
     on_every_store(|store| {
@@ -217,7 +217,7 @@ fn a_waiter_hears_how_often_it_asked_and_until_when_it_waits() {
         });
         assert_eq!(cancelled.lock().unwrap_err().kind(), ErrorKind::Cancelled);
         let mut heard: Vec<_> = tells.iter().collect();
-        // Also told between two looks.
+        // The callback is also called between two looks.
         heard.dedup();
         assert_eq!(heard, (1..=4).map(|asked| (asked, Some(until))).collect::<Vec<_>>());
     });
@@ -232,7 +232,7 @@ fn only_the_same_key_and_token_are_a_hold_of_this_client() {
         let elsewhere = client.lock("elsewhere").unwrap();
         let theirs = rival.request("k").shared().lock_id("group").lock().unwrap();
         let mine = client.lock_shared("k").unwrap();
-        // A service's tokens are made from its own time, and never the same for two keys.
+        // The tokens of a service come from its own time, and are never the same for two keys.
         if store.store.info().clock.starts_with("this host's") {
             assert_eq!((elsewhere.fencing_token(), theirs.fencing_token(), mine.fencing_token()), (1, 1, 2));
         }
@@ -333,7 +333,7 @@ fn progress_borrows_and_stays_on_its_thread() {
     on_every_store(|store| {
         let client = store.client();
         let _held = ["k", "l"].map(|key| store.rival().lock(key).unwrap());
-        // Not `Send`, and not `'static`.
+        // Neither `Send` nor `'static`.
         let seen = std::rc::Rc::new(std::cell::RefCell::new(Vec::new()));
         let here = std::thread::current().id();
         let note = |waiting: &leasehold::Waiting, cancel: &CancelToken| {
@@ -357,7 +357,7 @@ fn a_waiter_hears_as_often_as_it_wants() {
     let bench = Bench::new();
     bench.faults.never_wakes();
     let _held = bench.rival().lock("k").unwrap();
-    // When it was told, and how often it had asked by then.
+    // When the callback was called, and how often the waiter had asked by then.
     let told = |every: Duration, poll: Duration| {
         let client = bench.builder().poll(poll..=poll).connect().unwrap();
         let (cancel, mut told, started) = (CancelToken::new(), Vec::new(), Instant::now());
@@ -374,7 +374,7 @@ fn a_waiter_hears_as_often_as_it_wants() {
     let (often, seldom) = (Duration::from_millis(5), Duration::from_secs(1));
     let heard = told(seldom, often);
     let pauses = heard.windows(2).map(|two| two[1].0 - two[0].0);
-    // The callback looks at the clock after the library did; at each look would be every few milliseconds.
+    // The callback reads the clock later than the library did. A call at each look would come every few milliseconds.
     assert!(pauses.min() >= Some(seldom / 2), "{heard:?}");
     assert!(heard[4].1 - heard[0].1 > 4, "it was told at each of its looks: {heard:?}");
     let heard = told(often, MINUTE);
@@ -414,7 +414,7 @@ fn another_process_gets_its_turn_between_the_waiters_of_one() {
         let (client, rival) = (store.client(), store.rival());
         let ((goes_on, is_over), begun) = (crossbeam_channel::bounded::<()>(0), AtomicUsize::new(0));
         std::thread::scope(|scope| {
-            let _goes_on = goes_on; // Until this ends, however it does.
+            let _goes_on = goes_on; // Dropped at the end of the scope, even by a panic: then the threads stop.
             for _ in 0..4 {
                 scope.spawn(|| {
                     let mut first = 1;
@@ -426,14 +426,14 @@ fn another_process_gets_its_turn_between_the_waiters_of_one() {
                 });
             }
             wait_until("all of them have had it once", || begun.load(Ordering::SeqCst) == 4);
-            // Also of a slow server, where eight hand-overs take seconds.
+            // The time is enough even for a slow server, where eight hand-overs take seconds.
             let got = rival.try_lock_for("k", 6 * LONG).unwrap();
             assert!(got.is_some(), "the waiters of one process starve all others");
         });
     });
 }
 
-/// Whoever came to hold it while the call waits.
+/// A holder of that owner that got the lock during the wait is replaced, too.
 #[test]
 fn who_replaces_its_owner_waits_behind_no_other_holder_of_that_owner() {
     on_every_store(|store| {
@@ -450,7 +450,7 @@ fn who_replaces_its_owner_waits_behind_no_other_holder_of_that_owner() {
     });
 }
 
-/// Calls of one client: each is as good as the other.
+/// Both are calls of one client, so neither replaces the other.
 #[test]
 fn who_waits_takes_nothing_from_its_own_client() {
     on_every_store(|store| {
@@ -460,12 +460,12 @@ fn who_waits_takes_nothing_from_its_own_client() {
         let request = || client.request("k").owner("job").same_owner(SameOwner::Replace);
         std::thread::scope(|scope| {
             for _ in 0..2 {
-                // Each was refused once, before which it would be a call that is made anew.
+                // Each of them was refused once; before that, it would count as a new call.
                 let (told, tells) = mpsc::channel();
                 let request = request().on_wait(move |_| told.send(()).unwrap_or_default());
                 scope.spawn(move || {
                     let guard = request.lock().unwrap();
-                    // The other one looks meanwhile.
+                    // Meanwhile the other one looks.
                     let until = Instant::now() + 4 * poll;
                     while Instant::now() < until {
                         assert!(store.rival().try_lock("k").unwrap().is_none());
@@ -479,7 +479,7 @@ fn who_waits_takes_nothing_from_its_own_client() {
     });
 }
 
-/// Also who has never had an answer, and so does not stand in the line.
+/// A waiter that never had an answer, and so is not in the line, gets the trouble, too.
 #[test]
 fn a_wait_tells_of_the_trouble_that_it_waits_for() {
     on_every_store(|store| {
