@@ -1,5 +1,5 @@
-//! What a call through C costs beside the same call of the Rust API: by turns, on the memory store, so that nothing
-//! but the calls themselves is measured.
+//! What a call through C costs compared with the same call of the Rust API. The two are measured by turns, on the
+//! memory store, so that nothing but the calls themselves is measured.
 //!
 //! `cargo bench --features capi --bench capi`
 
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use leasehold::LockClient;
 
-// As src/capi/leasehold.h has them; a struct of one number is passed as that number.
+// As src/capi/leasehold.h declares them; a struct of one number is passed as that number.
 unsafe extern "C" {
     fn leasehold_client_connect(version: u32, url: *const c_char, url_len: usize, client: *mut u64) -> i32;
     fn leasehold_client_lock(client: u64, key: *const c_char, key_len: usize, guard: *mut u64) -> i32;
@@ -31,13 +31,13 @@ fn text(text: &str) -> (*const c_char, usize) {
     (text.as_ptr().cast(), text.len())
 }
 
-/// The median of one call's time.
+/// The median time of one call, in nanoseconds.
 fn median(mut times: Vec<Duration>, calls: u32) -> f64 {
     times.sort();
     times[times.len() / 2].as_nanos() as f64 / f64::from(calls)
 }
 
-/// Measures both by turns, so that whatever else the machine does meets both.
+/// Measures both by turns, so that the machine's other load affects both.
 fn compare(name: &str, calls: u32, mut rust: impl FnMut(), mut c: impl FnMut()) {
     let (mut rust_times, mut c_times) = (Vec::new(), Vec::new());
     let time = |call: &mut dyn FnMut()| {
@@ -57,7 +57,7 @@ fn main() {
     let client = LockClient::connect("memory:bench").expect("a memory store");
     let mut c_client = 0;
     let (url, url_len) = text("memory:bench");
-    // SAFETY: the texts live on, and each result has its place; so below.
+    // SAFETY: the texts live until the end, and each result has a valid place; the same holds for all calls below.
     assert_eq!(unsafe { leasehold_client_connect(leasehold_version_number(), url, url_len, &mut c_client) }, 0);
 
     let (key, len) = text("k");

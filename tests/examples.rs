@@ -15,7 +15,7 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// Whoever adds an example names it here and runs it below.
+/// A new example is named here and run below.
 const EXAMPLES: [&str; 15] = [
     "batch_job",
     "both_accounts",
@@ -33,7 +33,7 @@ const EXAMPLES: [&str; 15] = [
     "shared_readers",
     "sigterm",
 ];
-/// No example takes more than a few seconds; one that hangs shall not hang the tests.
+/// No example takes more than a few seconds; an example that hangs must not hang the tests.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 struct Ran {
@@ -50,7 +50,7 @@ impl Ran {
     }
 }
 
-/// Cargo puts the examples beside the folder of the test binaries.
+/// Cargo puts the examples next to the folder of the test binaries.
 fn binary(name: &str) -> PathBuf {
     let test = std::env::current_exe().expect("the test knows its path");
     let profile = test.parent().and_then(Path::parent).expect("target/PROFILE/deps/TEST");
@@ -64,11 +64,11 @@ fn run(name: &str, args: &[&str]) -> Ran {
     run_with(name, args, &[])
 }
 
-/// The same, with this in its environment.
+/// The same, with these variables in its environment.
 fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
     let mut child = Command::new(binary(name))
         .args(args)
-        // A disk that stands still for as long as a request may take leaves them nothing to prove.
+        // If a disk stops for as long as a request may take, the example can prove nothing.
         .env("TMPDIR", room::place())
         .envs(env.iter().copied())
         .stdin(Stdio::null())
@@ -78,7 +78,7 @@ fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
         .expect("the example starts");
     let stdout = text_of(child.stdout.take().expect("piped"));
     let stderr = text_of(child.stderr.take().expect("piped"));
-    // Its output ends when it ends.
+    // The pipes end when the example ends.
     let (Ok(stdout), Ok(stderr)) = (stdout.recv_timeout(PATIENCE), stderr.recv_timeout(PATIENCE)) else {
         let _ = child.kill().and_then(|()| child.wait());
         panic!("{name} did not end within {PATIENCE:?}");
@@ -87,8 +87,8 @@ fn run_with(name: &str, args: &[&str], env: &[(&str, &str)]) -> Ran {
     Ran { code, stdout, stderr }
 }
 
-/// Runs it again where it failed, twice at most, and says so. It shows its leases of a second or two, or asks a server:
-/// what stands still for that long, as on a busy machine, leaves it nothing to prove. What is broken fails each time.
+/// Runs it again if it failed, at most twice, and prints that. An example works with leases of a second or two, or with
+/// a server: if these stop for that long, as on a busy machine, it can prove nothing. A real defect fails each time.
 fn again(run: impl Fn() -> Ran) -> Ran {
     let well = (0..2).map(|_| run()).find(|ran| {
         let is_well = ran.code == Some(0);
@@ -105,7 +105,7 @@ fn text_of(mut pipe: impl Read + Send + 'static) -> mpsc::Receiver<String> {
     thread::spawn(move || {
         let mut text = String::new();
         pipe.read_to_string(&mut text).expect("examples print UTF-8");
-        // Nobody listens any more after the patience is over.
+        // After the time limit nobody receives this any more.
         let _ = sender.send(text);
     });
     receiver
@@ -182,7 +182,7 @@ mod fenced {
 
     const PROOF: &str = "the woken holder's transaction was refused, and the rival's text stands";
 
-    /// A name that no other run has.
+    /// A name that no other run uses.
     #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
     fn unique() -> String {
         format!("example-{:016x}", fastrand::u64(..))
@@ -217,7 +217,7 @@ mod fenced {
         again(|| run("fenced_mongodb", &[&format!("{hosts}/{}?{query}", unique())])).proves(PROOF);
     }
 
-    /// It has the tables of that server's first database for itself.
+    /// The example needs the tables of that server's first database for itself.
     #[test]
     #[cfg(feature = "postgres")]
     fn postgres() {
@@ -279,14 +279,14 @@ mod batch_job {
         assert!(ran.stdout.contains("a late write with the dead worker's token: refused"), "{}", ran.stdout);
     }
 
-    /// The locks are in this store, and what was proved is said.
+    /// The locks are in this store, and the example prints what it has proved.
     fn counts_with(store: &str) {
         let folder = tempfile::tempdir().expect("a folder");
         for number in 0..12 {
             write(folder.path(), &format!("{number}.txt"), "one two\nthree\n".repeat(number));
         }
         let folder = folder.path().to_str().expect("UTF-8");
-        // Those of another run are other locks.
+        // A second run has other locks.
         for _ in 0..2 {
             let ran = again(|| run("batch_job", &["--store", store, folder]));
             ran.proves("12 files, each counted exactly once, and all as the parent counts them");

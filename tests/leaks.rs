@@ -1,4 +1,4 @@
-//! What is over leaves no memory behind. Each test is alone meanwhile, since it counts every byte.
+//! Finished calls leave no memory behind. Each test runs alone, because it counts every byte.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicIsize, Ordering};
@@ -16,7 +16,7 @@ fn count(bytes: usize, sign: isize) {
     LIVE.fetch_add(sign * isize::try_from(bytes).unwrap_or(0), Ordering::Relaxed);
 }
 
-// SAFETY: the system's allocator does it all; `realloc` and `alloc_zeroed` go through these two.
+// SAFETY: the system's allocator does all the work; `realloc` and `alloc_zeroed` go through these two.
 #[allow(unsafe_code)]
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
@@ -38,7 +38,7 @@ fn alone() -> MutexGuard<'static, ()> {
     ONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// How many bytes stay of each call of many. What is made once and kept is there after the first round.
+/// How many bytes remain per call. What is created once and kept exists after the first round.
 fn bytes_left(calls: isize, mut call: impl FnMut()) -> isize {
     (0..calls).for_each(|_| call());
     let before = LIVE.load(Ordering::Relaxed);
@@ -54,7 +54,7 @@ fn guards_that_are_gone_leave_no_memory_behind() {
     assert!(each < 50, "{each} bytes stay of each guard");
 }
 
-/// In KiB.
+/// The resident memory of this process, in KiB.
 #[cfg(target_os = "linux")]
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
@@ -84,16 +84,16 @@ fn waits_that_are_over_leave_no_memory_behind() {
     (0..5000).for_each(|_| wait());
     let grown = resident().saturating_sub(before);
     assert!(grown < 1024, "{grown} KiB more after 5000 waits");
-    // Each with a thread of its own that is told when to look.
+    // Each wait starts a thread that is told when to look.
     let each = bytes_left(8, || {
         wait();
-        // One that has just been started has the name of this one.
+        // A thread that has just been started still has the name of this thread.
         while threads("leasehold-wake") > 0 || threads(&own) > 1 {
             std::thread::yield_now();
         }
     });
     assert!(each < 100, "{each} bytes stay of each wait that ends its thread");
-    // The same with a client for each.
+    // The same with a new client for each wait.
     let each = bytes_left(300, || {
         let client = store.client();
         assert!(client.try_lock_for("k", Duration::from_micros(100)).unwrap().is_none());
@@ -102,7 +102,7 @@ fn waits_that_are_over_leave_no_memory_behind() {
     assert!(each < 100, "{each} bytes stay of each client");
 }
 
-/// A loop may take a receiver in each round, for as long as the guard is held.
+/// A loop may take a new receiver in each round while the guard is held.
 #[test]
 fn receivers_that_are_gone_leave_no_memory_behind() {
     const CALLS: isize = 10_000;

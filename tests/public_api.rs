@@ -1,11 +1,11 @@
-//! What others rely on: every public path of the crate, every function and every number of the C header.
+//! What users rely on: every public path of the crate, every function and every constant of the C header.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The features of this build, as the docs need them, too. A store's paths are there only with its own.
+/// The features of this build, which the docs need, too. The paths of a store exist only with its feature.
 const FEATURES: [(&str, bool); 9] = [
     ("capi", cfg!(feature = "capi")),
     ("cli", cfg!(feature = "cli")),
@@ -26,17 +26,17 @@ fn read(path: PathBuf) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// What stands between each `before` and the next quotation mark.
+/// The text between each `before` and the next quotation mark.
 fn quoted<'a>(html: &'a str, before: &str) -> impl Iterator<Item = &'a str> {
     html.split(before).skip(1).filter_map(|rest| rest.split('"').next())
 }
 
-/// The public paths, from the pages that rustdoc writes about them.
+/// The public paths, read from the pages that rustdoc writes about them.
 fn paths() -> BTreeSet<String> {
     let on: Vec<&str> = FEATURES.iter().filter(|(_, on)| *on).map(|(name, _)| *name).collect();
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).parent().unwrap();
-    // With the workspace and an example, cargo takes for the dependencies what the lints have built: else it would
-    // check each of them once more.
+    // With the workspace and an example, cargo uses the dependencies that the lints have built; otherwise it would
+    // check each of them again.
     let what = ["doc", "--workspace", "--lib", "--example", "hello", "--no-deps"];
     let args = [&what[..], &["--offline", "--quiet", "--no-default-features", "--features"]].concat();
     let mut cargo = Command::new(env!("CARGO"));
@@ -55,7 +55,8 @@ fn paths() -> BTreeSet<String> {
                 }
                 [kind, name, "html"] if name != "index" && found.insert(path(name)) => {
                     let html = read(folder.join(page));
-                    // What follows comes from traits of others, and an alias shows what belongs to another crate.
+                    // After this come members from traits of other crates; and an alias shows members that belong to
+                    // another crate.
                     let before = |html: &'_ str, mark| html.find(mark).unwrap_or(html.len());
                     let end = before(&html, "-implementations\" class").min(before(&html, "id=\"deref-methods-"));
                     let own = if kind == "type" { "" } else { &html[..end] };
@@ -73,7 +74,7 @@ fn paths() -> BTreeSet<String> {
     found
 }
 
-/// The functions of the C header, and its constants with their numbers.
+/// The functions of the C header, and its constants with their values.
 fn in_c() -> BTreeSet<String> {
     let header = read(root().join("src/capi/leasehold.h"));
     let code: Vec<&str> = header.lines().map(str::trim).filter(|line| !line.starts_with(['/', '*'])).collect();
@@ -92,7 +93,7 @@ fn in_c() -> BTreeSet<String> {
 fn what_others_rely_on_is_there() {
     let list = root().join("tests/public_api.txt");
     let here: BTreeSet<String> = paths().into_iter().chain(in_c()).collect();
-    // What a feature that is off would add is not looked at.
+    // Paths that a disabled feature would add are not checked.
     let off = |path: &String| FEATURES.iter().any(|(name, on)| !on && path.starts_with(&format!("leasehold::{name}")));
     let listed: BTreeSet<String> = read(list.clone()).lines().map(str::to_owned).collect();
     let (elsewhere, listed): (BTreeSet<String>, BTreeSet<String>) = listed.into_iter().partition(off);

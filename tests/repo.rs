@@ -1,4 +1,4 @@
-//! Keeps the rules of this repository honest.
+//! Checks that this repository follows its own rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,7 @@ fn text(path: impl AsRef<Path>) -> String {
     fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
-/// Every file below `folder` with this ending, relative to the root.
+/// Every file below `folder` with this extension, relative to the root.
 fn files(folder: &str, ending: &str) -> Vec<PathBuf> {
     let found = all_files(folder, |path| path.extension().is_some_and(|e| e == ending));
     assert!(!found.is_empty(), "no .{ending} file below {folder}");
@@ -61,7 +61,7 @@ fn files_stay_short() {
     }
 }
 
-/// What is packed compiles with its tests.
+/// The package contains every file that its sources, with their tests, read.
 #[test]
 fn the_package_has_what_its_sources_read() {
     let manifest = text("Cargo.toml");
@@ -79,7 +79,8 @@ fn the_package_has_what_its_sources_read() {
     assert!(read.iter().all(|path| included.contains(&path.as_str())), "{read:?}, but {included:?}");
 }
 
-/// A struct of more than ten fields says "one .. for each .." before it, or is two or three things. C counts a text twice.
+/// A struct of more than ten fields must have "one .. for each .." in its comment, otherwise it is two or three things.
+/// A C struct may have more, because a text counts as two fields.
 #[test]
 fn large_structs_say_why() {
     for path in files("src", "rs") {
@@ -97,10 +98,10 @@ fn large_structs_say_why() {
     }
 }
 
-/// The floor plan of `src`, from the bottom up: a folder imports only from itself and from those before it.
+/// The layers of `src`, from the bottom up: a folder imports only from itself and from those before it.
 const FLOORS: [&str; 6] = ["lease", "model", "sys", "store", "engine", "api"];
-/// Users of the public API: nothing of the library imports from them, and they see no more than data and API. (The C
-/// library must also know a forked child from its parent, by `sys::process`.)
+/// Users of the public API: nothing in the library imports from them, and they import only data and API. (The C
+/// library must also tell a forked child from its parent, by `sys::process`.)
 const USERS: [(&str, &[&str]); 2] = [("capi", &["model", "sys", "api"]), ("cli", &[])];
 
 /// The names that follow each `crate::` in code. A group in braces would hide some.
@@ -129,12 +130,12 @@ fn every_folder_imports_only_from_those_below_it() {
         }
         let code = code(&path);
         for name in imports(&code) {
-            // What is public at the root stands on the top floor.
+            // A public name at the root of the crate belongs to the top layer.
             let is_public = (users.is_some() || room == "api") && name.starts_with(char::is_uppercase);
             let may = is_public || name == room || allowed.contains(&name);
             assert!(may, "{} imports crate::{name}", path.display());
         }
-        // From a folder, `super` may go up as far as to the folder's own root.
+        // From a folder, `super` may go up only as far as the folder's own root.
         let depth = inside.components().count() - usize::from(path.ends_with("mod.rs"));
         let too_high = vec!["super"; depth].join("::");
         assert!(!code.contains(&too_high), "{} leaves its folder by {too_high}", path.display());
@@ -157,8 +158,8 @@ fn stores_never_import_each_other() {
     }
 }
 
-/// Which files of the library each file imports, by the module paths in its code. The items of a group in braces
-/// count as items of what stands before it.
+/// The files of the library that each file imports, by the module paths in its code. The items of a group in braces
+/// count as items of the path before it.
 fn imported_files() -> BTreeMap<PathBuf, BTreeSet<PathBuf>> {
     let library = |path: &PathBuf| !path.starts_with("src/cli") && path != Path::new("src/lib.rs");
     let all: Vec<PathBuf> = files("src", "rs").into_iter().filter(library).collect();
@@ -171,7 +172,7 @@ fn imported_files() -> BTreeMap<PathBuf, BTreeSet<PathBuf>> {
     let mut found = BTreeMap::new();
     for path in &all {
         let (code, here) = (code(path), module(path));
-        // Links in docs are no imports.
+        // Links in docs are not imports.
         let code: String =
             code.lines().filter(|line| !line.contains("doc = \"")).map(|line| format!("{line}\n")).collect();
         let words = code.split(|c: char| !c.is_alphanumeric() && c != '_' && c != ':');
@@ -204,7 +205,7 @@ fn files_import_each_other_in_small_circles_only() {
     let all: BTreeMap<&PathBuf, BTreeSet<PathBuf>> = imports.keys().map(|file| (file, reached(file))).collect();
     for file in imports.keys() {
         let circle: Vec<&PathBuf> = all[file].iter().filter(|other| all[other].contains(file)).collect();
-        // Nothing forces the C library into any.
+        // The C library has no need for any such circle.
         let most = if file.starts_with("src/capi") { 0 } else { 4 };
         assert!(circle.len() <= most, "these import each other: {circle:?}");
     }
@@ -239,10 +240,10 @@ fn some_words_stand_in_few_places_only() {
     for (folder, words) in forbidden {
         for path in files(folder, "rs") {
             let code = code(&path);
-            // The hidden runtime, and the stores that live on it.
+            // The hidden runtime, and the stores that use it.
             let is_async = path.ends_with("sys/driver.rs")
                 || path.ends_with("store/row_turns.rs")
-                // Its driver's name has it.
+                // The name of its driver contains the word.
                 || path.ends_with("api/stores/postgres.rs")
                 || ["dynamodb", "mongodb", "postgres", "spanner"]
                     .iter()
@@ -256,8 +257,8 @@ fn some_words_stand_in_few_places_only() {
     }
 }
 
-/// Whether a lease is over is one rule for the holder (`Terms::held_until`) and one for everybody else, who asks what
-/// was seen: a store that has a grace takes it off its time in one place.
+/// Whether a lease is over is decided by one rule for the holder (`Terms::held_until`) and by one for all others, from
+/// what they have read: a store that has a grace subtracts it from its time in one place.
 #[test]
 fn a_lease_ends_by_two_rules_only() {
     let (holder, others) = (Path::new("src/engine/options.rs"), Path::new("src/store/dynamodb/estimate.rs"));
@@ -283,7 +284,7 @@ fn each_unsafe_block_says_why_it_is_sound() {
             let unsafe_code = line.contains("unsafe {") || line.trim_start().starts_with("unsafe impl");
             let reason = lines[..at].iter().rev().take_while(|line| line.trim_start().starts_with("//"));
             let said = || reason.clone().any(|line| line.contains("SAFETY: "));
-            // A chain may begin on the line before.
+            // The statement may begin on the line before.
             let above = || at > 1 && lines[at - 2].contains("SAFETY: ");
             assert!(!unsafe_code || said() || above(), "{}:{}: no SAFETY comment", path.display(), at + 1);
         }
@@ -311,7 +312,7 @@ fn only_one_file_names_every_store() {
 fn nothing_panics_on_purpose() {
     for path in files("src", "rs") {
         let code = code(&path);
-        // The two that may: a fault that was asked for, and a promise about the memory store.
+        // These two may panic: a fault that a test asked for, and a promise about the memory store.
         let may_panic = path.ends_with("store/fault.rs") || path.ends_with("testing.rs");
         for word in [".unwrap()", ".expect(", "panic!("] {
             assert!((may_panic && word == "panic!(") || !code.contains(word), "{}: {word}", path.display());
@@ -319,7 +320,7 @@ fn nothing_panics_on_purpose() {
     }
 }
 
-/// In the end of a thread, where a guard may be dropped, a channel's own waits panic: those of `sys::deadline` do not.
+/// While a thread ends, where a guard may be dropped, a channel's own waits panic; those of `sys::deadline` do not.
 #[test]
 fn the_library_waits_for_channels_in_one_way() {
     // The fault switch is for tests.
@@ -342,7 +343,7 @@ fn lib_rs_is_a_table_of_contents() {
     assert_eq!(code.matches("allow(unsafe_code)").count(), 1, "only the C library may");
 }
 
-/// A panic of the user's logger must end no thread of ours, and no drop.
+/// A panic in the user's logger must end no thread of the library, and no drop.
 #[test]
 fn log_calls_are_contained() {
     for path in files("src", "rs").iter().filter(|path| !path.ends_with("log.rs") && !path.starts_with("src/cli")) {
@@ -352,7 +353,7 @@ fn log_calls_are_contained() {
     }
 }
 
-/// What `cargo tree` says of the build with these arguments, a line for each crate.
+/// The output of `cargo tree` for the build with these arguments, one line per crate.
 fn crates(args: &[&str]) -> BTreeSet<String> {
     let mut command = std::process::Command::new(env!("CARGO"));
     let shown = ["tree", "--offline", "--edges", "normal,build", "--prefix", "none"];
@@ -367,14 +368,14 @@ fn the_default_build_stays_small() {
     for features in [&[][..], &["--no-default-features", "--features", "sqlite"]] {
         let crates = crates(features);
         assert!(!crates.iter().any(|name| name.starts_with("tokio ")), "{crates:?}");
-        // Beside this one.
+        // Without this crate itself.
         assert!(crates.len() - 1 <= 40, "{} crates: {crates:?}", crates.len() - 1);
         let names: BTreeSet<_> = crates.iter().map(|name| name.split(' ').next()).collect();
         assert_eq!(names.len(), crates.len(), "one crate in two versions: {crates:?}");
     }
 }
 
-/// Else whoever builds them all finds it, much later.
+/// Otherwise a patch that no longer fits is found only when all of them are built, much later.
 #[test]
 fn the_patches_of_broken_locks_still_fit() {
     let copy = tempfile::tempdir().unwrap();

@@ -1,4 +1,4 @@
-//! The calls of the low level beside the raw statements, and a guard beside the calls.
+//! The low-level calls compared with the raw statements, and a guard compared with the calls.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use leasehold::{ErrorKind, LockClient};
 use super::store::{Call, Store};
 use super::table::{Samples, Table};
 
-/// Of one client, at the same time.
+/// The threads of one client that work at the same time.
 const THREADS: usize = 4;
 const LEASE: Duration = Duration::from_secs(20);
 
@@ -39,20 +39,20 @@ pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
 }
 
 fn low_level(client: &LockClient, store: &mut Store, rounds: usize, table: &mut Table) {
-    // As in life: what must be on disk comes after what need not be.
+    // In the order of real use: a write that must be on disk comes after one that need not.
     let calls = [Call::Acquire, Call::Refused, Call::Renew, Call::Release];
     let mut samples: [(Samples, Samples); 4] = Default::default();
     let other = client.request("held").acquire().expect("nobody holds it");
     let (mut lock, mut renewed) = (None, Instant::now());
     for round in 0..rounds + rounds / 10 {
         if round == rounds / 10 {
-            // What came before was for warming up.
+            // The earlier rounds were only for warming up.
             samples = Default::default();
         }
         for (call, samples) in calls.into_iter().zip(&mut samples) {
             let ours = || match call {
                 Call::Acquire => {
-                    // Of its own: a renewal by less than a store's default would write nothing.
+                    // An explicit lease: a renewal that is shorter than a store's default would write nothing.
                     lock = Some(client.request("bench").lease(LEASE).acquire().expect("nobody holds it"));
                 }
                 Call::Renew => lock = lock.take().map(|lock| client.heartbeat(&lock, LEASE).expect("it is held")),
@@ -70,7 +70,7 @@ fn low_level(client: &LockClient, store: &mut Store, rounds: usize, table: &mut 
                 None => by_turns(round, ours, || {}, samples),
             }
         }
-        // The other key's lease goes on, outside of all times.
+        // Renews the lease of the other key, outside of all measured times.
         if renewed.elapsed() > LEASE / 4 {
             client.heartbeat(&other, LEASE).expect("it is held");
             renewed = Instant::now();
@@ -99,7 +99,7 @@ fn guards(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
     table.compare(store, "lock and drop of a guard", &samples.0, "acquire and release", &samples.1);
 }
 
-/// What people do instead: each by turns with a lock that is taken and given back.
+/// What people use instead: each is measured by turns with a lock that is acquired and released.
 fn peers(client: &LockClient, store: &mut Store, rounds: usize, table: &mut Table) {
     for (name, peer) in &mut store.peers {
         let mut samples = <(Samples, Samples)>::default();
@@ -114,7 +114,7 @@ fn peers(client: &LockClient, store: &mut Store, rounds: usize, table: &mut Tabl
     }
 }
 
-/// Threads that never want the same key and yet write to the same store.
+/// Threads that never want the same key, but write to the same store.
 fn threads(client: &LockClient, store: &str, rounds: usize, table: &mut Table) {
     let started = Instant::now();
     let samples: Vec<Duration> = thread::scope(|scope| {

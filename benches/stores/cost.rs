@@ -1,4 +1,4 @@
-//! What a client costs its process beside time and memory: threads, connections, requests.
+//! What a client costs its process in addition to time and memory: threads, connections, requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,7 +8,7 @@ use leasehold::{Event, LockClient, Observer, Operation};
 
 use super::store::{builder, counting};
 
-/// Counts the requests that the library tells of.
+/// Counts the requests that the library reports.
 #[derive(Default)]
 pub struct Requests {
     reads: AtomicU64,
@@ -35,7 +35,7 @@ impl Observer for Requests {
     }
 }
 
-/// So many requests: looks at locks, attempts to have one, and what holders send.
+/// Numbers of requests: looks at locks, attempts to acquire one, and the requests of holders.
 #[derive(Clone, Copy, Default)]
 pub struct Made {
     pub reads: u64,
@@ -63,12 +63,12 @@ impl Made {
 pub struct Costed {
     pub client: LockClient,
     requests: Arc<Requests>,
-    /// What its SDK sends, where that tells: also what is no request of a lock.
+    /// How many commands its SDK sends, where it reports that: also commands that are not requests for a lock.
     commands: Option<Arc<AtomicU64>>,
     sockets: usize,
 }
 
-/// What was counted at a moment.
+/// The counts at one moment.
 pub struct Count {
     at: Instant,
     requests: Made,
@@ -76,7 +76,7 @@ pub struct Count {
 }
 
 impl Costed {
-    /// Its guards' own bounds are not the question.
+    /// With a long drop timeout, because this does not measure the guards' own bounds.
     pub fn connect(url: &str) -> Costed {
         let (sockets, requests) = (sockets(), Arc::<Requests>::default());
         let (builder, commands) = match counting(url) {
@@ -92,7 +92,7 @@ impl Costed {
         Count { at: Instant::now(), requests: self.requests.made(), commands }
     }
 
-    /// Threads and connections now, requests since then.
+    /// The threads and connections now, and the requests since `before`.
     pub fn since(&self, before: &Count) -> String {
         let (now, took) = (self.count(), before.at.elapsed().as_secs_f64());
         let rate = |made: u64| made as f64 / took;
@@ -106,7 +106,7 @@ impl Costed {
     }
 }
 
-/// Of this process; zero where that can't be told.
+/// The threads of this process; zero where that is not known.
 pub fn threads() -> usize {
     std::fs::read_dir("/proc/self/task").map_or(0, Iterator::count)
 }

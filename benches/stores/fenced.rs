@@ -1,5 +1,5 @@
-//! A user's own transactions beside the heartbeats of the guard that they assert: how many have to be begun again, and
-//! whether the guard stays held.
+//! A user's own transactions that assert a guard, concurrently with the guard's heartbeats: how many must be started
+//! again, and whether the guard stays held.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -12,12 +12,12 @@ use super::table::{Samples, Table};
 
 const HEARTBEAT: Duration = Duration::from_secs(1);
 const LEASE: Duration = Duration::from_secs(3);
-/// What the user does in the middle of a transaction, between reading and writing, and the goal, if there is one.
+/// How long the user works in the middle of a transaction, between reading and writing, and the goal, if there is one.
 const WORK: [(Duration, &str); 2] =
     [(Duration::from_millis(10), "; goal: under 5 %, none lost"), (Duration::from_millis(500), "; goal: none lost")];
 
 pub fn measure(store: &Store, seconds: u64, table: &mut Table) {
-    // It makes the file of SQLite.
+    // Connecting creates the SQLite file.
     let client = builder(&store.url).lease(LEASE).heartbeat(HEARTBEAT).connect().expect("the store");
     match store.name {
         #[cfg(feature = "sqlite")]
@@ -30,7 +30,7 @@ pub fn measure(store: &Store, seconds: u64, table: &mut Table) {
         "postgres" => beside_heartbeats(&client, store.name, &super::raw_postgres::data(&store.url), seconds, table),
         #[cfg(feature = "spanner")]
         "spanner" => beside_heartbeats(&client, store.name, &super::raw_spanner::data(&store.url), seconds, table),
-        // Nobody has data of his own in the memory store.
+        // A user has no data in the memory store.
         _ => {}
     }
 }

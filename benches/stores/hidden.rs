@@ -1,4 +1,4 @@
-//! The runtime behind the requests by hand: the library's own, so that what is compared is the request.
+//! The runtime for the raw requests: the library's own, so that only the requests differ.
 
 use std::future::Future;
 use std::time::Duration;
@@ -7,7 +7,7 @@ use leasehold::Error;
 use leasehold::internals::sys::deadline::Deadline;
 use leasehold::internals::sys::driver::Driver;
 
-/// A runtime with what `make` makes on it.
+/// A runtime with the value that `make` creates on it.
 pub fn hidden<C: 'static, Fut>(make: impl FnOnce() -> Fut + Send + 'static) -> Driver<C>
 where
     Fut: Future<Output = Result<C, Error>> + 'static,

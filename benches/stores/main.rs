@@ -1,4 +1,4 @@
-//! How fast the stores are, as ratios: each call beside the same statements done raw, by turns in one run.
+//! How fast the stores are, as ratios: each call compared with the same statements done raw, by turns in one run.
 //!
 //! ```sh
 //! cargo bench -p leasehold-tests --bench stores    # all stores that are compiled in
@@ -11,7 +11,7 @@
 //! cargo bench -p leasehold-tests --bench stores --features dynamodb -- --only hop
 //! ```
 //!
-//! Only the ratios and differences of one run mean something: the machine's load moves both sides.
+//! Only the ratios and differences within one run mean something, because the machine's load affects both sides.
 
 mod calls;
 mod cost;
@@ -58,7 +58,7 @@ struct Args {
 
 fn main() {
     let mut args = std::env::args().skip(1);
-    // `cargo bench` says so; `cargo test --benches` does not, and only wants to see that it runs.
+    // `cargo bench` passes `--bench`. `cargo test --benches` does not: it only checks that the benchmark runs.
     let mut parsed = Args { rounds: 20, waits: 1, many: 20, fenced: 1, seconds: 1, only: None, store: None };
     let mut told: Vec<(String, String)> = Vec::new();
     while let Some(arg) = args.next() {
@@ -69,7 +69,7 @@ fn main() {
                 let value = args.next().unwrap_or_else(|| panic!("{arg} needs a value"));
                 told.push((arg, value));
             }
-            // A filter of names or something else that cargo hands to every harness.
+            // A filter of names, or something else that cargo passes to every harness.
             other => eprintln!("{other:?} is ignored"),
         }
     }
@@ -89,7 +89,7 @@ fn main() {
 }
 
 fn run(args: &Args) {
-    // On the disk that the build is on: `/tmp` may be memory, where a sync costs nothing.
+    // On the disk of the build: `/tmp` may be in memory, where a sync costs nothing.
     let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).expect("a folder for the stores");
     let wanted = |part: &str| args.only.as_deref().is_none_or(|only| only == part);
     let mut table = Table::default();

@@ -1,4 +1,4 @@
-//! Many guards in one process: whether all stay held, what they cost, and how long `close` takes.
+//! Many guards in one process: whether all of them stay held, what they cost, and how long `close` takes.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,9 +9,9 @@ use super::cost::{Costed, threads};
 use super::store::{Stalling, Store};
 use super::table::{Samples, Table};
 
-/// So many guards `close` has to release, unless fewer are asked for.
+/// How many guards `close` must release, unless fewer are asked for.
 const CLOSED: usize = 1000;
-/// For so long one request of many stalls.
+/// How long the one request stalls.
 const STALL: Duration = Duration::from_secs(1);
 
 pub fn measure(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
@@ -20,7 +20,7 @@ pub fn measure(store: &Store, guards: usize, seconds: u64, table: &mut Table) {
         let stalling = stalling();
         held(store.name, &stalling.url, Some(&stalling), guards, seconds, table);
     }
-    // The few of a trial run, else a thousand, however many are held.
+    // The few of a trial run, otherwise a thousand, however many guards are held above.
     closed(store, if guards < 100 { guards } else { CLOSED }, table);
 }
 
@@ -37,7 +37,7 @@ fn close(client: &LockClient, guards: usize) {
     client.close().unwrap_or_else(failed);
 }
 
-/// How the guards that are lost were lost, and how many each way.
+/// How guards were lost, with the number of guards for each reason.
 fn losses(guards: &[LockGuard]) -> BTreeMap<String, usize> {
     let mut losses = BTreeMap::new();
     for guard in guards {
@@ -51,7 +51,7 @@ fn losses(guards: &[LockGuard]) -> BTreeMap<String, usize> {
     losses
 }
 
-/// What a process of many threads may come to the end of.
+/// The resources that a process with many threads may run out of.
 fn used() -> String {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default().lines().count();
     let most = |file: &str| std::fs::read_to_string(file).unwrap_or_default().trim().to_owned();
@@ -59,9 +59,9 @@ fn used() -> String {
     format!("{} threads (the host has numbers for {most_pids}), {maps} of {most_maps} memory maps", threads())
 }
 
-/// Half-way a request stalls, if `stalling` says how.
+/// Half-way through, one request stalls, if `stalling` is given.
 fn held(name: &str, url: &str, stalling: Option<&Stalling>, guards: usize, seconds: u64, table: &mut Table) {
-    // Whether all can be released in the usual bound is the other row's question.
+    // Not `store.connect()`, whose usual bound for releases the row of `closed` measures.
     let costed = Costed::connect(url);
     let client = &costed.client;
     let before = memory();
@@ -106,7 +106,7 @@ fn closed(store: &Store, guards: usize, table: &mut Table) {
     table.alone(store.name, &format!("close() of {} guards", guards.len()), &took, String::new());
 }
 
-/// What this process has in memory, in KiB; zero where that can't be told.
+/// The resident memory of this process, in KiB; zero where that is not known.
 pub fn memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or_default();

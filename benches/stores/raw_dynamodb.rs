@@ -1,5 +1,5 @@
-//! The DynamoDB store's requests by hand: the same conditions and values, through a client with the same settings on a
-//! hidden runtime of its own, as a blocking program has to have one.
+//! The DynamoDB store's requests done by hand: the same conditions and values, through a client with the same settings
+//! on a hidden runtime of its own, which a blocking program needs.
 
 use std::collections::HashMap;
 
@@ -51,7 +51,7 @@ pub fn store() -> Option<Store> {
     })
 }
 
-/// Any credentials do for the server of the tests.
+/// The test server accepts any credentials.
 fn config(endpoint: &str) -> SdkConfig {
     let credentials = Credentials::new("key", "secret", None, None, "bench");
     SdkConfig::builder()
@@ -62,18 +62,18 @@ fn config(endpoint: &str) -> SdkConfig {
         .build()
 }
 
-/// The table and the endpoint, if it is one of our URLs.
+/// The table and the endpoint, if the URL is one that this benchmark has made.
 fn named(url: &str) -> Option<(&str, &str)> {
     url.strip_prefix(SCHEME)?.split_once("?endpoint=")
 }
 
-/// Items of a user's own in the table of the locks.
+/// A user's own items in the table of the locks.
 pub fn data(url: &str) -> Items {
     let (table, endpoint) = named(url).expect("one of our URLs");
     Items::new(&config(endpoint), table)
 }
 
-/// A client for one of our URLs.
+/// A client for such a URL.
 pub fn builder(url: &str) -> ClientBuilder {
     match named(url) {
         Some((table, endpoint)) => leasehold::dynamodb::builder(config(endpoint), table),
@@ -96,12 +96,12 @@ impl RawDynamodb {
             .build();
         let driver = hidden(|| async { Ok(Client::from_conf(config)) });
         let mut raw = RawDynamodb { driver, table: table.to_owned(), token: 1_700_000_000_000_000 };
-        // The lock that `Refused` asks for.
+        // The lock that `Refused` tries to acquire.
         raw.acquire("raw-held", OTHER);
         raw
     }
 
-    /// Whether the condition held.
+    /// Returns whether the condition held.
     fn update(&self, key: &str, condition: &str, update: &str, values: &[(&str, AttributeValue)]) -> bool {
         let both = format!("{condition} {update}");
         let names = both.match_indices('#').map(|(at, _)| {

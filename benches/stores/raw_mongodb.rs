@@ -1,5 +1,5 @@
-//! The MongoDB store's requests by hand: a `findAndModify` with a pipeline that decides the same, through a client with
-//! the same settings on a hidden runtime of its own, as a blocking program has to have one.
+//! The MongoDB store's requests done by hand: a `findAndModify` with a pipeline that decides the same, through a client
+//! with the same settings on a hidden runtime of its own, which a blocking program needs.
 
 use std::rc::Rc;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ pub fn store() -> Option<Store> {
     Some(Store::new("mongodb", url, Some(Box::new(raw)), true))
 }
 
-/// Counts all commands but those by which the driver watches its servers.
+/// Counts all commands except those by which the driver monitors its servers.
 pub fn counting(url: &str) -> (ClientBuilder, Arc<AtomicU64>) {
     let (hosts, collection) = url.split_once("&collection=").expect("the collection");
     let mut options = ClientOptions::parse(hosts).run().expect("the server's URL");
@@ -46,7 +46,7 @@ pub fn counting(url: &str) -> (ClientBuilder, Arc<AtomicU64>) {
     (leasehold::mongodb::builder_with(options, DATABASE, collection), commands)
 }
 
-/// A collection of a user's own beside the one of the locks.
+/// A user's own collection next to the collection of the locks.
 pub fn data(url: &str) -> Texts {
     let (uri, collection) = url.split_once("&collection=").expect("one of our URLs");
     Texts::new(uri, DATABASE, &format!("{collection}-texts"))
@@ -65,7 +65,7 @@ impl RawMongodb {
             Ok(Client::with_options(options).expect("a client").database(DATABASE).collection(&collection))
         });
         let mut raw = RawMongodb { driver, grant: ObjectId::new() };
-        // The lock that `Refused` asks for.
+        // The lock that `Refused` tries to acquire.
         raw.acquire("raw-held", ObjectId::new(), LEASE * 1_000_000);
         raw
     }

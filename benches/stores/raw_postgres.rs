@@ -1,7 +1,7 @@
-//! The PostgreSQL store's statements by hand: an upsert, updates by the grant id, and a refusal that reads, through a
-//! client with the same settings on a hidden runtime of its own, as a blocking program has to have one. They are prepared
-//! once, as a careful program does. Beside them what people do instead: the same statements without that, as behind a pooler
-//! of transactions, an advisory lock, and a row that is locked by a transaction.
+//! The PostgreSQL store's statements done by hand: an upsert, updates by the grant id, and a refusal that reads,
+//! through a client with the same settings on a hidden runtime of its own, which a blocking program needs. They are
+//! prepared once, as a careful program does. Also what people use instead: the same statements without preparing, as
+//! behind a pooler of transactions, an advisory lock, and a row that a transaction has locked.
 
 use std::rc::Rc;
 
@@ -16,9 +16,9 @@ use super::store::{Call, Peer, Raw, Store, builder};
 
 const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
 const OTHER: &str = "7c1d5f0e-95d2-4e0b-a5a3-2f0f6f8a9b3c";
-/// Microseconds.
+/// In microseconds.
 const LEASE: i64 = 20_000_000;
-/// The same promise about power cuts.
+/// Gives the same promise about power cuts as the store.
 const DURABLE: &str = "set_config('synchronous_commit', 'on', true)";
 
 pub fn store() -> Option<Store> {
@@ -37,7 +37,7 @@ pub fn store() -> Option<Store> {
     Some(store)
 }
 
-/// The table is dropped by nobody else.
+/// Drops the tables, which nobody else does.
 pub fn tidy(url: &str) {
     if let Some((server, table)) = url.split_once("?table=") {
         let config: Config = server.parse().expect("the server's URL");
@@ -46,7 +46,7 @@ pub fn tidy(url: &str) {
     }
 }
 
-/// A table of a user's own beside the one of the locks.
+/// A user's own table next to the table of the locks.
 pub fn data(url: &str) -> Texts {
     let (server, table) = url.split_once("?table=").expect("one of our URLs");
     Texts::new(server.parse().expect("the server's URL"), &format!("{table}_texts"), false)
@@ -78,7 +78,7 @@ impl Session {
         run.expect("an answer").expect("the raw statement")
     }
 
-    /// Asks what was prepared, and tells what the first column of the first row says.
+    /// Runs a prepared statement, and returns the first column of the first row.
     fn ask_prepared(&self, statement: &Statement, values: Vec<Value>) -> Option<bool> {
         let statement = statement.clone();
         let run = self.0.run(&soon(), move |client: Rc<Client>| async move {
@@ -88,7 +88,7 @@ impl Session {
         run.expect("an answer").expect("the raw statement")
     }
 
-    /// The same with its text, in one message.
+    /// The same with the statement's text, in one message.
     fn ask(&self, sql: &str, values: Vec<Value>) -> Option<bool> {
         let sql = sql.to_owned();
         let run = self.0.run(&soon(), move |client: Rc<Client>| async move {
@@ -179,7 +179,7 @@ impl RawPostgres {
             ),
             session,
         };
-        // The lock that `Refused` asks for.
+        // The lock that `Refused` tries to acquire.
         if sent == Sent::Prepared {
             assert_eq!(
                 raw.ask(&raw.acquire, vec![text("raw-held"), text(OTHER), number(LEASE * 1_000_000)]),
@@ -227,7 +227,7 @@ impl Raw for RawPostgres {
     }
 }
 
-/// A lock of the session: nothing is written, nothing ends it but the session's end, and there is no token.
+/// A lock of the session: nothing is written, only the session's end or an unlock ends it, and there is no token.
 struct Advisory {
     session: Session,
 }
@@ -247,7 +247,7 @@ impl Peer for Advisory {
     }
 }
 
-/// A row that is locked by a transaction, which stays open for as long as the lock is held.
+/// A row that is locked by a transaction, which stays open as long as the lock is held.
 struct RowLock {
     session: Session,
     lock: String,

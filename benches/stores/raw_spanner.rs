@@ -1,5 +1,5 @@
-//! A read-write transaction of one read and one mutation by hand, with the same columns, through a client with the
-//! same settings on a hidden runtime of its own, as a blocking program has to have one.
+//! A read-write transaction of one read and one mutation done by hand, with the same columns, through a client with the
+//! same settings on a hidden runtime of its own, which a blocking program needs.
 
 use std::rc::Rc;
 
@@ -44,18 +44,18 @@ fn settings(host: &str) -> SpannerBuilder {
     Client::builder().with_endpoint(format!("http://{host}")).with_channel_pool(StaticChannelPoolConfig::new(1))
 }
 
-/// The database and the emulator, if it is one of our URLs.
+/// The database and the emulator, if the URL is one that this benchmark has made.
 fn named(url: &str) -> Option<(&str, &str)> {
     url.strip_prefix(SCHEME)?.split_once('@')
 }
 
-/// A table of a user's own beside the one of the locks.
+/// A user's own table next to the table of the locks.
 pub fn data(url: &str) -> data::Table {
     let (path, host) = named(url).expect("one of our URLs");
     data::Table::new(settings(host), path)
 }
 
-/// A client for one of our URLs.
+/// A client for such a URL.
 pub fn builder(url: &str) -> ClientBuilder {
     match named(url) {
         Some((path, host)) => leasehold::spanner::builder(settings(host), path, TABLE),
@@ -120,7 +120,7 @@ impl Raw for RawSpanner {
                 let row = row.set("heartbeat").to(&none).set("grant_id").to(&none).set("lock_id").to(&none);
                 row.set("owner").to(&none).set("host").to(&none)
             }),
-            // It has no condition: what is compared is a transaction that writes.
+            // It has no condition: the comparison is with a transaction that writes.
             Call::Refused => self.acquire("raw-held"),
         }
     }

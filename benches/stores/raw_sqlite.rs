@@ -1,4 +1,4 @@
-//! The statements of the SQLite store by hand: one connection, prepared once, nothing that they could do without.
+//! The SQLite store's statements done by hand: one connection, each statement prepared once, nothing unnecessary.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ const CLOCK: &str = "6f1b6a55-1c1e-4a58-9d51-3d0a0b7f2d11:0.0";
 const GRANT: &str = "0d0a2f2c-3a69-4f3e-8d0f-5f1c8d3c2b1a";
 const OWNER: &str = "some-host:12345:stores";
 
-/// A table of a user's own in the file of the locks.
+/// A user's own table in the file of the locks.
 pub fn data(url: &str) -> Table {
     Table::new(Path::new(url.strip_prefix("sqlite:").expect("one of our URLs")))
 }

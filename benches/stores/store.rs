@@ -1,4 +1,4 @@
-//! The stores that are measured. One joins by a function here that makes its `Store`, with its requests done raw.
+//! The stores that are measured. To add one, write a function here that makes its `Store`, with its requests done raw.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -10,28 +10,28 @@ use leasehold::{ClientBuilder, LockClient};
 /// A store to be measured.
 pub struct Store {
     pub name: &'static str,
-    /// What `builder` makes clients of, in other processes, too.
+    /// The URL from which `builder` makes clients, in other processes, too.
     pub url: String,
     /// The same statements without the library.
     pub raw: Option<Box<dyn Raw>>,
-    /// What people do instead of such a lock, by its name.
+    /// What people use instead of such a lock, with its name.
     pub peers: Vec<(&'static str, Box<dyn Peer>)>,
     /// Several processes can share it.
     pub shared: bool,
     /// How long after its end a lease is respected.
     pub grace: Duration,
-    /// Another way to it, on which a request can be made to stall.
+    /// Makes another way to the store, on which a request can be made to stall.
     pub stalling: Option<Box<dyn Fn() -> Stalling>>,
 }
 
 /// See [`Store::stalling`].
 pub struct Stalling {
     pub url: String,
-    /// The next request takes so much longer.
+    /// Makes the next request take this much longer.
     pub stall: Box<dyn Fn(Duration)>,
 }
 
-/// The calls of the low level.
+/// The low-level calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     Acquire,
@@ -42,19 +42,19 @@ pub enum Call {
 
 /// What a careful program would do by hand, with the same promise about power cuts.
 pub trait Raw {
-    /// What is not part of the call and must stand before it.
+    /// Prepares what the call needs but is not part of it.
     fn prepare(&mut self, call: Call);
-    /// The call; it must succeed.
+    /// Makes the call, which must succeed.
     fn run(&mut self, call: Call);
 }
 
-/// Another kind of lock in the same server.
+/// Another kind of lock on the same server.
 pub trait Peer {
-    /// Takes it and gives it back.
+    /// Acquires it and releases it.
     fn hold(&mut self);
 }
 
-/// Every store of this build whose server is there.
+/// Every store of this build whose server is available.
 pub fn stores(folder: &Path, only: Option<&str>) -> Vec<Store> {
     let wanted = |name: &str| only.is_none_or(|only| only == name);
     let mut stores = Vec::new();
@@ -100,7 +100,7 @@ pub fn builder(url: &str) -> ClientBuilder {
     LockClient::builder(url)
 }
 
-/// The same, and the count of all that its SDK sends, where that can be told.
+/// The same, with a count of everything that its SDK sends, where the SDK reports that.
 pub fn counting(url: &str) -> Option<(ClientBuilder, Arc<AtomicU64>)> {
     #[cfg(feature = "mongodb")]
     if url.starts_with("mongodb:") {

@@ -1,8 +1,8 @@
-//! The one table, and what the figures in it are.
+//! The one table of results, and how its figures are computed.
 
 use std::time::Duration;
 
-/// Into so many parts a run is cut, to show how much the ratio moves.
+/// A run is cut into this many parts, to show how much the ratio varies.
 const PARTS: usize = 5;
 
 /// One side of a comparison.
@@ -34,7 +34,7 @@ fn quantile(samples: &[Duration], at: f64) -> Duration {
 pub struct Table(Vec<[String; 8]>);
 
 impl Table {
-    /// Two sides that were measured by turns.
+    /// Adds two sides that were measured by turns.
     pub fn compare(&mut self, store: &str, what: &str, ours: &Samples, against: &str, theirs: &Samples) {
         let ratio = |a: &[Duration], b: &[Duration]| {
             quantile(a, 0.5).as_secs_f64() / quantile(b, 0.5).as_secs_f64().max(f64::MIN_POSITIVE)
@@ -55,7 +55,7 @@ impl Table {
         ]);
     }
 
-    /// One side alone, with something that belongs to it.
+    /// Adds one side alone, with a remark.
     pub fn alone(&mut self, store: &str, what: &str, ours: &Samples, beside: String) {
         let none = String::new;
         let p99 = if ours.0.len() > 1 { time(ours.p99()) } else { none() };

@@ -1,5 +1,5 @@
-//! Many keys at once, each held by another process and waited for by a thread of this one: what the waiting costs, and
-//! whether and how soon everybody has a lock that is released.
+//! Many keys at once, each held by another process, with a thread of this process waiting for it: what the waiting
+//! costs, whether all threads get their lock after the release, and how soon.
 
 use std::sync::mpsc;
 use std::thread;
@@ -12,12 +12,12 @@ use super::store::Store;
 use super::table::{Samples, Table};
 use super::waits::Other;
 
-/// So many keys, unless fewer are asked for.
+/// How many keys, unless fewer are asked for.
 const KEYS: usize = 1000;
-/// By then everybody was refused, and looked again: so much, and more for each key.
+/// After this time, plus `MORE` for each key, every waiter was refused and has looked again.
 const SETTLED: Duration = Duration::from_secs(2);
 const MORE: Duration = Duration::from_millis(5);
-/// What the other process is called that holds so many keys.
+/// The role of the other process that holds the keys, followed by their number.
 pub const ROLE: &str = "hold-";
 
 fn key(n: usize) -> String {
@@ -67,7 +67,7 @@ pub fn measure(store: &Store, keys: usize, seconds: u64, table: &mut Table) {
     costed.client.close().expect("everything is released");
 }
 
-/// The other process.
+/// What the other process does.
 pub fn child(role: &str, client: &LockClient) {
     let keys = role.parse().expect("so many keys");
     let guards: Vec<_> = (0..keys).map(|n| client.lock(&key(n)).expect("nobody holds it")).collect();

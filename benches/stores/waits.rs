@@ -1,4 +1,4 @@
-//! How long a waiter waits after the lock became free, and what its waiting costs.
+//! How long a waiter still waits after the lock has become free, and what its waiting costs.
 
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -14,18 +14,18 @@ use super::many::cpu;
 use super::store::{Call, Store, builder};
 use super::table::{Samples, Table};
 
-/// The waiter has settled by then: it has looked several times, and nothing is left of the moment when it came.
+/// By then the waiter has settled: it has looked several times, and its start has no effect any more.
 const HOLD: Duration = Duration::from_millis(1000);
-/// Holds differ by up to so much.
+/// Holds differ by up to this many milliseconds.
 const SPREAD: u64 = 1000;
-/// A wait in which nothing happens, for each round up to twenty.
+/// The time of a wait in which nothing happens, for each round up to twenty.
 const IDLE: Duration = Duration::from_millis(1000);
-/// Of a holder that is killed.
+/// The lease of a holder that is killed.
 const LEASE: Duration = Duration::from_secs(1);
-/// Of one that releases: a hold of more than a lease would first give other processes a turn.
+/// The lease of a holder that releases. A hold longer than its lease would first give other processes a turn.
 const LONG_LEASE: Duration = Duration::from_secs(20);
 
-/// What `made` in that time is for each wait; a holder only renews and releases meanwhile.
+/// The cost for each wait, from the requests `made` in this time; a holder only renews and releases meanwhile.
 fn text(made: Made, waits: usize, waited: Duration) -> String {
     let (reads, asked) = (made.reads as f64, (made.reads + made.asks) as f64);
     format!("{:.1} reads a second, {:.1} requests a wait", reads / waited.as_secs_f64(), asked / waits.max(1) as f64)
@@ -45,7 +45,7 @@ pub fn measure(store: &mut Store, rounds: usize, table: &mut Table) {
     }
 }
 
-/// Different in every round, so that neither a poll nor a clock that tells seconds falls into step with it.
+/// Different in every round, so that neither a poll nor a clock with a resolution of a second falls into step with it.
 fn spread(round: usize) -> Duration {
     Duration::from_millis(round as u64 * 370 % SPREAD)
 }
@@ -54,7 +54,7 @@ fn hold_time(round: usize) -> Duration {
     HOLD + spread(round)
 }
 
-/// Beside it a raw acquire after the same rest: a core that slept, and caches that others have used, make each of them
+/// Also measures a raw acquire after the same rest: a core that has slept, and caches that others have used, make both
 /// slower than in a loop.
 fn two_threads(store: &mut Store, rounds: usize, table: &mut Table) {
     let (client, requests) = client(&store.url, LONG_LEASE);
@@ -147,7 +147,7 @@ fn takeover(store: &Store, rounds: usize, table: &mut Table) {
         waited += started.elapsed();
         drop(guard);
 
-        // Somebody who never saw the holder alive comes after the end of its lease.
+        // A client that never saw the holder alive comes after the end of its lease.
         thread::sleep(spread(2 * round + 1));
         let end = killed_holder(store, &client);
         let mut comer = Other::start("late", &store.url);
@@ -161,7 +161,7 @@ fn takeover(store: &Store, rounds: usize, table: &mut Table) {
     table.alone(store.name, "the same by one who comes late", &late, format!("{after}; it came at half the grace"));
 }
 
-/// Another process held the lock and was killed; the end of its lease.
+/// Another process acquires the lock and is killed. Returns the end of its lease.
 fn killed_holder(store: &Store, client: &LockClient) -> SystemTime {
     let mut holder = Other::start("hold", &store.url);
     holder.hear();
@@ -178,7 +178,7 @@ fn at(micros: f64) -> SystemTime {
     SystemTime::UNIX_EPOCH + Duration::from_micros(micros as u64)
 }
 
-/// This program once more, in a process of its own.
+/// This program again, in another process.
 pub struct Other {
     child: Child,
     to: ChildStdin,
@@ -236,7 +236,7 @@ pub fn child(mut args: impl Iterator<Item = String>) {
     for line in std::io::stdin().lines() {
         line.expect("the first process lives");
         if role == "late" {
-            // Only now does it come to know anything of the store.
+            // Until now this process has had no contact with the store.
             let late = self::client(&url, LEASE).0;
             let guard = late.lock("takeover").expect("it becomes free");
             println!("{}", micros_now());

@@ -1,4 +1,4 @@
-//! The committed header is what the code says.
+//! The committed header matches the code.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use crate::library::root;
 
-/// In the order in which a reader wants them.
+/// In the order that suits a reader.
 const FILES: [&str; 24] = [
     "code",
     "version",
@@ -38,7 +38,7 @@ fn folder() -> PathBuf {
     root().join("src/capi")
 }
 
-/// The header's functions, without the `leasehold_` before them.
+/// The header's functions, without the prefix `leasehold_`.
 pub fn functions() -> BTreeSet<String> {
     let header = fs::read_to_string(folder().join("leasehold.h")).expect("it is committed");
     let code: String =
@@ -48,7 +48,7 @@ pub fn functions() -> BTreeSet<String> {
     words.filter_map(|word| word.strip_prefix("leasehold_")?.split_once('(')).map(|(name, _)| name.to_owned()).collect()
 }
 
-/// What a program was compiled for.
+/// The constants for the version that a program was compiled for.
 fn version() -> String {
     let version = env!("CARGO_PKG_VERSION");
     let part = |text: &str| text.parse::<u32>().expect("a number");
@@ -95,7 +95,7 @@ fn every_exported_function_stands_in_the_header_with_its_meaning() {
             let name = rest.split_once("fn leasehold_").expect("a name").1.split('(').next().expect("a name");
             let before = before.strip_suffix("#[cfg(unix)]\n").unwrap_or(before);
             assert!(before.lines().last().is_some_and(|line| line.starts_with("///")), "{name} has no comment");
-            // What can fail goes through the boundary, what can't is a plain look.
+            // A function that can fail goes through `call`; the others only look something up.
             let body = rest.split_once(" {\n").expect("a body").1.split("\n}\n").next().expect("a body");
             let answers_code = rest.split_once(" {\n").expect("a body").0.ends_with("-> Code");
             let is_kept = body.contains("call(|") || name.starts_with("error_");

@@ -1,4 +1,4 @@
-//! The documented way from the sources to an installed library, and a program that knows only pkg-config.
+//! The documented way from the sources to an installed library, and a program that learns of it only from pkg-config.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use crate::programs::is_proof;
 fn pkg_config(prefix: &std::path::Path, args: &[&str]) -> Vec<String> {
     let mut command = Command::new("pkg-config");
     command.env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig")).args(args).arg("leasehold");
-    // A space that is no end of a word stands behind a backslash.
+    // A space inside a word is written after a backslash.
     let said = run(&mut command).replace("\\ ", "\0");
     said.split_whitespace().map(|word| word.replace('\0', " ")).collect()
 }
@@ -24,7 +24,7 @@ fn a_program_outside_uses_the_installed_library() {
         make.arg(format!("PREFIX={}", prefix.display()));
         make
     };
-    // As root, who may have no cargo: what was built, but nothing else than what is asked for.
+    // As root, who may have no cargo: it installs what was built, and only with the features that were built.
     run(&mut make(&["install"]));
     let other = make(&["install", "FEATURES=mongodb"]).output().expect("make runs");
     assert!(!other.status.success(), "it installed a library without the feature");
@@ -36,7 +36,7 @@ fn a_program_outside_uses_the_installed_library() {
         assert!(installed(&name).is_file(), "{name}");
     }
 
-    // Away from the repository, with what the README shows.
+    // Outside the repository, with the commands that the README shows.
     let elsewhere = folder.path().join("elsewhere");
     std::fs::create_dir(&elsewhere).expect("a folder can be made");
     std::fs::copy(root().join("tests/c/hello.c"), elsewhere.join("hello.c")).expect("it can be copied");
@@ -55,7 +55,7 @@ fn a_program_outside_uses_the_installed_library() {
         let needed =
             String::from_utf8_lossy(&Command::new("ldd").arg(elsewhere.join(name)).output().expect("ldd runs").stdout)
                 .into_owned();
-        // By the name that changes with what programs rely on.
+        // It is linked by the name that changes with the library's interface.
         assert_eq!(needed.contains(&format!("{SONAME} ")), name == "shared", "{needed}");
         let mut program = Command::new(elsewhere.join(name));
         program.current_dir(&elsewhere).env("LD_LIBRARY_PATH", prefix.join("lib")).arg(&url);
@@ -72,7 +72,7 @@ fn a_program_outside_uses_the_installed_library() {
     assert!(!installed("libleasehold.so").exists() && headers.iter().all(|header| !header.exists()));
 }
 
-/// As in a fresh checkout, where no folder for what is built exists yet.
+/// As in a fresh checkout, where the folder for build results does not exist yet.
 #[test]
 fn make_makes_its_own_folder() {
     let (folder, _) = store();

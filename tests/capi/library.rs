@@ -1,4 +1,4 @@
-//! The library as C gets it, and C programs that are compiled against it.
+//! The library as C programs get it, and C programs that are compiled against it.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,19 +6,20 @@ use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
-/// No program takes more than a few seconds; under valgrind, on a busy machine, some minutes. They end themselves before.
+/// No program takes more than a few seconds, or some minutes under valgrind on a busy machine. They end themselves
+/// earlier.
 const PATIENCE: Duration = Duration::from_secs(660);
 /// The same warnings for every program, all of them errors.
 const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
-/// The name that programs look for.
+/// The file name that programs look for.
 pub const SONAME: &str =
     concat!("libleasehold.so.", env!("CARGO_PKG_VERSION_MAJOR"), ".", env!("CARGO_PKG_VERSION_MINOR"));
 
 pub struct Library {
-    /// Where `libleasehold.a` and `libleasehold.so` are.
+    /// The folder of `libleasehold.a` and `libleasehold.so`.
     pub folder: PathBuf,
-    /// What a program that links the static one has to link, too.
+    /// What a program that links the static library must link, too.
     pub system: Vec<String>,
 }
 
@@ -41,12 +42,12 @@ pub fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the tests are in a folder of it")
 }
 
-/// Kept between runs, so that only the first one compiles everything.
+/// A folder that is kept between runs, so that only the first run compiles everything.
 pub fn target(name: &str) -> PathBuf {
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)
 }
 
-/// The library's own Makefile, on the one build of the tests.
+/// The library's own Makefile, on the build that all tests share.
 pub fn make(goals: &[&str], cargo: &str) -> Command {
     make_in("capi", goals, cargo)
 }
@@ -55,20 +56,20 @@ fn make_in(build: &str, goals: &[&str], cargo: &str) -> Command {
     let mut make = Command::new("make");
     make.arg("-C").arg(root().join("src/capi")).args(goals).arg("PROFILE=debug");
     make.arg(format!("TARGET={}", target(build).display())).arg(format!("CARGO={cargo}"));
-    // What names lines is a third of the library, which each program links.
+    // Debug information is a third of the library, which each program links.
     make.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    // Cargo tells its children about itself, and they would build again for it.
+    // Cargo sets these variables for its children, which would make them build again.
     make.env_remove("CARGO_TARGET_DIR").env_remove("MAKEFLAGS");
     make
 }
 
-/// The one of the tests, built once.
+/// The library for the tests, built once.
 pub fn library() -> &'static Library {
     static BUILT: OnceLock<Library> = OnceLock::new();
     BUILT.get_or_init(|| build("capi", "FEATURES="))
 }
 
-/// The folder of one with a store on a server, whose runtime is hidden in it.
+/// The folder of a library with a store on a server, which contains a hidden runtime.
 #[cfg(all(feature = "postgres", target_os = "linux"))]
 pub fn with_postgres() -> &'static Path {
     static BUILT: OnceLock<Library> = OnceLock::new();
@@ -99,12 +100,12 @@ pub fn compiler(language: Language) -> Command {
     build.get_compiler().to_command()
 }
 
-/// A program of tests/c with these extra flags: in plain C linked with the static library, else with the shared one, which
-/// takes a third of the time.
+/// Compiles a program of tests/c with these extra flags. Plain C is linked with the static library, everything else
+/// with the shared one, which takes a third of the time.
 pub fn compile(program: &str, language: Language, flags: &[&str]) -> PathBuf {
     let output =
         target("c").join(format!("{program}-{}{}", language.standard(), flags.concat().replace(['=', ','], "")));
-    // Each once, and several at a time: each links the whole library.
+    // Each program is compiled once, and several at the same time: each links the whole library.
     static COMPILED: Mutex<BTreeMap<PathBuf, Arc<OnceLock<()>>>> = Mutex::new(BTreeMap::new());
     let compiled = COMPILED.lock().unwrap_or_else(PoisonError::into_inner).entry(output.clone()).or_default().clone();
     compiled.get_or_init(|| compile_as(program, language, flags, &output));
@@ -121,7 +122,7 @@ fn compile_as(program: &str, language: Language, flags: &[&str], output: &Path) 
     }
     command.arg(&source).args(["-x", "none", "-g", &format!("-std={standard}"), "-D_POSIX_C_SOURCE=200809L"]);
     command.args(WARNINGS).args(flags).arg("-I").arg(root().join("src/capi")).arg("-pthread");
-    // Only the static one shows its SQLite.
+    // Only the static library exposes its SQLite.
     let uses_sqlite = std::fs::read_to_string(&source).expect("it is there").contains("sqlite3_");
     if language == Language::C11 && flags.is_empty() || uses_sqlite {
         command.arg(library().folder.join("libleasehold.a")).args(&library().system);
@@ -134,13 +135,13 @@ fn compile_as(program: &str, language: Language, flags: &[&str], output: &Path) 
     assert!(answer.status.success() && said.is_empty(), "{program} as {standard}: {said}");
 }
 
-/// The program finds the shared library where it was built.
+/// Links the shared library so that the program finds it where it was built.
 pub fn links_shared(compiler: &mut Command) {
     let folder = &library().folder;
     compiler.arg(folder.join("libleasehold.so")).arg(format!("-Wl,-rpath,{}", folder.display()));
 }
 
-/// Runs it to its end; gives what it printed.
+/// Runs it to its end and returns what it printed.
 #[track_caller]
 pub fn run(command: &mut Command) -> String {
     let shown = format!("{command:?}");
@@ -156,7 +157,7 @@ pub fn run(command: &mut Command) -> String {
             let _ = child.kill();
             panic!("{shown} did not end within {PATIENCE:?}");
         }
-        // Its output ends when it ends; there is nothing to wait on for two pipes with a bound.
+        // The pipes end when the program ends, but one cannot wait for two pipes with a time limit.
         std::thread::park_timeout(Duration::from_millis(5));
     }
     let (stdout, stderr) = (stdout.join().expect("text"), stderr.join().expect("text"));
@@ -165,7 +166,7 @@ pub fn run(command: &mut Command) -> String {
     stdout
 }
 
-/// A store of its own for each run.
+/// A new store for each run.
 pub fn store() -> (tempfile::TempDir, String) {
     let folder = crate::room::room().expect("a folder");
     let url = format!("sqlite:{}", folder.path().join("locks.db").display());

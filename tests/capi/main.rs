@@ -1,4 +1,4 @@
-//! The C library: its header, its programs as users compile them, and what tools find in them.
+//! The C library: its header, its programs as users compile them, and what tools report about them.
 #![cfg(unix)]
 
 mod header;

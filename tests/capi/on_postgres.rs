@@ -1,4 +1,4 @@
-//! Programs on a store whose driver has a runtime, hidden in the library: on a real server, with processes that fork.
+//! Programs on a store whose driver needs a runtime, hidden in the library: on a real server, with processes that fork.
 
 use std::process::Command;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::servers::{postgres_server, skip};
 use crate::tools::answers;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Those that open a file of SQLite themselves.
+/// The programs that open an SQLite file themselves.
 const OF_SQLITE: [&str; 2] = ["fenced", "late"];
 
 #[test]
@@ -25,10 +25,10 @@ fn programs_prove_themselves_on_postgres() {
     let programs = programs.chain(with_libpq.then_some(&OF_POSTGRES));
     with_each(WAITING, programs, |program, proof| {
         let url = format!("{server}?table=c_{program}_{:016x}", fastrand::u64(..));
-        // As the programs: a server that stands still for some seconds ends no call.
+        // With the programs' own long timeouts, so that a server that stops for some seconds makes no call fail.
         let client = LockClient::builder(&url).create_schema(true).request_timeout(PATIENCE).drop_timeout(PATIENCE);
         client.connect().expect("a table").close().expect("an end");
-        // What is linked with the shared library runs with any build of it.
+        // A program that is linked with the shared library runs with any build of it.
         let mut command = Command::new(compile(program, Language::Cpp17, &[]));
         command.env("LD_LIBRARY_PATH", with_postgres());
         prove_on(&url, command, proof);

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use crate::library::{Language, compile, root, run, store};
 use crate::room::room;
 
-/// Whoever adds a program names it here, with its proof, in which `#` is a number above zero.
+/// A new program is named here, with its proof, in which `#` stands for a number above zero.
 pub const PROGRAMS: [(&str, &str); 18] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
     ("beside", "a callback that takes long holds up no other lock, and has the stack that it needs"),
@@ -30,14 +30,14 @@ pub const PROGRAMS: [(&str, &str); 18] = [
     ("told", "refused by name, told of the release, and lost by order, from process to process"),
 ];
 
-/// Runs on a PostgreSQL alone, with its own client.
+/// Runs only on PostgreSQL, with a client of its own.
 pub const OF_POSTGRES: (&str, &str) =
     ("fenced_postgres", "who asserts its lock writes through libpq, and nobody else does");
 
-/// So many run side by side: most of their time they wait.
+/// How many programs run at the same time: they mostly wait.
 pub const WAITING: usize = 3;
 
-/// Runs a program that is compiled, maybe under a tool.
+/// Runs a compiled program, perhaps under a tool.
 #[track_caller]
 pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
     let (_folder, url) = store();
@@ -49,12 +49,12 @@ pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
             command
         }
     };
-    // The library's own mutexes are nothing that the thread sanitizer knows: it judges what the programs do.
+    // The thread sanitizer does not know the library's own mutexes, so it checks only what the programs do.
     command.env("TSAN_OPTIONS", "ignore_interceptors_accesses=1");
     prove_on(&url, command, proof);
 }
 
-/// The same of a command that lacks the store's URL.
+/// The same for a command that still needs the store's URL.
 #[track_caller]
 pub fn prove_on(url: &str, mut command: Command, proof: &str) {
     let folder = room().expect("a folder");
@@ -75,14 +75,14 @@ pub fn is_proof(line: &str, proof: &str) -> bool {
     }
 }
 
-/// Does this with each of the programs, so many of them side by side.
+/// Calls `prove` with each of the programs, this many at the same time.
 pub fn with_each<'a>(
     side_by_side: usize,
     programs: impl Iterator<Item = &'a (&'a str, &'a str)> + Send,
     prove: impl Fn(&str, &str) + Sync,
 ) {
     let programs = Mutex::new(programs);
-    // Not locked while one runs.
+    // The list is not locked while a program runs.
     let next = || programs.lock().expect("no panic in it").next();
     std::thread::scope(|scope| {
         for _ in 0..side_by_side {

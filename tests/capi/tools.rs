@@ -1,4 +1,4 @@
-//! What valgrind and the sanitizers say, and the library from Python.
+//! What valgrind and the sanitizers find, and the library used from Python.
 
 use std::process::{Command, Stdio};
 
@@ -6,7 +6,7 @@ use crate::library::{Language, compile, compiler, library, root, run, store, tar
 use crate::programs::{PROGRAMS, WAITING, prove, with_each};
 use crate::servers::skip;
 
-/// Whether a tool is there.
+/// Whether a tool is installed.
 pub fn there(tool: &str, found: bool) -> bool {
     if !found {
         skip(&format!("{tool} is missing"));
@@ -18,7 +18,7 @@ pub fn answers(command: &mut Command) -> bool {
     command.stdout(Stdio::null()).stderr(Stdio::null()).status().is_ok_and(|status| status.success())
 }
 
-/// Whether the C compiler can link with this sanitizer, and what it makes runs here.
+/// Whether the C compiler can link with this sanitizer, and the result runs here.
 fn sanitizes(flag: &str) -> bool {
     let probe = target("c").join(format!("probe{}", flag.replace(['=', ','], "")));
     std::fs::create_dir_all(target("c")).expect("a folder can be made");
@@ -35,9 +35,9 @@ fn valgrind_finds_no_error_and_no_leak() {
     let common = ["valgrind", "--quiet", "--error-exitcode=9", "--fair-sched=yes"];
     let leaks =
         ["--leak-check=full", "--errors-for-leak-kinds=definite,indirect", "--show-leak-kinds=definite,indirect"];
-    // Under valgrind each takes all that a core has, and their bounds of time stay.
+    // Under valgrind each program uses a whole core, but its time limits stay the same.
     with_each(2, PROGRAMS.iter(), |program, proof| {
-        // In a child that was forked beside running threads all that they held is lost, by nature.
+        // A child that was forked while other threads ran necessarily leaks everything that they held.
         let leaks = if program == "forked" { &[][..] } else { &leaks };
         prove(&[&common, leaks].concat(), &compile(program, Language::C11, &[]), proof);
     });
@@ -59,7 +59,7 @@ fn the_thread_sanitizer_finds_nothing_in_the_programs() {
     if !there(flag, sanitizes(flag)) {
         return;
     }
-    // It does not bear a fork beside threads.
+    // The sanitizer does not support a fork while other threads run.
     let programs = PROGRAMS.iter().filter(|(program, _)| *program != "forked");
     with_each(WAITING, programs, |program, proof| prove(&[], &compile(program, Language::C11, &[flag]), proof));
 }
@@ -73,7 +73,7 @@ fn the_shared_library_shows_nothing_but_its_functions() {
     let shown = run(Command::new("nm").args(["-D", "--defined-only", "--format=just-symbols"]).arg(shared));
     let mut names: Vec<&str> = shown.lines().filter_map(|name| name.strip_prefix("leasehold_")).collect();
     names.sort_unstable();
-    // Among them would be those of SQLite, which a program may have for itself.
+    // The symbols of SQLite must not be among them, because a program may have an SQLite of its own.
     assert_eq!(shown.lines().count(), names.len(), "{shown}");
     assert_eq!(names, crate::header::functions().iter().map(String::as_str).collect::<Vec<_>>());
 }

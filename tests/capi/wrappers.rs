@@ -1,4 +1,5 @@
-//! What stands on the C library: the header for C++ and the package for Python; and what the compilers say of misuse.
+//! What is built on the C library: the header for C++ and the package for Python. Also how the compilers react to
+//! misuse.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -41,7 +42,7 @@ fn a_wrong_handle_and_a_code_that_nobody_reads_do_not_compile() {
     }
 }
 
-/// Compiles the program in C++ and runs it.
+/// Compiles the C++ program and runs it.
 fn wrapped(mut cc: Command, name: &str, flags: &[&str]) {
     let program = target("c").join(name);
     std::fs::create_dir_all(target("c")).expect("a folder can be made");
@@ -59,7 +60,7 @@ fn wrapped(mut cc: Command, name: &str, flags: &[&str]) {
 #[test]
 fn the_header_for_cpp_does_what_it_says() {
     wrapped(compiler(Language::Cpp17), "wrapped", &[]);
-    // A function that is freed while it runs.
+    // This would find a function that is freed while it runs.
     wrapped(compiler(Language::Cpp17), "wrapped-sanitized", &["-fsanitize=address,undefined"]);
     if answers(Command::new("clang++").arg("--version")) {
         wrapped(Command::new("clang++"), "wrapped-clang", &[]);

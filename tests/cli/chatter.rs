@@ -1,4 +1,4 @@
-//! What the library says beside the command: warnings and events, also where nobody reads them.
+//! What the library says in addition to the command: warnings and events, also where nobody reads them.
 
 use std::time::Duration;
 
@@ -21,7 +21,7 @@ fn the_librarys_warnings_are_not_shown_if_quiet_is_wanted() {
     assert!(!ran.stderr.contains("warn: "), "{}", ran.stderr);
 }
 
-/// A command whose heartbeats can't be written. Its loss is said once, by itself.
+/// A command whose heartbeats can't be written. Its loss is reported once, by leasehold's own message.
 #[track_caller]
 #[cfg(feature = "sqlite")]
 fn loses_its_lock(options: &[&str], meanwhile: impl FnOnce(&mut Running)) -> Ran {
@@ -39,7 +39,7 @@ fn loses_its_lock(options: &[&str], meanwhile: impl FnOnce(&mut Running)) -> Ran
     ran
 }
 
-/// The events of `-v` are told by heartbeats, too.
+/// Heartbeats also report the events of `-v`.
 #[test]
 fn an_event_that_nobody_reads_costs_no_lock() {
     let store = Store::new();
@@ -54,7 +54,7 @@ fn an_event_that_nobody_reads_costs_no_lock() {
     let held = || client.get("k").unwrap().filter(|key| !key.is_free());
     let ends = || held().expect("it is held").holders()[0].leased_until().expect("it ends");
     for _ in 0..3 {
-        // A time is read from two clocks, and so is not the same each time.
+        // A time is computed from two clocks, so it varies a little from look to look.
         let renewed = ends() + Duration::from_secs(1);
         wait_until("it is renewed", || ends() > renewed);
     }
@@ -64,7 +64,7 @@ fn an_event_that_nobody_reads_costs_no_lock() {
     drop(reader);
 }
 
-/// A heartbeat that failed warns, and nobody takes that.
+/// A failed heartbeat writes a warning, which nobody reads.
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_warning_that_nobody_reads_costs_no_lock() {
@@ -80,8 +80,8 @@ fn a_warning_that_nobody_reads_costs_no_lock() {
     let renewed = || holder().renewed();
     let granted = holder().created();
     let db = store.stuck();
-    // The first heartbeat is due after 6.6 s at the latest, and gives up after 3.5 s; the loss comes after 17 s, all of it
-    // from the grant, however late this test is.
+    // The first heartbeat is due after 6.6 s at the latest, and gives up after 3.5 s; the loss comes after 17 s. All of
+    // these count from the grant, however late this test is.
     let is_over = |time| granted.elapsed().is_ok_and(|since| since > time);
     wait_until("a heartbeat has failed", || is_over(Duration::from_millis(10_400)));
     drop(db);
@@ -92,14 +92,14 @@ fn a_warning_that_nobody_reads_costs_no_lock() {
     drop((command, reader));
 }
 
-/// Waits for a store whose URL is warned of as it is read.
+/// A command that waits for a store. Reading its URL gives a warning.
 #[cfg(all(feature = "mongodb", target_os = "linux"))]
 fn waits_for_a_store_that_is_warned_of(refused: &crate::nobody::Closed) -> Running {
     let url = format!("mongodb://{}/d?compressors=zlib", refused.address());
     Running::start(crate::support::leasehold(&["run", "k", "--", "true"]).env("LEASEHOLD_STORE", url))
 }
 
-/// Each of them would be stopped with all of the process when it writes to the terminal from the background.
+/// A thread that does not block SIGTTOU stops the whole process when it writes to the terminal from the background.
 #[test]
 #[cfg(all(feature = "mongodb", target_os = "linux"))]
 fn no_thread_is_older_than_what_keeps_the_terminal_from_stopping_it() {
@@ -112,17 +112,17 @@ fn no_thread_is_older_than_what_keeps_the_terminal_from_stopping_it() {
         blocked >> (nix::sys::signal::Signal::SIGTTOU as u32 - 1) & 1 == 0
     };
     let mut threads = Vec::new();
-    // Their list misses some where one ends meanwhile.
+    // The list of threads may miss some if one ends meanwhile.
     wait_until("those are seen that matter", || {
         let tasks = std::fs::read_dir(format!("/proc/{}/task", waits.child.id())).unwrap();
         let statuses = tasks.flat_map(|task| std::fs::read_to_string(task.unwrap().path().join("status")));
         threads = statuses.map(|status| (field(&status, "Name:"), is_stopped(&status))).collect();
         let is_seen =
             |name, lets_in: bool| threads.iter().any(|(seen, stopped)| seen == name && (*stopped || !lets_in));
-        // The one that is to be told lets them in only once it runs.
+        // The thread that takes these signals unblocks them only once it runs.
         is_seen("leasehold-log", false) && is_seen("leasehold-stops", true)
     });
-    // It is the one that is to be told, and writes nothing.
+    // It takes these signals, and writes nothing.
     let stopped: Vec<&str> = threads.iter().filter(|(_, stopped)| *stopped).map(|(name, _)| name.as_str()).collect();
     assert_eq!(stopped, ["leasehold-stops"]);
 }

@@ -25,7 +25,7 @@ fn node_with(store: &Store, lease: &str, name: &str, script: &str) -> Command {
     command
 }
 
-/// Says that it leads, and reads until it is ended.
+/// Prints that it leads, and reads until it is ended.
 const LEADS: &str = "echo $LEASEHOLD_OWNER leads; while :; do read never; done";
 
 #[test]
@@ -40,7 +40,7 @@ fn one_leads_and_another_takes_over_when_it_ends() {
     second.expect("bob leads");
     second.signal(Signal::SIGKILL);
     second.output_ends();
-    // Its lease runs out.
+    // Waits until its lease runs out.
     let mut third = Running::start(&mut node(&store, "eve", LEADS));
     third.expect("eve leads");
     third.signal(Signal::SIGINT);
@@ -51,7 +51,7 @@ fn one_leads_and_another_takes_over_when_it_ends() {
 fn who_is_deposed_stands_again() {
     let store = Store::new();
     let script = "echo $LEASEHOLD_TOKEN; while :; do read never; done";
-    // A heartbeat finds it out, also one that comes late.
+    // A heartbeat notices it, even one that comes late.
     let mut running = Running::start(&mut node_with(&store, "12s", "ann", script));
     let first: u64 = running.line().parse().unwrap();
     store.client().force_release("boss").unwrap();
@@ -64,7 +64,7 @@ fn who_is_deposed_stands_again() {
     assert!(store.client().get("boss").unwrap().unwrap().is_free());
 }
 
-/// The store wakes whoever waits, but it could not ask before the one who asks at once.
+/// A waiter that the store wakes could not ask before a former leader that asks again at once.
 #[test]
 fn after_max_hold_the_others_go_first() {
     let store = Store::new();
@@ -100,7 +100,7 @@ fn a_signal_ends_whoever_does_not_lead() {
     assert_eq!(running.end().code, Some(143));
 }
 
-/// As by `systemctl reload` on each node.
+/// As after `systemctl reload` on each node.
 #[test]
 fn a_hangup_ends_no_node_that_waits() {
     let store = Store::new();
@@ -123,37 +123,37 @@ fn a_hangup_is_nothing_that_a_quiet_node_tells() {
     let mut node =
         store.leasehold(&["elect", "--quiet", "boss", "--lease", "6s", "--kill-after", "0s", "--owner", "ann"]);
     let mut running = Running::start(node.args(["--", "sh", "-c", LEADS]).stdin(Stdio::piped()));
-    // One that is told of it when it leads passes it on.
+    // A node that gets the signal while it leads passes it on.
     tell_signal(&running.child, Signal::SIGHUP);
     drop(leader);
     running.expect("ann leads");
     running.signal(Signal::SIGTERM);
     let ran = running.end();
-    // It was the node that took it, not its command.
+    // The node took the SIGHUP, not its command.
     assert_eq!(ran.code, Some(143), "{}", ran.stderr);
     assert!(!ran.stderr.contains("SIGHUP"), "{}", ran.stderr);
 }
 
-/// As where the leader is restarted when all nodes are told to reload.
+/// As when the leader is restarted while all nodes are told to reload.
 #[test]
 fn a_signal_between_the_grant_and_the_begin_of_the_command_is_one_of_the_wait() {
     for (signal, code) in [(Signal::SIGHUP, 7), (Signal::SIGUSR1, 7), (Signal::SIGTERM, 143)] {
-        // On a busy machine the two seconds may be over before.
+        // On a busy machine the command may begin (after two seconds) before the signal comes.
         assert!((0..10).any(|_| is_one_of_the_wait(signal, code)), "{signal} always came to a command that had begun");
     }
 }
 
-/// False: the command had begun, so that says nothing.
+/// False if the command had begun already, so that the outcome proves nothing.
 fn is_one_of_the_wait(signal: Signal, code: i32) -> bool {
     let store = Store::new();
     let client = store.client();
-    // What it says of the grant nobody takes, so the command begins two seconds later.
+    // Nobody reads what it reports of the grant, so the command begins two seconds later.
     let (reader, full, _) = full_pipe();
     let mut command = node(&store, "ann", "trap '' HUP USR1; echo leads; read never; exit 7");
     let mut child = command.stdout(Stdio::piped()).stderr(full).spawn().unwrap();
     wait_until("it is granted", || client.get("boss").unwrap().is_some_and(|boss| !boss.is_free()));
     tell_signal(&child, signal);
-    // What it starts comes behind its last look at the signals of the wait.
+    // It starts processes only after its last look at the signals of the wait.
     let is_before = children(&child).is_empty();
     drop(child.stdin.take());
     let output = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
@@ -163,12 +163,12 @@ fn is_one_of_the_wait(signal: Signal, code: i32) -> bool {
     is_before
 }
 
-/// Nobody could end it from there any more.
+/// Without its terminal nobody could end it any more.
 #[test]
 fn the_end_of_its_terminal_ends_a_node_that_waits() {
     let store = Store::new();
     let _leader = store.client().lock("boss").unwrap();
-    // Its other end is closed at once: no process that is started meanwhile has it.
+    // Close-on-exec: no process that is started meanwhile inherits this end, so a drop closes it at once.
     let keys = posix_openpt(OFlag::O_RDWR | OFlag::O_NOCTTY | OFlag::O_CLOEXEC).unwrap();
     grantpt(&keys).unwrap();
     unlockpt(&keys).unwrap();
@@ -184,7 +184,7 @@ fn the_end_of_its_terminal_ends_a_node_that_waits() {
     assert_eq!(running.end().code, Some(129));
 }
 
-/// `ann`, who resigns once this file is there.
+/// A node of `ann`, which resigns once the file `sick` exists.
 fn healthy(store: &Store, sick: &str) -> Running {
     let (sick, script) = (store.path(sick), LEADS);
     let check = format!("test ! -e {}", sick.display());
@@ -222,7 +222,7 @@ fn who_was_not_well_lets_others_go_first_also_after_a_loss() {
     assert!(begun.elapsed() >= Duration::from_secs(2), "{:?}", begun.elapsed());
 }
 
-/// What a companion of ours leaves behind is adopted, and has our group as what a library starts.
+/// What a companion process leaves behind becomes our child. It is in our process group, like a process of a library.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_a_companion_leaves_behind_is_no_zombie_for_good() {
@@ -242,7 +242,7 @@ fn what_a_companion_leaves_behind_is_no_zombie_for_good() {
     running.end();
 }
 
-/// The system tells of its end once, before it is known that nobody else waits for it.
+/// The system reports its end only once, when it is not yet known that nobody else waits for it.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_a_companion_leaves_behind_while_a_node_waits_is_no_zombie_for_good() {
@@ -257,7 +257,7 @@ fn what_a_companion_leaves_behind_while_a_node_waits_is_no_zombie_for_good() {
     let _other = store.client().request("boss").wait(PATIENCE).lock().unwrap();
     running.says("is held by");
     std::fs::write(&fifo, "go\n").unwrap();
-    // It may have led more than once before the other one was there.
+    // The node may have led more than once before the other client got the lock.
     let left = std::iter::repeat_with(|| running.line()).find(|line| line != "leads").unwrap();
     wait_until("it has ended", || state(&left) == "Z");
     wait_until_reaped(&left);
@@ -265,7 +265,7 @@ fn what_a_companion_leaves_behind_while_a_node_waits_is_no_zombie_for_good() {
     assert_eq!(running.end().code, Some(143));
 }
 
-/// What a term left behind outside of its group ends while another node leads.
+/// What a term left behind outside its process group ends while another node leads, and must be reaped.
 #[test]
 #[cfg(target_os = "linux")]
 fn who_waits_for_a_term_leaves_no_zombie() {

@@ -60,7 +60,7 @@ fn a_command_that_cannot_run_ends_as_in_a_shell() {
 #[test]
 fn the_command_knows_its_lock_and_its_store() {
     let store = Store::new();
-    // Those of whoever runs the tests are not ours.
+    // The environment of the test run may have other variables, which do not count.
     let script = "env | grep ^LEASEHOLD_ | grep -Ev '^LEASEHOLD_(TEST|CI)_' | sort; read go";
     let mut command = store.script(&["--owner", "ann", "--comment", "why", "--max-holders", "2"], script);
     let mut running = Running::start(command.stdin(Stdio::piped()));
@@ -92,7 +92,7 @@ fn what_ended_and_was_not_waited_for_keeps_no_lock() {
     let ended = running.status().code();
     kill(daemon, Signal::SIGKILL).unwrap();
     assert_eq!(ended, Some(0));
-    // What lives does.
+    // A process that still lives keeps the lock.
     let mut running =
         Running::start(&mut store.reading(&[], "exec 3<&0; (echo ready; read go <&3; echo gone) & exit 3"));
     running.expect("ready");
@@ -102,7 +102,7 @@ fn what_ended_and_was_not_waited_for_keeps_no_lock() {
     assert_eq!(running.end().code, Some(3));
 }
 
-/// It stands beside one that ended and that nobody waits for, so that the list of processes decides.
+/// Next to it is a process that ended and that nobody waits for, so that the list of processes decides.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_name_that_is_not_utf_8_keeps_its_lock() {
@@ -201,11 +201,11 @@ fn a_short_lease_needs_no_other_option() {
     let store = Store::new();
     for lease in ["6s", "3s", "2s"] {
         let once = |_| run(&mut store.leasehold(&["run", "k", "--lease", lease, "--", "true"]));
-        // A machine that stood still for a whole lease lost it, which says nothing of the options.
+        // A machine that stopped for a whole lease has lost the lock, which says nothing about the options.
         let ran = (0..5).map(once).find(|ran| ran.code != Some(76)).expect("a lease that is longer than a start");
         assert_eq!((ran.code, ran.stderr.as_str()), (Some(0), ""), "{lease}");
     }
-    // So short that a busy machine may lose it; but it is no wrong usage.
+    // So short that a busy machine may lose the lock; but it is not a usage error.
     let ran = run(&mut store.leasehold(&["run", "k", "--wait", "20s", "--lease", "100ms", "--", "true"]));
     assert!(matches!(ran.code, Some(0 | 69 | 75 | 76)), "{}", ran.stderr);
     let ran = run(&mut store.leasehold(&["run", "k", "--lease", "99ms", "--", "true"]));
@@ -275,7 +275,7 @@ fn a_store_out_of_reach_is_69() {
     assert_eq!(ran.code, Some(69), "{}", ran.stderr);
 }
 
-/// A folder where SQLite's log should be: an error that passes.
+/// Puts a folder where SQLite's log should be: a temporary error.
 fn in_trouble(store: &Store) -> std::path::PathBuf {
     drop(store.client());
     let trouble = store.path("locks.db-wal");
@@ -353,7 +353,7 @@ fn looking_makes_nothing() {
             ran.stderr.contains("there is no such file; correct the path, or make it by `leasehold init`"),
             "{ran:?}"
         );
-        // The default of the user's.
+        // The user's default store.
         let ran = run(store.leasehold(args).env_remove("LEASEHOLD_STORE"));
         assert_eq!(ran.code, Some(78), "{args:?}: {}{}", ran.stdout, ran.stderr);
         let said = ["there are no locks yet: no --store is given, and ", "/leasehold/locks.db is made by "];
@@ -432,7 +432,7 @@ fn a_real_time_signal_ends_a_command_as_any_other() {
     assert!(store.client().get("k").unwrap().unwrap().is_free());
 }
 
-/// Longer than the machine can count, or than the library takes: which option, and what it takes.
+/// A duration that the machine can't count, or that the library refuses: the error names the option and its limit.
 #[test]
 fn a_duration_that_is_too_long_is_wrong_usage() {
     let store = Store::new();
@@ -465,7 +465,7 @@ fn a_duration_that_is_too_long_is_wrong_usage() {
     }
 }
 
-/// Not only while a lock is held or waited for.
+/// This holds at any time, not only while a lock is held or waited for.
 #[test]
 fn a_message_that_nobody_reads_holds_up_no_end() {
     let store = Store::new();

@@ -12,13 +12,13 @@ fn both(store: &Store, options: &[&str]) -> Running {
     Running::start(command.args(options).args(["--", "sleep", "1000"]))
 }
 
-/// For how long somebody holds it, if anybody does.
+/// How long the lease of its holder still lasts, if it has one.
 fn left(store: &Store, key: &str) -> Option<Duration> {
     let key = store.client().get(key).unwrap()?;
     key.holders().first().and_then(|holder| holder.remaining())
 }
 
-/// It bounds the work, not the wait for the second one.
+/// `--max-hold` limits the work, not the wait for the second key.
 #[test]
 fn the_longest_hold_is_counted_from_when_all_are_held() {
     let store = Store::new();
@@ -36,7 +36,7 @@ fn the_longest_hold_is_counted_from_when_all_are_held() {
     assert!(freed.elapsed() >= max_hold, "{:?}: {}", freed.elapsed(), ran.stderr);
 }
 
-/// Nothing ran, so nobody is to wait for the end of an hour.
+/// Nothing ran, so nobody should have to wait until the end of the hour.
 #[test]
 #[cfg(feature = "sqlite")]
 fn where_one_cannot_be_made_to_stand_none_does() {
@@ -57,7 +57,8 @@ fn where_one_cannot_be_made_to_stand_none_does() {
     }
 }
 
-/// What hinders one of several does not leave the others, nor does a second signal leave it unsaid.
+/// A key that can't be released does not keep the others from being released, and a second signal does not suppress the
+/// report.
 #[test]
 #[cfg(feature = "sqlite")]
 fn what_stands_though_nothing_is_run_is_freed_one_by_one_and_said() {
@@ -86,7 +87,7 @@ fn what_stands_though_nothing_is_run_is_freed_one_by_one_and_said() {
     }
 }
 
-/// That one could not be released does not hide that the work was not safe.
+/// A failed release of one key does not hide that the work was not safe.
 #[test]
 #[cfg(feature = "sqlite")]
 fn that_one_was_lost_is_told_where_another_can_not_be_released() {
@@ -100,7 +101,7 @@ fn that_one_was_lost_is_told_where_another_can_not_be_released() {
     assert_eq!(ran.code, Some(76), "{}", ran.stderr);
 }
 
-/// Those that are not lost would keep it out until the next period.
+/// Otherwise the keys that are not lost would keep it out until the next period.
 #[test]
 #[cfg(feature = "sqlite")]
 fn a_run_that_has_lost_one_of_several_is_due_again() {
@@ -115,12 +116,12 @@ fn a_run_that_has_lost_one_of_several_is_due_again() {
     assert_eq!((again.code, again.stdout.as_str()), (Some(0), "again\n"), "{}", again.stderr);
 }
 
-/// The system would refuse to start the command when all of them are held.
+/// The system would refuse to start the command after all of them were taken.
 #[test]
 #[cfg(target_os = "linux")]
 fn keys_that_fit_into_no_environment_are_refused_before_they_are_taken() {
     let store = Store::new();
-    // Each with its end of line, and the last one with the end of the text.
+    // Each key counts with its end of line, and the last one with the end of the text.
     let keys = |all: usize| {
         let keys = (0..130).map(|n| format!("{n:01000}")).collect::<Vec<_>>();
         let rest = all - keys.iter().map(|key| key.len() + 1).sum::<usize>() - 1;
@@ -135,11 +136,11 @@ fn keys_that_fit_into_no_environment_are_refused_before_they_are_taken() {
     assert!(!store.path("locks.db").exists());
     let ran = run(keys(most));
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
-    // Nor so many that their tokens are too long, however short they are.
+    // Nor are so many accepted that their tokens are too long, however short the keys are.
     let store = Store::new();
     let many = |count| {
         let many = (0..count).map(|n| format!("{n:04}"));
-        // To take them all may take a busy machine longer than a usual lease.
+        // On a busy machine it may take longer than a usual lease to take them all.
         crate::support::run(store.leasehold(&["run", "--try", "--lease", "60s"]).args(many).args(["--", "true"]))
     };
     let ran = many(6_241);

@@ -1,4 +1,4 @@
-//! `--health-cmd`: the lock is given back while it fails.
+//! `--health-cmd`: the lock is released while the check fails.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,7 +9,7 @@ use crate::shared::{Shared, on_each_server};
 use crate::support::{Running, Store, full_pipe, leasehold, lines_after, run, state, wait_until_reaped};
 use crate::wait::wait_until;
 
-/// A check that has the time it needs on a busy machine.
+/// A check that gets the time it needs on a busy machine.
 const OFTEN: [&str; 4] = ["--health-interval", "50ms", "--health-timeout", "60s"];
 const LEASE: [&str; 4] = ["--lease", "30s", "--kill-after", "5s"];
 
@@ -43,7 +43,7 @@ fn the_command_is_ended_and_the_lock_given_back_once_it_has_failed_often_enough(
 fn what_fails_now_and_then_costs_nothing() {
     let store = Store::new();
     let asked = store.path("asked");
-    // Each second check fails.
+    // Every second check fails.
     let check = "echo >>$ASKED; test $(($(wc -l <$ASKED) % 2)) = 0";
     let mut command = store.reading(&options(check, &["--health-retries", "2"]), "echo ready; read go; exit 4");
     let mut running = Running::ready(command.env("ASKED", &asked));
@@ -53,7 +53,7 @@ fn what_fails_now_and_then_costs_nothing() {
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(4), ""));
 }
 
-/// So is all that it has started.
+/// Everything that the check has started is killed, too.
 #[test]
 fn a_check_that_hangs_has_failed_and_is_killed() {
     let store = Store::new();
@@ -91,7 +91,7 @@ fn who_was_told_to_end_is_not_asked_any_more() {
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(5), ""));
 }
 
-/// What is said of it holds nothing up.
+/// Messages about the check must not delay anything.
 #[test]
 fn a_standard_error_that_nobody_reads_keeps_no_lock() {
     let store = Store::new();
@@ -118,7 +118,7 @@ fn a_period_in_which_it_failed_is_due_again() {
     assert_eq!(run(&mut store.script(&["--every", "1h"], "true")).code, Some(0));
 }
 
-/// As many servers do, that then read their configuration anew.
+/// Many servers survive such a signal, and read their configuration again.
 #[test]
 fn a_command_that_lives_through_a_signal_is_asked_on() {
     let store = Store::new();
@@ -135,13 +135,13 @@ fn a_command_that_lives_through_a_signal_is_asked_on() {
     }
 }
 
-/// It has shown that it was not meant to end.
+/// The command has shown that it did not mean to end.
 #[test]
 fn a_leader_that_is_well_after_a_hangup_stands_again() {
     let store = Store::new();
     let asked = store.path("asked");
     let mut command = store.leasehold(&["elect", "boss", "--health-cmd", "echo >>$ASKED"]);
-    // It must not be lost between the hangup and the checks behind it.
+    // The lock must not be lost between the hangup and the checks after it.
     command.args([&OFTEN[..], &["--lease", "18s", "--kill-after", "1s"]].concat());
     let script = "trap 'echo heard' HUP; echo $LEASEHOLD_TOKEN; while :; do read never; done";
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
@@ -151,7 +151,7 @@ fn a_leader_that_is_well_after_a_hangup_stands_again() {
     running.expect("heard");
     let times = || fs::read_to_string(&asked).unwrap_or_default().len();
     let before = times();
-    // The first of them may have begun before, and the last may not be done.
+    // The first of them may have begun before, and the last may still run.
     wait_until("it is asked on", || times() >= before + 3);
     store.client().force_release("boss").unwrap();
     let second: u64 = running.line().parse().unwrap();
@@ -160,29 +160,29 @@ fn a_leader_that_is_well_after_a_hangup_stands_again() {
     assert_eq!(running.end().code, Some(143));
 }
 
-/// It would go on beside the next holder.
+/// Otherwise it would still run while the next holder works.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_check_ends_with_the_command() {
     let store = Store::new();
     let fifo = store.fifo();
-    // It ends by itself long after this.
+    // By itself it ends long after the test.
     let check = "exec >$FIFO; echo in; sleep 1000";
     let options = ["--health-cmd", check, "--health-interval", "50ms", "--health-timeout", "5m", "--lease", "90s"];
     let mut command = store.reading(&options, "echo ready; read go");
     let mut running = Running::ready(command.env("FIFO", &fifo));
     let output = lines_after("in", &fifo);
-    // The release hangs.
+    // The release now hangs.
     let db = store.stuck();
     running.tell("go");
     output.end();
-    // That took none of the time of the release, which is seconds.
+    // Waiting for the check took none of the release's time, which is only seconds.
     wait_until("it is released", || running.threads().iter().any(|name| name.starts_with("leasehold-rel")));
     drop(db);
     assert_eq!(running.end().code, Some(0));
 }
 
-/// The store may be why it was not well.
+/// The hanging store may also be why the check failed.
 #[test]
 fn a_signal_while_the_release_hangs_ends_an_election() {
     let store = Store::new();
@@ -193,13 +193,13 @@ fn a_signal_while_the_release_hangs_ends_an_election() {
     command.args(["--", "sh", "-c", script]).stdin(Stdio::piped());
     let mut running = Running::start(command.env("SICK", &sick));
     let leader = running.line();
-    // A signal that comes right before its read is looked at after the next line only.
+    // The shell handles a signal that comes right before its `read` only after the next line.
     wait_until("it reads", || state(&leader) == "S");
     fs::write(&sick, "").unwrap();
     running.expect("term");
     let db = store.stuck();
     running.tell("go");
-    // Else the signal is passed on to the command.
+    // Otherwise leasehold would pass the signal on to the command.
     wait_until_reaped(&leader);
     running.signal(Signal::SIGTERM);
     let status = running.status();
@@ -232,7 +232,7 @@ fn node(shared: &Shared, name: &str, sick: &str) -> Command {
     command
 }
 
-/// A leader that is not well steps down; others go first, and then it stands again.
+/// A leader whose check fails steps down; other nodes go first, and then it campaigns again.
 fn cases(shared: &Shared) {
     let folder = tempfile::tempdir().unwrap();
     let sick = folder.path().join("sick");

@@ -12,16 +12,16 @@ use serde_json::Value;
 use crate::support::{Running, Store, ended_before, full_pipe, lines_of, run};
 use crate::wait::wait_until;
 
-/// A process that the lock is held for.
+/// A process for which the lock is held.
 fn process(script: &str) -> Running {
     let mut command = Command::new("sh");
     Running::ready(command.args(["-c", script]).stdin(Stdio::piped()))
 }
 
-/// Ends with 3 at TERM, and says what it is told until then.
+/// Ends with 3 at TERM. Until then it prints each line that it reads, and `usr1` at USR1.
 const EARS: &str =
     "trap 'echo term; exit 3' TERM; trap 'echo usr1' USR1; echo ready; while :; do read line && echo $line; done";
-/// Is not ended by TERM.
+/// Does not end at TERM.
 const DEAF: &str = "trap '' TERM; echo ready; read never";
 
 fn hold(store: &Store, process: &Running, options: &[&str]) -> Running {
@@ -39,7 +39,7 @@ fn a_lock_is_held_until_a_process_ends() {
     let mut script = process(EARS);
     let mut holds = hold(&store, &script, &["--lease", "12s", "--owner", "ann", "--comment", "why"]);
     let lock: Value = serde_json::from_str(&holds.line()).unwrap();
-    // Whoever reads the lock can go on.
+    // The output ends, so that its reader can go on.
     holds.output_ends();
     let holder = store.client().get("k").unwrap().unwrap().holders()[0].clone();
     assert_eq!((&lock["owner"], holder.comment()), (&"ann".into(), Some("why")));
@@ -58,7 +58,7 @@ fn a_lock_is_held_until_a_pipe_is_closed() {
     let store = Store::new();
     let mut holds = Running::start(store.leasehold(&["hold", "k", "--fd", "0"]).stdin(Stdio::piped()));
     holds.line();
-    // What comes by it means nothing.
+    // The content that arrives on the descriptor means nothing.
     (0..100).for_each(|_| holds.tell(&"x".repeat(1000)));
     wait_until("it is held", || !is_free(&store));
     assert!(holds.child.try_wait().unwrap().is_none());
@@ -67,7 +67,7 @@ fn a_lock_is_held_until_a_pipe_is_closed() {
     assert!(is_free(&store));
 }
 
-/// As the help has it.
+/// As in the help text.
 #[test]
 fn a_script_holds_a_lock_to_its_end() {
     let store = Store::new();
@@ -98,7 +98,7 @@ fn a_script_holds_a_lock_to_its_end() {
     }
 }
 
-/// The same: whoever writes to the pipe is told of a loss.
+/// The same script is told of a loss when it writes to the pipe.
 #[test]
 fn a_pipe_breaks_with_the_loss() {
     let store = Store::new();
@@ -133,7 +133,7 @@ fn a_loss_ends_the_process() {
 fn what_ignores_term_is_killed_before_the_lease_ends() {
     let store = Store::new();
     let mut script = process(DEAF);
-    // A tenth of it is between the end of the process and that of the lease, also on a busy machine.
+    // A tenth of the lease lies between the end of the process and the end of the lease, enough for a busy machine.
     let mut holds = hold(&store, &script, &["--lease", "12s", "--kill-after", "1s"]);
     holds.line();
     // Heartbeats can't be written any more.
@@ -144,7 +144,7 @@ fn what_ignores_term_is_killed_before_the_lease_ends() {
     assert_eq!(holds.end().code, Some(76));
 }
 
-/// The keeper does it.
+/// The keeper kills it.
 #[test]
 fn the_process_is_killed_where_leasehold_cannot_renew_for_it() {
     for stops_by in [Signal::SIGKILL, Signal::SIGSTOP] {
@@ -173,7 +173,8 @@ fn the_process_may_be_told_or_left_alone() {
         told.into_iter().for_each(|line| script.expect(line));
         script.tell("lives");
         script.expect("lives");
-        // Nobody is killed with a leasehold that would not kill. A lease that is not lost before, which is told, too.
+        // Where a loss kills nobody, the end of leasehold kills nobody. The default lease is not lost before, which
+        // would also signal the process.
         let mut holds = hold(&store, &script, &["--on-loss", on_loss]);
         holds.line();
         holds.signal(Signal::SIGKILL);
@@ -251,7 +252,7 @@ fn what_cannot_be_watched_is_wrong_usage() {
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(64), ""), "{args:?}: {}", ran.stderr);
         assert!(ran.stderr.contains(why), "{args:?}: {}", ran.stderr);
     }
-    // It would never be closed.
+    // A descriptor would never be closed if leasehold had its writing end itself.
     let script = format!(
         "mkfifo pipe; {} hold k --fd 3 1<>pipe 3<pipe; echo $?; {0} hold k --fd 0 --on-loss signal:USR1 < /dev/null; echo $?",
         env!("CARGO_BIN_EXE_leasehold")
@@ -266,7 +267,7 @@ fn what_cannot_be_watched_is_wrong_usage() {
     }
 }
 
-/// As behind a collector of logs that is stuck, or at a terminal that is stopped.
+/// As behind a log collector that is stuck, or on a terminal that is stopped.
 #[test]
 fn a_lock_that_nobody_reads_is_renewed_and_given_back_all_the_same() {
     let store = Store::new();
@@ -286,11 +287,11 @@ fn a_lock_that_nobody_reads_is_renewed_and_given_back_all_the_same() {
         assert_eq!(holds.status().code(), Some(signal.map_or(0, |signal| 128 + signal as i32)));
         assert!(is_free(&store));
     }
-    // Until it is read, which may be at any time, the process works under it.
+    // The line may be read at any time, and then the process works under the lock: so it must be renewed until then.
     let (mut reader, stdout, full) = full_pipe();
     let mut script = process(EARS);
     let mut command = store.leasehold(&["hold", "k", "--pid", &script.child.id().to_string()]);
-    // As little as can be is kept back of each lease, for heartbeats that come late.
+    // As little as possible is kept back from the lease, so that late heartbeats still renew it.
     let mut holds = Running::start_to(stdout, command.args(["--lease", "10s", "--kill-after", "0s"]));
     let renewed_for = || {
         let holder = store.client().get("k").unwrap()?.holders().first()?.clone();
@@ -308,7 +309,7 @@ fn a_lock_that_nobody_reads_is_renewed_and_given_back_all_the_same() {
     assert_eq!(holds.status().code(), Some(0));
 }
 
-/// Each has inherited the writing end of the other's pipe.
+/// Each of the two has inherited the writing end of the other's pipe.
 #[test]
 fn two_that_hold_for_one_script_end_with_it() {
     let store = Store::new();
@@ -323,12 +324,12 @@ fn two_that_hold_for_one_script_end_with_it() {
     let free = || ["a", "b"].map(|key| store.client().get(key).unwrap().is_none_or(|key| key.is_free()));
     assert_eq!(free(), [false, false]);
     script.tell("go");
-    // What holds for it has its standard error.
+    // The processes that hold for it have its standard error, so this waits for them, too.
     assert_eq!(script.end().code, Some(0));
     assert_eq!(free(), [true, true]);
 }
 
-/// What may be said of a loss is said in time, also where the store does not answer.
+/// The loss is reported in time, also where the store does not answer.
 #[test]
 fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
     let store = Store::new();
@@ -340,7 +341,7 @@ fn a_pipe_is_closed_by_a_loss_before_the_lease_ends() {
     ended_before(end);
 }
 
-/// Nor does what is started at the loss, and leaves something behind, keep the pipe open.
+/// A process that the command of `--on-loss` leaves behind does not keep the pipe open either.
 #[test]
 fn a_pipe_is_closed_by_a_loss_whatever_its_command_leaves_behind() {
     let store = Store::new();
@@ -355,10 +356,10 @@ fn a_pipe_is_closed_by_a_loss_whatever_its_command_leaves_behind() {
     assert_eq!(written.map_err(|error| error.kind()), Err(std::io::ErrorKind::BrokenPipe));
 }
 
-/// Nor does what nobody reads hold that up, with as little time for it as there can be.
+/// Output that nobody reads does not delay this either, with as little time left as possible.
 #[test]
 fn a_pipe_is_closed_by_a_loss_though_nobody_reads_standard_error() {
-    // With a longer lease where a busy machine lost it before the store was stuck.
+    // Repeated with a longer lease if a busy machine lost the lock before the store was stuck.
     for option in ["-v", "--json"] {
         let in_time = |lease| closes_its_pipe_in_time(lease, option);
         assert!(["3s", "6s", "12s", "24s"].into_iter().any(in_time), "none was held for long enough");
@@ -378,11 +379,11 @@ fn closes_its_pipe_in_time(lease: &str, option: &str) -> bool {
     wait_until("it was granted", || client.get("k").unwrap().is_some());
     let _db = store.stuck();
     let key = client.get("k").unwrap().unwrap();
-    // Its end closes the other end of that; a wait would close this one.
+    // leasehold's end closes the other end of this pipe. `wait` would close this end, so the pipe is taken out first.
     let _pipe = child.stdin.take();
     let code = child.wait().unwrap().code();
     if [Some(69), Some(75)].contains(&code) {
-        // It saw its grant too late to hold it, and could get no other.
+        // It learned of its grant too late to hold it, and could get no other one.
         return false;
     }
     assert_eq!(code, Some(76));
@@ -393,7 +394,7 @@ fn closes_its_pipe_in_time(lease: &str, option: &str) -> bool {
     true
 }
 
-/// The release fails, and nobody takes what is said of that.
+/// The release fails, and nobody reads the message about it.
 #[test]
 fn a_standard_error_that_nobody_reads_does_not_keep_hold_from_ending() {
     let store = Store::new();

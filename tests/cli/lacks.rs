@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use crate::support::{NOBODY, Running, Store, run};
 
-/// The command is not what is missing. Only root may take that away, and not everywhere.
+/// The message must not say that the command is missing. Only root may take these away, and not everywhere.
 #[test]
 fn what_it_needs_to_start_itself_is_named() {
     let store = Store::on_disk();
@@ -27,7 +27,7 @@ fn what_it_needs_to_start_itself_is_named() {
     }
 }
 
-/// As by systemd's `LimitFSIZE=`: a store in trouble, as with a full disk. The command has the system's default.
+/// As with systemd's `LimitFSIZE=`: a store in trouble, like a full disk. The command keeps the system's default.
 #[test]
 fn a_limit_of_file_size_ends_nothing() {
     let store = Store::new();
@@ -49,7 +49,7 @@ fn a_limit_of_file_size_ends_nothing() {
     assert!(store.client().get("k").unwrap().unwrap().is_free());
 }
 
-/// As for a user with too many processes. The release is made by the main thread then, and fails, too.
+/// As for a user with too many processes. Then the main thread makes the release, which also fails.
 #[test]
 fn what_is_wrong_with_a_release_that_finds_no_thread_is_said() {
     let store = Store::on_disk();
@@ -57,7 +57,7 @@ fn what_is_wrong_with_a_release_that_finds_no_thread_is_said() {
     let copies = format!("cp {} leasehold && chmod 777 .", env!("CARGO_BIN_EXE_leasehold"));
     let copied = run(Command::new("sh").args(["-c", &copies]).current_dir(store.folder.path()));
     assert_eq!(copied.code, Some(0), "{}", copied.stderr);
-    // Root has no limit, and may not everywhere set that of others.
+    // The limit does not apply to root, who may not everywhere set that of others.
     let by_another_user = |program: &std::path::Path| {
         let mut command = Command::new(NOBODY[0]);
         let is_root = nix::unistd::Uid::effective().is_root();

@@ -24,14 +24,14 @@ fn json(ran: Ran) -> Value {
     serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
 }
 
-/// Locks that are live and expired, of several owners.
+/// Live and expired locks of several owners.
 fn some_locks(store: &Store) {
     let client = store.client();
     let short = client.request("t/expired").owner("bob").lock_id("g").lease(SECOND).acquire();
     client.request("t/live").owner("ann").lock_id("g").comment("why").lease(10 * MINUTE).acquire().unwrap();
     client.request("u/shared").shared().owner("ann").lease(MINUTE).acquire().unwrap();
     client.request("u/endless").owner("\u{202e}eve").lease_forever().acquire().unwrap();
-    // Waits for the end of its lease.
+    // Waits for the end of the first lease.
     let guard = client.request("t/expired").owner("bob").lock_id("g").lease(SECOND).lock().unwrap();
     let lock = guard.into_lock();
     while !client.get("t/expired").unwrap().unwrap().is_free() {
@@ -54,7 +54,7 @@ fn status_tells_live_and_expired_apart() {
     assert_eq!(expired[..4], ["t/expired", "expired", "exclusive", "bob"]);
     let ended = text.lines().nth(1).unwrap().split_once(" s ago  ended ");
     assert!(ended.is_some_and(|(_, ended)| ended.contains(" s ago")), "{text}");
-    // What would turn the line around is shown instead.
+    // A character that would reverse the line is shown escaped.
     assert_eq!(endless[..4], ["u/endless", "live", "exclusive", "\\u{202e}eve"]);
     assert!(text.lines().nth(2).unwrap().contains("no end"), "{text}");
     assert_eq!(shared[..4], ["u/shared", "live", "shared", "ann"]);
@@ -62,7 +62,7 @@ fn status_tells_live_and_expired_apart() {
     assert!(text.contains("9 min ") && !text.contains('\x1b'), "{text}");
 }
 
-/// For a dashboard that nobody starts again.
+/// A dashboard runs on without anybody to restart it.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_watch_outlasts_trouble() {
@@ -73,7 +73,7 @@ fn a_watch_outlasts_trouble() {
     let mut watch = Running::start(&mut store.leasehold(&["status", "--watch"]));
     watch.expect("no locks");
     let index = std::fs::File::options().read(true).write(true).open(store.path("locks.db-shm")).unwrap();
-    // The places of which each of SQLite's readers takes one.
+    // The lock bytes of SQLite's readers, each of which takes one.
     let places = flock { l_type: F_WRLCK as _, l_whence: SEEK_SET as _, l_start: 123, l_len: 5, l_pid: 0 };
     wait_until("nobody reads", || fcntl(&index, FcntlArg::F_OFD_SETLK(&places)).is_ok());
     watch.says("leasehold: sqlite:");
@@ -82,7 +82,7 @@ fn a_watch_outlasts_trouble() {
     while !watch.line().contains("ann") {}
 }
 
-/// As behind `| true` with `set -o pipefail`: whoever reads has seen enough, and the code is still asked for.
+/// As in `| true` with `set -o pipefail`: the reader has seen enough, but the exit code still counts.
 #[test]
 fn the_code_of_a_status_is_told_where_nobody_reads_it() {
     let store = Store::new();
@@ -125,7 +125,7 @@ fn status_finds_by_every_filter() {
         let keys: Vec<&str> = found.as_array().unwrap().iter().map(|lock| lock["key"].as_str().unwrap()).collect();
         assert_eq!(keys, expected, "{filter:?}");
     }
-    // What is held is not called free where another filter leaves it out.
+    // A held lock is not called free where another filter leaves it out.
     for (filter, said) in [
         (&["t/live", "--owner", "bob"][..], "no such lock was found\n"),
         (&["t/live", "--expired"], "no such lock was found\n"),
@@ -149,11 +149,11 @@ fn a_lock_is_released_by_its_lock_id() {
     let ran = run(&mut store.leasehold(&["release", "k", "--lock-id", "other"]));
     assert_eq!(ran.code, Some(75), "{}", ran.stderr);
     assert!(ran.stderr.contains("held by \""), "{}", ran.stderr);
-    // As a command of `run` would.
+    // With the lock id in the environment, as in a command of `run`.
     let text = ok(run(store.leasehold(&["release", "k"]).env("LEASEHOLD_LOCK_ID", "mine")));
     assert!(text.starts_with("released \"k\": "), "{text}");
     assert_eq!(ok(run(&mut store.leasehold(&["release", "k", "--lock-id", "mine"]))), "\"k\" is free\n");
-    // By force whoever holds it, also in a command of `run`; but not with a lock id that was given.
+    // By force from any holder, also in a command of `run`; but not together with an explicit lock id.
     client.request("k").lock_id("other").lease(MINUTE).acquire().unwrap();
     let args = ["release", "k", "--force", "--yes"];
     let text = ok(run(store.leasehold(&args).env("LEASEHOLD_LOCK_ID", "mine")));
@@ -171,7 +171,7 @@ fn a_lock_is_taken_from_its_holder_by_force() {
     let ran = run(&mut store.leasehold(&["release", "k", "--force"]));
     assert_eq!(ran.code, Some(64), "there is nobody to ask");
     assert!(ran.stderr.contains("--yes"), "{}", ran.stderr);
-    // A question is no JSON, and on a terminal this would ask.
+    // A question is not JSON; and on a terminal this would ask.
     let ran = run(&mut store.leasehold(&["release", "free", "--force", "--json"]));
     assert_eq!((ran.code, ran.stderr.contains("give --yes")), (Some(64), true), "{}", ran.stderr);
     let freed = json(run(&mut store.leasehold(&["release", "k", "--force", "--yes", "--json"])));
@@ -210,7 +210,7 @@ fn a_purge_shows_what_it_would_do_and_does_it() {
     assert_eq!(store.client().list(&Filter::new().expired()).unwrap().len(), 0);
 }
 
-/// So many expired locks, by name in their order, one of them damaged.
+/// Makes this many expired locks, whose names are in order. One of them is damaged.
 fn many_expired_locks(store: &Store, count: u32) {
     store.client().request("k00000").lease(SECOND).acquire().unwrap();
     let db = store.db();
@@ -245,7 +245,7 @@ fn what_cannot_be_read_is_named_and_passed_over() {
     assert_eq!((ran.stdout.as_str(), ran.stderr.as_str()), ("no locks\n", ""));
 }
 
-/// Nobody takes what it says, so it stands in the midst of its work.
+/// Nobody reads its output, so it stops in the middle of its work.
 #[test]
 fn a_purge_holds_one_page_and_holds_up_nobody() {
     let store = Store::new();
@@ -279,7 +279,7 @@ fn init_makes_the_schema_and_says_it() {
     assert!(text.contains("CREATE TABLE IF NOT EXISTS locks"), "{text}");
 }
 
-/// As whoever connects for something else is warned.
+/// A client that connects for something else gets this warning.
 #[test]
 #[cfg(feature = "postgres")]
 fn init_warns_of_nothing_that_it_makes() {
@@ -314,7 +314,7 @@ fn the_doctor_says_what_is_wrong() {
     assert_eq!((&well["well"], &well["reached"]), (&true.into(), &true.into()));
     assert!(store.client().list(&Filter::new()).unwrap().is_empty());
 
-    // Whoever holds the write lock of the file stops everybody.
+    // A program that holds the file's write lock stops all others.
     let db = store.stuck();
     let ran = run(&mut store.leasehold(&["doctor"]));
     assert_eq!((ran.code, ran.stderr.as_str()), (Some(69), ""), "{}", ran.stdout);
@@ -327,7 +327,7 @@ fn the_doctor_says_what_is_wrong() {
     assert!(ran.code == Some(78) || ran.code == Some(69), "{ran:?}");
     assert!(ran.stdout.ends_with("reached             NO\nusable              NO\n"), "{ran:?}");
     assert!(ran.stdout.contains("/no/such/folder") && ran.stderr.contains("/no/such/folder"), "{ran:?}");
-    // Also where nobody reads what it says.
+    // The same where nobody reads its output.
     let mut asks = store.leasehold(&["doctor"]);
     let (reader, writer) = nix::unistd::pipe().unwrap();
     drop(reader);
@@ -346,7 +346,7 @@ fn the_doctor_says_what_is_wrong() {
     assert_eq!(ran.stdout.lines().filter(not_tried).count(), 3, "{ran:?}");
 }
 
-/// A table that others use, too, may be larger than a diagnosis looks at.
+/// A table with other users' rows may be larger than what the doctor looks at.
 #[test]
 #[cfg(feature = "spanner")]
 fn the_doctor_says_where_it_stopped_looking() {
@@ -402,7 +402,7 @@ fn leases_are_claimed_extended_and_ended() {
     assert_eq!(lease(&["revoke", "app", "app/1"]).code, Some(75));
     assert_eq!(ok(lease(&["revoke", "app", "app/0"])), "revoked: \"app\"\n");
     assert_eq!(leases.expire("app").unwrap_err().kind(), ErrorKind::InvalidLease);
-    // What nobody holds is as it is wanted, so that it can be repeated.
+    // A name that nobody holds is already as wanted, so the command can be repeated.
     assert_eq!(ok(lease(&["expire", "app"])), "\"app\" is free\n");
     let told = json(lease(&["expire", "app", "--json"]));
     assert_eq!((&told["name"], &told["ended"]), (&"app".into(), &Value::Null));
@@ -412,7 +412,7 @@ fn leases_are_claimed_extended_and_ended() {
     other.wait_until_expired("app", &leasehold::CancelToken::new()).unwrap();
     assert_eq!(ok(lease(&["expire", "app", "--namespace", "other"])), "expired: \"app\"\n");
     assert!(other.list().unwrap().is_empty());
-    // Machines learn who holds it, too.
+    // The JSON output also names the holder.
     ok(lease(&["claim", "app", "b", "--namespace", "other", "--for", "1h"]));
     let ran = lease(&["claim", "app", "c", "--namespace", "other", "--json"]);
     let told: Value = serde_json::from_str(&ran.stderr).unwrap();
@@ -432,7 +432,7 @@ fn a_purge_goes_on_where_nobody_takes_what_it_says() {
         let mut purge = store.leasehold(&["purge", "--quiet"]);
         let status = purge.stdout(output).stderr(std::process::Stdio::null()).status().unwrap();
         assert_eq!(status.code(), Some(code));
-        // The damaged one.
+        // Only the damaged one is left, which a list leaves out.
         let left = store.client().list(&Filter::new()).unwrap();
         assert!(left.is_empty(), "{} are left", left.len());
     }

@@ -40,15 +40,15 @@ fn grandchildren_get_term() {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(76), "ready\n"));
 }
 
-/// Nothing of the command may run when another could be granted the lock.
+/// Nothing of the command may run once another client could get the lock.
 #[test]
 fn who_ignores_term_is_killed_before_the_lease_ends() {
     let store = Store::new();
-    // What only the command and its children have.
+    // Only the command and its children have this pipe.
     let fifo = store.fifo();
     let script =
         "exec >$FIFO; trap '' TERM; sh -c 'while :; do sleep 0.05; done' & echo ready; while :; do sleep 0.05; done";
-    // A tenth of it is between the end of the command and that of the lease, also on a busy machine.
+    // A tenth of the lease lies between the end of the command and the end of the lease, enough for a busy machine.
     let mut command = store.script(&["--lease", "12s", "--kill-after", "1s"], script);
     let running = Running::start(command.env("FIFO", &fifo));
     let output = lines_after("ready", &fifo);
@@ -62,7 +62,7 @@ fn who_ignores_term_is_killed_before_the_lease_ends() {
     assert!(ran.stderr.contains("was lost: expired"), "{}", ran.stderr);
 }
 
-/// The same where leasehold stands still, so that its keeper does it: with so short a lease it has no 20 ms to spare.
+/// The same where leasehold stands still, so that its keeper kills: a lease this short leaves it less than 20 ms.
 #[test]
 fn the_keeper_kills_before_a_short_lease_ends() {
     let is_in_time = || {
@@ -71,7 +71,7 @@ fn the_keeper_kills_before_a_short_lease_ends() {
         let mut command = store.script(&["--lease", "200ms"], "trap '' TERM; echo $$ >$PROOF; exec sleep 1000");
         let mut running = Running::start(command.env("PROOF", &proof));
         let mut pid = String::new();
-        // On a busy machine the lock may be lost before.
+        // On a busy machine the lock may be lost before the command begins.
         wait_until("it begins", || {
             pid = std::fs::read_to_string(&proof).unwrap_or_default();
             pid.ends_with('\n') || running.child.try_wait().unwrap().is_some()
@@ -88,11 +88,11 @@ fn the_keeper_kills_before_a_short_lease_ends() {
         wait_until("it is killed", || !is_alive());
         was_alive && end.is_some_and(|end| SystemTime::now() < end)
     };
-    // A hundredth of a second is between the two, and a busy machine uses it up.
+    // Only a hundredth of a second lies between the kill and the end of the lease; a busy machine uses it up.
     assert!((0..20).any(|_| is_in_time()), "never in time");
 }
 
-/// Whether the command ends by itself or for the loss: a release that is not answered ends with the lease.
+/// Whether the command ends by itself or because of the loss, an unanswered release is given up when the lease ends.
 #[test]
 fn nothing_is_waited_for_after_the_end_of_the_lease() {
     measure();
@@ -105,18 +105,18 @@ fn nothing_is_waited_for_after_the_end_of_the_lease() {
             let (_db, end) = store.stuck_lease();
             running.tell("go");
             let ended = running.end().code;
-            // Where the lock was lost before the command had ended.
+            // 76 if the lock was lost before the command had ended.
             assert!(ended == code || ended == Some(76), "{ended:?}");
             SystemTime::now().duration_since(end).unwrap_or_default()
         })
     });
     for late in ends.map(|end| end.join().unwrap()) {
-        // Two bounds of a drop would be ten seconds, one five.
+        // Two drop timeouts would be ten seconds, one is five.
         assert!(late < Duration::from_secs(4) + slack(began), "{late:?} after the end of the lease");
     }
 }
 
-/// leasehold itself stands still, since nobody takes what it says.
+/// leasehold itself stands still, because nobody reads its output.
 #[test]
 fn the_command_ends_though_nobody_reads_standard_error() {
     let store = Store::new();
@@ -169,7 +169,7 @@ fn the_command_may_be_told_or_left_alone() {
     let mut running = Running::ready(&mut store.reading(&["--lease", "6s", "--on-loss", "ignore", "-v"], script));
     take_away(&store.client());
     let rival = store.client().lock("k").unwrap();
-    // The next heartbeat notices.
+    // The next heartbeat notices the loss.
     running.says("the command goes on");
     running.tell("go");
     running.expect("went on");
@@ -199,7 +199,7 @@ fn machines_are_told_as_json() {
         assert_eq!((&last["key"], &last["reason"]), (&key, &reason), "{}", ran.stderr);
         assert_eq!(last["store"].as_str().is_some(), kind == "Lost", "{}", ran.stderr);
     }
-    // Not before it has given out the lock.
+    // A `max_hold` that does not end before `hold` has printed the lock.
     let holds = ["--json", "hold", "k", "--pid", &std::process::id().to_string(), "--max-hold", "5s"];
     let ran = run(&mut store.leasehold(&[&holds[..], &["--on-loss", "ignore"]].concat()));
     let last: serde_json::Value = serde_json::from_str(ran.stderr.lines().last().unwrap()).unwrap();
@@ -209,7 +209,7 @@ fn machines_are_told_as_json() {
     assert!(last["store"].as_str().is_some_and(|store| store.starts_with("sqlite:")), "{}", ran.stderr);
 }
 
-/// The code is that of a command which the same signal ended.
+/// The exit code alone could also be that of a command ended by the same signal.
 #[test]
 fn machines_are_told_that_a_signal_was_for_leasehold() {
     let store = Store::new();
@@ -222,7 +222,7 @@ fn machines_are_told_that_a_signal_was_for_leasehold() {
     };
     let guard = store.client().lock("k").unwrap();
     let own = std::process::id().to_string();
-    // Else whatever goes wrong here may kill all of these tests.
+    // Otherwise any failure here may kill the whole test process.
     let hold = ["hold", "k", "--pid", &own, "--on-loss", "ignore"];
     let waits: [&[&str]; 4] = [&["run", "k", "--", "true"], &["elect", "k", "--", "true"], &["acquire", "k"], &hold];
     for args in waits {
@@ -236,7 +236,7 @@ fn machines_are_told_that_a_signal_was_for_leasehold() {
     holds.line();
     holds.signal(Signal::SIGTERM);
     assert!(is_told(holds));
-    // Its command has lived through the signal, and the term was lost then.
+    // The command survived the signal, and then the term was lost.
     let script = "trap 'echo term' TERM; echo ready; while :; do read never; done";
     let mut command = store.leasehold(&["--json", "elect", "k", "--lease", "18s", "--", "sh", "-c", script]);
     let mut leads = Running::ready(command.stdin(Stdio::piped()));
@@ -258,10 +258,10 @@ fn a_command_that_hangs_is_ended_by_max_hold() {
     assert!(ran.stderr.contains("held for as long as --max-hold allows"), "{}", ran.stderr);
 }
 
-/// leasehold stands still between the grant and the start, since nobody takes what it says of the grant.
+/// leasehold stands still between the grant and the start, because nobody reads its message about the grant.
 #[test]
 fn a_lock_that_was_lost_before_the_start_starts_nothing() {
-    // It waits half a second for who reads what it says: on a busy machine once more.
+    // It waits half a second for a reader of its message, so on a busy machine this is tried again.
     assert!((0..3).any(|_| said_of_a_loss_before_the_start().contains("lost")), "nothing is said of the loss");
 }
 
@@ -274,7 +274,7 @@ fn said_of_a_loss_before_the_start() -> String {
     let mut child = command.env("PROOF", &proof).stderr(full).spawn().unwrap();
     drop(command);
     let client = store.client();
-    // Its row is there from the grant on.
+    // The row exists since the grant.
     wait_until("it is lost", || client.get("k").unwrap().is_some_and(|key| key.is_free()));
     let said = std::thread::spawn(move || {
         let mut said = Vec::new();
@@ -285,7 +285,7 @@ fn said_of_a_loss_before_the_start() -> String {
     said.join().unwrap().unwrap()
 }
 
-/// Nobody takes what it says of the loss.
+/// Nobody reads its message about the loss.
 #[test]
 fn signals_are_passed_on_after_a_loss_though_nobody_reads_standard_error() {
     let store = Store::new();
@@ -298,7 +298,7 @@ fn signals_are_passed_on_after_a_loss_though_nobody_reads_standard_error() {
     let shell = output.line();
     take_away(&store.client());
     output.expect("usr1");
-    // One that comes right before its read is looked at after the next line only.
+    // The shell handles a signal that comes right before its `read` only after the next line.
     wait_until("it reads again", || state(&shell) == "S");
     nix::sys::signal::kill(crate::support::pid(&child), nix::sys::signal::Signal::SIGTERM).unwrap();
     output.expect("term");

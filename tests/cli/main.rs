@@ -4,7 +4,7 @@
 #[allow(dead_code)] // Its processes end by themselves.
 #[path = "../support/faketime.rs"]
 mod faketime;
-#[allow(dead_code)] // Here nothing is measured but the machine.
+#[allow(dead_code)] // These tests measure only the machine, not a server.
 #[path = "../support/lateness.rs"]
 mod lateness;
 #[path = "../support/nobody.rs"]

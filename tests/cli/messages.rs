@@ -1,4 +1,4 @@
-//! What is said of wrong arguments and of errors.
+//! The messages about wrong arguments and about errors.
 
 use std::fs;
 #[cfg(target_os = "linux")]
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::support::{Store, run};
 
-/// Whichever of the two is followed.
+/// Both suggestions work.
 #[test]
 fn what_is_advised_for_a_kill_after_that_is_too_long_is_taken() {
     let store = Store::new();
@@ -73,7 +73,7 @@ fn every_message_names_what_can_be_typed() {
         let ran = run(&mut store.leasehold(args));
         assert!(ran.code == Some(code) && ran.stderr.contains(message), "{args:?}: {ran:?}");
         let folder = store.folder.path().display().to_string();
-        // An option of a URL is typed so.
+        // An option of a URL is written with an underscore.
         let said = ran.stderr.replace(&folder, "").replace("unsafe_fs", "");
         assert!(!said.contains("----"), "{args:?}: {said}");
         for rust in ["()", "_", "::", "lease_", "Duration"] {
@@ -82,7 +82,7 @@ fn every_message_names_what_can_be_typed() {
     }
 }
 
-/// However long ago the holder was seen for the last time.
+/// However long ago the waiter last looked at the holder.
 #[test]
 fn a_wait_that_is_over_tells_what_is_left_of_the_lease_by_then() {
     let store = Store::new();
@@ -101,13 +101,13 @@ fn a_wait_that_is_over_tells_what_is_left_of_the_lease_by_then() {
     assert!(u128::from(left) <= (lease - 2 * wait).as_millis(), "{json}");
 }
 
-/// The command writes there, too, and must not come in between.
+/// The command writes to standard error, too, and must not get in between.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_line_is_written_at_once() {
     let store = Store::new();
     for args in [&["status"][..], &["--json", "status"]] {
-        // Of such a pipe each read takes what one write gave.
+        // A read from such a pipe returns exactly what one write gave.
         let (read, write) = nix::unistd::pipe2(nix::fcntl::OFlag::O_DIRECT).unwrap();
         let mut command = store.leasehold(args);
         let mut child = command.stderr(write).spawn().unwrap();
@@ -119,7 +119,7 @@ fn a_line_is_written_at_once() {
     }
 }
 
-/// The words for the server that is away are the same whatever keeps it away.
+/// The words about the unreachable server are the same, whatever the reason.
 #[test]
 #[cfg(feature = "postgres")]
 fn a_wait_for_the_store_says_why() {
@@ -169,12 +169,12 @@ fn what_is_wrong_with_the_arguments_or_the_command_is_json_too() {
         assert_eq!((ran.code, &told["error"]["exit_code"]), (Some(code), &code.into()), "{args:?}");
         assert!(told["error"]["message"].as_str().is_some_and(|message| !message.is_empty()));
     }
-    // It is the command's.
+    // Here `--json` belongs to the command.
     let ran = run(&mut store.leasehold(&["run", "k", "--lease", "soon", "--", "true", "--json"]));
     assert!(ran.stderr.starts_with("error: "), "{}", ran.stderr);
 }
 
-/// Who may write there is not trusted with the terminal.
+/// A client that may write to the store must not control the terminal.
 #[test]
 #[cfg(feature = "sqlite")]
 fn what_a_terminal_would_obey_is_not_in_what_the_store_says() {

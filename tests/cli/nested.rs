@@ -7,7 +7,7 @@ const OWN: &str = env!("CARGO_BIN_EXE_leasehold");
 #[test]
 fn the_inner_one_has_the_store_of_the_outer_one() {
     let store = Store::new();
-    // Also from another folder, and with what a URL must escape in its path.
+    // Also from another folder, and with characters that must be escaped in the path of a URL.
     std::fs::create_dir(store.path("a %?b")).unwrap();
     let script = "cd / && \"$0\" run --try k -- true; echo $?; \"$0\" run --try other -- echo in";
     for url in ["sqlite:locks.db", "sqlite:x%20y.db?mode=0660", &store.url] {
@@ -17,7 +17,7 @@ fn the_inner_one_has_the_store_of_the_outer_one() {
     }
     let ran = run(&mut store.script(&[], "echo $LEASEHOLD_STORE"));
     assert_eq!(ran.stdout.trim(), store.url);
-    // The file in the state folder.
+    // The default file in the state folder.
     let script = "XDG_STATE_HOME=/no/such exec \"$0\" status k";
     let ran = run(store.script(&[], script).env_remove("LEASEHOLD_STORE").arg(OWN));
     assert!(ran.stdout.contains("live"), "{}{}", ran.stdout, ran.stderr);
@@ -35,7 +35,7 @@ fn where_the_store_was_not_passed_on_the_inner_one_says_so() {
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
 }
 
-/// As a relative path it would be another file in another folder.
+/// A relative path would mean another file in another folder.
 #[test]
 fn a_file_in_a_folder_whose_name_is_no_text_is_not_passed_on() {
     use std::os::unix::ffi::OsStrExt;
@@ -49,7 +49,7 @@ fn a_file_in_a_folder_whose_name_is_no_text_is_not_passed_on() {
     assert!(ran.stderr.contains("whose name is no UTF-8"), "{}", ran.stderr);
 }
 
-/// Which stands in no URL as it is.
+/// A control character can't be in a URL unescaped.
 #[test]
 fn a_file_in_a_folder_with_a_control_character_is_passed_on() {
     let store = Store::new();
@@ -71,15 +71,15 @@ fn an_inner_one_that_waits_for_its_outer_one_says_so() {
         let told = "\"k\" is held by the leasehold around this one, which waits for it";
         ran.stderr.matches(told).count()
     };
-    // One whose time was over once it had started, as on a busy machine, asked once and had no wait.
+    // Where a busy machine used up the wait before the start, leasehold asked once and did not wait.
     assert_eq!([1, 4, 16].into_iter().map(times_told).find(|times| *times > 0), Some(1));
 }
 
-/// As where scripts call each other: not only the innermost one around it may hold the key.
+/// As when scripts call each other: the key may be held not only by the innermost leasehold around this one.
 #[test]
 fn one_that_waits_for_the_outermost_one_says_so() {
     let store = Store::new();
-    // One whose time was over once it had started, as on a busy machine, asked once and had no wait.
+    // Where a busy machine used up the wait before the start, leasehold asked once and did not wait.
     let told = [1, 4, 16].into_iter().any(|wait| {
         let script = format!("\"$0\" run j -- \"$0\" run i -- \"$0\" run --wait {wait}s k -- true");
         let ran = run(store.leasehold(&["run", "k", "--", "sh", "-c", &script]).arg(OWN));
@@ -89,7 +89,7 @@ fn one_that_waits_for_the_outermost_one_says_so() {
     assert!(told);
 }
 
-/// What the inner one started, it can't end any more when it gets KILL itself.
+/// The inner leasehold can't end what it has started when it gets KILL itself.
 #[test]
 fn what_an_inner_one_runs_is_ended_with_the_outer_one() {
     let store = Store::new();

@@ -1,4 +1,4 @@
-//! `--on-loss cmd:..`: a command of the user's sees to a loss.
+//! `--on-loss cmd:..`: a command of the user's handles a loss.
 
 use std::fs;
 use std::process::{Command, Stdio};
@@ -9,15 +9,15 @@ use crate::shared::{Shared, on_each_server};
 use crate::support::{Running, Store, ended_before, leasehold, lines_after, run, wait_until_reaped};
 use crate::wait::wait_until;
 
-/// Half a minute of time for the command of the loss, unless a test wants less.
+/// Gives the command of the loss half a minute, unless a test wants less.
 const TIME: [&str; 4] = ["--lease", "90s", "--kill-after", "29s"];
 
 fn take_away(store: &Store) {
     store.client().force_release("k").unwrap();
 }
 
-/// A shorter lease, since the loss is found by a heartbeat; but one that bears a late one, and has five seconds for the
-/// command of the loss, of which a machine that stands still may take four.
+/// A shorter lease, because a heartbeat must find the loss; but one that tolerates a late heartbeat and gives the
+/// command of the loss five seconds, of which a machine that stops for a while may take four.
 fn soon<'a>(on_loss: &'a str, kill_after: &'a str) -> [&'a str; 6] {
     ["--lease", "18s", "--kill-after", kill_after, "--on-loss", on_loss]
 }
@@ -36,12 +36,12 @@ fn it_is_run_in_place_of_a_signal() {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(76), "ready\nusr1\n"), "{}", ran.stderr);
     assert!(fs::read_to_string(&proof).unwrap().starts_with("k: released by another after "));
     assert!(ran.stderr.contains("; --on-loss has 9 s to see to that\n"), "{}", ran.stderr);
-    // What it prints does not come between the command's own lines.
+    // Its output does not come between the command's own lines.
     assert!(ran.stderr.lines().any(|line| line == "seen to"), "{}", ran.stderr);
     assert!(!ran.stderr.contains("failed"), "{}", ran.stderr);
 }
 
-/// Nothing is done to the command then, also when its lease is over.
+/// Then nothing is done to the command, even when its lease is over.
 #[test]
 fn the_command_goes_on_if_that_succeeds() {
     let store = Store::new();
@@ -52,7 +52,7 @@ fn the_command_goes_on_if_that_succeeds() {
     running.says("was lost: expired");
     drop(db);
     let _rival = store.client().lock("k").unwrap();
-    // leasehold's keeper would have killed it by then.
+    // leasehold's keeper would have killed it by now.
     running.tell("go");
     running.expect("went on");
     assert_eq!(running.end().code, Some(76));
@@ -88,7 +88,7 @@ fn what_hangs_is_killed_with_the_command_before_the_lease_ends() {
     assert!(ran.stderr.contains("--on-loss"), "{}", ran.stderr);
 }
 
-/// It may have more to do than to end the command.
+/// The command of the loss may have more to do than to end the command.
 #[test]
 fn it_is_waited_for_when_the_command_has_ended() {
     let store = Store::new();
@@ -131,7 +131,7 @@ fn hold_has_it_too() {
         holds.line();
         holds
     };
-    // A process that is told by it, and lives on.
+    // A process that gets its signal, and lives on.
     let mut ears = process("trap 'echo usr1' USR1; echo ready; while :; do read line && echo $line; done");
     let pid = ears.child.id().to_string();
     let on_loss = "cmd:kill -USR1 $LEASEHOLD_PID; echo $LEASEHOLD_KEY: $LEASEHOLD_LOSS >$PROOF";
@@ -141,12 +141,13 @@ fn hold_has_it_too() {
     ears.tell("there");
     ears.expect("there");
     assert!(fs::read_to_string(&proof).unwrap().starts_with("k: held for as long as "));
-    // It fails: the process is killed.
+    // If the command of the loss fails, the process is killed.
     let ran = hold(&["--pid", &pid, "--on-loss", "cmd:exit 4"], Stdio::null()).end();
     assert_eq!(ran.code, Some(76));
     assert!(ran.stderr.contains(&format!("it ended with 4, so process {pid} is killed")), "{}", ran.stderr);
     ears.status();
-    // A pipe has no process. Its end, which tells of the loss, waits a quarter of a second for what is said before it.
+    // For a pipe there is no process. Its end, which reports the loss, waits a quarter of a second for messages before
+    // it.
     fs::remove_file(&proof).unwrap();
     let on_loss = "cmd:echo pipe >$PROOF; exit ${LEASEHOLD_PID-5}";
     let said = |_| {
@@ -159,7 +160,7 @@ fn hold_has_it_too() {
     assert!((0..3).map(said).any(|said| said.contains(failed)), "it is never said");
 }
 
-/// Whatever the store.
+/// The same on each store.
 #[allow(dead_code)] // Where no server is compiled in.
 fn cases(shared: &Shared) {
     let mut command = leasehold(&["run", "k", "--max-hold", "5s", "--on-loss", "cmd:kill $LEASEHOLD_PID"]);
@@ -172,7 +173,7 @@ fn cases(shared: &Shared) {
 
 on_each_server!(cases, "on_loss");
 
-/// Whoever stops leasehold stops what would see to the loss.
+/// A stopped leasehold cannot run the command of the loss either.
 #[test]
 fn the_command_is_killed_if_leasehold_stands_still() {
     let store = Store::new();
@@ -188,7 +189,7 @@ fn the_command_is_killed_if_leasehold_stands_still() {
     wait_until("it is free", || store.client().get("k").unwrap().unwrap().is_free());
 }
 
-/// Who is told to end while it goes on does not stand for election again, and lets it do what it began.
+/// A node that is told to end meanwhile does not campaign again, and lets the command of the loss finish.
 #[test]
 fn a_signal_during_it_ends_an_election_when_it_is_done() {
     let store = Store::new();
@@ -200,7 +201,7 @@ fn a_signal_during_it_ends_an_election_when_it_is_done() {
     let mut running = Running::start(command.env("GO", &go).env("PROOF", &proof));
     let leader = running.line();
     running.says("seeing to it");
-    // Else it is passed on to the command.
+    // Otherwise leasehold would pass the signal on to the command.
     wait_until_reaped(&leader);
     running.signal(Signal::SIGTERM);
     fs::write(&go, "").unwrap();
@@ -209,7 +210,7 @@ fn a_signal_during_it_ends_an_election_when_it_is_done() {
     assert_eq!(fs::read_to_string(&proof).unwrap(), "done\n");
 }
 
-/// Nobody else would end what it has started.
+/// Nobody else would end what the command of the loss has started.
 #[test]
 fn it_ends_with_leasehold_and_when_leasehold_stands_still() {
     for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
@@ -220,7 +221,7 @@ fn it_ends_with_leasehold_and_when_leasehold_stands_still() {
         let mut running = Running::ready(command.env("FIFO", &fifo));
         take_away(&store);
         let output = lines_after("on", &fifo);
-        // From then on somebody else keeps it.
+        // From this message on another process watches over it.
         running.says(" to see to that");
         running.signal(signal);
         output.end();
@@ -241,7 +242,7 @@ fn each_key_that_is_lost_is_seen_to() {
         wait_until("it is seen to", || seen_to().lines().count() == lines);
         assert!(seen_to().lines().last().unwrap().starts_with(&format!("{key}: released by another after ")));
     }
-    // That failed.
+    // The one for `c` failed.
     let ran = running.end();
     assert_eq!(ran.code, Some(76));
     for key in ["a", "b", "c"] {
@@ -249,7 +250,7 @@ fn each_key_that_is_lost_is_seen_to() {
     }
 }
 
-/// What works on the second one may be outside of the command's group. The first run ends the command, or fails.
+/// What works under the second key may be outside the command's group. The first run ends the command, or fails.
 #[test]
 fn each_key_that_is_lost_is_seen_to_also_once_the_command_is_gone() {
     std::thread::scope(|scope| {
@@ -262,10 +263,10 @@ fn each_key_that_is_lost_is_seen_to_also_once_the_command_is_gone() {
 fn each_is_seen_to(first: &str) {
     let store = Store::new();
     let proof = store.path("proof");
-    // The second one is lost as much later as it was granted later, and must be before the first one is seen to.
+    // The second key is lost as much later as it was granted later; that must be before the first run ends.
     let wait = "test -e $PROOF || first=6; echo $LEASEHOLD_LOST_KEY >>$PROOF; sleep ${first-0}";
     let on_loss = format!("cmd:{wait}; {first}");
-    // So long that the command is started before.
+    // Long enough that the command starts before it.
     let mut command = store.leasehold(&["run", "a", "b", "--max-hold", "6s", "--lease", "90s", "--kill-after", "29s"]);
     command.args(["--on-loss", &on_loss, "--", "sleep", "1000"]);
     let ran = Running::start(command.env("PROOF", &proof)).end();
@@ -275,7 +276,7 @@ fn each_is_seen_to(first: &str) {
     }
 }
 
-/// Nothing is done for it, but it is said.
+/// Nothing is done about the loss, but it is reported.
 #[test]
 fn each_loss_is_told_where_the_command_goes_on() {
     let store = Store::new();

@@ -27,13 +27,14 @@ fn ends(ran: &Ran, code: i32, stdout: &str) {
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), stdout), "{}", ran.stderr);
 }
 
-/// What a refusal says of the holder. A clock that is known to the second can be a moment behind that of the grant.
+/// What a refusal says about the lease. A clock that is known only to the second may be slightly behind that of the
+/// grant.
 fn ends_in_an_hour(ran: &Ran) -> bool {
     ["59 min", "1 h more ("].iter().any(|left| ran.stderr.contains(&format!("leased for {left}")))
 }
 
 fn cases(shared: &Shared) {
-    // Nothing has run where there was no answer.
+    // Repeated if the store did not answer, because then nothing has run.
     let ran = |key, options: &[&str], script| run_until_answered(&mut job(shared, key, options, script));
     // However the command ends.
     for (key, script, code) in [("a", "true", 0), ("b", "exit 3", 3)] {
@@ -48,7 +49,7 @@ fn cases(shared: &Shared) {
     ends(&every(&[], "kill -9 $$"), 137, "");
     ends(&every(&["--owner", "ann"], "echo ran"), 0, "ran\n");
     for options in [&[][..], &["--wait", "300ms"]] {
-        // A wait may end within a request, of which it is not known then what came of it: it is asked again.
+        // A wait may end during a request whose outcome is then unknown: leasehold is run again.
         let early = every(options, "echo never");
         ends(&early, 79, "");
         assert!(early.stderr.contains("not due, since it ran in this period or runs now"), "{}", early.stderr);
@@ -60,14 +61,14 @@ fn cases(shared: &Shared) {
     ends(&every(&["--conflict-exit-code", "7"], "echo never"), 7, "");
     let silent = every(&["--quiet", "-E", "0"], "echo never");
     assert_eq!((silent.code, silent.stderr.as_str()), (Some(0), ""));
-    // Another key has its own period; and who frees the lock makes it due.
+    // Another key has its own period; and releasing the lock makes it due again.
     ends(&ran("weekly", &["--every", "1w"], "echo ran"), 0, "ran\n");
     let mut free = leasehold(&["release", "nightly", "--force", "--yes"]);
     let free = free.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone());
     assert_eq!(run_until_answered(free).code, Some(0));
     ends(&every(&[], "echo again"), 0, "again\n");
 
-    // Who waits runs it when it is due, counted from the last start.
+    // A command that waits runs when it is due, counted from the last start.
     let (started, period) = (Instant::now(), Duration::from_secs(2));
     for _ in 0..2 {
         ends(&ran("often", &["--every", "2s", "--wait", "50s"], "echo ran"), 0, "ran\n");
@@ -83,7 +84,7 @@ fn a_job_runs_once_in_a_period_and_a_lock_stands_for_its_least_time() {
 
 on_each_server!(cases, "periods");
 
-/// Nodes of spindle go by a duration of their own.
+/// spindle's nodes use a duration of their own.
 #[test]
 #[cfg(feature = "spanner")]
 fn where_others_would_not_respect_it_nothing_is_run() {
@@ -105,11 +106,11 @@ fn a_period_is_counted_from_the_start_of_the_command() {
         let store = Store::new();
         ends(&run(&mut store.script(&["--every", "1h"], "sleep 1.5; echo ran")), 0, "ran\n");
         let key = store.client().get("k").unwrap().unwrap();
-        // Both times come from one look.
+        // Both times come from the same look.
         let (since, until) = (key.holders()[0].created(), key.holders()[0].leased_until().expect("it ends"));
         until.duration_since(since).unwrap().as_secs_f64()
     };
-    // A disk, or a machine, that is late while the store writes moves one of them, but not each time.
+    // A disk or a machine that is late while the store writes shifts one of the times, but not in each try.
     let all: Vec<f64> = (0..5).map(|_| stands()).take_while(|stands| (stands - 3600.0).abs() >= 1.0).collect();
     assert!(all.len() < 5, "{all:?}");
 }
@@ -140,7 +141,7 @@ fn run_where_is_refused(store: &Store, updates: &str) -> Ran {
 #[test]
 #[cfg(feature = "sqlite")]
 fn what_does_not_stand_until_it_is_due_and_what_is_not_released_is_said() {
-    // The second cannot be made to stand.
+    // The second lock can't be made to last for the hour.
     let store = Store::new();
     let an_hour = "NEW.leased_until - NEW.created > 1800000000000";
     let ran = run_where_is_refused(&store, &format!("NEW.key = CAST('b' AS BLOB) AND {an_hour}"));
@@ -151,7 +152,7 @@ fn what_does_not_stand_until_it_is_due_and_what_is_not_released_is_said() {
     assert!(left("a").is_some_and(|left| left > HOUR / 2), "{:?}", left("a"));
     assert!(left("b").is_none_or(|left| left < HOUR / 2), "{:?}", left("b"));
 
-    // Both stand, and cannot be released.
+    // Both locks last for the hour, and can't be released.
     let store = Store::new();
     let ran = run_where_is_refused(&store, "NEW.grant_id IS NOT OLD.grant_id");
     ends(&ran, 0, "ready\n");
@@ -163,7 +164,7 @@ fn what_does_not_stand_until_it_is_due_and_what_is_not_released_is_said() {
     }
 }
 
-/// A host that dies has not done the work; and what stands for its least time stands all the same.
+/// A host that dies has not done the work; but a lock with a least time still lasts for that time.
 #[test]
 fn what_is_killed_is_due_again_and_stands_for_its_least_time() {
     for (option, again) in [("--every", Some("ran")), ("--hold-at-least", None)] {
@@ -171,7 +172,7 @@ fn what_is_killed_is_due_again_and_stands_for_its_least_time() {
         let options = [option, "1h", "--lease", "9s", "--kill-after", "0s"];
         let mut running = Running::start(&mut store.reading(&options, "echo ready; read go"));
         running.expect("ready");
-        // One that runs now is not due either.
+        // While it runs it is not due either.
         if again.is_some() {
             assert_eq!(run(&mut store.script(&options, "echo never")).code, Some(79));
         }
@@ -200,19 +201,20 @@ fn a_period_that_makes_no_sense_is_wrong_usage() {
     }
 }
 
-/// However long the lock stands: neither is waited for that long, nor is a signal in vain.
+/// However long the lock lasts, leasehold does not wait that long for the store, and a signal still works.
 #[test]
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 fn a_store_that_is_away_at_the_end_holds_nobody_up() {
     for signal in [Some(Signal::SIGTERM), None] {
         let store = Store::new();
-        // It is waited for a third of the lease beyond its end, and a release that then fails for good takes five seconds.
+        // leasehold waits for the store until a third of the lease after the lease's end; a release that then fails for
+        // good takes five seconds.
         let lease = if signal.is_some() { "30m" } else { "9s" };
         let options = ["--hold-at-least", "10h", "--every", "20h", "--lease", lease];
         let mut running = Running::ready(&mut store.reading(&options, "echo ready; read go"));
         let _db = store.stuck();
         running.tell("go");
-        // A signal before that may have come with the command's end.
+        // An earlier signal may count as coming together with the command's end.
         wait_until("it releases", || running.threads().iter().any(|name| name.starts_with("leasehold-relea")));
         signal.into_iter().for_each(|signal| running.signal(signal));
         let ran = running.end();
@@ -221,7 +223,7 @@ fn a_store_that_is_away_at_the_end_holds_nobody_up() {
     }
 }
 
-/// The release finds the lock over.
+/// The release finds that the lease is over.
 #[test]
 #[cfg(all(feature = "sqlite", target_os = "linux"))]
 fn what_is_over_after_its_command_has_ended_was_not_lost() {

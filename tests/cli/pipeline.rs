@@ -1,4 +1,4 @@
-//! On a terminal in a pipeline, other parts of which need the terminal, too.
+//! leasehold in a pipeline on a terminal, where other parts of the pipeline need the terminal, too.
 
 use std::fs;
 
@@ -19,7 +19,7 @@ fn what_reads_the_output_reads_the_terminal_too() {
     terminal.sees("in\r\n");
     terminal.echoes(["one"]);
     assert!(store.client().try_lock("k").unwrap().is_none());
-    // It reaches the command as well.
+    // Ctrl-C reaches the command as well.
     terminal.types("\x03");
     terminal.sees("PROMPT> ");
     terminal.types("echo code=$PIPESTATUS\n");
@@ -32,7 +32,7 @@ fn what_writes_the_input_reads_the_terminal_too() {
     let (_store, mut terminal) = shell();
     terminal.types("cat | leasehold run k -- sh -c 'echo i\"\"n; while read line; do echo got-$line; done'\n");
     terminal.sees("in\r\n");
-    // The first read began before the command did.
+    // The first read began before the command started.
     terminal.echoes(["one", "two"]);
     terminal.types("\x04");
     terminal.sees("PROMPT> ");
@@ -94,7 +94,7 @@ fn ctrl_z_stops_the_command_of_a_pipeline() {
     assert!(store.client().try_lock("k").unwrap().is_some());
 }
 
-/// The terminal is not left with the command while its lock is released.
+/// The terminal does not stay with the command's group while its lock is released.
 #[test]
 fn ctrl_c_ends_a_release_that_waits_for_the_store() {
     let (store, mut terminal) = shell();
@@ -109,7 +109,8 @@ fn ctrl_c_ends_a_release_that_waits_for_the_store() {
     drop(stuck);
 }
 
-/// It ignores that itself, and nobody else tells of its child.
+/// `timeout` itself ignores the signals for a read of the terminal from the background, and no other process reports
+/// that its child stops.
 #[test]
 fn what_timeout_has_started_gets_the_terminal_too() {
     let (_store, mut terminal) = shell();
@@ -121,7 +122,7 @@ fn what_timeout_has_started_gets_the_terminal_too() {
     terminal.sees("PROMPT> ");
 }
 
-/// As `sudo`, to which leasehold may not pass on a key.
+/// As with `sudo`, to which leasehold may not pass on a key's signal.
 #[test]
 fn what_has_more_rights_gets_the_keys_itself() {
     let store = Store::on_disk();

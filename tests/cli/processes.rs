@@ -8,8 +8,8 @@ use crate::support::{Running, Store, leasehold, run_until_answered};
 const PROCESSES: u32 = 6;
 const ROUNDS: u32 = 4;
 
-/// Each adds one to a file, again and again: read, wait a moment, write. It comes out right only if nobody is in
-/// between. Each also writes down its token.
+/// Each process adds one to a number in a file, again and again: it reads, waits a moment, and writes. The sum is right
+/// only if no other process comes in between. Each also writes down its token.
 #[track_caller]
 fn counts_right(shared: &Shared) {
     let folder = tempfile::tempdir().unwrap();

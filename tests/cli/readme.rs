@@ -1,11 +1,11 @@
-//! What the README and the guide tell to paste works.
+//! What the README and the guide tell users to paste works.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::support::{Store, run};
 
-/// The shell blocks behind this heading, up to the next heading of its rank.
+/// The shell blocks after this heading, up to the next heading of its level.
 fn blocks(file: &str, heading: &str) -> Vec<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(file);
     let text = std::fs::read_to_string(path).unwrap();
@@ -14,12 +14,12 @@ fn blocks(file: &str, heading: &str) -> Vec<String> {
     section.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap().to_owned()).collect()
 }
 
-/// What a shell says that gets this block on its standard input, with the command of this version.
+/// The output of a shell that gets this block on its standard input, with the command of this version.
 #[track_caller]
 pub fn pasted(store: &Store, block: &str) -> String {
     let binary = Path::new(env!("CARGO_BIN_EXE_leasehold")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
-    // Built already, and by another target folder perhaps.
+    // It is built already, perhaps in another target folder.
     let block = block.replace("cargo run --features cli -- ", "leasehold ");
     let mut shell = Command::new("bash");
     shell.args(["-euc", &block]).current_dir(store.folder.path()).env("PATH", path).env("HOME", store.folder.path());
@@ -35,7 +35,7 @@ fn from_nothing_to_a_held_lock() {
     assert!(first.starts_with("cargo run --features cli -- run "), "{first}");
     let store = Store::new();
     assert!(pasted(&store, first).starts_with("held with token 1"));
-    // A machine that stands still for a part of its few seconds mixes them up: then with longer ones.
+    // A machine that stops for some of these few seconds mixes the lines up; then longer times are tried.
     let said = [1, 2, 4, 8].map(|times| {
         let longer = more.replace("sleep 5", &format!("sleep {}", 5 * times));
         longer.replace("sleep 1\n", &format!("sleep {times}\n"))
@@ -63,7 +63,7 @@ fn the_steps_of_the_guide() {
         said.starts_with("deployed with token 1") && said.contains("\nreleased: nobody holds \"deploy\" under token 1"),
         "{said}"
     );
-    // What holds it ends with the shell, and at once.
+    // The process that holds it ends with the shell, and at once.
     for _ in 0..2 {
         pasted(&store, &format!("{hold}\nleasehold status nightly --exit-code"));
     }

@@ -8,7 +8,7 @@ use crate::readme::pasted;
 use crate::servers::skip::skip_part;
 use crate::support::Store;
 
-/// Every block of this kind, with the page that it is on.
+/// Every block of this kind, with its page.
 fn blocks(kind: &str) -> Vec<(String, String)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let guide = fs::read_dir(root.join("src/api/guide")).unwrap().map(|page| page.unwrap().path());
@@ -25,8 +25,8 @@ fn blocks(kind: &str) -> Vec<(String, String)> {
     found
 }
 
-/// What it says, if it is there. These tools only look again at what is checked here by other means, too: a machine need
-/// not have them.
+/// The tool's output, if it is installed. These tools only check again what other code here checks, too, so a machine
+/// need not have them.
 fn checked_by(tool: &mut Command, input: &str) -> Option<Output> {
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), input).unwrap();
@@ -44,7 +44,7 @@ fn checked_by(tool: &mut Command, input: &str) -> Option<Output> {
 #[test]
 fn the_commands_of_the_recipes_are_those_of_this_version() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/api/guide/recipes.md");
-    // One command a line, also where a backslash or a list goes on.
+    // One command per line, also where a backslash or a list continues it.
     let recipes = std::fs::read_to_string(path).unwrap().replace("\\\n", " ").replace(",\n   ", ",");
     let mut commands: Vec<String> = Vec::new();
     for line in recipes.lines().map(str::trim_start) {
@@ -57,7 +57,7 @@ fn the_commands_of_the_recipes_are_those_of_this_version() {
     }
     assert_eq!(commands.len(), 8, "{commands:?}");
     for command in commands {
-        // What one of them did keeps the next from running.
+        // A new store, because what one command did may keep the next one from running.
         let store = Store::new();
         let (options, _) = command.split_once(" -- ").unwrap_or_else(|| panic!("{command}"));
         pasted(&store, &format!("{options} -- true"));
@@ -81,7 +81,7 @@ fn lines_for_cron_have_five_times() {
         .flat_map(|(page, text)| text.lines().map(|line| (page.clone(), line.to_owned())))
         .collect();
     assert!(lines.len() > 2, "{lines:?}");
-    // cron's own path has no more than /usr/bin and /bin.
+    // cron's own PATH has only /usr/bin and /bin.
     assert!(lines[0].1.starts_with("PATH=/usr/local/bin:"), "{lines:?}");
     for (page, line) in lines {
         if line.starts_with("LEASEHOLD_STORE=") || line.starts_with("PATH=") {
@@ -90,12 +90,12 @@ fn lines_for_cron_have_five_times() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let is_time = |word: &&str| word.chars().all(|c| c.is_ascii_digit() || "*,-/".contains(c));
         let times = words.iter().take_while(|word| is_time(word)).count();
-        // cron takes `%` for the end of a line.
+        // cron takes `%` as the end of a line.
         assert!(times == 5 && !line.contains('%'), "{page}: {line}");
     }
 }
 
-/// Each begins with a comment that says where it belongs.
+/// Each unit begins with a comment that has its path.
 #[test]
 fn units_are_what_systemd_expects() {
     let name_of = |text: &str| text.lines().next()?.strip_prefix("# /etc/systemd/system/").map(str::to_owned);
@@ -106,7 +106,7 @@ fn units_are_what_systemd_expects() {
     for (name, text) in &units {
         let always = text.contains("\nRestart=always\n");
         assert!(!always || text.contains("\nStartLimitIntervalSec=0\n"), "{name} is given up after five failures");
-        // A line may go on behind a backslash.
+        // A backslash continues a line.
         let text = text.replace("\\\n", "");
         let mut section = "";
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.is_empty()) {
@@ -115,19 +115,19 @@ fn units_are_what_systemd_expects() {
                 None => assert!(!section.is_empty() && line.contains('='), "{name}: {line}"),
             }
         }
-        // systemd looks whether the programs are there.
+        // systemd checks that the programs exist.
         let text = text.replace("/usr/local/bin/leasehold", env!("CARGO_BIN_EXE_leasehold"));
         fs::write(folder.path().join(name), text.replace("/usr/local/bin/", "/bin/true ")).unwrap();
     }
     let files = units.iter().map(|(name, _)| folder.path().join(name));
     let Some(said) = checked_by(Command::new("systemd-analyze").arg("verify").args(files), "") else { return };
     let said = String::from_utf8_lossy(&said.stderr);
-    // What it says of the units of this machine is not ours.
+    // Messages about other units of this machine do not count.
     let wrong: Vec<&str> = said.lines().filter(|line| units.iter().any(|(name, _)| line.contains(name))).collect();
     assert!(wrong.is_empty(), "{wrong:#?}");
 }
 
-/// By PyYAML, and by kubernetes-validate (a package of PyPI that has the schemas), where Python has them.
+/// Checked by PyYAML, and by kubernetes-validate (a PyPI package that has the schemas), where Python has them.
 #[test]
 fn manifests_are_what_kubernetes_expects() {
     const LOOK: &str = "import sys\ntry:\n import yaml\nexcept ImportError:\n print('PyYAML')\n sys.exit(0)\n\
@@ -138,7 +138,7 @@ fn manifests_are_what_kubernetes_expects() {
     assert_eq!(manifests.len(), 3);
     for (page, text) in manifests {
         assert!(text.starts_with("apiVersion: ") && !text.contains('\t'), "{page}: {text}");
-        // Else each pod has a file of its own, and is granted what it asks for.
+        // Otherwise each pod has a file of its own, and always gets the lock.
         assert!(text.contains("- name: LEASEHOLD_STORE\n"), "{page}: {text}");
         let has_period = text.contains("\"--every\"");
         assert!(

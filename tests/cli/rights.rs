@@ -1,4 +1,4 @@
-//! What a user may do who has not all rights on the store's file.
+//! What a user can do who lacks some rights on the store's file.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,7 +8,7 @@ use nix::sys::signal::Signal;
 
 use crate::support::{NOBODY, Ran, Running, Store, run};
 
-/// Root may do everything: it asks as somebody else.
+/// Root may do everything, so root runs this as another user.
 #[test]
 fn a_store_that_is_denied_is_77() {
     let store = Store::on_disk();
@@ -17,10 +17,11 @@ fn a_store_that_is_denied_is_77() {
     assert_eq!(ran.code, Some(77), "{}", ran.stderr);
 }
 
-/// With this mode of each file, in a folder that nobody may write to.
+/// Runs this as another user, with this mode of each file, in a folder that nobody may write to.
 fn by_another_user(store: &Store, mode: u32, args: &[&str]) -> Ran {
     let binary = store.path("leasehold");
-    // By another process: while this one has it open to write, another test's child may have it, too, and it is "busy".
+    // Another process copies it: while this process has the file open for writing, a child of another test may inherit
+    // the descriptor, and then the file is "busy".
     if !binary.exists() {
         assert!(Command::new("cp").arg(env!("CARGO_BIN_EXE_leasehold")).arg(&binary).status().unwrap().success());
     }
@@ -66,7 +67,7 @@ fn who_may_only_read_the_file_sees_its_locks() {
     let ran = by_another_user(&store, 0o444, &["status"]);
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     assert!(ran.stdout.contains("ann"), "{}", ran.stdout);
-    // As it is now, not as it was when the file was last written through.
+    // It shows the current state, not the state when the file was last written through.
     guard.release().unwrap();
     let _guard = client.request("k").owner("bob").lock().unwrap();
     let ran = by_another_user(&store, 0o444, &["status", "k"]);
@@ -77,7 +78,7 @@ fn who_may_only_read_the_file_sees_its_locks() {
     }
 }
 
-/// As `sudo`: leasehold may not end it, and says so.
+/// As with `sudo`: leasehold may not end the command, and says so.
 #[test]
 fn what_has_more_rights_works_on() {
     let store = Store::on_disk();
@@ -91,7 +92,7 @@ fn what_has_more_rights_works_on() {
             "to be given back",
         ),
         (&["--lease", "9s"], 76, "was lost"),
-        // Which has five seconds to begin.
+        // The command of the loss has five seconds to begin.
         (&["--lease", "18s", "--kill-after", "5s", "--on-loss", "cmd:false"], 76, "the command of --on-loss failed"),
     ];
     for (options, code, what) in cases {
@@ -114,7 +115,7 @@ fn what_has_more_rights_works_on() {
     }
 }
 
-/// A process that is watched by its number becomes another user's by what it executes.
+/// A process that is watched by its process id becomes another user's by `exec`.
 #[test]
 fn who_has_gained_rights_works_on() {
     let store = Store::on_disk();

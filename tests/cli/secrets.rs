@@ -1,4 +1,4 @@
-//! No secret of a store URL in any output, in the title of the process, or in the environment of the command.
+//! No secret of a store URL appears in any output, in the process title, or in the environment of the command.
 
 use std::process::Stdio;
 use std::sync::LazyLock;
@@ -8,13 +8,13 @@ use crate::shared::Shared;
 use crate::support::{Running, leasehold, run};
 use crate::wait::wait_until;
 
-/// Also part of a name wherever it can be one.
+/// The secret; also part of a name wherever a name can contain it.
 const CANARY: &str = "s3cr3t";
 
 fn url() -> String {
     static CLOSED: LazyLock<Closed> = LazyLock::new(Closed::new);
     let nobody = CLOSED.address();
-    // The parts are those of every store with a password.
+    // The parts are those of the URL of every store with a password.
     format!("mongodb://user:{CANARY}@{nobody}/db?collection=locks&serverSelectionTimeoutMS=500")
 }
 
@@ -37,7 +37,7 @@ fn no_output_shows_it() {
         format!("--store=nosql{} status", &url[7..]),
         format!("--store {url}%zz&x=y status"),
         format!("--store sqlite:{}/no/such/folder/x?pass={CANARY} status", "/nowhere"),
-        // As the URLs of others are.
+        // Written as for other services.
         format!("--store dynamodb://AKIA:{CANARY}@eu-west-1/locks status"),
         format!("--store dynamodb://AKIA:{CANARY}/locks --json status"),
         format!("--store spanner://user:{CANARY}@db/app?table=locks status"),
@@ -61,7 +61,7 @@ fn no_output_shows_it() {
     }
 }
 
-/// `--help` shows where the URL comes from, not what it is.
+/// `--help` shows where the URL comes from, but not its value.
 #[test]
 fn no_help_shows_it() {
     for args in [&["--help"][..], &["-h"], &["run", "--help"], &["status", "-h"], &["man"], &["completions", "bash"]] {
@@ -71,8 +71,8 @@ fn no_help_shows_it() {
     }
 }
 
-/// The URLs of the servers of the tests have no password; what stands for one is in a name that the command is not
-/// told either.
+/// The URLs of the test servers have no password, so the canary is in the name of the table: the title must not show
+/// the URL, and the environment only as the store's URL.
 #[track_caller]
 #[allow(dead_code)] // Where no server is compiled in.
 fn shows_it_to_nobody(shared: Option<Shared>) {
@@ -84,11 +84,11 @@ fn shows_it_to_nobody(shared: Option<Shared>) {
     let title = format!("/proc/{}/cmdline", running.child.id());
     let own = env!("CARGO_BIN_EXE_leasehold");
     let expected = [own, "run", "k", "--", "sh", "-c", script].map(|arg| format!("{arg}\0")).concat();
-    // Empty while it begins anew.
+    // Empty while the process executes itself again.
     wait_until("the URL is hidden", || std::fs::read_to_string(&title).unwrap() == expected);
     loop {
         let line = running.line();
-        // What is no password is passed on.
+        // A URL without a password is passed on to the command.
         assert!(!line.contains(CANARY) || line == format!("LEASEHOLD_STORE={}", shared.url), "{line}");
         if line == "ready" {
             break;

@@ -5,7 +5,7 @@ use leasehold::LockClient;
 
 use crate::support::{leasehold, run_until_answered};
 
-/// A store by its URL, and what its clients need in their environment.
+/// A store with its URL, and the environment that its clients need.
 pub struct Shared {
     pub url: String,
     pub env: Vec<(&'static str, String)>,
@@ -13,7 +13,7 @@ pub struct Shared {
 
 #[allow(dead_code)] // Where no server is compiled in.
 impl Shared {
-    /// Makes its schema, with the URL as an argument.
+    /// Creates its schema, with the URL as an argument.
     #[track_caller]
     pub fn init(&self) {
         let ran = run_until_answered(leasehold(&["--store", &self.url, "init"]).envs(self.env.clone()));
@@ -21,7 +21,7 @@ impl Shared {
     }
 }
 
-/// Runs it on this store, whose schema is made, if the server is there.
+/// Creates the schema of this store and runs `cases` on it, if the server is available.
 #[allow(dead_code)] // Where no server is compiled in.
 #[track_caller]
 pub fn on_server(shared: Option<Shared>, cases: impl FnOnce(&Shared)) {
@@ -30,7 +30,7 @@ pub fn on_server(shared: Option<Shared>, cases: impl FnOnce(&Shared)) {
     cases(&shared);
 }
 
-/// A test for each server: of this function, on a table whose name begins so.
+/// Makes a test for each server: of this function, on a table whose name begins with `$name`.
 macro_rules! on_each_server {
     ($cases:path, $name:literal) => {
         #[test]
@@ -60,7 +60,7 @@ macro_rules! on_each_server {
 }
 pub(crate) use on_each_server;
 
-/// A table of its own, if the server is there. Its name begins with this.
+/// A table of its own, if the server is available. Its name begins with `name`.
 #[cfg(feature = "postgres")]
 #[track_caller]
 pub fn postgres(name: &str) -> Option<Shared> {
@@ -68,7 +68,7 @@ pub fn postgres(name: &str) -> Option<Shared> {
     Some(Shared { url, env: Vec::new() })
 }
 
-/// A table of its own, if the server is there. Its name begins with this.
+/// A table of its own, if the server is available. Its name begins with `name`.
 #[cfg(feature = "dynamodb")]
 #[track_caller]
 pub fn dynamodb(name: &str) -> Option<Shared> {
@@ -79,7 +79,7 @@ pub fn dynamodb(name: &str) -> Option<Shared> {
     })
 }
 
-/// A collection of its own, if the server is there. Its name begins with this.
+/// A collection of its own, if the server is available. Its name begins with `name`.
 #[cfg(feature = "mongodb")]
 #[track_caller]
 pub fn mongodb(name: &str) -> Option<Shared> {
@@ -89,7 +89,7 @@ pub fn mongodb(name: &str) -> Option<Shared> {
     Some(Shared { url, env: Vec::new() })
 }
 
-/// A table of its own in a database of its own, if the emulator is there. Its name begins with this.
+/// A table of its own in a database of its own, if the emulator is available. Its name begins with `name`.
 #[cfg(feature = "spanner")]
 #[track_caller]
 pub fn spanner(name: &str) -> Option<Shared> {
@@ -111,7 +111,7 @@ pub fn spanner(name: &str) -> Option<Shared> {
     Some(Shared { url, env: vec![("SPANNER_EMULATOR_HOST", host)] })
 }
 
-/// What nobody else has.
+/// A unique text.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 fn uuid() -> String {
     let client = LockClient::connect("memory:").expect("a store");

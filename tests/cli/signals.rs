@@ -1,4 +1,4 @@
-//! Signals to leasehold, and its end by one.
+//! Signals to leasehold, and its end by a signal.
 
 use std::io::Write;
 use std::os::unix::fs::OpenOptionsExt;
@@ -12,7 +12,8 @@ use nix::unistd::Pid;
 use crate::support::{Running, Store, is_gone, run, state};
 use crate::wait::wait_until;
 
-/// Says which signals it gets, until TERM. It waits for nothing long: one that comes right before a wait does not end it.
+/// Prints the signals that it gets, until TERM. It waits only briefly: a signal right before a wait does not end the
+/// wait.
 const TELLS: &str = "for s in INT HUP QUIT USR1 USR2 WINCH; do trap \"echo $s\" $s; done
 trap 'echo TERM; exit 7' TERM; echo ready; while :; do sleep 0.05; done";
 
@@ -59,7 +60,7 @@ fn a_signal_ends_the_wait_and_leaves_nothing() {
     {
         let command = &mut store.script(&["-vv"], "echo never");
         let mut waiting = Running::start(command);
-        // Its handlers stand before it asks for the first time.
+        // Its handlers are installed before it asks for the lock the first time.
         wait_until("it waits", || waiting.threads().iter().any(|name| name.starts_with("leasehold-wait")));
         waiting.signal(signal);
         assert_eq!(waiting.status().code(), Some(code));
@@ -78,7 +79,7 @@ fn a_killed_leasehold_takes_its_command_along() {
         Running::start(&mut store.leasehold(&["run", "k", "--", "sh", "-c", "echo ready; exec sleep 1000"]));
     running.expect("ready");
     running.signal(Signal::SIGKILL);
-    // The command had the other end.
+    // The command had the other end of the pipe.
     running.output_ends();
     assert!(!store.client().get("k").unwrap().unwrap().is_free(), "nobody released it: it ends with its lease");
 }
@@ -86,7 +87,7 @@ fn a_killed_leasehold_takes_its_command_along() {
 #[test]
 fn a_killed_leasehold_takes_along_what_its_command_started() {
     let store = Store::new();
-    // Also where all of a service is told to end, but for what ignores that.
+    // Also where a whole service gets TERM, and only what ignores it stays.
     let script = "trap '' TERM; sh -c 'echo ready; exec sleep 1000' & wait";
     let mut running = Running::ready(&mut store.script(&[], script));
     let keeper = keeper_of(&running);
@@ -106,14 +107,14 @@ fn a_stopped_leasehold_ends_its_command_before_another_is_let_in() {
     running.signal(Signal::SIGSTOP);
     let stopped = Instant::now();
     let _rival = store.client().lock("k").unwrap();
-    // Half a second is between the two, and a busy machine may use it up.
+    // Half a second lies between the two, which a busy machine may use up.
     is_gone(&pid, stopped);
     running.signal(Signal::SIGCONT);
     assert_eq!(running.end().code, Some(76));
 }
 
-/// The command is killed beside it, and the store would still take a release. Its lease is so long that it is not lost
-/// before leasehold stands still.
+/// The keeper kills the command while leasehold stands still, and the store would still accept a release. The lease is
+/// so long that it is not lost before leasehold stands still.
 #[test]
 fn what_was_killed_by_the_keeper_is_a_loss() {
     let is_killed = || {
@@ -153,20 +154,20 @@ fn title(pid: &str) -> String {
 #[test]
 fn the_command_has_the_signal_masks_of_any_other() {
     let store = Store::new();
-    // Not by a shell, which may change them.
+    // Started without a shell, which might change the masks.
     let args = ["-E", "^Sig(Blk|Ign)", "/proc/self/status"];
     let plain = run(Command::new("grep").args(args));
     assert_eq!(run(store.leasehold(&["run", "k", "--", "grep"]).args(args)).stdout, plain.stdout);
 }
 
-/// As a program does that reads its signals from a descriptor, and starts others without letting them in again.
+/// As a program does that reads its signals from a descriptor, and starts other programs without unblocking them.
 #[test]
 #[cfg(target_os = "linux")]
 fn signals_that_were_blocked_are_told_leasehold_and_stay_so_for_the_command() {
     let store = Store::new();
     let _guard = store.client().lock("k").unwrap();
     let blocked: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGCHLD].into_iter().collect();
-    // Of this thread alone.
+    // Only in this thread.
     blocked.thread_block().unwrap();
     let mut waits = Running::start(&mut store.leasehold(&["run", "k", "-vv", "--", "true"]));
     let args = ["^SigBlk", "/proc/self/status"];
@@ -180,7 +181,7 @@ fn signals_that_were_blocked_are_told_leasehold_and_stay_so_for_the_command() {
     assert!(!plain.ends_with("0000\n"), "{plain}");
 }
 
-/// As by systemd: what Rust starts has the system's default, whatever leasehold has.
+/// As systemd does: a program that Rust starts gets the system's default, whatever leasehold itself has.
 #[test]
 fn a_command_that_is_to_ignore_pipe_does_so_itself() {
     let store = Store::new();
@@ -196,7 +197,7 @@ fn a_command_that_is_to_ignore_pipe_does_so_itself() {
 #[test]
 fn the_lock_is_kept_until_all_of_the_group_is_gone() {
     let store = Store::new();
-    // The shell is gone and was waited for, what it started is not.
+    // The shell has ended and was waited for, but what it started still runs.
     let stays = "while kill -0 $0 2>/dev/null; do sleep 0.01; done; echo ready; read go; exit 9";
     let script = format!("exec 3<&0; sh -c '{stays}' $$ <&3 3<&- & exit 5");
     let mut running = Running::ready(&mut store.reading(&[], &script));
@@ -218,7 +219,7 @@ fn a_stopped_command_is_ended_by_term() {
     assert!(store.client().try_lock("k").unwrap().is_some());
 }
 
-/// The system tells of the stop only whoever started it.
+/// The system reports a stop only to the parent of the stopped process.
 #[test]
 fn what_stands_still_beside_the_command_keeps_no_lock_after_a_term() {
     let store = Store::new();
@@ -238,7 +239,7 @@ fn kill_follows_term_if_that_is_asked_for() {
     running.signal(Signal::SIGTERM);
     running.expect("term");
     assert_eq!(running.end().code, Some(137));
-    // Zero is for the loss alone.
+    // Zero applies only to a loss.
     let mut running = Running::ready(&mut store.reading(&["--kill-after", "0s"], TELLS));
     running.signal(Signal::SIGTERM);
     running.expect("TERM");
@@ -253,11 +254,11 @@ fn a_command_that_is_stopped_by_the_loss_stays_so() {
         let on_loss = format!("signal:{signal}");
         let mut running = Running::start(&mut store.reading(&["--lease", "6s", "--on-loss", &on_loss], script));
         let pid = running.line();
-        // One that has lost it by itself meanwhile, on a busy machine, does the same.
+        // On a busy machine it may have lost the lock by itself meanwhile; it does the same then.
         store.client().force_release("k").unwrap();
         running.says(&format!("the command gets SIG{signal}"));
         wait_until("it stopped", || state(&pid) == "T");
-        // What is passed on now is taken when it goes on.
+        // Signals that are passed on now are delivered when the command goes on.
         running.signal(Signal::SIGUSR1);
         running.signal(Signal::SIGTERM);
         let ran = running.end();
@@ -285,7 +286,7 @@ fn a_keeper_that_somebody_stopped_is_dismissed_all_the_same() {
     let keeper = keeper_of(&running);
     kill(keeper, Signal::SIGSTOP).unwrap();
     wait_until("it stands still", || state(&keeper.to_string()) == "T");
-    // Nothing more can be said to it; what it was told last stands for a number that another group has by now.
+    // Its pipe takes no more messages; the last one has a number that now belongs to another group.
     let mut stranger = Command::new("sleep").arg("1000").process_group(0).spawn().unwrap();
     let mut pipe = std::fs::File::options()
         .write(true)
@@ -316,7 +317,8 @@ fn a_keeper_that_somebody_ended_is_replaced() {
     assert_eq!(running.end().code, Some(0));
 }
 
-/// A stop in the moment in which the command is started: nothing of it may run beside the next holder.
+/// leasehold is stopped at the moment when it starts the command: nothing of the command may run next to the next
+/// holder.
 #[test]
 fn what_was_started_by_one_that_stands_still_ends_with_the_lease() {
     let stopped = || {
@@ -328,7 +330,7 @@ fn what_was_started_by_one_that_stands_still_ends_with_the_lease() {
             children = running.children();
             children.len() == 2 || running.child.try_wait().unwrap().is_some()
         });
-        // Its keeper, and what becomes the command; on a busy machine the lock may be lost before that.
+        // Its keeper, and the process that becomes the command. On a busy machine the lock may be lost before that.
         let [_, _] = children[..] else { return None };
         running.signal(Signal::SIGSTOP);
         let command = children.into_iter().find(|pid| !title(pid).contains("__keep"))?;
@@ -352,7 +354,7 @@ fn wait_spinning(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
-/// A shell had started something before it became leasehold by `exec`.
+/// A shell had started a process before it became leasehold by `exec`.
 #[test]
 fn what_was_started_before_keeps_nothing_from_being_waited_for() {
     let store = Store::new();
@@ -386,7 +388,7 @@ fn a_keeper_that_ended_keeps_nothing_from_being_waited_for() {
     assert_eq!(running.end().code, Some(0));
 }
 
-/// What left the group becomes a child of leasehold's when its parent ends.
+/// A process that left the group becomes a child of leasehold's when its parent ends.
 #[test]
 fn nothing_stays_that_ended_outside_of_the_group() {
     let store = Store::new();
@@ -398,7 +400,7 @@ fn nothing_stays_that_ended_outside_of_the_group() {
     assert_eq!(running.end().code, Some(0));
 }
 
-/// As in a container, where the system spares process 1 every signal that it does not ask for.
+/// As in a container, where process 1 gets only the signals for which it has a handler.
 #[test]
 #[cfg(target_os = "linux")]
 fn process_1_that_only_looks_ends_by_a_signal() {
@@ -422,7 +424,7 @@ fn process_1_that_only_looks_ends_by_a_signal() {
         for signal in signals {
             kill(Pid::from_raw(looks), *signal).unwrap();
             if signals.len() > 1 && guard.take().is_some() {
-                // It goes on to look.
+                // It continues to watch.
                 running.line();
             }
         }
@@ -430,7 +432,7 @@ fn process_1_that_only_looks_ends_by_a_signal() {
     }
 }
 
-/// As where no more processes can be had.
+/// As where no more processes can be started.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_keeper_that_cannot_be_had_is_told_once() {
@@ -451,7 +453,7 @@ fn a_keeper_that_cannot_be_had_is_told_once() {
     assert_eq!((ran.code, ran.stderr.matches("no process can be started").count()), (Some(0), 1), "{}", ran.stderr);
 }
 
-/// Servers are sent them for other things, and the system discards them where no shell is there.
+/// Servers get these signals for other purposes, and the system discards them where there is no shell.
 #[test]
 #[cfg(target_os = "linux")]
 fn what_asks_for_a_stop_does_nothing_to_a_service() {

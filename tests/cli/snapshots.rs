@@ -1,5 +1,5 @@
 //! Help, errors and manual pages as they were accepted. `LEASEHOLD_TEST_ACCEPT=1` writes them anew: look at the
-//! difference before it is committed.
+//! difference before you commit it.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ fn assert_accepted(path: &str, text: &str) {
     assert!(accepted == text, "{} is not what is said now (LEASEHOLD_TEST_ACCEPT=1 accepts):\n{text}", path.display());
 }
 
-/// Numbers differ from run to run.
+/// Replaces numbers, which differ from run to run.
 fn redacted(text: &str, store: &Store) -> String {
     let text = text.replace(&store.folder.path().display().to_string(), "[FOLDER]");
     let mut redacted = String::new();
@@ -26,7 +26,7 @@ fn redacted(text: &str, store: &Store) -> String {
             _ => redacted.push(c),
         }
     }
-    // Of what is longer no tenths are said.
+    // Longer times are shown without tenths.
     redacted.replace("#.# s", "# s")
 }
 

@@ -1,4 +1,4 @@
-//! `acquire`, and `release` and `renew` of what it printed.
+//! `acquire`, and `release` and `renew` of the lock that it printed.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -12,15 +12,15 @@ use crate::shared::{Shared, on_each_server};
 use crate::support::{PATIENCE, Ran, Running, Store, full_pipe, leasehold, run};
 use crate::wait::wait_until;
 
-/// Runs it on this store, with what it may read from standard input; again while a server that stood still did not answer in
-/// time: each step may be done twice.
+/// Runs a step on this store, with this standard input. Repeats it while a server that stopped did not answer in time,
+/// so each step must be one that may be done twice.
 #[track_caller]
 fn step(shared: &Shared, args: &[&str], input: &str) -> Ran {
     let once = || {
         let mut command = leasehold(args);
         command.env("LEASEHOLD_STORE", &shared.url).envs(shared.env.clone()).stdin(Stdio::piped());
         let mut running = Running::start(&mut command);
-        // One that reads nothing may be gone.
+        // A command that reads nothing may have ended already.
         let _ = running.stdin.as_mut().unwrap().write_all(input.as_bytes());
         running.end()
     };
@@ -52,7 +52,7 @@ fn cases(shared: &Shared) {
         );
     }
 
-    // The lease counts from now on, and none becomes shorter.
+    // The lease counts from the renewal, and never becomes shorter.
     let left = |key: &str| status(key)[0]["remaining_ms"].as_u64().unwrap();
     let token = lock.fencing_token();
     for lease in [&["--lease", "5h"][..], &[]] {
@@ -65,15 +65,15 @@ fn cases(shared: &Shared) {
     let renewed = ends(step(&["renew", "--from", "-", "--json"], &taken), 0).stdout;
     assert_eq!(serde_json::from_str::<Value>(&renewed).unwrap()["grant_id"], json["grant_id"]);
 
-    // What was printed first is good for the release all the same.
+    // The text that was printed first is still valid for the release.
     assert!(ends(step(&["release", "--from", "-"], &taken), 0).stdout.starts_with("released: nobody holds \"k\""));
     assert_eq!(status("k"), Value::Array(Vec::new()));
-    // Whether it was released now or before is not known.
+    // The answer does not show whether this release or an earlier one freed it.
     let again = ends(step(&["release", "--from", "-"], &taken), 0).stdout;
     assert_eq!(again, format!("released: nobody holds \"k\" under token {} any more\n", lock.fencing_token()));
     ends(step(&["renew", "--from", "-"], &taken), 76);
 
-    // Another's is left alone.
+    // A lock of somebody else is left alone.
     let file = tempfile::NamedTempFile::new().unwrap();
     fs::write(file.path(), ends(step(&["acquire", "k"], ""), 0).stdout).unwrap();
     let stale = ends(step(&["release", "--from", "-", "--json"], &taken), 75);
@@ -82,7 +82,8 @@ fn cases(shared: &Shared) {
     let released = ends(step(&["release", "--from", from, "--json"], ""), 0).stdout;
     assert_eq!(serde_json::from_str::<Value>(&released).unwrap()["key"], "k");
 
-    // Several have a shared one, each its own. Who may have it waits: of a try that was not answered, something may be left.
+    // Several clients have a shared lock, each its own hold. Those that may have it wait, because an unanswered try may
+    // leave something behind.
     let shared = |wait, n| ends(step(&["acquire", "k", "-s", "--max-holders", "2", "--wait", wait], ""), n).stdout;
     let both = [shared("10m", 0), shared("10m", 0)];
     shared("0", 75);
@@ -151,7 +152,7 @@ fn a_lock_is_not_printed_to_nobody() {
     assert!(store.client().get("k").unwrap().is_none());
 }
 
-/// Rust takes such a write for one that was done.
+/// Rust reports such a write as successful.
 #[test]
 fn a_lock_is_not_printed_where_nothing_can_be_written() {
     let store = Store::new();
@@ -200,7 +201,7 @@ fn what_is_not_the_json_of_a_lock_is_wrong_usage_and_is_not_shown() {
     assert_eq!(taken.code, Some(64), "a step has a lock id of its own");
     let taken = run(&mut store.leasehold(&["acquire", "k"])).stdout;
     let newer = taken.replace("\"version\":\"1.", "\"version\":\"9.");
-    // Whatever its other fields have become.
+    // Whatever its other fields look like.
     let changed = newer.replace("\"fencing_token\":", "\"fencing_token\":\"s3cr3t\",\"x\":");
     let canary = taken.replace("\"fencing_token\":", "\"fencing_token\":\"s3cr3t\",\"x\":");
     let huge = format!("{}{taken}", " ".repeat(70_000));
@@ -231,18 +232,18 @@ fn what_is_not_the_json_of_a_lock_is_wrong_usage_and_is_not_shown() {
     assert!(!store.client().get("k").unwrap().unwrap().is_free(), "nothing was released");
 }
 
-/// The time that is left is that of the lease: nothing is kept back for a command, and nothing renews it.
+/// All of the lease is left: nothing is kept back for a command, and nothing renews it.
 #[test]
 fn what_a_step_has_taken_ends_with_its_lease() {
     let store = Store::new();
     let client = store.client();
     let once = |_| run(&mut store.leasehold(&["acquire", "k", "--lease", "1s"]));
-    // A machine that stood still for it had nothing to print.
+    // If the machine stopped for a whole lease, there was nothing to print.
     let ran = (0..5).map(once).find(|ran| ran.code != Some(76)).expect("a lease that is longer than a grant");
     assert_eq!(ran.code, Some(0), "{}", ran.stderr);
     let guard = client.request("k").wait(PATIENCE).lock().unwrap();
     let taken: Lock = serde_json::from_str(&ran.stdout).unwrap();
-    // The microsecond of the grant.
+    // The tokens are the microseconds of the grants.
     let (first, second) = (taken.fencing_token(), guard.fencing_token());
     assert!(second - first > 900_000, "{first}, {second}");
 }

@@ -1,4 +1,4 @@
-//! On a terminal: a command that stops, or is stopped, and who continues it.
+//! On a terminal: a command that stops, or is stopped, and what continues it.
 
 use std::fs;
 use std::time::Instant;
@@ -17,13 +17,13 @@ fn works(store: &Store) -> String {
     format!("sh {}", script.display())
 }
 
-/// Which says so.
+/// The process id, which that script prints.
 pub fn its_pid(terminal: &mut Terminal) -> String {
     terminal.sees("in-");
     terminal.sees("\r\n").trim_end().to_owned()
 }
 
-/// As `pkill -CONT` does, or `cpulimit`.
+/// As `pkill -CONT` or `cpulimit` does.
 #[test]
 fn what_a_neighbour_continues_does_not_work_beside_the_next_holder() {
     crate::lateness::measure();
@@ -34,7 +34,7 @@ fn what_a_neighbour_continues_does_not_work_beside_the_next_holder() {
     let stopped = Instant::now();
     kill(Pid::from_raw(command.parse().unwrap()), Signal::SIGCONT).unwrap();
     let rival = store.client().lock("k").unwrap();
-    // It does not work beside the next holder.
+    // The command must not work while the next holder does.
     is_gone(&command, stopped);
     assert!(rival.is_held());
     terminal.types("fg; echo code=$?\n");
@@ -58,7 +58,7 @@ fn who_stops_itself_brings_the_shell_back() {
     terminal.sees("PROMPT> ");
 }
 
-/// The shell tells nobody that it did so.
+/// The shell does not report that it brought it to the foreground.
 #[test]
 fn ctrl_z_stops_what_was_brought_to_the_foreground() {
     let (store, mut terminal) = shell();
@@ -88,8 +88,8 @@ fn where_nobody_could_continue_it_ctrl_z_stops_no_pipeline() {
     assert!(terminal.shell.wait().unwrap().success());
 }
 
-/// It stands still behind what passes that on, too, and whoever started us sees no read of the terminal: sudo would let
-/// us go on.
+/// The command also stops behind a leasehold that passes the key on. What started leasehold must not see a stop for a
+/// read of the terminal: after that sudo would let leasehold go on.
 #[test]
 fn ctrl_z_reaches_what_another_leasehold_holds_for() {
     let (store, mut terminal) = shell();
@@ -116,12 +116,12 @@ fn what_the_command_has_left_behind_stops_too() {
     wait_until("the command has ended", || state(&command).is_empty());
     terminal.stops();
     terminal.brings_back("fg\n");
-    // It ignores Ctrl-C, as what a script starts in its background does.
+    // It ignores Ctrl-C, like a background process of a script.
     kill(left, Signal::SIGKILL).unwrap();
     terminal.sees("PROMPT> ");
 }
 
-/// It stops with its own Ctrl-Z, and not again once it goes on.
+/// It stops at its own Ctrl-Z, and not again once it goes on.
 #[test]
 fn what_is_left_behind_by_the_command_of_a_pipeline_goes_on_by_one_fg() {
     let (_store, mut terminal) = shell();
@@ -138,17 +138,17 @@ fn what_is_left_behind_by_the_command_of_a_pipeline_goes_on_by_one_fg() {
     assert!(!terminal.sees("PROMPT> ").contains("Stopped"));
 }
 
-/// As `less` and `vim` do, which restore the terminal, while the shell that started them stands still at once.
+/// As `less` and `vim` do, which restore the terminal first, while the shell that started them stops at once.
 #[test]
 fn what_needs_time_to_stop_does_not_stop_again_once_it_is_continued() {
-    // One that was late by a second, as on a busy machine, is stopped as one that does not obey, and then does.
+    // If it is late by a second, as on a busy machine, it is stopped as if it did not obey, and then it does obey.
     assert!((0..5).any(|_| goes_on_by_one_fg()), "it stops again each time");
 }
 
 fn goes_on_by_one_fg() -> bool {
     let (store, mut terminal) = shell();
     let script = store.path("slow");
-    // Ctrl-Z may come before the wait, too.
+    // Ctrl-Z may also come before the `wait`.
     let stops = "stops() { sleep 0.1; trap - TSTP; kill -TSTP $$; trap stops TSTP; echo again; kill -9 $!; }";
     fs::write(&script, format!("{stops}\ntrap stops TSTP; sleep 1000 & echo in; wait")).unwrap();
     terminal.types(&format!("leasehold run k -- sh -c 'bash {}; true'\n", script.display()));
@@ -161,10 +161,10 @@ fn goes_on_by_one_fg() -> bool {
     !again
 }
 
-/// The system tells all of the pipeline, not the command.
+/// The system signals the whole pipeline, but not the command.
 #[test]
 fn who_asks_for_the_terminal_in_the_background_stops_the_command_of_the_pipeline() {
-    // It is told another way of one that sets it up, as `less` does.
+    // leasehold learns in another way of a program that sets up the terminal, as `less` does.
     for asks in ["", "stty sane </dev/tty; "] {
         let (store, mut terminal) = shell();
         let reads = format!("read line; echo $line; {asks}read key </dev/tty; echo got-$key");
@@ -194,7 +194,7 @@ fn in_the_background_of_a_script_it_leaves_the_terminal_alone() {
     terminal.sees("PROMPT> ");
 }
 
-/// As `fg` and `bg` do at once after Ctrl-Z.
+/// As `fg` and `bg` do right after Ctrl-Z.
 #[test]
 fn who_is_continued_before_it_stood_still_goes_on() {
     let (store, mut terminal) = shell();
@@ -204,14 +204,14 @@ fn who_is_continued_before_it_stood_still_goes_on() {
     let leasehold = Pid::from_raw(its_pid(&mut terminal).parse().unwrap());
     kill(leasehold, Signal::SIGTSTP).unwrap();
     terminal.sees("told");
-    // It waits for the command to obey.
+    // leasehold waits for the command to obey.
     kill(leasehold, Signal::SIGCONT).unwrap();
     terminal.sees("went-on");
-    // Else it would work on for a while.
+    // Otherwise the command would work on for a while.
     kill(leasehold, Signal::SIGKILL).unwrap();
 }
 
-/// Nobody tells it that it may have the terminal.
+/// Nobody reports to it that it may use the terminal now.
 #[test]
 fn what_was_brought_to_the_foreground_reads_the_terminal() {
     let (_store, mut terminal) = shell();
@@ -224,7 +224,7 @@ fn what_was_brought_to_the_foreground_reads_the_terminal() {
     assert!(!terminal.sees("got-one\r\n").contains("Stopped"));
 }
 
-/// bash goes on after a Ctrl-C that what it waited for did not die of.
+/// After a Ctrl-C bash goes on if the program that it waited for did not die of it.
 #[test]
 fn ctrl_c_ends_a_script_of_bash() {
     for (waits, returns) in [(false, false), (true, false), (false, true)] {
@@ -234,7 +234,7 @@ fn ctrl_c_ends_a_script_of_bash() {
         terminal.types(&format!("bash -c 'leasehold run k -- sh -c \"echo i\"\"n; {does}\"; echo went-\"\"on'\n"));
         terminal.sees(if waits { "waiting for \"k\"" } else { "in\r\n" });
         if returns {
-            // The shell brings back what runs and tells nobody.
+            // The shell brings the running command back and reports it to nobody.
             terminal.stops();
             terminal.types("bg\n");
             terminal.sees("PROMPT> ");

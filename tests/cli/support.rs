@@ -1,4 +1,4 @@
-//! A store in a folder of its own, and the command on it.
+//! A store in a folder of its own, and the command `leasehold` on it.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, PipeReader, PipeWriter, Read, Write};
@@ -19,10 +19,10 @@ use tempfile::TempDir;
 
 use crate::wait::wait_until;
 
-/// Longer than anything takes here on a busy machine: six processes in turn on a server, too.
+/// Longer than anything here takes on a busy machine, even six processes in turn on a server.
 pub const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Runs what follows as somebody else.
+/// Runs the rest of the command line as another user.
 pub const NOBODY: [&str; 4] = ["setpriv", "--reuid=65534", "--regid=65534", "--clear-groups"];
 
 /// An SQLite store.
@@ -36,7 +36,7 @@ impl Store {
         Store::within(crate::room::room())
     }
 
-    /// Where programs may be started, also with more rights.
+    /// In a folder where programs may be started, also with more rights.
     pub fn on_disk() -> Store {
         Store::within(tempfile::tempdir())
     }
@@ -52,7 +52,7 @@ impl Store {
         self.folder.path().join(name)
     }
 
-    /// Which bears a slow disk.
+    /// A client that tolerates a slow disk.
     pub fn client(&self) -> LockClient {
         let builder = LockClient::builder(&self.url).request_timeout(PATIENCE).drop_timeout(PATIENCE);
         builder.connect().expect("the store")
@@ -72,29 +72,29 @@ impl Store {
         command
     }
 
-    /// The same, where the script may `read` from `Running::stdin`. A shell that waits so, and not for a child that
-    /// it just started, misses no signal: dash forgets those that come while it starts one.
+    /// The same for a script that may `read` from `Running::stdin`. A shell that waits in `read`, and not for a child
+    /// that it has just started, misses no signal: dash forgets signals that come while it starts a child.
     pub fn reading(&self, options: &[&str], script: &str) -> Command {
         let mut command = self.script(options, script);
         command.stdin(Stdio::piped());
         command
     }
 
-    /// Somebody else's connection to it.
+    /// A connection as from another program.
     pub fn db(&self) -> rusqlite::Connection {
         let db = rusqlite::Connection::open(self.path("locks.db")).expect("the file");
         db.busy_timeout(PATIENCE).expect("a limit");
         db
     }
 
-    /// Nothing can be written until this is dropped: no heartbeat, no release.
+    /// Nothing can be written until the returned value is dropped: no heartbeat, no release.
     pub fn stuck(&self) -> rusqlite::Connection {
         let db = self.db();
         db.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
         db
     }
 
-    /// The same, and when the lease of `k` ends, since no heartbeat moves that.
+    /// The same. Also returns when the lease of `k` ends, which no heartbeat can change now.
     pub fn stuck_lease(&self) -> (rusqlite::Connection, SystemTime) {
         crate::lateness::measure();
         let db = self.stuck();
@@ -102,14 +102,15 @@ impl Store {
         (db, key.holders()[0].leased_until().expect("it ends"))
     }
 
-    /// From now on each write fails that makes this of a row.
+    /// From now on each update fails that fits this condition.
     pub fn refuses(&self, updates: &str) {
         let trigger = format!("CREATE TRIGGER refused BEFORE UPDATE ON locks WHEN {updates}");
         let refused = self.db().execute_batch(&format!("{trigger} BEGIN SELECT RAISE(ABORT, 'refused'); END"));
         refused.expect("a trigger");
     }
 
-    /// Makes `more`, which root alone may signal, and `leasehold` beside it, for [`NOBODY`]. False: that is skipped here.
+    /// Makes `more`, which only root may signal, and next to it `leasehold`, for [`NOBODY`]. False if the test is
+    /// skipped here.
     pub fn has_more_rights(&self) -> bool {
         let copies = format!("cp {} leasehold && cp $(command -v setpriv) more", env!("CARGO_BIN_EXE_leasehold"));
         let nobody = NOBODY.join(" ");
@@ -121,7 +122,7 @@ impl Store {
         is_made
     }
 
-    /// A pipe that only those have who open it by its name.
+    /// A named pipe, which only processes have that open it by its name.
     pub fn fifo(&self) -> PathBuf {
         let fifo = self.path("fifo");
         mkfifo(&fifo, Mode::S_IRWXU).expect("a pipe");
@@ -129,7 +130,8 @@ impl Store {
     }
 }
 
-/// What was to end a second before that moment has ended now. Beyond that second goes only what the machine was late by.
+/// Asserts that what was to end a second before `end` has ended now. It may be later than that second only by what the
+/// machine was late.
 #[track_caller]
 pub fn ended_before(end: SystemTime) {
     let second = Duration::from_secs(1);
@@ -138,8 +140,8 @@ pub fn ended_before(end: SystemTime) {
     assert!(late <= slack, "it went on for {late:?}, and {slack:?} may be the machine's");
 }
 
-/// Whoever waited for the lock has it since a moment ago: that process is gone. Beyond that goes only what the machine was
-/// late by since then.
+/// A waiter has got the lock just now: asserts that this process is gone. It may be late only by what the machine was
+/// late since then.
 #[track_caller]
 pub fn is_gone(pid: &str, since: Instant) {
     let (granted, ended) = (Instant::now(), || ["Z", ""].contains(&state(pid).as_str()));
@@ -150,7 +152,7 @@ pub fn is_gone(pid: &str, since: Instant) {
     }
 }
 
-/// The command without a store, and without what the environment of the tests says.
+/// The command without a store, and without the variables of the test environment.
 pub fn leasehold(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_leasehold"));
     command
@@ -171,20 +173,20 @@ pub struct Ran {
     pub stderr: String,
 }
 
-/// Runs it to its end.
+/// Runs a command to its end.
 #[track_caller]
 pub fn run(command: &mut Command) -> Ran {
     Running::start(command).end()
 }
 
-/// The same, again while a server that stood still did not answer in the time that the command has: for what may be done
-/// twice.
+/// The same. Repeats it while a server that stopped for a while did not answer in the command's time: only for what may
+/// be done twice.
 #[track_caller]
 pub fn run_until_answered(command: &mut Command) -> Ran {
     (0..20).map(|_| run(command)).find(|ran| ran.code != Some(69)).expect("an answer")
 }
 
-/// A command that runs. Killed when dropped.
+/// A running command. It is killed when this is dropped.
 pub struct Running {
     pub child: Child,
     pub stdin: Option<ChildStdin>,
@@ -200,7 +202,7 @@ impl Running {
         Running::start_to(Stdio::piped(), command)
     }
 
-    /// Once its script has printed `ready`, and waits for something.
+    /// Starts it, and waits until its script has printed `ready` and waits for something.
     #[track_caller]
     pub fn ready(command: &mut Command) -> Running {
         let mut running = Running::start(command);
@@ -209,19 +211,19 @@ impl Running {
         running
     }
 
-    /// Until what was started waits for something. A shell that gets a signal between its `echo` and its `read` looks at it
-    /// after the next line only.
+    /// Waits until what was started waits for something. A shell that gets a signal between its `echo` and its `read`
+    /// handles it only after the next line.
     #[track_caller]
     fn waits(&self) {
         let waits = |pid: String| !matches!(state(&pid).as_str(), "R" | "D");
         wait_until("what it started waits", || self.children().into_iter().all(waits));
     }
 
-    /// With this standard output.
+    /// Starts it with this standard output.
     #[track_caller]
     pub fn start_to(stdout: Stdio, command: &mut Command) -> Running {
         let mut child = command.stdout(stdout).stderr(Stdio::piped()).spawn().expect("the command starts");
-        // The command has it alone from now on.
+        // From now on only the command has that output.
         command.stdout(Stdio::null());
         let lines = child.stdout.take().map_or_else(|| lines_of(std::io::empty()), lines_of);
         let stderr = lines_of(child.stderr.take().expect("a pipe"));
@@ -229,7 +231,7 @@ impl Running {
         Running { child, stdin, lines, seen: String::new(), stderr, said: String::new() }
     }
 
-    /// Waits for a line on standard output.
+    /// Waits for the next line on standard output.
     #[track_caller]
     pub fn line(&mut self) -> String {
         let line = self.lines.0.recv_timeout(PATIENCE).unwrap_or_else(|why| {
@@ -260,7 +262,7 @@ impl Running {
         }
     }
 
-    /// Waits until standard error has a line with this.
+    /// Waits until standard error has a line with this text.
     #[track_caller]
     pub fn says(&mut self, text: &str) {
         loop {
@@ -277,7 +279,7 @@ impl Running {
         writeln!(self.stdin.as_mut().expect("a pipe"), "{line}").expect("somebody reads");
     }
 
-    /// A signal, once what was started waits for something: it may be passed on.
+    /// Sends a signal, once what was started waits for something, because the signal may be passed on.
     #[track_caller]
     pub fn signal(&self, signal: Signal) {
         if ![Signal::SIGSTOP, Signal::SIGCONT, Signal::SIGKILL].contains(&signal) {
@@ -309,7 +311,7 @@ impl Running {
         tasks.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect()
     }
 
-    /// Waits for its end, and for the end of all that it started.
+    /// Waits for its end, and for the end of everything that it started.
     #[track_caller]
     pub fn end(mut self) -> Ran {
         drop(self.stdin.take());
@@ -323,7 +325,7 @@ impl Running {
     }
 }
 
-/// A pipe that takes nothing more until somebody reads, and how much is in it.
+/// A pipe that takes nothing more until somebody reads, and how many bytes are in it.
 pub fn full_pipe() -> (PipeReader, Stdio, usize) {
     let (reader, mut writer) = std::io::pipe().expect("a pipe");
     let set = |writer: &PipeWriter, flags| fcntl(writer, FcntlArg::F_SETFL(flags)).expect("a pipe");
@@ -336,7 +338,7 @@ pub fn full_pipe() -> (PipeReader, Stdio, usize) {
     (reader, writer.into(), full)
 }
 
-/// The lines of a pipe, as they come.
+/// The lines of a pipe, as they arrive.
 pub struct Lines(Receiver<String>);
 
 impl Lines {
@@ -350,14 +352,14 @@ impl Lines {
         assert_eq!(self.line(), line);
     }
 
-    /// Nothing more came, and every process that had it is gone.
+    /// Asserts that nothing more comes and every process that had the pipe is gone.
     #[track_caller]
     pub fn end(&self) {
         assert_eq!(self.0.recv_timeout(PATIENCE).unwrap_err(), RecvTimeoutError::Disconnected);
     }
 }
 
-/// What comes through `Store::fifo` after its first line, which is this.
+/// The lines of a `Store::fifo` after its first line, which must be `line`.
 #[track_caller]
 pub fn lines_after(line: &str, fifo: &Path) -> Lines {
     let lines = lines_of(File::open(fifo).expect("the pipe"));
@@ -365,7 +367,7 @@ pub fn lines_after(line: &str, fifo: &Path) -> Lines {
     lines
 }
 
-/// The lines of it, as they come.
+/// The lines of this pipe, as they arrive.
 pub fn lines_of(pipe: impl Read + Send + 'static) -> Lines {
     let (sender, lines) = channel();
     thread::spawn(move || {
@@ -385,14 +387,15 @@ impl Drop for Running {
     }
 }
 
-/// Waits until whoever started this process has seen its end.
+/// Waits until the parent of this process has reaped it.
 #[track_caller]
 pub fn wait_until_reaped(pid: &str) {
     let pid = Pid::from_raw(pid.parse().expect("a process id"));
     wait_until("its end is seen", || kill(pid, None).is_err());
 }
 
-/// What `nohup` and a shell's `&` have the tests ignore, what these start would ignore, too. A handler is not inherited.
+/// Signals that `nohup` or a shell's `&` made the tests ignore would also be ignored by what the tests start. A handler
+/// prevents that, because it is not inherited.
 fn ignore_no_signals() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -405,12 +408,12 @@ fn ignore_no_signals() {
     });
 }
 
-/// Sends a leasehold a signal, and waits until it is told of that: the thread that takes its signals has handed on this one,
-/// and waits for the next. No other one comes meanwhile.
+/// Sends a signal to a leasehold, and waits until its thread for signals has handed it on and waits for the next one.
+/// No other signal comes meanwhile.
 #[track_caller]
 pub fn tell_signal(leasehold: &Child, signal: Signal) {
     let tasks = format!("/proc/{}/task", leasehold.id());
-    // How often it has gone to sleep, if it sleeps.
+    // How often that thread has gone to sleep, if it sleeps now.
     let sleeps = || {
         let tasks = std::fs::read_dir(&tasks).into_iter().flatten().flatten();
         let mut all = tasks.filter_map(|task| std::fs::read_to_string(task.path().join("status")).ok());
@@ -431,7 +434,7 @@ pub fn tell_signal(leasehold: &Child, signal: Signal) {
     wait_until("it is told", || before.is_none() || has_ended() || sleeps() > before);
 }
 
-/// What it started, on Linux. The lists of its threads, and of their children, miss some where one ends meanwhile.
+/// The children of a process, on Linux. The kernel's own lists of children may miss some if one ends meanwhile.
 pub fn children(of: &Child) -> Vec<String> {
     let own = of.id().to_string();
     let all = std::fs::read_dir("/proc").into_iter().flatten().flatten();
@@ -444,7 +447,7 @@ pub fn state(pid: &str) -> String {
     stat(pid, 0)
 }
 
-/// What the system says of a process behind its name: 0 for its state, 1 for its parent.
+/// A field of `/proc/PID/stat` after the name: 0 for its state, 1 for its parent.
 fn stat(pid: &str, field: usize) -> String {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields = stat.rsplit_once(") ").and_then(|(_, rest)| rest.split(' ').nth(field));

@@ -20,7 +20,7 @@ pub struct Terminal {
     pub shell: Child,
     keys: File,
     screen: Receiver<String>,
-    /// What came and was not yet waited for.
+    /// The text that has arrived and was not waited for yet.
     text: String,
 }
 
@@ -81,7 +81,7 @@ impl Terminal {
         self.keys.write_all(keys.as_bytes()).expect("the terminal takes keys");
     }
 
-    /// What runs says `got-` and each line that it reads.
+    /// What runs prints `got-` and each line that it reads.
     #[track_caller]
     pub fn echoes<const N: usize>(&mut self, lines: [&str; N]) {
         for line in lines {
@@ -90,7 +90,7 @@ impl Terminal {
         }
     }
 
-    /// Waits until the seconds behind this are counted.
+    /// Waits until the seconds after this text are counted.
     #[track_caller]
     fn counts(&mut self, behind: &str) {
         self.sees(behind);
@@ -99,7 +99,7 @@ impl Terminal {
         }
     }
 
-    /// Waits until this is on the screen, behind what was waited for before.
+    /// Waits until this text is on the screen, after what was waited for before.
     #[track_caller]
     pub fn sees(&mut self, wanted: &str) -> String {
         let until = Instant::now() + PATIENCE;
@@ -161,7 +161,7 @@ fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
     assert!(store.client().try_lock("k").unwrap().is_none(), "still held");
     terminal.types("fg\n");
     terminal.echoes(["two"]);
-    // In the background it may not read: it is stopped for that.
+    // In the background it may not read, so it is stopped.
     terminal.stops();
     terminal.types("bg\n");
     terminal.sees("PROMPT> ");
@@ -176,7 +176,7 @@ fn ctrl_z_stops_it_and_fg_and_bg_continue_it() {
 
 #[test]
 fn what_stopped_for_longer_than_the_lease_does_not_go_on() {
-    // Whether the loss is told before the command could go on is chance: several, so that one of them is late.
+    // Whether the loss is noticed before the command could go on is a matter of chance, so there are several.
     thread::scope(|scope| {
         for _ in 0..6 {
             scope.spawn(stopped_for_longer_than_the_lease);
@@ -187,7 +187,7 @@ fn what_stopped_for_longer_than_the_lease_does_not_go_on() {
 fn stopped_for_longer_than_the_lease() {
     let (store, mut terminal) = shell();
     let ticks = store.path("ticks");
-    // It works without a pause, so that it would as soon as it is continued.
+    // It works without a pause, so it would work as soon as it is continued.
     let script = format!("while :; do echo x >>{}; done", ticks.display());
     terminal.types(&format!("leasehold run --lease 12s --kill-after 0s k -- sh -c '{script}'\n"));
     wait_until("it works", || ticks.exists());
@@ -209,7 +209,7 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
     terminal.sees("in\r\n");
     terminal.stops();
     terminal.brings_back("fg\n");
-    // The shell says what it continues; Ctrl-C ends it also where it is still stopped.
+    // The shell prints what it continues; Ctrl-C ends it even if it is still stopped.
     terminal.sees("read line");
     terminal.sees("\r\n");
     terminal.types("\x03");
@@ -218,11 +218,11 @@ fn ctrl_c_and_ctrl_z_reach_the_script_around_it() {
     terminal.types("echo code=$?\n");
     let said = terminal.sees("code=130");
     assert!(!said.contains("not-reached"), "{said:?}");
-    // The shell is back at once, and so is the prompt; the command that gives the lock back may still be at it.
+    // The shell and its prompt are back at once, but leasehold may still be releasing the lock.
     assert!(store.client().try_lock_for("k", Duration::from_secs(10)).unwrap().is_some());
 }
 
-/// Also after a loss; but what leasehold itself has sent is no key.
+/// Also after a loss; but a signal that leasehold itself has sent is no key.
 #[test]
 fn the_script_around_it_hears_of_ctrl_c_and_not_of_the_signal_of_a_loss() {
     let (_store, mut terminal) = shell();
@@ -258,7 +258,7 @@ fn where_nobody_could_continue_it_ctrl_z_stops_nothing() {
     assert!(terminal.shell.wait().unwrap().success());
 }
 
-/// It begins before the store is opened, which may take more than half a second.
+/// The wait begins before the store is opened, which may take more than half a second.
 fn is_of_ten_minutes(said: &str) -> bool {
     said.ends_with(" of 10 min") || said.contains(" of 9 min")
 }
@@ -294,19 +294,19 @@ fn while_it_waits_a_line_says_who_holds_the_lock() {
     terminal.sees("code=130");
 }
 
-/// What is typed to the shell stands there.
+/// The text that the user types to the shell is on that line.
 #[test]
 fn nothing_is_drawn_in_the_background() {
     let store = Store::new();
     let guard = store.client().lock("k").unwrap();
     let mut terminal = Terminal::shell(&store);
     terminal.types("leasehold run -v k -- echo in\"\"side &\n");
-    // Which of the two comes first is open.
+    // Either of the two may come first.
     let refused = "refused: \"k\" is held by";
     if !terminal.sees("PROMPT> ").contains(refused) {
         terminal.sees(refused);
     }
-    // Its own line is drawn for as long as the other one's, which has no end, must not be.
+    // The line of this one, which has an end, is drawn while the other one's line, which has none, must not be.
     terminal.types("leasehold run --wait 10m k -- true\n");
     for _ in 0..6 {
         terminal.sees("; waiting for \"k\" for ");
@@ -372,7 +372,7 @@ fn a_forced_release_shows_the_holder_and_asks() {
     drop(guard);
 }
 
-/// While the question stands the lock may go to another, which may be of the same group.
+/// While the question waits for its answer, the lock may go to another holder, even one of the same group.
 #[test]
 fn a_forced_release_takes_nothing_from_who_was_not_shown() {
     let store = Store::new();
@@ -391,7 +391,7 @@ fn a_forced_release_takes_nothing_from_who_was_not_shown() {
     terminal.sees("\"k\" was left as it is");
     terminal.sees("code=75");
     assert_stands(&store, &bob);
-    // And where nobody holds it by then.
+    // The same where nobody holds it by then.
     terminal.types("leasehold release k --force; echo code=$?\n");
     terminal.sees("[y/N] ");
     drop(bob);
@@ -400,7 +400,7 @@ fn a_forced_release_takes_nothing_from_who_was_not_shown() {
     terminal.sees("code=0");
 }
 
-/// By the store, whatever its guard knows.
+/// By what the store says, whatever the guard knows.
 fn assert_stands(store: &Store, guard: &LockGuard) {
     store.client().heartbeat(&guard.info(), Duration::from_secs(20)).unwrap();
 }
@@ -418,7 +418,7 @@ fn an_answer_that_is_no_text_releases_nothing() {
     assert_stands(&store, &guard);
 }
 
-/// As after Ctrl-S, or where a text is selected.
+/// As after Ctrl-S, or while text is selected.
 #[test]
 fn a_terminal_that_takes_no_output_holds_up_nothing() {
     for option in ["--wait=1h", "-v"] {
@@ -457,7 +457,7 @@ fn a_long_key_does_not_widen_every_row() {
         let widest = said.lines().map(|line| line.chars().filter(|c| !c.is_control()).count()).max();
         assert!(said.contains("kkk…") && widest <= Some(160), "{said:?}");
     }
-    // A program gets all of it.
+    // Output to a program is not shortened.
     let said = run(&mut store.leasehold(&["status"])).stdout;
     assert_eq!(said.matches(&long).count(), 3);
 }
@@ -476,7 +476,7 @@ fn a_status_that_is_watched_is_drawn_anew() {
     terminal.sees("PROMPT> ");
 }
 
-/// It would run on without the lock.
+/// Otherwise it would run on without the lock.
 #[test]
 fn what_ignores_ctrl_z_is_stopped_too() {
     crate::lateness::measure();

@@ -1,4 +1,4 @@
-//! What one verb does for one thing.
+//! What each verb does for one lock or lease.
 
 use std::time::{Duration, Instant};
 
@@ -23,7 +23,7 @@ fn a_group_is_renewed_and_released_by_the_verbs_for_one_lock() {
         assert_eq!(ran.code, Some(code), "{args:?}: {}", ran.stderr);
         ran.stdout
     };
-    // The old forms stay.
+    // The old forms still work.
     for (renew, release) in [
         (["renew", "--group", "mine"], vec!["release", "--group", "mine"]),
         (["renew", "mine", "-q"], vec!["unlock", "mine"]),
@@ -67,11 +67,11 @@ fn status_is_shown_again_after_the_time_that_is_asked_for() {
     let mut watch = Running::start(&mut store.leasehold(&["status", "--watch=300ms"]));
     (0..4).for_each(|_| watch.expect("no locks"));
     assert!(began.elapsed() >= Duration::from_millis(900));
-    // The key is not taken for a time.
+    // The key is not taken for a duration.
     let mut other = Running::start(&mut store.leasehold(&["status", "--watch", "k"]));
     (0..2).for_each(|_| other.expect("\"k\" is free"));
     assert_eq!(run(&mut store.leasehold(&["status", "--watch=0s"])).code, Some(64));
-    // What looks like one is not watched for ever as a key that nobody has.
+    // A duration is not taken for a key, which would be watched for ever although nobody has it.
     for (args, right) in [(["--watch", "5s"], "--watch=5s to"), (["5", "--watch"], "--watch=2s 5 to")] {
         let ran = run(store.leasehold(&["status"]).args(args));
         assert!(ran.code == Some(64) && ran.stderr.contains(right), "{args:?}: {}", ran.stderr);
@@ -150,7 +150,7 @@ fn a_command_may_need_all_of_several_locks() {
     statuses.iter().for_each(|status| running.expect(&status.fencing_token().to_string()));
     running.expect(statuses[0].lock_id());
     assert!(statuses.iter().all(|status| status.comment() == Some("why") && status.lock_id() == statuses[0].lock_id()));
-    // Another one needs one of them: it keeps none.
+    // Another command needs one of these keys, and keeps none.
     let ran = run(&mut run_with(&["a", "free"], &["--try"], "echo never"));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(75), ""), "{}", ran.stderr);
     assert!(ran.stderr.contains("lock \"a\""), "{}", ran.stderr);
@@ -158,7 +158,7 @@ fn a_command_may_need_all_of_several_locks() {
     running.tell("go");
     assert_eq!(running.end().code, Some(0));
     assert!(keys.iter().all(|key| client.get(key).unwrap().unwrap().is_free()), "all were released");
-    // The loss of one is a loss of all.
+    // The loss of one lock is a loss of all.
     let trap = "trap 'echo term; exit 3' TERM; echo ready; while :; do read never; done";
     let mut running = Running::ready(&mut run_with(&["a", "b"], &["--lease", "12s", "--kill-after", "0s"], trap));
     client.force_release("b").unwrap();
@@ -167,7 +167,7 @@ fn a_command_may_need_all_of_several_locks() {
     assert_eq!(ran.code, Some(76));
     assert!(ran.stderr.contains("the lock \"b\" was lost: released by another"), "{}", ran.stderr);
     assert!(client.get("a").unwrap().unwrap().is_free());
-    // Two that name them in another order never wait for each other.
+    // Commands that name the keys in another order never wait for each other.
     let both: Vec<_> = [["x", "y"], ["y", "x"]]
         .map(|keys| (0..4).map(move |_| keys))
         .into_iter()
@@ -175,7 +175,7 @@ fn a_command_may_need_all_of_several_locks() {
         .map(|keys| Running::start(&mut run_with(&keys, &[], "true")))
         .collect();
     both.into_iter().for_each(|running| assert_eq!(running.end().code, Some(0)));
-    // All stand for their least time, and for their period.
+    // All locks last for their least time, and for their period.
     for (keys, option, code) in [(["p", "q"], "--hold-at-least", 75), (["r", "s"], "--every", 79)] {
         assert_eq!(run(&mut run_with(&keys, &[option, "1h"], "true")).code, Some(0));
         for key in keys {

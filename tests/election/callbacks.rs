@@ -1,4 +1,4 @@
-//! What callbacks are told: balanced in a storm of losses, and how a term ended.
+//! What callbacks report: each term's start and end, even in a storm of losses, and how the term ended.
 
 use std::sync::mpsc::RecvTimeoutError;
 
@@ -18,7 +18,7 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
     on_every_store(|store| {
         let mut nodes = Vec::new();
         for number in 0..NODES {
-            // A server on a busy machine may not answer in so short a time.
+            // A server on a busy machine may not answer within such short timeouts.
             let mut connected = None;
             wait_until("it connects", || {
                 let (client, faults) = store.faulty();
@@ -42,21 +42,21 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
                 faults.next(Call::Release, faulty[(round + 1) % 3].clone());
             }
             match round % 3 {
-                // The time of everybody's lease passes at once.
+                // Every node's lease ends at the same time.
                 0 => store.outlast(MINUTE),
-                // Somebody takes it away.
+                // An operator takes the lock away.
                 1 => {
                     if let Some(holder) = operator.get("job").unwrap().and_then(|key| key.holders().first().cloned()) {
                         let _ = operator.unlock(holder.lock_id()).unwrap();
                     }
                     store.advance(SECOND);
                 }
-                // The node is stopped, and begins again.
+                // The leading node is stopped, and begins again.
                 _ => {
                     let leads = nodes.iter().find(|(election, ..)| election.is_leader());
                     if let Some((election, ..)) = leads {
                         let _ = election.stop();
-                        // A release that hangs may outlast the bound.
+                        // A release that hangs may take longer than the bound of the stop.
                         wait_until("it has ended", || !election.is_standing());
                         election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
                     }
@@ -68,7 +68,7 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
             faults.heal();
             let terms = election.terms();
             drop(election);
-            // What is still being told when the drop stops waiting, too.
+            // Includes what callbacks still report when the drop stops waiting.
             let all_told = std::iter::from_fn(|| match tells.recv_timeout(LONG) {
                 Err(RecvTimeoutError::Timeout) => panic!("its callbacks are not let go of"),
                 told => told.ok(),
@@ -91,7 +91,8 @@ fn callbacks_are_balanced_under_a_storm_of_losses() {
     });
 }
 
-/// Whoever ends the term may come before the watcher's look, as after a stop of the process that outlasted the lease.
+/// The call that ends the term may come before the watcher's look, as when the process was stopped for longer than the
+/// lease.
 #[test]
 fn a_term_whose_lease_ran_out_is_lost_whoever_ends_it() {
     on_every_store(|store| {
@@ -115,7 +116,7 @@ fn a_term_whose_lease_ran_out_is_lost_whoever_ends_it() {
     });
 }
 
-/// Which terms began and ended.
+/// The terms that began and ended.
 #[derive(Default)]
 struct Terms(leasehold::Mutex<Vec<(&'static str, u64)>>);
 
@@ -129,7 +130,7 @@ impl leasehold::Observer for Terms {
     }
 }
 
-/// Who keeps what is lost, and campaigns before the loss was told.
+/// The caller keeps the lost leadership, and campaigns before the loss was reported.
 #[test]
 fn a_term_that_is_lost_is_told_before_the_next_one_of_a_campaign() {
     alone("callbacks::a_term_that_is_lost_is_told_before_the_next_one_of_a_campaign", || {

@@ -1,4 +1,4 @@
-//! How standing ends: by stop, close, fork, inside callbacks and inside async tasks.
+//! How a node's standing ends (it campaigns or leads): by stop, close and fork, in callbacks and in async tasks.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -32,7 +32,7 @@ fn stop_ends_a_campaign_that_waits_and_takes_away_what_it_gave() {
     });
 }
 
-/// Counts the ends of terms that were lost.
+/// Counts the terms that ended as lost.
 #[derive(Default)]
 struct Losses(AtomicUsize);
 
@@ -61,7 +61,7 @@ fn the_loss_of_what_a_campaign_gave_is_told_before_that_is_dropped() {
     });
 }
 
-/// Cancels as soon as a lock is granted.
+/// Cancels the token as soon as a lock is granted.
 struct CancelsTheGranted(leasehold::CancelToken);
 
 impl leasehold::Observer for CancelsTheGranted {
@@ -87,7 +87,7 @@ fn a_campaign_that_is_cancelled_as_it_wins_waits_for_no_release() {
     wait_until("it is given up behind it", || store.is_vacant("job"));
 }
 
-/// `stop` gives the error back; a token can give it to nobody.
+/// `stop` returns the error, but a token has no caller to return it to.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_resignation_that_fails_after_a_token_is_logged() {
@@ -136,7 +136,7 @@ fn a_resignation_that_fails_after_a_token_is_logged() {
     });
 }
 
-/// All nodes of a program can share one token. What `campaign` gave stays with whoever has it.
+/// All nodes of a program can share one token. Its cancellation does not end a leadership that `campaign` has returned.
 #[test]
 fn a_token_ends_every_standing_now_and_later() {
     on_every_store(|store| {
@@ -217,7 +217,7 @@ fn a_closed_client_ends_every_standing_and_joins_the_closure_first() {
     });
 }
 
-/// It may get the address of the thread that stood, which has ended by then.
+/// The new thread may get the same address as the thread that led, which has ended by then.
 #[test]
 fn a_stop_by_a_new_thread_is_none_by_the_closure() {
     on_every_store(|store| {
@@ -245,7 +245,7 @@ fn a_close_does_not_wait_for_ever_for_a_closure() {
     on_every_store(|store| assert!((0..5).any(|_| a_close_releases_the_rest(store)), "a close releases nothing else"));
 }
 
-/// False where this machine stood still until no time was left to send the release.
+/// False if this machine stopped for so long that no time was left to send the release.
 fn a_close_releases_the_rest(store: &Opened) -> bool {
     let client = store.builder().drop_timeout(SECOND).connect().unwrap();
     let election = client.election("job").build().unwrap();
@@ -261,7 +261,7 @@ fn a_close_releases_the_rest(store: &Opened) -> bool {
     let _ = crate::support::harness::within("the close", SECOND, || client.close());
     let (rival, closed, mut is_free) = (store.client(), Instant::now(), false);
     assert!(!other.is_held());
-    // It may have been waited for in vain. A lease that ends by itself would look the same, but lasts for longer.
+    // The release may have been waited for in vain. A lease that ends by itself would look the same, but lasts longer.
     wait_until("it is released, or left to its lease", || {
         is_free = rival.try_lock("other").unwrap().is_some();
         is_free || closed.elapsed() > LONG / 2
@@ -304,7 +304,7 @@ fn trouble_with_the_store_does_not_end_the_standing() {
     on_every_store(|store| {
         let (client, faults) = store.faulty();
         let election = client.connect().unwrap().election("job").lease(6 * SECOND).build().unwrap();
-        // A store that says no, one that is away, and a bug.
+        // The store refuses, then it does not answer, then there is a bug.
         faults.next(Call::Acquire, Fault::Refuse);
         faults.next(Call::Acquire, Fault::FailBefore);
         faults.next(Call::Acquire, Fault::Panic);
@@ -312,7 +312,7 @@ fn trouble_with_the_store_does_not_end_the_standing() {
         wait_until("it leads", || election.is_leader());
         assert_eq!(faults.count(Call::Acquire), 4);
         assert_eq!(election.terms(), 1);
-        // Who calls by himself is told.
+        // A caller of `campaign` gets the error.
         drop(election);
         let (client, faults) = store.faulty();
         faults.next(Call::Acquire, Fault::Refuse);
@@ -321,7 +321,7 @@ fn trouble_with_the_store_does_not_end_the_standing() {
     });
 }
 
-/// A third of the lease would be twenty minutes.
+/// A third of this lease would be twenty minutes.
 #[test]
 fn a_node_with_a_long_lease_campaigns_again_soon_after_an_error() {
     let store = crate::support::harness::Store::memory();
@@ -368,7 +368,7 @@ fn a_name_that_no_lock_can_have_is_refused() {
     });
 }
 
-/// A plain lock of the same name stands in the way like a leader, and is shown as one.
+/// A plain lock of the same name excludes a leader, and is shown as one.
 #[test]
 fn an_election_is_a_lock_of_its_name() {
     on_every_store(|store| {
@@ -383,7 +383,7 @@ fn an_election_is_a_lock_of_its_name() {
         wait_until("it leads", || election.is_leader());
         assert!(client.try_lock("job").unwrap().is_none());
         election.stop().unwrap();
-        // Shared holders lead nothing.
+        // Shared holders are no leaders.
         let _shared = client.lock_shared("job").unwrap();
         assert_eq!(election.leader().unwrap(), None);
     });
@@ -400,7 +400,7 @@ fn nothing_is_left_when_it_is_over() {
         election.lead(|leadership| drop(leadership.loss().wait())).unwrap();
         won(&tells);
         election.stop().unwrap();
-        // The closure's thread has said that it is over, and may still be about to end.
+        // The closure's thread has reported its end, but may not have ended yet.
         let leads = || crate::support::threads::ours().iter().any(|name| name.starts_with("leasehold-lead"));
         wait_until("the closure's thread has ended", || !leads());
         drop(election);
@@ -417,7 +417,7 @@ crate::support::harness::on_each_local! { alone: in_a_forked_child_all_of_it_is_
 
 #[cfg(target_os = "linux")]
 fn in_a_forked_child_all_of_it_is_dead(store: crate::support::harness::Store) {
-    // A wait for a thread of the parent's takes longer than the child lives.
+    // Longer than the child lives, so that a wait for a thread of the parent's would be noticed.
     let client = store.builder().request_timeout(60 * MINUTE).drop_timeout(60 * MINUTE).connect().unwrap();
     let (runs, tells) = node(&client, "runs");
     let runs = runs.health_check(|| true).build().unwrap();

@@ -1,4 +1,4 @@
-//! What makes a leader resign: its health, and `max_hold`.
+//! What makes a leader resign: its health check, and `max_hold`.
 
 use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 
@@ -6,7 +6,7 @@ use crossbeam_channel::bounded;
 
 use crate::*;
 
-/// That no busy machine lets run out: each of these resigns. A check that hangs is found out within twice of it.
+/// Does not run out on a busy machine: each leader here resigns. A check that hangs is noticed within twice this time.
 const LEASE: Duration = Duration::from_secs(8);
 
 const WELL: u8 = 0;
@@ -33,7 +33,7 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
         let (a, tells) = node(&store.eager(), "a");
         let a = a.lease(LEASE).health_check(check).build().unwrap();
         a.run().unwrap();
-        // By then the first answer was heard.
+        // By then the first answer was taken into account.
         wait_until("it is asked again", || checks.load(Ordering::SeqCst) > 1);
         assert_eq!((a.terms(), a.iterations()), (0, 0), "it stands while it is ill");
         let mut last = 0;
@@ -45,12 +45,12 @@ fn a_node_that_is_not_healthy_resigns_and_does_not_stand() {
             state.store(ill, Ordering::SeqCst);
             let why = if ill == HANGS { "the health check hangs" } else { "the node is not healthy" };
             assert_eq!(lost(&tells), (token, format!("resigned, as {why}")));
-            // Not a loss: others can have it at once.
+            // It is not a loss, so others can have the lock at once.
             let rival = store.client();
             wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
             assert!(!a.is_leader() && a.terms() == u64::from(ill));
             if ill == HANGS {
-                // Before the check can be asked again.
+                // Before the hanging check returns, so that the next one says that the node is healthy.
                 state.store(WELL, Ordering::SeqCst);
                 cure.send(()).unwrap();
             }
@@ -81,7 +81,8 @@ fn a_leadership_from_campaign_is_resigned_by_the_health_check_too() {
 #[test]
 fn a_leader_that_is_not_renewed_any_more_gives_others_their_turn() {
     on_every_store(|store| {
-        // It lets others go first for as long as its own poll may take: longer than a server is silent.
+        // After its term it lets others go first for as long as its own poll may take: longer than any server here is
+        // silent.
         let (a, a_tells) = node(&store.builder().poll(ms(1)..=MINUTE).connect().unwrap(), "a");
         let (b, b_tells) = node(&store.client(), "b");
         let a = a.max_hold(MINUTE / 2).build().unwrap();

@@ -1,4 +1,4 @@
-//! What is called on an election inside of it: by the closure of `lead`, and by what is told during `campaign`.
+//! Calls on an election from inside it: from the closure of `lead`, and from callbacks, observers and loggers.
 
 #[cfg(target_os = "linux")]
 use std::sync::OnceLock;
@@ -12,7 +12,7 @@ use leasehold::{CancelToken, ErrorKind};
 use crate::support::alone::alone;
 use crate::*;
 
-/// What a drop of the client may take.
+/// How long a drop of the client may take.
 const SHORT: Duration = Duration::from_millis(300);
 
 #[test]
@@ -39,13 +39,13 @@ fn a_closure_may_stop_the_election_itself() {
     });
 }
 
-/// However long it takes to clean up.
+/// However long its cleanup takes.
 #[test]
 fn a_closure_that_stops_the_election_may_take_its_time() {
     on_every_store(|store| assert!((0..5).any(|_| is_released_after_its_work(store)), "it is left to its lease"));
 }
 
-/// False where the store, or this machine, did not answer within the bound of the release, which begins as the work ends.
+/// False if the store or this machine did not answer within the bound of the release, which begins when the work ends.
 fn is_released_after_its_work(store: &Opened) -> bool {
     let client = store.builder().drop_timeout(SECOND).connect().unwrap();
     let a = Arc::new(client.election("job").build().unwrap());
@@ -64,12 +64,12 @@ fn is_released_after_its_work(store: &Opened) -> bool {
     drop(ends);
     a.wait();
     let is_free = rival.try_lock("job").unwrap().is_some();
-    // For the next try, where it was not released.
+    // Prepares the next try, in case the lock was not released.
     store.outlast(MINUTE);
     is_free
 }
 
-/// The leader would be kept from handing over by a callback that hangs.
+/// Otherwise a callback that hangs would keep the leader from handing over.
 #[test]
 fn a_closure_that_stops_the_election_waits_for_no_callback() {
     on_every_store(|store| {
@@ -110,7 +110,7 @@ fn a_closure_that_closes_the_client_keeps_its_lock_until_its_lease_is_over() {
     });
 }
 
-/// Who stops it from outside, or cancels, does not wait for longer than a drop.
+/// A stop from outside, or a cancellation, does not wait for longer than a drop.
 #[test]
 fn an_end_from_outside_hurries_a_closure_that_has_stopped_the_election_itself() {
     for cancels in [false, true] {
@@ -156,7 +156,7 @@ fn a_closure_that_waits_for_the_election_does_not_wait_for_itself() {
     });
 }
 
-/// What runs now waits for it.
+/// The later run waits for the closure to end, so a wait by the closure would never end.
 #[test]
 fn a_closure_that_was_left_behind_does_not_wait_for_what_runs_since() {
     on_every_store(|store| {
@@ -173,7 +173,7 @@ fn a_closure_that_was_left_behind_does_not_wait_for_what_runs_since() {
         .unwrap();
         begins.recv_timeout(LONG).unwrap();
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
-        // A busy machine may take its thread a moment longer.
+        // On a busy machine its thread may take a moment longer.
         wait_until("it stands no more", || !a.is_standing());
         a.run().unwrap();
         drop(let_go);
@@ -181,7 +181,7 @@ fn a_closure_that_was_left_behind_does_not_wait_for_what_runs_since() {
     });
 }
 
-/// It may own a guard, or a client.
+/// What it owns may include a guard or a client.
 #[test]
 fn a_closure_has_not_ended_before_what_it_owns_is_gone() {
     struct Owned(crossbeam_channel::Sender<()>, crossbeam_channel::Receiver<()>);
@@ -211,7 +211,7 @@ fn a_closure_has_not_ended_before_what_it_owns_is_gone() {
     assert_eq!(stopped.unwrap_err().kind(), ErrorKind::TimedOut);
 }
 
-/// It was left behind by a stop, and so holds the last of what it owns.
+/// A stop has left the closure behind, so its own thread drops what it owns.
 #[test]
 fn what_a_closure_owns_may_stop_the_election_itself() {
     struct Owned(std::sync::Weak<leasehold::Election>, crossbeam_channel::Sender<leasehold::Result<()>>);
@@ -238,7 +238,7 @@ fn what_a_closure_owns_may_stop_the_election_itself() {
     tells.recv_timeout(LONG).unwrap().unwrap();
 }
 
-/// Does this once a call begins to wait, on the thread of that call.
+/// Runs this once when a call begins to wait, on the thread of that call.
 #[derive(Default)]
 struct AtWait(std::sync::Mutex<Option<Box<dyn FnOnce() + Send>>>);
 
@@ -296,7 +296,7 @@ fn only_the_end_of_run_and_lead_is_waited_for() {
     });
 }
 
-/// What is called returns in the child, too, where no thread of the parent's answers.
+/// The call returns in the child, too, where no thread of the parent's answers.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_child_that_is_forked_in_a_callback_ends_as_that_returns() {
@@ -313,7 +313,7 @@ fn a_child_that_is_forked_in_a_callback_ends_as_that_returns() {
                 match crate::support::process::fork() {
                     ForkResult::Parent { child } => told.send(child).unwrap(),
                     ForkResult::Child => {
-                        // Where it hangs it ends all the same.
+                        // Ends the child even if it hangs.
                         alarm::set(60);
                         std::mem::forget(told);
                     }
@@ -348,7 +348,7 @@ fn a_child_that_is_forked_in_a_callback_ends_as_that_returns() {
     });
 }
 
-/// Ends it between the grant and the return of `campaign`, where the library logs.
+/// A logger that ends the election between the grant and the return of `campaign`.
 #[cfg(target_os = "linux")]
 struct EndsIt(OnceLock<(leasehold::Election, Box<dyn Fn() + Send + Sync>)>);
 
@@ -384,7 +384,7 @@ impl EndsIt {
     }
 }
 
-/// The term has its end all the same.
+/// The end of the term is reported nevertheless.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_campaign_that_is_stopped_as_it_wins_is_told_its_end() {

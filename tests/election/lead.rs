@@ -1,4 +1,4 @@
-//! The closure of `lead`, and what `campaign` gives.
+//! The closure of `lead`, and what `campaign` returns.
 
 use std::sync::Mutex;
 
@@ -8,7 +8,7 @@ use leasehold::{ErrorKind, Leadership, LossReason};
 
 use crate::*;
 
-/// A closure that says when it begins, and goes on until it is let go; what it saw at its end.
+/// A closure that reports its start, runs until it is let go, and reports whether it still leads at its end.
 fn work(begun: Sender<u64>, let_go: Receiver<()>, ended: Sender<bool>) -> impl FnMut(&Leadership) + Send + 'static {
     move |leadership| {
         begun.send(leadership.fencing_token()).unwrap();
@@ -41,7 +41,7 @@ fn the_closure_is_cancelled_at_a_loss_and_the_node_does_not_stand_while_it_runs(
         assert!(matches!(loss.reason, LossReason::Expired { .. }));
         assert_eq!(lost(&tells).0, first, "it is told while the closure still runs");
         faults.heal();
-        // Nobody stands: others can have it at any time.
+        // The node does not campaign now, so others can have the lock at any time.
         let (rival, before) = (store.client(), a.iterations());
         for _ in 0..20 {
             rival.try_lock("job").unwrap().expect("the node does not stand").release().unwrap();
@@ -50,7 +50,7 @@ fn the_closure_is_cancelled_at_a_loss_and_the_node_does_not_stand_while_it_runs(
         release.send(()).unwrap();
         let second = begins.recv_timeout(LONG).unwrap();
         assert!(second > first && a.is_leader() && a.terms() == 2);
-        // It resigns, and is not told of a loss.
+        // The node resigns, which is not reported as a loss.
         drop(release);
         a.stop().unwrap();
         assert!(losses.recv_timeout(LONG).unwrap().is_none());
@@ -66,7 +66,7 @@ fn a_closure_that_returns_resigns_and_the_node_stands_again() {
         let seen = tokens.clone();
         a.lead(move |leadership| {
             let mut seen = seen.lock().unwrap();
-            // One more may be stopped as it begins.
+            // One more term may be stopped as it begins.
             assert!(leadership.is_leader() && leadership.guard().is_held() || seen.len() >= 5);
             assert_eq!(leadership.name(), "job");
             seen.push(leadership.fencing_token());
@@ -95,7 +95,7 @@ fn it_stands_only_once_when_told_so() {
         a.wait();
         assert_eq!((a.terms(), a.is_standing()), (1, false));
         assert!(store.client().try_lock("job").unwrap().is_some(), "it resigned");
-        // Again by hand.
+        // It can be started again.
         a.run().unwrap();
         wait_until("it leads", || a.is_leader());
         assert_eq!(a.terms(), 2);
@@ -171,21 +171,21 @@ fn a_drop_that_reaches_its_bound_leaves_the_lock_to_its_lease() {
             });
             assert!(rival.try_lock("job").unwrap().is_none(), "released while the closure runs");
             if let Some(a) = &a {
-                // A busy machine may take its thread a moment longer.
+                // On a busy machine its thread may take a moment longer.
                 wait_until("it has resigned", || !a.is_standing());
                 a.run().unwrap();
             }
-            // The same where nobody is left to ask.
+            // The same where the election was dropped and can't be asked.
             wait_until("its lock is left to its lease", || client.held().is_empty());
             drop(release);
             assert!(!ends.recv_timeout(LONG).unwrap(), "it was told");
             if let Some(a) = a {
-                // Now that the closure is over it stands again, and waits for its own old lease.
+                // Once the closure is over the node campaigns again, and waits for its own old lease.
                 wait_until("it campaigns again", || a.iterations() > 1);
                 store.outlast(MINUTE);
                 wait_until("it leads again", || a.is_leader());
                 assert!(a.fencing_token().unwrap() > token);
-                // A server that is slow may not answer within so short a bound: then once more.
+                // A slow server may not answer within so short a bound; then this tries again.
                 let mut stops = (0..5).map(|_| {
                     let stopped = a.stop();
                     wait_until("it has resigned", || !a.is_standing());
@@ -226,7 +226,7 @@ fn campaign_blocks_until_elected_and_resigning_lets_the_next_in() {
     });
 }
 
-/// The node stands again before its callbacks have heard how the last term ended.
+/// The node campaigns again before its callbacks have reported how the last term ended.
 #[test]
 fn each_lost_term_is_told_before_the_next_one() {
     on_every_store(|store| {
@@ -294,7 +294,7 @@ fn a_resignation_that_is_not_answered_says_so_and_is_tried_again() {
         faults.heal();
         let rival = store.client();
         wait_until("the leader's lock is free", || rival.try_lock("job").unwrap().is_some());
-        // What was lost before can't be given up.
+        // A leadership that is lost already can't be resigned.
         let leadership = client.election("job").build().unwrap().campaign().unwrap();
         store.outlast(MINUTE);
         leadership.loss().wait_timeout(LONG).expect("a loss");
@@ -315,7 +315,8 @@ fn work_that_fails_resigns_and_says_why() {
     });
 }
 
-/// How a campaign ends in time. A store that is silent by then is what it tells of: then again, with more time.
+/// The error of a campaign whose time runs out. If the store is silent by then, the error reports that instead: then
+/// this tries again with more time.
 fn campaigns_in_vain(node: &leasehold::Election, limit: Duration) -> leasehold::Error {
     let limits = std::iter::successors(Some(limit), |limit| Some(2 * *limit)).take(6);
     let mut errors = limits.map(|limit| node.campaign_for(limit).unwrap_err());
@@ -337,11 +338,11 @@ fn a_campaign_with_a_limit_ends_with_who_leads() {
         drop(holder);
         assert!(a.campaign_for(LONG).unwrap().is_leader());
     });
-    // Who asks once waits for its own health check, for as long as for a request.
+    // A single attempt waits for its own health check for as long as for a request.
     let client = LockClient::builder("memory:").request_timeout(LONG).connect().unwrap();
     let election = client.election("job").health_check(|| true).build().unwrap();
     assert!(election.campaign_for(ms(0)).unwrap().is_leader());
-    // It is never fit to lead, or never says so.
+    // This node is never fit to lead: its check says no, or never answers.
     let (_answer, answers) = bounded::<()>(0);
     let checks: [Box<dyn FnMut() -> bool + Send>; 2] = [Box::new(|| false), Box::new(move || answers.recv().is_ok())];
     for check in checks {
@@ -351,7 +352,7 @@ fn a_campaign_with_a_limit_ends_with_who_leads() {
     }
 }
 
-/// The thread that stood drops the closure, and with it the election.
+/// The thread that led drops the closure, and with it the election.
 #[test]
 fn a_closure_that_owns_its_election_does_not_wait_for_itself_either() {
     struct Owns {
@@ -367,7 +368,7 @@ fn a_closure_that_owns_its_election_does_not_wait_for_itself_either() {
         let mut filled = place.lock().unwrap();
         a.lead(move |_| {
             let owns = &owns;
-            // Until it is there.
+            // Waits until the election is in its place.
             drop(owns.election.lock());
         })
         .unwrap();
@@ -381,7 +382,7 @@ fn a_closure_that_owns_its_election_does_not_wait_for_itself_either() {
 #[test]
 fn who_resigned_lets_others_go_first_and_who_lost_the_lock_does_not() {
     on_every_store(|store| {
-        // So long that a test would not see its end.
+        // So long that the test would not see the end of a wait for it.
         let poll = 10 * MINUTE;
         let (client, faults) = store.faulty();
         let a = client.poll(poll..=poll).connect().unwrap().election("job").build().unwrap();
@@ -417,7 +418,7 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         a.lead(work(begun, let_go, ended)).unwrap();
         begins.recv_timeout(LONG).unwrap();
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut);
-        // A busy machine may take its thread a moment longer.
+        // On a busy machine its thread may take a moment longer.
         wait_until("it stands no more", || !a.is_standing());
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut, "nor does it end for a second one");
         // Its lock is free, but the closure still works with what the lock protects.
@@ -426,7 +427,7 @@ fn a_node_does_not_stand_while_the_closure_of_its_last_term_runs() {
         assert!(error.kind() == ErrorKind::TimedOut && error.to_string().contains("fit to lead"), "{error}");
         a.run().unwrap();
         assert_eq!(a.stop().unwrap_err().kind(), ErrorKind::TimedOut, "nor while the node waits for it");
-        // As above: else it would not begin again.
+        // As above; otherwise it could not begin again.
         wait_until("it stands no more", || !a.is_standing());
         a.run().unwrap();
         let rival = store.client();

@@ -31,7 +31,7 @@ fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// What a node's callbacks were told.
+/// What a node's callbacks reported.
 #[derive(Debug, PartialEq)]
 enum Told {
     Won(u64),
@@ -40,12 +40,13 @@ enum Told {
 }
 
 impl Opened {
-    /// A node's client: that of a process of its own.
+    /// A client for one node, as in a process of its own.
     fn builder(&self) -> ClientBuilder {
         self.nodes(self.second.clone())
     }
 
-    /// Also a closure whose thread a busy machine leaves out for seconds has ended within the bound of a stop.
+    /// The bounds are long, so that even a closure whose thread gets no processor for seconds ends within the bound of
+    /// a stop.
     fn nodes(&self, store: Arc<dyn Backend>) -> ClientBuilder {
         let builder = builder_over(store, self.clock.clone()).poll(ms(10)..=ms(50)).lease(MINUTE);
         builder.request_timeout(LONG).drop_timeout(LONG)
@@ -55,13 +56,13 @@ impl Opened {
         self.builder().connect().unwrap()
     }
 
-    /// A node's client for a lease whose rounds are waited for: one that is renewed so often outlasts a server that is
-    /// silent for seconds.
+    /// A client for a node whose term must last while the test waits for it: it renews so often that the lease survives
+    /// a server that is silent for seconds.
     fn eager(&self) -> LockClient {
         self.builder().heartbeat(ms(250)).connect().unwrap()
     }
 
-    /// A node's client whose requests meet faults.
+    /// A client for a node whose requests meet faults.
     fn faulty(&self) -> (ClientBuilder, FaultPlan) {
         let faults = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(self.store.clone(), faults.clone()));
@@ -74,7 +75,7 @@ fn on_every_store(case: impl Fn(&Opened) + Sync) {
     on_each(|store| case(&(store.open)()));
 }
 
-/// A node that tells what it is told.
+/// A node whose callbacks send what they report.
 fn node(client: &LockClient, id: &str) -> (ElectionBuilder, Receiver<Told>) {
     let (told, tells) = channel();
     let (won, lost, seen) = (told.clone(), told.clone(), told);
@@ -87,13 +88,13 @@ fn node(client: &LockClient, id: &str) -> (ElectionBuilder, Receiver<Told>) {
     (node, tells)
 }
 
-/// The next that was told.
+/// The next report of a callback.
 #[track_caller]
 fn next(tells: &Receiver<Told>) -> Told {
     tells.recv_timeout(LONG).expect("it is told something")
 }
 
-/// The token of the next term that was won; what is told of other leaders is passed over.
+/// The token of the next term that the node wins; reports about other leaders are skipped.
 #[track_caller]
 fn won(tells: &Receiver<Told>) -> u64 {
     loop {
@@ -105,7 +106,7 @@ fn won(tells: &Receiver<Told>) -> u64 {
     }
 }
 
-/// How the next term ended.
+/// How the next term ends; reports about other leaders are skipped.
 #[track_caller]
 fn lost(tells: &Receiver<Told>) -> (u64, String) {
     loop {
@@ -117,7 +118,7 @@ fn lost(tells: &Receiver<Told>) -> (u64, String) {
     }
 }
 
-/// The workers of this binary begin here.
+/// The worker processes of this test binary start here.
 #[cfg(target_os = "linux")]
 #[test]
 fn worker() {

@@ -1,4 +1,4 @@
-//! Five processes over 200 terms, killed, stopped and resigning, watched from outside.
+//! Five processes over 200 terms, which are killed, stopped and resign. The test checks them from outside.
 
 use std::time::Instant;
 
@@ -14,7 +14,7 @@ use crate::*;
 const NODES: usize = 5;
 const TERMS: usize = 200;
 
-/// Each store that processes can share is tried.
+/// Every store that processes can share is tested.
 #[test]
 fn every_store_has_its_url() {
     let known = shared().into_iter().map(|store| store.module).filter(|module| is_wanted(module));
@@ -31,14 +31,14 @@ enum Fate {
     IsStopped,
 }
 
-/// The nodes, and what they have said.
+/// The nodes, and the terms that they have reported.
 struct Nodes<'a> {
     store: &'a Shared,
     job: &'a str,
     poll: Duration,
     folder: Folder,
     workers: Vec<Worker>,
-    /// The term that each believes to lead.
+    /// The term that each node believes to lead.
     terms: Vec<Option<u64>>,
 }
 
@@ -56,7 +56,7 @@ impl Nodes<'_> {
         worker
     }
 
-    /// Who wins next, with which token.
+    /// The node that wins next, and its token.
     fn next(&mut self) -> (usize, u64) {
         let by = Instant::now() + PATIENCE;
         loop {
@@ -83,7 +83,7 @@ impl Nodes<'_> {
     }
 }
 
-/// On this store, with waiters that look each `poll`, over so many terms.
+/// Runs elections on this store over this many terms. Waiters look at the lock at least every `poll`.
 fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) {
     let Shared { module, grace, .. } = store;
     let mut nodes = Nodes::start(store, job, poll);
@@ -95,14 +95,14 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
         if let Some((fate, since)) = since.take() {
             takeovers.push((fate, since.elapsed(), store.slack(since)));
         }
-        // Whoever was stopped wakes to a leader that is not itself.
+        // When a stopped node goes on, another one leads.
         stopped.take().into_iter().for_each(|at: usize| nodes.workers[at].go_on());
         let fate = match term % 20 {
             7 => Fate::IsKilled,
             13 => Fate::IsStopped,
             _ => Fate::Resigns,
         };
-        // The one that takes the place of one that is killed: its start is no part of a takeover.
+        // Replaces a node that is killed. It is started before, because its start is not part of the takeover.
         let fresh = (fate == Fate::IsKilled).then(|| nodes.worker());
         since = Some((fate, Instant::now()));
         match fate {
@@ -126,16 +126,16 @@ fn one_leads_at_a_time(store: &Shared, job: &str, poll: Duration, terms: usize) 
         took.sort();
         let (median, most) = (took[took.len() / 2], took[took.len() - 1]);
         println!("{module}: a leader that {fate:?} is followed after {median:.1?}, at most {most:.1?}");
-        // What is left of a lease when its leader resigns is more than half of it.
+        // When a leader resigns, more than half of its lease is left, so the lease cannot have run out instead.
         let bound = if fate == Fate::Resigns { SECOND / 2 } else { SECOND + *grace };
-        // Whoever follows is as late as we are, who hear of it.
+        // The next leader may be as late as this process, which learns of it: twice the slack.
         let late = of_fate().find(|(_, took, slack)| *took > bound + 2 * *slack);
         assert!(late.is_none(), "{module}: {late:?}");
     }
 }
 
-/// Most of it is waiting for takeovers, so there are several groups of nodes, each with an election of its own, that do not
-/// wait for each other: more of them where a grace makes each takeover long.
+/// Most of the time is spent waiting for takeovers. So several groups of nodes run at the same time, each with an
+/// election of its own; more groups where a grace makes each takeover long.
 fn on(module: &str) {
     let Some(store) = is_wanted(module).then(|| of(module)).flatten() else { return };
     let poll = if store.module == "sqlite" { ms(5) } else { ms(50) };
@@ -152,7 +152,7 @@ fn on(module: &str) {
 
 mod one_leads_at_a_time_over_200_terms {
     macro_rules! on_one_store {
-        // Other processes can't reach it.
+        // Other processes can't reach this store.
         (memory) => {};
         ($store:ident) => {
             #[test]

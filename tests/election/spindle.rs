@@ -1,4 +1,4 @@
-//! What spindle offers, each under the name that it has there.
+//! What spindle offers, each test under the name that spindle uses.
 
 use std::time::{Instant, SystemTime};
 
@@ -21,7 +21,7 @@ fn run_and_the_callback_with_1_and_0() {
         election.stop().unwrap();
         assert_eq!(next(&tells), Told::Lost(token, "resigned".into()));
         assert!(!election.is_leader() && !election.is_standing());
-        // As often as one likes.
+        // A node can be stopped and started any number of times.
         election.stop().unwrap();
         election.run().unwrap();
         assert!(won(&tells) > token);
@@ -31,7 +31,7 @@ fn run_and_the_callback_with_1_and_0() {
     });
 }
 
-/// HasLock: is it me, and the token; ErrNotRunning has no counterpart, it is just not me.
+/// HasLock: whether this node leads, and with which token. ErrNotRunning has no counterpart: such a node does not lead.
 #[test]
 fn has_lock() {
     on_every_store(|store| {
@@ -48,7 +48,7 @@ fn has_lock() {
     });
 }
 
-/// HasLock2 and Leader: the leader's id and token, from any node, also one that does not stand.
+/// HasLock2 and Leader: the leader's id and token, from any node, even one that does not campaign.
 #[test]
 fn has_lock2_and_leader() {
     on_every_store(|store| {
@@ -115,7 +115,7 @@ fn id() {
 fn iterations() {
     on_every_store(|store| {
         let (a, a_tells) = node(&store.eager(), "a");
-        // It rises thrice in a lease, which no busy machine lets run out.
+        // It rises three times in a lease, which does not run out on a busy machine.
         let a = a.lease(8 * SECOND).build().unwrap();
         assert_eq!(a.iterations(), 0);
         a.run().unwrap();
@@ -151,17 +151,18 @@ fn the_next_takes_over_when_the_leader_is_cut_off() {
         assert!(old == token && end.starts_with("lost: expired"), "{end}");
         assert!(won(&b_tells) > token);
         faults.heal();
-        // A server's rows age before the clients' clock is moved: what was won in between is lost again.
+        // A server's rows are made older before the clients' clock moves, so a term that was won in between is lost
+        // again.
         let _ = b.stop();
         assert!(won(&a_tells) > token, "it stands again by itself");
     });
 }
 
-/// What spindle lacks: whoever resigns is not waited for.
+/// spindle lacks this: nobody waits for the lease of a leader that resigns.
 #[test]
 fn the_next_takes_over_at_once_when_the_leader_resigns() {
     on_every_store(|store| {
-        // Nodes of one process, by one client, and of two.
+        // Nodes of one process with one client, and nodes of two processes.
         let shared = store.client();
         for (first, second) in [(shared.clone(), shared), (store.client(), store.client())] {
             let ((a, a_tells), (b, b_tells)) = (node(&first, "a"), node(&second, "b"));
@@ -172,7 +173,7 @@ fn the_next_takes_over_at_once_when_the_leader_resigns() {
             wait_until("it goes on campaigning", || b.iterations() > 1);
             a.stop().unwrap();
             assert!(!a.is_leader());
-            // The lease is a minute.
+            // The lease is a minute, so it did not run out.
             assert!(won(&b_tells) > token);
             assert!(b.is_leader());
         }
@@ -194,7 +195,7 @@ fn a_follower_polls_no_more_than_its_client_does() {
         assert_eq!(faults.count(Call::Acquire), 1, "it looks, and asks again only when the lock looks free");
         drop(leadership);
         wait_until("it leads", || follower.is_leader());
-        // One more that was refused may have met a release under way.
+        // One more attempt may be refused because it meets a release that is under way.
         assert!(faults.count(Call::Acquire) <= 3);
     });
 }

@@ -1,4 +1,4 @@
-//! What is warned of in the log: only what nobody else hears of.
+//! Warnings in the log: only about what no caller learns otherwise.
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::fault::{Call, Fault};
@@ -6,12 +6,12 @@ use leasehold::internals::store::fault::{Call, Fault};
 use crate::support::logs;
 use crate::*;
 
-/// Whether this was warned of about the election of this name.
+/// Whether there is a warning with this text about the election of this name.
 fn warned(of: &str, name: &str) -> bool {
     logs::kept(&format!("{name:?}")).iter().any(|line| line.contains(of))
 }
 
-/// A name that no other store's test has, since there is one log.
+/// A name that no other store's test has, because all share one log.
 fn named(store: &Opened, what: &str) -> String {
     logs::keep();
     format!("{what} of {}", store.store.info().label)
@@ -27,7 +27,7 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
             let a = Arc::new(client.election(&name).build().unwrap());
             let (own, (stops, stopped)) = (Arc::downgrade(&a), crossbeam_channel::bounded(1));
             a.lead(move |leadership| {
-                // To stop oneself can't wait for the end.
+                // A stop by the closure itself can't wait for the end of the closure.
                 if stopped.recv().unwrap() {
                     own.upgrade().unwrap().stop().unwrap();
                 }
@@ -52,7 +52,7 @@ fn a_resignation_that_fails_is_warned_of_where_nobody_waits_for_it() {
     });
 }
 
-/// Who reads it must know whether two nodes may work at once.
+/// A reader of the warning must know whether two nodes may work at the same time.
 #[test]
 fn work_that_goes_on_after_its_term_is_warned_of() {
     const MAY_LEAD: &str = "another node may lead already";
@@ -60,7 +60,8 @@ fn work_that_goes_on_after_its_term_is_warned_of() {
     on_every_store(|store| {
         for (way, told) in ways {
             let (name, client) = (named(store, way), store.eager());
-            // What is warned of first comes after a lease, which must not run out until then on a busy machine.
+            // The first warning comes a lease after the term's end. On a busy machine the lease must not run out until
+            // then.
             let lease = if way == "stopped" { SECOND * 6 } else { SECOND * 3 };
             let election = client.election(&name).lease(lease).stand_again(false);
             let a = Arc::new(election.build().unwrap());
@@ -69,7 +70,7 @@ fn work_that_goes_on_after_its_term_is_warned_of() {
             a.lead(move |leadership| {
                 match way {
                     "lost" => drop(leadership.loss().wait()),
-                    // The guard has no loss, but is held no more, either.
+                    // The guard reports no loss, but is not held any more either.
                     "closed" => drop(of_work.close()),
                     _ => own.upgrade().unwrap().stop().unwrap(),
                 }
@@ -91,7 +92,7 @@ fn work_that_goes_on_after_its_term_is_warned_of() {
     });
 }
 
-/// The release ends before the stop, by a twentieth of its time, and then is tried again.
+/// The release times out a twentieth of its time before the stop, and then is tried again.
 #[test]
 fn a_stop_tells_of_a_store_that_does_not_answer_and_of_no_thread() {
     on_every_store(|store| {
@@ -113,7 +114,7 @@ fn a_stop_tells_of_a_store_that_does_not_answer_and_of_no_thread() {
             error.kind()
         };
         for with_work in [false, true] {
-            // A busy machine may take as long as that by itself.
+            // A busy machine may take as long as the bound by itself.
             let mut kinds = [2, 4, 8, 16].into_iter().map(|bound| told(with_work, bound * SECOND));
             let in_time = kinds.find(|kind| *kind != ErrorKind::TimedOut);
             assert!(matches!(in_time, Some(ErrorKind::Ambiguous | ErrorKind::Store)), "{in_time:?}");

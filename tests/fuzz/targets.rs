@@ -1,16 +1,16 @@
-//! What is fed whatever bytes there are: by libFuzzer (see Cargo.toml), and by the tests, which replay the corpus and
-//! change it at random. Each must return, whatever it gets.
+//! Functions that must return for any bytes. They get them from libFuzzer (see Cargo.toml), and from the tests, which
+//! replay the corpus and change it at random.
 
 use std::time::Duration;
 
 use leasehold::internals::lease::{Ask, GrantId, Labels, Lease, LockRecord, Mode, StoreTime, Wanted, transition};
 
-/// A store URL, which is read and not opened.
+/// A store URL, which is parsed but not opened.
 pub fn urls(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     let shown = format!("{:?}", leasehold::LockClient::builder(text));
     assert!(!shown.contains("hunter2"), "a password is shown: {shown}");
-    // What stands before the last @ may be a password, however the URL is wrong.
+    // The part before the last @ may be a password, however malformed the URL is.
     let Some((scheme, rest)) = text.split_once(':') else { return };
     let (before, behind) = rest.rsplit_once('@').unwrap_or_default();
     let is_secret = before.contains("hunter2") && !behind.contains("hunter2");
@@ -23,7 +23,7 @@ pub fn urls(bytes: &[u8]) {
     }
 }
 
-/// A `Lock` that travels: what is read is written as it was.
+/// A serialized `Lock`: what was read is written in the same way.
 #[cfg(feature = "serde")]
 pub fn lock_json(bytes: &[u8]) {
     let Ok(lock) = serde_json::from_slice::<leasehold::Lock>(bytes) else { return };
@@ -33,7 +33,7 @@ pub fn lock_json(bytes: &[u8]) {
     let _ = (format!("{lock:?}"), lock.created(), lock.leased_until());
 }
 
-/// Whatever a row says, the pure rules have an answer, and a grant's token is above all before it.
+/// Whatever a row contains, the pure rules have an answer, and a grant's token is higher than all before it.
 fn rules(record: &LockRecord) {
     let now = StoreTime::from_nanos(1_790_000_000_000_000_000);
     let times = transition::Times::without_grace(now, 1_790_000_000_000_000);
@@ -58,7 +58,7 @@ fn rules(record: &LockRecord) {
     let _ = transition::free_in(record, &Wanted { mode: Mode::Shared, max_holders: Some(1), ..Wanted::EXCLUSIVE }, now);
 }
 
-/// The columns of a row as a JSON list; what is no text and no whole number is a BLOB.
+/// The columns of a row as a JSON list; a value that is neither a text nor a whole number becomes a BLOB.
 #[cfg(feature = "sqlite")]
 pub fn sqlite_row(bytes: &[u8]) {
     use leasehold::sqlite::rusqlite::{Connection, params_from_iter, types::Value};
@@ -89,7 +89,7 @@ pub fn sqlite_row(bytes: &[u8]) {
     });
 }
 
-/// An item as the service writes it in JSON.
+/// An item in JSON, as the service writes it.
 #[cfg(feature = "dynamodb")]
 pub fn dynamodb_row(bytes: &[u8]) {
     use std::collections::HashMap;
@@ -131,14 +131,14 @@ pub fn mongodb_row(bytes: &[u8]) {
     leasehold::internals::store::mongodb::decoded(&document).iter().for_each(rules);
 }
 
-/// The columns of an answer in their order: see `made_up` in `src/store/postgres/row.rs`.
+/// The columns of an answer in order: see `made_up` in `src/store/postgres/row.rs`.
 #[cfg(feature = "postgres")]
 pub fn postgres_row(bytes: &[u8]) {
     let Ok(columns) = serde_json::from_slice(bytes) else { return };
     leasehold::internals::store::postgres::decoded(&columns).iter().for_each(rules);
 }
 
-/// The columns of a row by their names, times in nanoseconds since 1970.
+/// The columns of a row by name; times are in nanoseconds since 1970.
 #[cfg(feature = "spanner")]
 pub fn spanner_row(bytes: &[u8]) {
     let Ok(columns) = serde_json::from_slice(bytes) else { return };

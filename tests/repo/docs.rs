@@ -1,4 +1,4 @@
-//! What docs, README and manifest say, held against what is there.
+//! What the docs, the README and the manifest say matches the code.
 
 use super::*;
 
@@ -55,7 +55,7 @@ fn every_path_in_the_docs_exists() {
     }
 }
 
-/// The last column of its tables names them behind their file.
+/// The last column of the guide's tables names the functions after their file.
 #[test]
 fn the_functions_of_the_step_by_step_guide_stand_in_their_files() {
     let guide = text("src/api/guide/step_by_step.md");
@@ -75,7 +75,7 @@ fn the_functions_of_the_step_by_step_guide_stand_in_their_files() {
     assert!(found > 20, "{found}");
 }
 
-/// A name that is none would run nothing, and pass.
+/// A name that matches no test would run nothing, and pass.
 #[test]
 fn tests_that_are_run_again_by_their_names_exist() {
     let mut found = 0;
@@ -102,7 +102,7 @@ fn tests_that_are_run_again_by_their_names_exist() {
     assert!(found > 30, "{found} tests are run again");
 }
 
-/// Each name is that of a file, a folder or a test; `b01_*` are all tests that begin so.
+/// Each name is that of a file, a folder or a test; `b01_*` means all tests whose names begin so.
 #[test]
 fn what_the_readme_of_the_tests_names_is_there() {
     let readme = text("tests/README.md");
@@ -139,7 +139,7 @@ fn what_the_readme_runs_is_there() {
     assert!(text("CHANGELOG.md").lines().nth(2).is_some_and(|line| line.starts_with(&version)), "CHANGELOG.md");
 }
 
-/// It is a placeholder: who publishes the crate changes one line.
+/// It is a placeholder: to publish the crate one changes one line.
 #[test]
 fn the_address_of_the_repository_is_in_one_place() {
     let manifest = text("Cargo.toml");
@@ -153,7 +153,7 @@ fn the_address_of_the_repository_is_in_one_place() {
     }
 }
 
-/// On the registry's page a relative link leads into the repository, so what it names must be there, not in the package.
+/// On the registry's page a relative link leads into the repository, so its target must be there, not in the package.
 #[test]
 fn every_link_of_the_readme_leads_somewhere() {
     let (readme, public) = (text("README.md"), text("tests/public_api.txt"));
@@ -185,7 +185,7 @@ fn log_targets_are_in_the_docs() {
     }
 }
 
-/// Alerts on logs are made of them.
+/// Users make alerts from these log lines.
 #[test]
 fn log_lines_of_the_guide_are_in_the_code() {
     let engine: String = files("src/engine", "rs").iter().map(|path| code(path)).collect();

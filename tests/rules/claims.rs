@@ -1,4 +1,4 @@
-//! The rules of a lease that a name holds: tokens, repeats and edges that no store can be brought to at will.
+//! The rules of a lease that a name holds: tokens, repeats and edge cases that can't be reached at will on a store.
 
 use crate::support::asks::{LEASE, at, grant, now};
 use leasehold::internals::lease::claim::{Claim, LeaseRefusal, claim, expire, extend, pin, revoke, unpin};
@@ -87,7 +87,7 @@ fn a_pin_is_written_also_where_it_stands_and_makes_the_row_a_lease() {
     assert_eq!((again.answer, again.record), (false, Some(written_again(&record))));
 }
 
-/// What keeps out all that was decided on the record before.
+/// The record after another write, which refuses all writes that were decided on the record before.
 fn written_again(record: &LockRecord) -> LockRecord {
     LockRecord { kind: Kind::Lease, version: record.version + 1, ..record.clone() }
 }

@@ -390,7 +390,7 @@ fn giving_up_releases_what_stands_and_leaves_others() {
 
 #[test]
 fn giving_up_also_releases_what_stands_although_it_was_given_up_before() {
-    // A store that writes by conditions of its own can come here.
+    // A store that writes by conditions of its own can get into this state.
     let mut record = held(&[exclusive("a")]);
     record.given_up.insert(grant("a"));
     let step = give_up(&record, &grant("a"), &now(0));

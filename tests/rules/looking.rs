@@ -51,7 +51,7 @@ fn free_in_knows_who_is_replaced_and_which_group_is_in_the_way() {
 
 #[test]
 fn free_in_for_a_limit_waits_until_enough_have_gone() {
-    // They end at 100, 110, 120 and never, in another order than that of their grants.
+    // Their leases end at 100, 110, 120 and never, in another order than that of their grants.
     let mut record = held(&[shared("a"), shared("b"), shared("c"), shared("d")]);
     for (name, lease) in [("d", Lease::For(ms(110))), ("b", Lease::For(ms(120))), ("a", Lease::Forever)] {
         record = renewed(&record, name, lease, false, &now(0)).1;

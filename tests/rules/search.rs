@@ -14,7 +14,7 @@ use leasehold::internals::lease::{
 
 const GRACE: i8 = 2;
 const LEASE_TICKS: i8 = 2;
-/// How far each client's idea of the store's time is off.
+/// How far each client's estimate of the store's time is off.
 const SKEW: [i8; 3] = [-1, 1, 0];
 
 /// A request of one acquisition.
@@ -27,15 +27,15 @@ enum What {
 }
 const ALL: [What; 4] = [What::Acquire, What::Renew, What::Release, What::GiveUp];
 
-/// All times are relative to now, and what can no longer matter is forgotten: so the states are
-/// finite in number, however long it goes on and however often a request arrives.
+/// All times are relative to now, and what can no longer matter is forgotten. So the number of states is finite,
+/// however long it goes on and however often a request arrives.
 #[derive(Clone, PartialEq, Eq)]
 struct State {
     record: LockRecord,
     clients: Vec<Client>,
 }
 
-/// Of what most states differ by: to hash all of their texts took longer than the steps themselves.
+/// Hashes only the fields in which most states differ: hashing all their texts took longer than the steps themselves.
 impl Hash for State {
     fn hash<H: Hasher>(&self, state: &mut H) {
         for Client { sent: [acquire, renew, release, give_up], held_for, over } in &self.clients {
@@ -54,9 +54,9 @@ impl Hash for State {
 struct Client {
     /// How many ticks ago each request was sent.
     sent: [Option<i8>; 4],
-    /// For how many ticks the client holds the key, as far as it knows.
+    /// For how many more ticks the client holds the key, as far as it knows.
     held_for: Option<i8>,
-    /// It stopped, or its grant was replaced on order.
+    /// The client stopped, or a takeover that was asked for replaced its grant.
     over: bool,
 }
 
@@ -65,7 +65,7 @@ struct Search {
 }
 
 impl Search {
-    /// Visits every state and answers with their number.
+    /// Visits every state and returns their number.
     fn run(&self) -> usize {
         let clients = vec![Client::default(); self.asks.len()];
         let first = Arc::new(State { record: LockRecord::missing("k"), clients });
@@ -101,7 +101,7 @@ impl Search {
         all
     }
 
-    /// With an answer, and without.
+    /// The next states where the request is answered, and where it is not.
     fn deliver(&self, state: &State, i: usize, what: What) -> [State; 2] {
         let mut next = state.clone();
         let ask = &self.asks[i];
@@ -121,7 +121,7 @@ impl Search {
         next.record = written.unwrap_or(next.record);
         let unanswered = next.clone();
         let client = &mut next.clients[i];
-        // Counted from before it was sent.
+        // Counted from before the request was sent.
         let left = client.sent[what as usize].map_or(0, |ago| LEASE_TICKS - ago);
         match answer {
             _ if client.over => {}
@@ -137,7 +137,7 @@ impl Search {
         [next, unanswered]
     }
 
-    /// Takeovers on order: transfer and Replace.
+    /// Takeovers that were asked for: transfer and Replace.
     fn tell_replaced(&self, next: &mut State, ask: &Ask) {
         for (client, other) in next.clients.iter_mut().zip(&self.asks) {
             let from = ask.instead_of.as_ref().is_some_and(|(old, _)| *old == other.grant);
@@ -158,7 +158,7 @@ impl Search {
         assert!(modes.len() < 2 || !modes.contains(&Mode::Exclusive), "two hold it, one of them exclusively");
         let limit = self.asks.iter().filter_map(|ask| ask.max_holders).min();
         assert!(limit.is_none_or(|limit| modes.len() <= limit as usize), "more hold it than the limit");
-        // Whatever happened, after a lease and the grace anybody can have it.
+        // Whatever happened, after a lease and the grace anybody can have the key.
         let later = Times { expired_before: at(100 - i64::from(GRACE)), ..Times::without_grace(at(100), 0) };
         let outsider = transition::acquire(&state.record, &exclusive("outsider"), &later);
         assert!(outsider.record.is_some(), "nobody can have it any more: {:?}", outsider.answer);
@@ -169,7 +169,7 @@ fn tick(state: &State) -> State {
     let mut next = state.clone();
     for client in &mut next.clients {
         client.sent.iter_mut().flatten().for_each(|ago| *ago += 1);
-        // Past its local deadline a guard is lost and stays lost.
+        // A guard past its local deadline is lost and stays lost.
         client.over |= client.held_for == Some(1);
         client.held_for = client.held_for.map(|left| left - 1).filter(|left| *left > 0);
     }
@@ -187,7 +187,7 @@ fn earlier(end: End) -> End {
     }
 }
 
-/// A transfer knows the token of the grant that it starts from.
+/// Fills in the token of the grant that a transfer starts from, which its client knows.
 fn known(ask: &Ask, record: &LockRecord) -> Ask {
     let mut ask = ask.clone();
     if let Some((old, token)) = &mut ask.instead_of {
@@ -196,7 +196,7 @@ fn known(ask: &Ask, record: &LockRecord) -> Ask {
     ask
 }
 
-/// Forgets what decides nothing any more: versions, how old a dead thing is, how high tokens are.
+/// Forgets what has no effect any more: versions, how old a dead holder is, how high tokens are.
 fn normal(mut state: State) -> State {
     let record = &mut state.record;
     record.version = 1;
@@ -220,7 +220,7 @@ fn normal(mut state: State) -> State {
     state
 }
 
-/// What the library would send: one acquire; a renewal while it holds; then one way to end.
+/// Whether the library would send this: one acquire; a renewal while the client holds; then one way to end.
 fn may_send(client: &Client, what: What) -> bool {
     let sent = |what: What| client.sent[what as usize].is_some();
     match what {
@@ -246,8 +246,8 @@ fn short(ask: Ask) -> Ask {
     Ask { lease: ms(LEASE_TICKS as u64), ..ask }
 }
 
-/// Whoever changes the rules or what is sent knows whether there shall be more states or fewer: one that is never
-/// reached is not checked.
+/// The number of states is fixed: a change of the rules or of the requests must expect more or fewer, because a state
+/// that is never reached is not checked.
 #[track_caller]
 fn search(asks: Vec<Ask>, states: usize) {
     let found = Search { asks: asks.into_iter().map(short).collect() }.run();

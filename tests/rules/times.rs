@@ -43,7 +43,7 @@ fn a_grant_id_shows_eight_digits() {
     let id = GrantId::from_text("0123456789abcdef");
     assert_eq!((id.as_str(), id.short(), format!("{id:?}").as_str()), ("0123456789abcdef", "01234567", "01234567"));
     assert_eq!(GrantId::from_text("short").short(), "short");
-    // The eighth byte is inside a letter: nothing more is shown for that.
+    // The eighth byte is inside a letter; the whole letter is shown.
     assert_eq!(GrantId::from_text("1234567ß9").short(), "1234567ß");
     assert_eq!(GrantId::from_text("ßßßßßßßßß").short(), "ßßßßßßßß");
 }
@@ -70,7 +70,7 @@ fn a_poll_slows_down_after_a_minute_and_after_ten() {
         [after(59.9), after(60.0), after(599.9), after(600.0), after(9e9)].map(|d| d.as_millis()),
         [250, 500, 500, 1000, 1000]
     );
-    // As the guide's tour has it.
+    // As the guide's tour says.
     assert_eq!([0.0, 60.0, 600.0].map(|waited| drawn(waited, 1.0)), [ms(350), ms(700), ms(1400)]);
 }
 
@@ -97,7 +97,8 @@ fn a_repeat_doubles_up_to_a_second_with_its_upper_half_at_random() {
 fn a_repeat_leaves_time_for_two_more() {
     assert_eq!(retry_delay(9, ms(90), 0.5), ms(30));
     assert_eq!(retry_delay(9, Duration::ZERO, 0.5), Duration::ZERO);
-    // Of a lease that has half a minute left as much; of a longer one it may wait longer, and of none too long.
+    // With half a minute left the longest wait is that of `retry_delay`; with more left it may be longer, but never too
+    // long.
     let last = |left| renewal_delay(u32::MAX, Duration::from_secs(left), 1.0);
     assert_eq!(renewal_delay(1, Duration::MAX, 1.0), retry_delay(1, Duration::MAX, 1.0));
     assert_eq!([0, 3, 30, 300, 3000].map(|left| last(left).as_millis()), [0, 1000, 1000, 10_000, 30_000]);
@@ -130,7 +131,7 @@ fn a_told_waiter_looks_a_hundredth_as_often_or_when_the_lock_can_be_free() {
     assert!(woken_delay(&(Duration::MAX..=Duration::MAX), None, 1.0) > ms(1));
 }
 
-/// A record whose holders end at these times.
+/// A record whose holders' leases end at these times.
 fn ends(exclusive: Option<End>, shared: &[i64]) -> LockRecord {
     let holder = |n: i64, until| Holder {
         grant: grant(&format!("g{n}")),
@@ -181,7 +182,7 @@ fn a_group_is_renewed_with_a_second_left_and_not_with_less() {
     assert!(matches!(renew(4001), GroupAnswer::TooLate(..)));
 }
 
-/// Of a library that wrote none, or of its older versions.
+/// Written by a library that wrote no grant ids, or by an older version of this one.
 #[test]
 fn holders_without_a_grant_id_are_told_apart_by_their_lock_ids() {
     let mut record = held(&[shared("a"), shared("b")]);
@@ -197,7 +198,7 @@ fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
     let record = held(&[exclusive("a")]);
     let granted = record.exclusive.as_ref().unwrap().created;
     let for_least = |time, left| Least { granted, time: ms(time), left: ms(left) };
-    // The holder's end was later, and is earlier; and one that was earlier is later.
+    // The new end is earlier than the old one, or later.
     for least in [50, 150] {
         let step = keep_standing(&record, &grant("a"), &grant("b"), for_least(least, 1000), &now(49));
         assert_eq!(step.answer, KeepAnswer::Kept);
@@ -207,14 +208,14 @@ fn a_grant_that_ends_too_early_keeps_its_place_under_an_id_that_nobody_has() {
         assert_eq!((after.token, after.created, &*after.lock_id), (before.token, before.created, "b"));
         assert_eq!((kept.token, kept.version), (record.token, record.version + 1));
         assert_eq!(renew(&kept, &grant("a"), Renewal::heartbeat(Lease::Forever), &now(49)).answer, RenewAnswer::Lost);
-        // Once more it is the same.
+        // A repeat changes nothing.
         let again = keep_standing(&kept, &grant("a"), &grant("b"), for_least(least, 1000), &now(49));
         assert_eq!((again.answer, again.record), (KeepAnswer::Kept, None));
     }
-    // By the guard's own count, where the store's clock was put back since it was granted.
+    // By the guard's own count, if the store's clock was set back since the grant.
     let step = keep_standing(&record, &grant("a"), &grant("b"), for_least(50, 20), &now(-3000));
     assert_eq!(step.record.and_then(|kept| kept.exclusive).map(|kept| kept.until), Some(End::At(at(-3000 + 20))));
-    // Over is what others may be granted: the cut decides.
+    // Whether the lease is over is decided by the time before which others may be granted the lock.
     for (least, cut, answer) in [(50, 49, KeepAnswer::Kept), (50, 50, KeepAnswer::Over)] {
         let times = Times { expired_before: at(cut), ..now(60) };
         assert_eq!(keep_standing(&record, &grant("a"), &grant("b"), for_least(least, 1000), &times).answer, answer);

@@ -17,7 +17,7 @@ pub fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// The times at `now` of a store without grace, whose wall clock stands still.
+/// The times at `now` of a store without grace, whose wall clock does not move.
 pub fn now(now: i64) -> Times {
     Times::without_grace(at(now), 0)
 }

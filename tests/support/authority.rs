@@ -1,4 +1,4 @@
-//! Certificates for servers and clients, from an authority that nobody else knows.
+//! Certificates for servers and clients, issued by an authority that only the tests know.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use super::servers::{need, skip};
 pub struct Authority(tempfile::TempDir);
 
 impl Authority {
-    /// None where that can't be made, which was said.
+    /// None where it can't be made; the reason was already reported.
     pub fn new() -> Option<Authority> {
         if let Err(why) = need("openssl") {
             skip(&why);
@@ -33,7 +33,7 @@ impl Authority {
         self.file(&format!("{name}.key")).display().to_string()
     }
 
-    /// The certificate and its key, in one file.
+    /// The certificate and its private key, in one file.
     pub fn both(&self, name: &str) -> String {
         let both = [self.pem(name), self.key(name)].map(|file| std::fs::read_to_string(file).expect("a file"));
         let file = self.file(&format!("{name}-both.pem"));
@@ -41,12 +41,12 @@ impl Authority {
         file.display().to_string()
     }
 
-    /// A certificate and its key. `names` is like `DNS:db.test,IP:127.0.0.1`.
+    /// Makes a certificate and its private key. `names` is like `DNS:db.test,IP:127.0.0.1`.
     pub fn issue(&self, name: &str, names: &str) {
         self.issue_by("ca", name, names);
     }
 
-    /// The same, signed by that one.
+    /// The same, signed by the authority `ca`.
     pub fn issue_by(&self, ca: &str, name: &str, names: &str) {
         let names = format!("subjectAltName={names}");
         let (cert, key) = (self.pem(ca), self.key(ca));
@@ -54,12 +54,12 @@ impl Authority {
         self.make("openssl", &[], name, &by);
     }
 
-    /// One that has signed itself, as the first recipe of many manuals makes it.
+    /// Makes a self-signed certificate, as the first recipe of many manuals does.
     pub fn alone(&self, name: &str, names: &str) {
         self.make("openssl", &[], name, &["-addext", &format!("subjectAltName={names}")]);
     }
 
-    /// The same, which ended long ago.
+    /// The same, but expired long ago.
     pub fn expired(&self, name: &str, names: &str) {
         let then = ["2020-01-01 12:00:00", "openssl"];
         self.make("faketime", &then, name, &["-addext", &format!("subjectAltName={names}")]);
@@ -78,7 +78,7 @@ impl Authority {
         ]);
         openssl.args(["-days", "2", "-subj", &format!("/CN={name}"), "-keyout", &self.key(name)]);
         openssl.args(["-out", &self.pem(name)]).args(more).stdin(Stdio::null());
-        // faketime fails where a process with the same number has left its semaphore; the next one has another number.
+        // faketime fails where an earlier process with the same id left its semaphore; the next try has another id.
         let mut tries = (0..10).map(|_| openssl.output().expect("openssl"));
         let made = tries.find(|made| made.status.success() || program == "openssl").expect("a certificate");
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));

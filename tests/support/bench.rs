@@ -1,4 +1,4 @@
-//! A store with faults in front, and a client that meets none.
+//! A store with a layer in front that injects faults, and a client of the same store that meets none.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,19 +14,19 @@ use super::lateness::{self, Slowness};
 use super::stores::{Opened, Store, enrolled, soon};
 use super::wait::wait_until;
 
-/// Long enough for any event on a busy machine; no test waits for it when all is well.
+/// Long enough for any event on a busy machine; a test waits this long only when something is wrong.
 pub const LONG: Duration = Duration::from_secs(20);
 
 const fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A server has a part in what takes long, beside this machine.
+/// Whether the store is a server. A server can be slow, too, in addition to this machine.
 pub fn is_server(store: &dyn Backend) -> bool {
     !store.info().clock.starts_with("this host's")
 }
 
-/// As the library's own, but a server on a busy machine has time to answer.
+/// The library's own builder, but with long timeouts for a server, which may answer late on a busy machine.
 pub fn builder_over(store: Arc<dyn Backend>, clock: Arc<Clock>) -> ClientBuilder {
     let is_server = is_server(&*store);
     let builder = leasehold::internals::builder_over(store, clock);
@@ -34,13 +34,13 @@ pub fn builder_over(store: Arc<dyn Backend>, clock: Arc<Clock>) -> ClientBuilder
 }
 
 impl Opened {
-    /// Runs `call`, which must be over within `bound`, and what this machine and a server may add, as measured meanwhile.
+    /// Runs `call`, which must end within `bound` plus the delay of this machine and the server, measured meanwhile.
     #[track_caller]
     pub fn within<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
         self.measured().with_slack(1, bound, call)
     }
 
-    /// From now on it is measured what this machine and a server may add to a bound.
+    /// Measures from now on how much this machine and a server may add to a bound.
     pub fn measured(&self) -> Measured {
         lateness::measure();
         let beside = || builder_over(self.second.clone(), self.clock.clone()).connect().unwrap();
@@ -48,11 +48,11 @@ impl Opened {
     }
 }
 
-/// What this machine and a server may add to a bound: measured for as long as this value lives.
+/// How much this machine and a server may add to a bound: measured for as long as this value lives.
 pub struct Measured(Option<Slowness>);
 
 impl Measured {
-    /// Runs `call`, which must be over within `bound` and that: one of [many](lateness::AMONG_MANY).
+    /// Runs `call`, one of [many](lateness::AMONG_MANY), which must end within `bound` plus that delay.
     #[track_caller]
     pub fn within_among_many<T>(&self, bound: Duration, call: impl FnOnce() -> T) -> T {
         self.with_slack(lateness::AMONG_MANY, bound, call)
@@ -65,12 +65,12 @@ impl Measured {
     }
 }
 
-/// A store that faults can be put in front of, and whose clock can be moved.
+/// A store that faults can be put in front of, and whose clock a test can move.
 pub struct Bench {
     pub at: Opened,
     pub clock: Arc<Clock>,
     pub faults: FaultPlan,
-    /// Not in the memory of this process: an answer takes its time.
+    /// The store is not in this process's memory, so that an answer takes time.
     pub is_elsewhere: bool,
 }
 
@@ -92,7 +92,7 @@ impl Bench {
         Bench { at, clock, faults: FaultPlan::default(), is_elsewhere }
     }
 
-    /// A client that looks only when somebody of its own process tells it something.
+    /// A client that looks at a lock only when something in its own process wakes it.
     pub fn patient() -> (Bench, LockClient) {
         let bench = Bench::new();
         bench.faults.never_wakes();
@@ -125,12 +125,12 @@ impl Bench {
         self.at.store.info().min_lease
     }
 
-    /// As short as a request timeout may be that nothing else than a fault should use up.
+    /// The shortest request timeout that only a fault should use up.
     pub fn brief(&self) -> Duration {
         millis(if self.is_elsewhere { 1000 } else { 100 })
     }
 
-    /// Time for some such requests, and some polls.
+    /// Long enough for some requests of that length and some polls.
     pub fn wait(&self) -> Duration {
         (4 * self.brief()).max(millis(1000))
     }
@@ -140,12 +140,12 @@ impl Bench {
         self.at.advance(by);
     }
 
-    /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
+    /// Lets a lease that ends in `lease` end, also for clients that respect it for a grace longer.
     pub fn outlast(&self, lease: Duration) {
         self.at.outlast(lease);
     }
 
-    /// Grants the key to a stranger, whoever holds it alone: the stranger's acquisition.
+    /// Grants the key to a stranger although somebody holds it exclusively. Returns the stranger's acquisition.
     pub fn take_over(&self, key: &str) -> Attempt {
         let holder = self.at.record(key).exclusive.expect("a holder");
         let mut stranger = calls::attempt(self.at.store.info().grant_form, key, Mode::Exclusive);
@@ -155,7 +155,7 @@ impl Bench {
         stranger
     }
 
-    /// Ends what somebody holds by this acquisition.
+    /// Releases what was acquired by this attempt.
     pub fn end(&self, mut held: Attempt) {
         self.at.second.release(&mut held, Purpose::Release, &soon()).unwrap();
     }
@@ -170,15 +170,15 @@ impl Bench {
         wait_until("the call is made", || self.faults.count(call) > before);
     }
 
-    /// Waits until nobody stands in the row: a holder whose lease has ended by itself would do so still.
+    /// Waits until the row has no holder. (A holder whose lease merely ended would still be in the row.)
     #[track_caller]
     pub fn wait_for_release(&self, key: &str) {
         wait_until("it is released", || self.at.record(key).holders().next().is_none());
     }
 }
 
-/// Waits so long in vain. A last look that began a second before the end and was not answered is an error: trouble. So
-/// is a request for the lock that was not.
+/// Waits for this long in vain. The wait may also end in a store error: a look at the lock that began a second before
+/// the end, or a request for the lock, was not answered.
 pub fn waits_in_vain(client: &LockClient, key: &str, wait: Duration) -> Result<()> {
     match client.try_lock_for(key, wait) {
         Err(error) if matches!(error.kind(), ErrorKind::Store | ErrorKind::Ambiguous) && error.is_retryable() => Ok(()),
@@ -189,9 +189,9 @@ pub fn waits_in_vain(client: &LockClient, key: &str, wait: Duration) -> Result<(
     }
 }
 
-/// Renews a guard's lease, which is waited for a third of what is left of it.
+/// Renews a guard's lease. The call waits for the answer for a third of what is left of the lease.
 pub fn renews(guard: &LockGuard) {
-    // What it gives may be less than there was: that is an error, and no matter.
+    // The renewal may give less than was asked for. That is an error, which does not matter here.
     let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
     assert!(guard.info().renewed().is_some() && guard.is_held());
 }

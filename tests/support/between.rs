@@ -15,7 +15,7 @@ use super::stores::soon;
 
 type Act = Box<dyn FnMut() + Send>;
 
-/// When something is done.
+/// At which point a test's action runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum When {
     AfterRead,
@@ -26,7 +26,7 @@ pub enum When {
     AfterAcquire,
 }
 
-/// See the module. Clones share everything.
+/// See the module. Clones share all state.
 #[derive(Clone)]
 pub struct Between {
     inner: Arc<dyn Backend>,
@@ -35,7 +35,7 @@ pub struct Between {
     late: Arc<Mutex<Late>>,
 }
 
-/// A swap that arrives right before the one after it, or when the test wants it.
+/// A swap that arrives right before the one after it, or when the test asks for it.
 enum Late {
     None,
     Next,
@@ -47,17 +47,17 @@ impl Between {
         Between { inner, acts: Arc::default(), swapped: Arc::default(), late: Arc::new(Mutex::new(Late::None)) }
     }
 
-    /// The next call that has nothing yet at this point gets this.
+    /// Runs `act` in the next call that reaches this point and has no action there yet.
     pub fn next(&self, when: When, act: impl FnMut() + Send + 'static) {
         self.acts.lock().unwrap().push_back((when, Box::new(act)));
     }
 
-    /// The next swap arrives right before the one after it; what it is answered must be dropped by a fault.
+    /// Lets the next swap arrive right before the one after it. A fault must drop the answer of the delayed swap.
     pub fn hold_back(&self) {
         *self.late.lock().unwrap() = Late::Next;
     }
 
-    /// Lets what was held back arrive now, and says whether it still changes anything.
+    /// Lets the delayed swap arrive now, and returns whether it still changes anything.
     pub fn deliver(&self) -> bool {
         match std::mem::replace(&mut *self.late.lock().unwrap(), Late::None) {
             Late::Sent(seen, late) => match self.inner.swap(&seen, late.as_ref(), &soon()).unwrap() {
@@ -136,7 +136,8 @@ impl Backend for Between {
         match late {
             Late::None => {}
             Late::Next => {
-                // Nobody has changed it. However much time its caller has left.
+                // Nobody has changed the record yet. The read has a deadline of its own, however little time the caller
+                // has left.
                 let which = Which::Key(seen.record.key.clone());
                 let seen = self.inner.read(&which, None, Consistency::Strong, &soon())?.records.remove(0);
                 *self.late.lock().unwrap() = Late::Sent(seen, new.cloned());

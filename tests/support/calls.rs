@@ -15,7 +15,7 @@ pub fn attempt(form: GrantForm, key: &str, mode: Mode) -> Attempt {
     Attempt::new(key, Ask { mode, ..Ask::exclusive(grant, lock_id, Labels::of(owner), LEASE) })
 }
 
-/// The holder, and whether it stood before.
+/// The holder, and whether the grant existed before this call.
 #[track_caller]
 pub fn acquired(store: &dyn Backend, attempt: &mut Attempt) -> (Holder, bool) {
     match store.acquire(attempt, &soon()) {

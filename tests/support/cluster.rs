@@ -21,7 +21,8 @@ struct Member {
     is_stopped: bool,
 }
 
-/// Ends with its processes when dropped. One of several members at a time: three servers are a lot for a small machine.
+/// Its processes end when it is dropped. Only one cluster of several members at a time: three servers are a lot for a
+/// small machine.
 pub struct Cluster {
     members: Vec<Member>,
     home: PathBuf,
@@ -31,7 +32,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Three members. None where there is no mongod, which was said.
+    /// Three members. None where there is no mongod; that was already reported.
     pub fn start() -> Option<Cluster> {
         Cluster::with(3, &[])
     }
@@ -45,7 +46,7 @@ impl Cluster {
         super::servers::mongod()?;
         let home = match home(&SERVER, &servers()) {
             Ok(home) => home,
-            // Somebody named a server, and there is no binary to start more.
+            // The environment names a running server, and there is no binary to start more.
             Err(why) => {
                 skip(&format!("no mongod to start: {why}"));
                 return None;
@@ -69,12 +70,12 @@ impl Cluster {
         let hosts: Vec<&str> = cluster.members.iter().map(|member| member.host.as_str()).collect();
         wait_until("all members answer", || hosts.iter().all(|host| ask(host, &hello()).is_some()));
         wait_until("they are a replica set", || {
-            // On a busy machine the answer may come too late, or be that one of them did not answer in time.
+            // On a busy machine the answer may come too late, or say that a member did not answer in time.
             ask(hosts[0], &initiate(&hosts));
             ask(hosts[0], &hello()).is_some_and(|answer| !is_new(&answer))
         });
         cluster.primary();
-        // Its secondaries have caught up, so that any may be elected.
+        // Waits until the secondaries have caught up, so that any of them may be elected.
         wait_until("secondaries", || {
             let secondaries = hosts.iter().filter(|host| {
                 let answer = ask(host, &hello()).unwrap_or_default();
@@ -95,12 +96,12 @@ impl Cluster {
         hosts.join(",")
     }
 
-    /// One member, whoever is the primary.
+    /// The URI of one member, whether it is the primary or not.
     pub fn uri_of(&self, member: usize) -> String {
         format!("mongodb://{}/?directConnection=true", self.members[member].host)
     }
 
-    /// The member that may be written, once there is one.
+    /// The member that accepts writes, once there is one.
     pub fn primary(&self) -> usize {
         let mut found = None;
         wait_until("a primary", || {
@@ -112,7 +113,7 @@ impl Cluster {
         found.unwrap()
     }
 
-    /// SIGKILL.
+    /// Sends SIGKILL.
     pub fn kill(&mut self, member: usize) {
         let member = &mut self.members[member];
         member.process.kill().unwrap();
@@ -120,7 +121,7 @@ impl Cluster {
         member.is_stopped = true;
     }
 
-    /// One that was killed, with what is on its disk.
+    /// Starts a member that was killed, with the data on its disk.
     pub fn start_again(&mut self, member: usize) {
         let member = &mut self.members[member];
         let (_, port) = member.host.split_once(':').unwrap();
@@ -128,8 +129,8 @@ impl Cluster {
         member.is_stopped = false;
     }
 
-    /// SIGSTOP. Every thread of it stands when this returns: on a busy machine they go on for a while, and would write
-    /// what is sent after it.
+    /// Sends SIGSTOP. All threads of the member have stopped when this returns. (On a busy machine they run on for a
+    /// while after the signal, and would write what is sent to the member after it.)
     pub fn stop(&mut self, member: usize) {
         self.signal(member, Signal::SIGSTOP);
         let status = waitpid(self.pid(member), Some(WaitPidFlag::WUNTRACED)).expect("the stop of the member");
@@ -137,7 +138,7 @@ impl Cluster {
         self.members[member].is_stopped = true;
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn go_on(&mut self, member: usize) {
         self.signal(member, Signal::SIGCONT);
         self.members[member].is_stopped = false;
@@ -161,16 +162,16 @@ impl Drop for Cluster {
     }
 }
 
-/// The member of this port, whose files are in a folder of that name.
+/// Starts the member of this port, whose files are in a folder named like the port.
 fn run(home: &Path, data: &Path, port: &str, options: &[String]) -> Child {
     let mut mongod = member(home, port.parse().unwrap(), &data.join(port));
-    // Else a member that copied from a stopped one waits for it for ten seconds, and no majority has what is written.
+    // Otherwise a member that copied from a stopped one waits for it for ten seconds: no write has a majority then.
     mongod.args(["--setParameter", "oplogNetworkTimeoutBufferSeconds=1"]);
     mongod.args(["--replSet", "rs0", "--oplogSize", "64"]).args(options);
     dies_with_us(&mongod).spawn().unwrap()
 }
 
-/// Where there is `setpriv`, the kernel ends it with the thread that starts it, however that ends.
+/// Where `setpriv` exists, the kernel kills the process when the thread that starts it ends, for whatever reason.
 pub fn dies_with_us(command: &Command) -> Command {
     let has =
         Command::new("setpriv").args(["--pdeathsig", "KILL", "true"]).status().is_ok_and(|status| status.success());

@@ -56,7 +56,7 @@ impl Opened {
         self.outlast(LEASE);
     }
 
-    /// Swaps in what `edit` makes of the record.
+    /// Replaces the record by what `edit` makes of it.
     pub fn edit(&self, key: &str, edit: impl FnOnce(&mut LockRecord)) {
         use leasehold::internals::store::Swapped;
         let seen = self.get(key);

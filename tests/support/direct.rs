@@ -1,4 +1,4 @@
-//! Attempts at a store that a test opened itself, and what stands in it.
+//! Attempts on a store that a test opened itself, and the records in it.
 
 use leasehold::internals::lease::{Holder, Mode};
 use leasehold::internals::store::{Attempt, Backend, Consistency, Seen, Which};

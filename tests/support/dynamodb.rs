@@ -30,7 +30,7 @@ impl Table {
         Table::with(None)
     }
 
-    /// One with a sort key.
+    /// A table with a sort key.
     pub fn sorted() -> Table {
         Table::with(Some(sort_key("any")))
     }
@@ -50,7 +50,7 @@ pub fn config() -> SdkConfig {
     config_at(&dynamodb_local().unwrap())
 }
 
-/// Settings for a server where any credentials do.
+/// Settings for a server that accepts any credentials.
 pub fn config_at(endpoint: &str) -> SdkConfig {
     let credentials = Credentials::new("key", "secret-canary", None, None, "test");
     SdkConfig::builder()
@@ -61,7 +61,7 @@ pub fn config_at(endpoint: &str) -> SdkConfig {
         .build()
 }
 
-/// The service's time moves with `clock`.
+/// Options with which the service's time moves with `clock`.
 pub fn options(table: &str, clock: &Arc<Clock>) -> DynamodbOptions {
     let mut options = DynamodbOptions::new(table, Settings::Given(Box::new(config())));
     options.interceptors.push(shifted(clock));
@@ -79,7 +79,7 @@ pub fn shifted(clock: &Arc<Clock>) -> SharedInterceptor {
     })
 }
 
-/// Does this to each answer, before it is read.
+/// Calls `does` with each answer, before it is read.
 pub fn on_answer<F>(does: F) -> SharedInterceptor
 where
     F: Fn(&mut BeforeDeserializationInterceptorContextMut<'_>) -> Result<(), BoxError> + Send + Sync + 'static,
@@ -113,7 +113,7 @@ where
     }
 }
 
-/// Answers that say nothing of the time.
+/// Makes each answer come without a `Date`.
 pub fn dateless() -> SharedInterceptor {
     on_answer(|context| {
         context.response_mut().headers_mut().remove("date");
@@ -121,7 +121,7 @@ pub fn dateless() -> SharedInterceptor {
     })
 }
 
-/// Says this time, in seconds since 1970.
+/// Makes an answer's `Date` this time, in seconds since 1970.
 pub fn set_date(context: &mut BeforeDeserializationInterceptorContextMut<'_>, date: i64) -> Result<(), BoxError> {
     let date = jiff::Timestamp::from_second(date)?;
     let text = jiff::fmt::rfc2822::DateTimePrinter::new().timestamp_to_rfc9110_string(&date)?;

@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::servers::skip;
 
-/// Whether it is there, which a test asks first: else this says that the test can't run.
+/// Whether it is installed. A test asks this first; if not, this reports that the test can't run.
 #[track_caller]
 pub fn is_there() -> bool {
     let is_there = Command::new("faketime").arg("--version").output().is_ok_and(|output| output.status.success());
@@ -15,11 +15,12 @@ pub fn is_there() -> bool {
     is_there
 }
 
-/// Its library, for `LD_PRELOAD`: the program itself would stay between a test and the process that it starts.
+/// The path of its library, for `LD_PRELOAD`. (The program itself would remain as a process between the test and the
+/// process that it starts.)
 pub fn library() -> &'static str {
     static LIBRARY: OnceLock<String> = OnceLock::new();
     LIBRARY.get_or_init(|| {
-        // It fails where its number was that of a process which was killed while it had the library.
+        // It fails where its process id was that of a process that was killed while the library was loaded.
         let tries = (0..50).find_map(|_| {
             let told = Command::new("faketime").args(["-m", "-f", "+0s", "env"]).output().expect("faketime");
             let told = String::from_utf8(told.stdout).expect("a text");
@@ -29,7 +30,7 @@ pub fn library() -> &'static str {
     })
 }
 
-/// Removes what the library leaves in this machine's shared memory where its process was killed.
+/// Removes what the library leaves in this machine's shared memory when its process is killed.
 pub fn clean_up(process: u32) {
     for name in ["faketime_shm", "sem.faketime_sem"] {
         let _ = std::fs::remove_file(format!("/dev/shm/{name}_{process}"));

@@ -1,5 +1,5 @@
-//! A proxy of gRPC that numbers the requests and makes the faults of a network for single ones. It speaks HTTP/2 to
-//! both sides and changes nothing that it lets through.
+//! A gRPC proxy that numbers the requests and injects network faults into single ones. It speaks HTTP/2 to both sides
+//! and changes nothing in what it lets through.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
-/// How long anything may take that only a broken test or library would not do at once.
+/// A wait that takes longer than this means that the test or the library is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What happens to a request.
@@ -27,34 +27,34 @@ pub enum Fault {
     Lost,
     /// The server has answered, but the client waits on.
     AnswerLost,
-    /// It reaches the server so much later; the client sees the connection's end at once.
+    /// It reaches the server this much later; the client sees the connection's end at once.
     CutLate(Duration),
-    /// It reaches the server so much later, and the client gets no answer: it waits on.
+    /// It reaches the server this much later, and the client gets no answer: it waits on.
     Late(Duration),
     /// It reaches the server when [`Grpc::deliver`] is called, and the client gets no answer: it waits on.
     Held,
-    /// It reaches the server so much later, and so does its answer the client.
+    /// It reaches the server this much later, and the answer reaches the client as much later.
     Slow(Duration),
     /// It does not reach the server, and the client gets this status, which is made here.
     Refused(u8),
     /// The server has answered, but the client gets this status.
     DoneThenRefused(u8),
-    /// It does not reach the server, and the client is told that a row which it updates is not there any more.
+    /// It does not reach the server, and the client is told that a row that it updates does not exist any more.
     RowIsMissing,
 }
 
-/// A request that has arrived here.
+/// A request that has reached the proxy.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The last part of its path: `Commit`.
     pub method: String,
-    /// The server has answered it, however late.
+    /// The server has answered it, no matter how late.
     pub answered: bool,
-    /// Where a transaction that writes begins with it: whether what it reads is locked.
+    /// If a read-write transaction begins with this request: whether the rows that it reads are locked.
     pub locks: Option<bool>,
 }
 
-/// Ends with all its connections when dropped.
+/// All its connections end when it is dropped.
 pub struct Grpc {
     /// `127.0.0.1:PORT`
     pub host: String,
@@ -66,18 +66,18 @@ struct Inner {
     upstream: String,
     state: Mutex<State>,
     changed: Condvar,
-    /// Raised to end all connections that are open.
+    /// Increased to end all open connections.
     cuts: watch::Sender<u64>,
-    /// Up to which of the requests that are [held](Fault::Held) they may go on.
+    /// Up to which number the [held](Fault::Held) requests may go on.
     may_go: watch::Sender<usize>,
 }
 
 #[derive(Default)]
 struct State {
     calls: Vec<Call>,
-    /// Which request of this method, from the next one on, gets what.
+    /// The method, how many of its requests pass before, and the fault.
     rules: VecDeque<(String, usize, Fault)>,
-    /// How many were [held](Fault::Held), and how many of those the server has answered.
+    /// How many requests were [held](Fault::Held), and how many of those the server has answered.
     held: usize,
     delivered: usize,
 }
@@ -110,18 +110,18 @@ impl Grpc {
         Grpc { host, inner, _runtime: Some(runtime) }
     }
 
-    /// The request of this method (any: "") that comes after so many more gets this fault.
+    /// Injects the fault into the request of this method (any: "") that comes after `after` others.
     pub fn fault(&self, method: &str, after: usize, fault: Fault) {
         self.inner.state.lock().rules.push_back((method.to_owned(), after, fault));
     }
 
-    /// Forgets the faults that were not made yet; tells how many.
+    /// Forgets the faults that no request has met yet; returns how many there were.
     #[must_use = "a fault that nothing has met proves nothing"]
     pub fn clear(&self) -> usize {
         std::mem::take(&mut self.inner.state.lock().rules).len()
     }
 
-    /// Lets the server have what is [held](Fault::Held), and waits until it has answered; how many those are.
+    /// Lets the [held](Fault::Held) requests reach the server, and waits for its answers; returns how many there were.
     #[track_caller]
     pub fn deliver(&self) -> usize {
         let until = Instant::now() + PATIENCE;
@@ -144,12 +144,12 @@ impl Grpc {
         self.inner.state.lock().calls.iter().map(|call| call.method.clone()).collect()
     }
 
-    /// Of the transactions that write and have begun so far: whether what they read is locked.
+    /// For each read-write transaction that has begun so far: whether the rows that it reads are locked.
     pub fn locks(&self) -> Vec<bool> {
         self.inner.state.lock().calls.iter().filter_map(|call| call.locks).collect()
     }
 
-    /// Waits until this is true of the requests so far.
+    /// Waits until `cond` is true of the requests so far.
     #[track_caller]
     pub fn wait_until(&self, what: &str, cond: impl Fn(&[Call]) -> bool) {
         let until = Instant::now() + PATIENCE;
@@ -169,14 +169,14 @@ impl Drop for Grpc {
     }
 }
 
-/// One client's connection, and one of its own to the server.
+/// Serves one client's connection, with a connection of its own to the server.
 async fn serve(inner: Arc<Inner>, client: TcpStream) -> Option<()> {
     client.set_nodelay(true).ok()?;
     let mut client = h2::server::handshake(client).await.ok()?;
     let server = connect(&inner.upstream).await?;
     let mut tasks = tokio::task::JoinSet::new();
     while let Some(Ok((request, respond))) = client.accept().await {
-        // They end with the connection, but for what is late.
+        // These tasks end with the connection, except those that deliver late.
         tasks.spawn(forward(inner.clone(), server.clone(), request, respond));
     }
     Some(())
@@ -190,7 +190,7 @@ async fn connect(upstream: &str) -> Option<h2::client::SendRequest<Bytes>> {
     Some(server)
 }
 
-/// An answer of the server, whole.
+/// A complete answer of the server.
 struct Answer {
     head: Response<()>,
     body: Vec<Bytes>,
@@ -255,7 +255,7 @@ async fn forward(
         }
         Some(Fault::CutLate(time) | Fault::Late(time)) => {
             let own = inner.clone();
-            // On a connection of its own, which the cut leaves.
+            // Sent on a connection of its own, which the cut does not end.
             tokio::spawn(async move {
                 tokio::time::sleep(time).await;
                 let server = connect(&own.upstream).await?;
@@ -291,8 +291,8 @@ async fn ask(server: h2::client::SendRequest<Bytes>, request: Request<()>, body:
     Some(Answer { head: Response::from_parts(head, ()), body, trailers })
 }
 
-/// Looks for the options of a transaction that writes, serializable: in the part for it (1) first its lock mode (1), then,
-/// if at all, the transaction before (2); after it the level (6).
+/// Looks in a request for the options of a serializable read-write transaction: in its part (field 1) first the lock
+/// mode (1), then, if present, the transaction before (2); after that part the isolation level (6).
 fn locks(body: &[u8]) -> Option<bool> {
     const LOCKING: u8 = 1;
     body.windows(4).enumerate().find_map(|(at, part)| match *part {
@@ -349,14 +349,14 @@ impl Inner {
     }
 
     fn answered(&self, number: usize) {
-        // None: the requests were forgotten.
+        // None if the requests were forgotten meanwhile.
         if let Some(call) = self.state.lock().calls.get_mut(number) {
             call.answered = true;
         }
         self.changed.notify_all();
     }
 
-    /// Notes one more that is held; which one it is.
+    /// Counts one more held request and returns its number.
     fn hold(&self) -> usize {
         let mut state = self.state.lock();
         state.held += 1;

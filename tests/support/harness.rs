@@ -1,4 +1,4 @@
-//! What the tests with real processes, threads and bounds share. Everything works on a store URL, so
+//! What the tests with real processes, threads and time bounds share. Everything works on a store URL, so
 //! that each store can use it.
 
 use std::path::{Path, PathBuf};
@@ -18,14 +18,14 @@ use super::bench::builder_over;
 use super::stores::Opened;
 use super::wait::wait_until;
 
-/// How long anything may take that only a broken test or library would not do at once.
+/// A wait that takes longer than this means that the test or the library is broken.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 pub const fn millis(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-/// A server that stands still for some seconds ends no call.
+/// A builder with long timeouts, so that a server that stops for some seconds makes no call fail.
 pub fn patient(builder: ClientBuilder) -> ClientBuilder {
     builder.request_timeout(PATIENCE).drop_timeout(PATIENCE)
 }
@@ -36,8 +36,8 @@ pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
     sent(|| builder().connect())
 }
 
-/// Does this until it is answered: a server that stands still lets no connection be made in its time, and on a busy machine
-/// a call's time may be over before it was sent.
+/// Repeats this until it is answered: a server that stops for a while may let a connection time out, and on a busy
+/// machine a call's time may be over before the request was sent.
 #[track_caller]
 pub fn sent<T>(mut step: impl FnMut() -> leasehold::Result<T>) -> T {
     let mut answer = None;
@@ -54,17 +54,17 @@ pub fn sent<T>(mut step: impl FnMut() -> leasehold::Result<T>) -> T {
     answer.expect("it came")
 }
 
-/// A folder that is removed with the value.
+/// A folder that is removed when the value is dropped.
 #[derive(Debug)]
 pub struct Folder(PathBuf);
 
 impl Folder {
-    /// In memory where that can be.
+    /// In memory where possible.
     pub fn new() -> Folder {
         Folder::at(super::room::place())
     }
 
-    /// Where a commit takes its time.
+    /// On a disk, where a commit takes time.
     pub fn on_disk() -> Folder {
         Folder::at(std::env::temp_dir())
     }
@@ -95,20 +95,20 @@ impl Drop for Folder {
     }
 }
 
-/// A store with faults in front of it, and a way to look past them.
+/// A store with a layer in front that injects faults, and a way to look past it.
 pub struct Store {
     pub name: &'static str,
     pub plan: FaultPlan,
     clock: Arc<Clock>,
     faulty: Arc<Faulty>,
-    // Another connection, where the store has such.
+    // Another connection, where the store has connections.
     plain: Arc<dyn Backend>,
     pub folder: Folder,
-    /// Where it is one of the table of stores, which goes with it.
+    /// Some if it is from the table of stores; dropped with it.
     at: Option<Opened>,
 }
 
-/// Makes a test of each function for each store that runs without a server; `alone`: in a process of its own.
+/// Makes a test of each function for each store that runs without a server. `alone` means in a process of its own.
 #[allow(unused_macros)] // Not every test binary has such tests.
 macro_rules! on_each_local {
     ($($how:ident: $($test:ident,)+;)+) => {
@@ -138,7 +138,7 @@ macro_rules! on_each_local {
 #[allow(unused_imports)]
 pub(crate) use on_each_local;
 
-/// The same in a process of its own for each store that has a server.
+/// The same for each store that has a server, each test in a process of its own.
 #[allow(unused_macros)] // Not every test binary has such tests.
 macro_rules! on_each_server {
     ($($test:ident,)+) => {
@@ -166,7 +166,7 @@ macro_rules! on_each_server {
 pub(crate) use on_each_server;
 
 impl Store {
-    /// Another of this kind.
+    /// Another store of this kind.
     pub fn again(&self) -> Store {
         match self.name {
             "memory" => Store::memory(),
@@ -193,7 +193,7 @@ impl Store {
         Store::over("sqlite", below, plain, clock, folder)
     }
 
-    /// One of the table, whose server is there.
+    /// A store from the table, whose server is running.
     pub fn of(store: &super::stores::Store) -> Store {
         let at = (store.open)();
         let (below, plain, clock) = (at.store.clone(), at.second.clone(), at.clock.clone());
@@ -207,19 +207,19 @@ impl Store {
         clock: Arc<Clock>,
         folder: Folder,
     ) -> Store {
-        // For whoever asks for the slack of a bound.
+        // Starts the measurement for tests that use a bound with slack.
         super::lateness::measure();
         let plan = FaultPlan::default();
         let faulty = Arc::new(Faulty::new(below, plan.clone()));
         Store { name, plan, clock, faulty, plain, folder, at: None }
     }
 
-    /// A client that meets the faults.
+    /// A client whose requests meet the faults.
     pub fn builder(&self) -> ClientBuilder {
         builder_over(self.faulty.clone(), self.clock.clone()).poll(millis(5)..=millis(20))
     }
 
-    /// A client that meets none, with another connection: what everybody else sees.
+    /// A client without faults, on another connection: it sees what everybody else sees.
     pub fn bystander(&self) -> LockClient {
         let builder = builder_over(self.plain.clone(), self.clock.clone());
         builder.poll(millis(5)..=millis(20)).connect().expect("a bystander")
@@ -233,21 +233,21 @@ impl Store {
         }
     }
 
-    /// The store of a memory client lets go of the channel on which it tells waiters.
+    /// Makes the memory store drop the channel on which it wakes waiters, by giving it another one.
     pub fn stop_telling(&self) {
         let (to, _) = crossbeam_channel::unbounded();
         let by = Deadline::after(PATIENCE);
         assert!(self.plain.wake(&["nobody's".to_owned()], to, &by).expect("a memory store"));
     }
 
-    /// Nobody stands in the row, not even expired.
+    /// Whether the row has no holder at all, not even an expired one.
     pub fn is_vacant(&self, key: &str) -> bool {
         let status = self.bystander().get(key).expect("a look at the key");
         status.is_none_or(|status| status.holders().is_empty())
     }
 }
 
-/// Acquires `key` without getting an answer; again if the deadline came before the request was sent.
+/// Acquires `key` without getting an answer. Tries again if the deadline came before the request was sent.
 #[track_caller]
 pub fn acquire_unanswered(plan: &FaultPlan, client: &LockClient, key: &str) {
     let before = plan.count(Call::Acquire);
@@ -268,7 +268,7 @@ pub fn within<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
     with_slack(1, what, bound, call)
 }
 
-/// The same for one of [many](super::lateness::AMONG_MANY).
+/// The same, for one call of [many](super::lateness::AMONG_MANY).
 #[track_caller]
 pub fn within_among_many<T>(what: &str, bound: Duration, call: impl FnOnce() -> T) -> T {
     with_slack(super::lateness::AMONG_MANY, what, bound, call)

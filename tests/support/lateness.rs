@@ -1,4 +1,4 @@
-//! How late this machine is, measured beside each bound by a thread that only sleeps.
+//! How late this machine is: a thread that only sleeps measures it while a test checks a bound.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, mpsc};
@@ -9,17 +9,17 @@ use leasehold::LockClient;
 use super::wait::wait_until;
 
 const TICK: Duration = Duration::from_millis(5);
-/// More than the ticks of any call.
+/// More than the number of ticks in any call.
 const KEPT: usize = 20_000;
-/// What a call may take beside its bound where nothing is late: threads that start and end, a disk.
+/// What a call may take in addition to its bound where nothing is late: for threads that start and end, and the disk.
 pub const WORK: Duration = Duration::from_millis(250);
-/// That many threads may have a part in a call, one after the other, each as late as the latest tick.
+/// At most this many threads may have a part in a call, one after the other, each as late as the latest tick.
 const HOPS: u32 = 5;
 
-/// When each tick came, and how much later than asked.
+/// When each tick came, and how much later than planned.
 type Ticks = Mutex<VecDeque<(Instant, Duration)>>;
 
-/// From now on it is measured.
+/// Starts the measurement, if it does not run yet.
 pub fn measure() -> &'static Ticks {
     static TICKS: OnceLock<Ticks> = OnceLock::new();
     TICKS.get_or_init(|| {
@@ -41,8 +41,8 @@ fn tick() {
     }
 }
 
-/// Waits until this count has stayed the same for far longer than what goes on would need, and returns it: for what
-/// ends by itself, and has no event that says so.
+/// Waits until this count has not changed for far longer than the activity would need, and returns it: for activity
+/// that ends by itself, without an event that says so.
 #[track_caller]
 pub fn at_rest(what: &str, count: impl Fn() -> usize) -> usize {
     measure();
@@ -57,20 +57,20 @@ pub fn at_rest(what: &str, count: impl Fn() -> usize) -> usize {
     last.0
 }
 
-/// What this machine may have added to a call that began then and ends now.
+/// How much this machine may have added to a call that began at `since` and ends now.
 pub fn slack(since: Instant) -> Duration {
     let ticks = measure().lock().unwrap_or_else(PoisonError::into_inner);
     let during = ticks.iter().rev().take_while(|(at, _)| *at >= since).map(|(_, late)| *late);
-    // The tick that should have come by now.
+    // How late the tick that should have come by now is.
     let due = ticks.back().map_or(Duration::ZERO, |(last, _)| last.elapsed().saturating_sub(TICK));
     WORK + HOPS * during.chain([due]).max().unwrap_or_default()
 }
 
-/// Many calls that end at the same time: all their threads want a processor then, in one call after the other, and the thread
-/// that measures stands in that line only once.
+/// The factor for many calls that end at the same time: all their threads want a processor then, for one call after the
+/// other, and the measuring thread waits in that line only once.
 pub const AMONG_MANY: u32 = 2;
 
-/// Runs `call`, which must be over within `bound`, and the slack since it began.
+/// Runs `call`, which must end within `bound` plus the slack since it began.
 #[track_caller]
 pub fn within<T>(what: &str, bound: Duration, slack: impl FnOnce(Instant) -> Duration, call: impl FnOnce() -> T) -> T {
     let started = Instant::now();
@@ -80,15 +80,16 @@ pub fn within<T>(what: &str, bound: Duration, slack: impl FnOnce(Instant) -> Dur
     value
 }
 
-/// So many requests may have a part in a call of a server's client, each as slow as the slowest that was measured.
+/// At most this many requests may have a part in a call of a server's client, each as slow as the slowest measured one.
 const REQUESTS: u32 = 4;
-/// The pause between two rounds of requests: of a stop of the server that begins in it, so much is not measured.
+/// The pause between two rounds of requests. If the server stops during it, up to this much of the stop is not
+/// measured.
 const REST: Duration = Duration::from_millis(100);
 
-/// When each request began, and how long its answer took, once it came.
+/// When each request began, and how long its answer took, if it came.
 type Answers = Mutex<Vec<(Instant, Option<Duration>)>>;
 
-/// How slow a server is: a thread of its own writes and reads one row all the time. Ends with this value.
+/// How slow a server is: a separate thread writes and reads one row all the time. It ends when this value is dropped.
 pub struct Slowness {
     answers: Arc<Answers>,
     _over: mpsc::Sender<()>,
@@ -104,18 +105,19 @@ impl Slowness {
             let mut held = None;
             while goes_on.recv_timeout(REST) == Err(mpsc::RecvTimeoutError::Timeout) {
                 held = timed(&answers, || match held {
-                    // It stands also where one was not answered.
+                    // The lock still exists if a heartbeat was not answered.
                     Some(lock) => Some(client.heartbeat(&lock, LEASE).unwrap_or(lock)),
                     None => client.request(KEY).lease(LEASE).acquire().ok(),
                 });
-                // As a waiter does. On Spanner's emulator it may take longer than a write: its clock runs ahead.
+                // A look, as a waiter does it. On Spanner's emulator it may take longer than a write: its clock runs
+                // ahead.
                 let _ = timed(&answers, || client.get(KEY));
             }
         });
         Slowness { answers: seen, _over: over }
     }
 
-    /// What the server may have added to a call that began then and ends now.
+    /// How much the server may have added to a call that began at `since` and ends now.
     pub fn slack(&self, since: Instant) -> Duration {
         let answers = self.answers.lock().unwrap();
         let took = answers.iter().map(|(began, took)| (*began, took.unwrap_or_else(|| began.elapsed())));

@@ -1,4 +1,4 @@
-//! The one logger of a test process, which keeps what the library warns of for all tests together.
+//! The only logger of a test process. It keeps the library's warnings of all its tests.
 
 use std::sync::Once;
 
@@ -11,7 +11,7 @@ static KEPT: Mutex<Vec<(String, String)>> = Mutex::new(Vec::new());
 
 struct Keep;
 
-/// From now on it is kept.
+/// Starts to keep the lines, if it has not yet.
 pub fn keep() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -20,19 +20,19 @@ pub fn keep() {
     });
 }
 
-/// Once every line is written that waits for a thread: those that keep a lock leave it to another.
+/// Waits until every pending line is written: the threads that keep a lock leave the writing to another thread.
 pub fn wait_until_written() {
     wait_until("the log is written", leasehold::internals::sys::log_is_written);
 }
 
-/// The lines with this in them.
+/// The lines that contain `of`.
 pub fn kept(of: &str) -> Vec<String> {
     wait_until_written();
     let lines = KEPT.lock().iter().map(|(about, text)| format!("{about} {text}")).collect::<Vec<_>>();
     lines.into_iter().filter(|line| line.contains(of)).collect()
 }
 
-/// The texts of the lines that are about this; they are not kept any longer.
+/// Returns the texts of the lines that are about `of`, and forgets those lines.
 pub fn take(of: &str) -> Vec<String> {
     keep();
     wait_until_written();
@@ -49,7 +49,7 @@ impl log::Log for Keep {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        // The crates below have log calls of their own.
+        // Other crates below the library write log lines, too.
         if record.target().starts_with("leasehold") {
             let field = |name: &str| record.key_values().get(name.into()).map(|value| format!(" {value}"));
             let fields: String = ["key", "store"].into_iter().filter_map(field).collect();

@@ -1,4 +1,4 @@
-//! What several test targets share; each uses a part of it.
+//! What several test targets share; each uses only a part of it.
 #![allow(dead_code)]
 
 #[cfg(unix)]

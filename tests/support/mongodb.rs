@@ -17,11 +17,11 @@ use super::stores::{soon, unique};
 
 pub const DATABASE: &str = "leasehold";
 
-/// A collection that goes with its test.
+/// A collection that is dropped with this value.
 pub struct Rows(pub String);
 
 impl Rows {
-    /// A new name; nothing is made.
+    /// A new name; nothing is created.
     pub fn unmade() -> Rows {
         Rows(unique())
     }
@@ -36,7 +36,7 @@ impl Rows {
 
     /// A client of it.
     pub fn open(&self) -> Mongodb {
-        // The library looks for a primary for three seconds, however long the call has.
+        // The library looks for a primary for three seconds at most, however much time the call has.
         sent(|| Mongodb::open(self.options(), &soon()))
     }
 
@@ -44,18 +44,18 @@ impl Rows {
         self.options_at(&mongod().unwrap())
     }
 
-    /// At another server.
+    /// The same at another server.
     pub fn options_at(&self, uri: &str) -> MongodbOptions {
         Rows::options_named(&self.0, uri)
     }
 
-    /// Of this name, at another server.
+    /// A collection of this name at another server.
     pub fn options_named(name: &str, uri: &str) -> MongodbOptions {
         let settings = Settings::Url(Box::new(ConnectionString::parse(uri).unwrap()));
         MongodbOptions::new(settings, Some(DATABASE.to_owned()), Some(name.to_owned())).unwrap()
     }
 
-    /// With settings that a test changes, at the server of the tests.
+    /// At the server of the tests, with settings that `change` has changed.
     pub fn options_with(&self, change: impl FnOnce(&mut ClientOptions)) -> MongodbOptions {
         let mut options = settings(&mongod().unwrap());
         change(&mut options);
@@ -63,12 +63,12 @@ impl Rows {
             .unwrap()
     }
 
-    /// The URL of it.
+    /// The URL of the collection.
     pub fn url(&self) -> String {
         with_database(&mongod().unwrap(), &format!("collection={}", self.0))
     }
 
-    /// As everybody else sees it.
+    /// The collection as any other program sees it.
     pub fn raw(&self) -> Collection<Document> {
         server().database(DATABASE).collection(&self.0)
     }
@@ -78,7 +78,7 @@ impl Rows {
         self.raw().find_one(doc! { "resource": key }).run().unwrap()
     }
 
-    /// Moves every time of every document so far into the past, as if so much had passed since.
+    /// Moves every time of every document into the past, as if this much time had passed.
     pub fn age(&self, by: Duration) {
         let millis = i64::try_from(by.as_nanos().div_ceil(1_000_000)).unwrap();
         let earlier = |of: &str| -> Bson {
@@ -114,12 +114,12 @@ pub fn server() -> &'static Client {
     &SERVER
 }
 
-/// What a user's settings would be.
+/// Settings as a user would make them.
 pub fn settings(uri: &str) -> ClientOptions {
     ClientOptions::parse(uri).run().unwrap()
 }
 
-/// The URL with the database of the tests and more options.
+/// The URL with the test database and more options.
 pub fn with_database(uri: &str, options: &str) -> String {
     let (hosts, query) = uri.split_once('?').unwrap_or((uri, ""));
     let hosts = hosts.trim_end_matches('/');

@@ -1,5 +1,5 @@
-//! Addresses on this host at which nobody serves, each for as long as it lives: no other program gets its port, and
-//! nothing leaves the machine.
+//! Addresses on this host at which nobody serves. Each value keeps its port while it lives, so that no other program
+//! gets it, and nothing leaves the machine.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::net::{TcpListener, TcpStream};
@@ -8,16 +8,16 @@ use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, SockaddrIn, bind, listen, socket};
 
-/// A name that the resolver refuses by itself: its only label is longer than one can be.
+/// A name that the resolver refuses by itself: its only label is longer than allowed.
 pub const NO_NAME: &str = "a-name-that-is-longer-than-the-63-letters-that-a-label-can-have-at-most";
 
-/// Who connects there is refused: the port is that of our end of a connection, and nobody listens.
+/// A connection to it is refused: the port is that of our end of a connection, and nobody listens on it.
 pub struct Closed(TcpStream, TcpListener);
 
-/// Who connects there gets no answer: nobody takes the connections, and no more fit.
+/// A connection to it gets no answer: nobody accepts connections, and the queue is full.
 pub struct Mute(TcpListener, Vec<TcpStream>);
 
-/// Who connects to this port is refused while this lives. None if somebody has it already.
+/// A connection to this port is refused while the value lives. None if another program already has the port.
 pub fn closed(port: u16) -> Option<OwnedFd> {
     let own = socket(AddressFamily::Inet, SockType::Stream, SockFlag::empty(), None).expect("a socket");
     bind(own.as_raw_fd(), &SockaddrIn::new(127, 0, 0, 1, port)).is_ok().then_some(own)
@@ -49,7 +49,7 @@ impl Mute {
     }
 }
 
-/// One that takes a connection and says nothing.
+/// A listener that takes a connection and says nothing.
 pub fn silent() -> TcpListener {
     TcpListener::bind("127.0.0.1:0").expect("a free port")
 }

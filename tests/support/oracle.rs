@@ -1,4 +1,4 @@
-//! The outside oracle of exclusion: it knows nothing of locks, only of files that the kernel creates
+//! An independent check of exclusion: it knows nothing of locks, only of files that the kernel creates
 //! exclusively.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ impl Oracle {
         Oracle { held: file("held"), overlap: file("overlap"), log: file("log") }
     }
 
-    /// Runs `inside` in the section; false when somebody else was in it.
+    /// Runs `inside` in the section; returns false if somebody else was in it.
     pub fn section(&self, token: u64, inside: impl FnOnce()) -> bool {
         match OpenOptions::new().write(true).create_new(true).open(&self.held) {
             Ok(_) => {}
@@ -33,14 +33,14 @@ impl Oracle {
             Err(error) => panic!("the oracle's file: {error}"),
         }
         let mut log = OpenOptions::new().append(true).create(true).open(&self.log).expect("the oracle's log");
-        // One write: it is appended as a whole.
+        // A single write, so that the line is appended as a whole.
         log.write_all(format!("{token}\n").as_bytes()).expect("a line of the oracle's log");
         inside();
         std::fs::remove_file(&self.held).expect("the end of the section");
         true
     }
 
-    /// Whether anybody ever met somebody else inside.
+    /// Whether anybody was ever in the section at the same time as somebody else.
     pub fn saw_overlap(&self) -> bool {
         self.overlap.exists()
     }
@@ -52,7 +52,7 @@ impl Oracle {
     }
 }
 
-/// Each is greater than the one before.
+/// Asserts that each token is greater than the one before.
 #[track_caller]
 pub fn assert_rising(tokens: &[u64]) {
     if let Some(at) = tokens.windows(2).position(|pair| pair[0] >= pair[1]) {
@@ -65,7 +65,7 @@ pub fn assert_rising(tokens: &[u64]) {
 pub struct Resource(u64);
 
 impl Resource {
-    /// A write with this token: refused below the highest that was seen.
+    /// A write with this token: refused if the resource has seen a higher one.
     pub fn write(&mut self, token: u64) -> bool {
         let accepted = token >= self.0;
         self.0 = self.0.max(token);
@@ -73,8 +73,9 @@ impl Resource {
     }
 }
 
-/// The outside oracle of holders, one per process: they write down when they say that they hold a lock, by a clock that
-/// all processes share. Unlike a critical section it bears a holder that is stopped or killed at any point.
+/// An independent record of holders, one per process: each writes down when it believes that it holds a lock, by a
+/// clock that all processes share. Unlike a critical section it tolerates a holder that is stopped or killed at any
+/// point.
 #[derive(Debug)]
 pub struct Claims(File);
 
@@ -84,13 +85,14 @@ impl Claims {
         Claims(OpenOptions::new().append(true).create(true).open(file).expect("a file for claims"))
     }
 
-    /// Asks whether this process holds it, and writes down that it said so between these two times.
+    /// Asks whether this process holds the lock; if so, writes down that it said so between these two times.
     pub fn claim(&mut self, mode: Mode, token: u64, holds: impl FnOnce() -> bool) -> bool {
         let before = now();
         let holds = holds();
         let after = now();
         if holds {
-            // One write, which is seen in two parts at the end of a page, and is left so by a process that is killed there.
+            // A single write. At the end of a page readers may see it in two parts, and a process killed there leaves
+            // it cut.
             self.0.write_all(format!("{mode} {token} {before} {after}\n").as_bytes()).expect("a line of claims");
         }
         holds
@@ -109,7 +111,7 @@ pub struct Term {
     pub mode: Mode,
     process: PathBuf,
     pub first_claimed: u128,
-    /// When it began to ask for the last time.
+    /// When it began to ask for the last time whether it holds the lock.
     pub last_asked: u128,
 }
 
@@ -142,12 +144,13 @@ pub fn terms(folder: &Path) -> BTreeMap<u64, Term> {
     terms
 }
 
-/// Nobody claimed it who began to ask after a later grant had been claimed, unless both are shared. Answers with all
-/// of them, by token.
+/// Asserts that no holder still claimed the lock by a question that it began after a later grant had been claimed,
+/// unless both are shared. Returns all terms, by token.
 #[track_caller]
 pub fn assert_one_writer_or_readers(folder: &Path) -> BTreeMap<u64, Term> {
     let terms = terms(folder);
-    // Whoever was paused may have claimed last of all: the latest of those before, exclusive and of either mode.
+    // A holder that was paused may have claimed last of all. So these are the latest claims among the earlier tokens:
+    // of an exclusive holder, and of any holder.
     let mut last_exclusive: Option<(&u64, &Term)> = None;
     let mut last = last_exclusive;
     for (token, term) in &terms {

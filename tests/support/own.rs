@@ -1,4 +1,4 @@
-//! A server of a test's own on this host, which it can end and start again with what is on its disk.
+//! A server for one test on this host, which the test can end and start again with the data on its disk.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::path::PathBuf;
@@ -16,7 +16,7 @@ use super::servers::{Server, free_port, home, servers, skip};
 /// How long a start may take on a busy machine.
 const START: Duration = Duration::from_secs(90);
 
-/// Ends with its process when dropped.
+/// Its process ends when it is dropped.
 pub struct Own {
     server: &'static Server,
     home: PathBuf,
@@ -26,12 +26,12 @@ pub struct Own {
 }
 
 impl Own {
-    /// None where there is nothing to start, which was said.
+    /// None where there is nothing to start; that was already reported.
     pub fn start(server: &'static Server) -> Option<Own> {
         Own::start_in(server, room().expect("a folder"))
     }
 
-    /// The same in this folder, in which may be what its start command looks for.
+    /// The same in this folder, which may already contain files that the start command looks for.
     pub fn start_in(server: &'static Server, data: TempDir) -> Option<Own> {
         let home = match home(server, &servers()) {
             Ok(home) => home,
@@ -49,12 +49,12 @@ impl Own {
         (self.server.url)(self.port)
     }
 
-    /// Where its data is.
+    /// The folder of its data.
     pub fn data(&self) -> &std::path::Path {
         self.data.path()
     }
 
-    /// On the same port and the same data. It serves when this returns.
+    /// Starts it again on the same port and the same data. It serves when this returns.
     pub fn start_again(&mut self) {
         let (url, started) = (self.url(), Instant::now());
         let ready = || (self.server.ready)(&url);
@@ -62,7 +62,7 @@ impl Own {
             assert!(started.elapsed() < START, "{} does not serve at {url}", self.server.name);
             let is_running =
                 self.process.as_mut().is_some_and(|process| process.try_wait().expect("a state").is_none());
-            // Somebody may have had its port for a moment.
+            // It ends at once if another program had its port for a moment.
             if !is_running {
                 let command = (self.server.start)(&self.home, self.port, self.data.path());
                 self.process = Some(dies_with_us(&command).spawn().expect("a server"));
@@ -71,7 +71,7 @@ impl Own {
         }
     }
 
-    /// SIGKILL, or the signal by which it ends in good order. It is gone when this returns.
+    /// Sends SIGKILL, or the signal by which it ends in good order. The process is gone when this returns.
     pub fn end(&mut self, signal: Signal) {
         let mut process = self.process.take().expect("it runs");
         kill(Pid::from_raw(i32::try_from(process.id()).expect("a process id")), signal).expect("a signal");

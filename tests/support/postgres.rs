@@ -15,11 +15,11 @@ use super::servers::postgres_server;
 use super::stores::{soon, unique};
 use super::wait::wait_until;
 
-/// A table that goes with its test.
+/// A table that is dropped with this value.
 pub struct Rows(pub String);
 
 impl Rows {
-    /// A new name; nothing is made.
+    /// A new name; nothing is created.
     pub fn unmade() -> Rows {
         Rows(format!("t_{}", unique().replace('-', "")))
     }
@@ -41,17 +41,17 @@ impl Rows {
         PostgresOptions::new(config(), &self.0).unwrap()
     }
 
-    /// At another server.
+    /// The same at another server.
     pub fn options_at(&self, host: &str) -> PostgresOptions {
         PostgresOptions::new(format!("postgres://leasehold@{host}/postgres").parse().unwrap(), &self.0).unwrap()
     }
 
-    /// The URL of it.
+    /// The URL of the table.
     pub fn url(&self) -> String {
         format!("{}?table={}", postgres_server().unwrap(), self.0)
     }
 
-    /// Does this as everybody else can, with the table's name for `T`.
+    /// Runs this statement as any other program can, with the table's name for `{T}`.
     pub fn sql(&self, sql: &str) -> Vec<Vec<Option<String>>> {
         sql_at(&config(), &sql.replace("{T}", &self.0))
     }
@@ -61,7 +61,7 @@ impl Rows {
         self.sql(sql).into_iter().next()?.into_iter().next()?
     }
 
-    /// Moves every time of every row so far into the past, as if so much had passed since.
+    /// Moves every time of every row into the past, as if this much time had passed.
     pub fn age(&self, by: Duration) {
         let micros = i64::try_from(by.as_nanos().div_ceil(1_000)).unwrap();
         let earlier = |name: &str| format!("{name} = {name} - {micros} * interval '1 microsecond'");
@@ -85,8 +85,8 @@ impl Drop for Rows {
     }
 }
 
-/// Asks again while the answer is one that only a machine or a server explains that was late: the library gives a connection
-/// three seconds, and a role may have an end for what is silent for less.
+/// Repeats this while the error is one that only a slow machine or server explains: the library gives a connection
+/// three seconds, and a role may end sessions that were silent for less.
 pub fn unless_late<T>(mut ask: impl FnMut() -> Result<T>) -> Result<T> {
     let mut answer = ask();
     wait_until("a connection is made in its time", || {
@@ -106,7 +106,7 @@ fn was_late(error: &Error) -> bool {
         text.push_str(&source.to_string());
         next = source.source();
     }
-    // A session that ended before it was asked anything is closed.
+    // A session that ended before anything was asked is reported as closed.
     let late = [
         "not made in",
         "no connection in the time",
@@ -117,8 +117,8 @@ fn was_late(error: &Error) -> bool {
     late.iter().any(|late| text.contains(late))
 }
 
-/// Whether this comes to be in a time that is far more than enough: for what a server that stood still may have kept from
-/// coming at all.
+/// Whether this becomes true within a time that is far more than enough: for what may never happen if the server
+/// stopped for a while.
 pub fn comes_soon(mut cond: impl FnMut() -> bool) -> bool {
     let began = Instant::now();
     while !cond() {
@@ -140,7 +140,8 @@ pub fn connected(builder: impl Fn() -> ClientBuilder) -> LockClient {
     unless_late(|| builder().connect()).unwrap()
 }
 
-/// Where a store tells of this key, which it must. One that did not hear itself within a second says that it tells nothing.
+/// The channel on which a store tells of this key, which it must. A store that does not hear its own notification
+/// within a second reports that it tells nothing; then this tries again.
 pub fn told_of(store: &Postgres, key: &str) -> Receiver<String> {
     let mut told = None;
     wait_until("it tells", || {
@@ -151,12 +152,13 @@ pub fn told_of(store: &Postgres, key: &str) -> Receiver<String> {
     told.unwrap()
 }
 
-/// What a user's settings would be.
+/// Settings as a user would make them.
 pub fn config() -> Config {
     postgres_server().unwrap().parse().unwrap()
 }
 
-/// Does this on a connection of its own. A thread of its own: the test may be in somebody's async task.
+/// Runs this statement on a connection of its own, and on a thread of its own, because the test may run in an async
+/// task.
 pub fn sql_at(config: &Config, sql: &str) -> Vec<Vec<Option<String>>> {
     let asks = || {
         block_on(async {
@@ -174,13 +176,13 @@ pub fn sql_at(config: &Config, sql: &str) -> Vec<Vec<Option<String>>> {
     std::thread::scope(|scope| scope.spawn(asks).join().unwrap())
 }
 
-/// Sets which standbys the server's commits wait for.
+/// Sets the standbys that the server's commits wait for.
 pub fn standbys(config: &Config, names: &str) {
     sql_at(config, &format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
     sql_at(config, "SELECT pg_reload_conf()");
     let is_known = || sql_at(config, "SHOW synchronous_standby_names")[0][0].as_deref() == Some(names);
     wait_until("it is known", is_known);
-    // Commits wait for nobody until the checkpointer has read it, too, which it does before a checkpoint.
+    // Commits wait for no standby until the checkpointer has read the setting, too, which it does before a checkpoint.
     sql_at(config, "CHECKPOINT");
 }
 

@@ -1,4 +1,4 @@
-//! Worker processes: this test binary once more, led by commands on its standard input.
+//! Worker processes: each is this test binary again, and gets commands on its standard input.
 
 use std::io::{BufRead, BufReader, Write};
 use std::path::PathBuf;
@@ -13,20 +13,21 @@ use nix::unistd::{ForkResult, Pid};
 use super::faketime;
 use super::wait::wait_until;
 
-/// What the environment tells a process that shall be a worker.
+/// The variable of the environment that makes a process a worker.
 pub const WORKER: &str = "LEASEHOLD_TEST_WORKER";
-/// What an answer's line begins with: the test runner writes to the same pipe.
+/// How an answer's line begins: the test runner writes to the same pipe.
 pub const ANSWER: &str = "@@ ";
 
 /// Longer than a worker takes for anything on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The longest time between two looks of a waiter. With that of SQLite, each would ask a server as often as it can answer.
+/// The longest time between two looks of a waiter. With that of SQLite, the waiters would send a server as many
+/// requests as it can answer.
 pub fn poll(url: &str) -> Duration {
     Duration::from_millis(if url.starts_with("sqlite:") { 5 } else { 50 })
 }
 
-/// A child of this very process, in which only this thread goes on.
+/// Forks this process. In the child only this thread goes on.
 pub fn fork() -> ForkResult {
     // SAFETY: the child may allocate: glibc keeps its heap usable over a fork. Locks that other threads may have held are what
     // the tests are about.
@@ -35,7 +36,7 @@ pub fn fork() -> ForkResult {
     forked.expect("a fork")
 }
 
-/// See the module. Killed when dropped.
+/// See the module. The process is killed when this is dropped.
 pub struct Worker {
     child: Child,
     commands: ChildStdin,
@@ -48,22 +49,22 @@ impl Worker {
         Worker::polling(url, lease, poll(url), None)
     }
 
-    /// The same, by another of the binary's tests.
+    /// The same, started as another test of the binary.
     pub fn start_as(test: &str, url: &str, lease: Duration) -> Worker {
         Worker::spawn(Command::new(binary()), test, url, lease, poll(url))
     }
 
-    /// The same, with this longest time between two looks of a waiter, and this in its environment.
+    /// The same, with this longest time between two looks of a waiter, and this variable in its environment.
     pub fn polling(url: &str, lease: Duration, poll: Duration, env: Option<&(&str, String)>) -> Worker {
         let mut command = Command::new(binary());
         command.envs(env.map(|(name, value)| (name, value)));
         Worker::start_by(command, url, lease, poll)
     }
 
-    /// The same, with a wall clock that is so many seconds off; needs the program `faketime`.
+    /// The same, with a wall clock that is off by this many seconds; needs the program `faketime`.
     pub fn start_off(url: &str, lease: Duration, seconds: i32) -> Worker {
         let mut command = Command::new(binary());
-        // The clocks that nobody can set on a host stay as they are.
+        // The clocks that nobody can set on a host are not faked.
         command.env("LD_PRELOAD", faketime::library()).env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
         command.env("FAKETIME", format!("{seconds:+}s"));
         Worker::start_by(command, url, lease, poll(url))
@@ -77,7 +78,7 @@ impl Worker {
         let mut child = command
             .args([test, "--exact", "--nocapture", "--test-threads=1"])
             .env(WORKER, "1")
-            // For servers where any credentials do.
+            // For servers that accept any credentials.
             .env("AWS_ACCESS_KEY_ID", "key")
             .env("AWS_SECRET_ACCESS_KEY", "secret")
             .stdin(Stdio::piped())
@@ -106,7 +107,7 @@ impl Worker {
         writeln!(self.commands, "{command}").expect("the worker's input");
     }
 
-    /// Where its answers come.
+    /// The channel on which its answers arrive.
     pub fn answers(&self) -> &Receiver<String> {
         &self.answers
     }
@@ -117,7 +118,7 @@ impl Worker {
         self.answer_by(Instant::now() + PATIENCE).expect("an answer of the worker")
     }
 
-    /// The next answer if it comes by then.
+    /// The next answer if it comes by this time.
     #[track_caller]
     pub fn answer_by(&self, by: Instant) -> Option<String> {
         match self.answers.recv_deadline(by) {
@@ -133,7 +134,7 @@ impl Worker {
         self.answer()
     }
 
-    /// Asks for something that answers with a token.
+    /// Sends a command whose answer is a token.
     #[track_caller]
     pub fn token(&mut self, command: &str) -> u64 {
         self.tell(command);
@@ -155,20 +156,20 @@ impl Worker {
         Pid::from_raw(i32::try_from(self.child.id()).expect("a process id"))
     }
 
-    /// SIGKILL. The process is gone when this returns.
+    /// Sends SIGKILL. The process is gone when this returns.
     pub fn kill(&mut self) {
         self.signal(Signal::SIGKILL);
         self.child.wait().expect("the end of the worker");
     }
 
-    /// SIGSTOP. Every thread of it stands when this returns, and none within a write to SQLite, for whose end all others
-    /// would wait.
+    /// Sends SIGSTOP. When this returns, all its threads have stopped, and none of them within a write to SQLite, for
+    /// whose end all other processes would wait.
     pub fn stop(&self) {
         let mut goes_on = false;
         wait_until("it writes no more", || {
             if std::mem::replace(&mut goes_on, true) {
                 self.go_on();
-                // So long a write takes.
+                // About as long as a write takes.
                 std::thread::sleep(Duration::from_millis(1));
             }
             self.signal(Signal::SIGSTOP);
@@ -178,11 +179,12 @@ impl Worker {
         });
     }
 
-    /// Whether it has SQLite's lock of the one writer, the 120th byte of the log's index.
+    /// Whether it has SQLite's lock for the single writer: byte 120 of the WAL index.
     fn is_writing(&self) -> bool {
         let (locks, pid) = (std::fs::read_to_string("/proc/locks").unwrap_or_default(), self.child.id().to_string());
         locks.lines().map(|line| line.split_whitespace().skip(3).collect::<Vec<_>>()).any(|words| match words[..] {
-            // What is beside each other is one; to the end of the file are none of its locks.
+            // The kernel merges adjacent locks into one range. A range up to the end of the file is not one of
+            // SQLite's.
             ["WRITE", of, _, from, to] if of == pid => {
                 from.parse().is_ok_and(|from: u64| from <= 120)
                     && to.parse().is_ok_and(|to: u64| (120..1000).contains(&to))
@@ -191,7 +193,7 @@ impl Worker {
         })
     }
 
-    /// SIGCONT.
+    /// Sends SIGCONT.
     pub fn go_on(&self) {
         self.signal(Signal::SIGCONT);
     }

@@ -1,10 +1,10 @@
-//! What proptest found once.
+//! Failures that proptest found earlier.
 
 use proptest::test_runner::{Config, FileFailurePersistence, RngSeed};
 
 use super::seed::seed;
 
-/// For proptest, which keeps in this file what has failed, to try it first.
+/// A configuration for proptest, which keeps in this file what has failed, and tries that first.
 pub fn config(regressions: &'static str) -> Config {
     let regressions = FileFailurePersistence::Direct(regressions);
     Config { failure_persistence: Some(Box::new(regressions)), rng_seed: RngSeed::Fixed(seed()), ..Config::default() }

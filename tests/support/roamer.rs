@@ -23,8 +23,8 @@ pub struct Roamer {
 }
 
 impl Roamer {
-    /// Claims the lock in this folder, see [`Claims`], all the time while it holds it. How long it holds it and stays away is
-    /// drawn by the seed.
+    /// Claims the lock in this folder, see [`Claims`], all the time while it holds it. The seed determines how long it
+    /// holds the lock and how long it stays away.
     pub fn start(client: &LockClient, mode: &str, key: &str, seed: u64, folder: &Path) -> Roamer {
         let (client, key, claims) = (client.clone(), key.to_owned(), Claims::new(folder));
         let mode = if mode == "shared" { Mode::Shared } else { Mode::Exclusive };
@@ -43,20 +43,20 @@ impl Roamer {
         Roamer { halted, pins, unpinned, said, thread }
     }
 
-    /// Keeps the next grant until it is lost or unpinned: its token. However long it takes to have a turn between all the
-    /// others: how long is waited is for who asks this process.
+    /// Keeps the next grant until it is lost or unpinned, and returns its token. There is no limit here to how long the
+    /// grant may take among all the others: the process that sent the command limits its wait.
     pub fn pin(&self) -> String {
         self.pins.send(()).expect("the roaming thread");
         self.said.recv().expect("a grant")
     }
 
-    /// Leaves what was pinned: whether and how it was lost.
+    /// Leaves the pinned lock. Returns whether and how it was lost.
     pub fn unpin(&self) -> String {
         self.unpinned.store(true, Ordering::SeqCst);
         self.said.recv().expect("the end of the pinned hold")
     }
 
-    /// Ends it: how often it held the lock.
+    /// Ends the thread. Returns how often it held the lock.
     pub fn halt(self) -> String {
         self.halted.store(true, Ordering::SeqCst);
         format!("grants {}", self.thread.join().expect("the roaming thread"))
@@ -97,9 +97,9 @@ impl Roam {
             let loss = if guard.is_held() { None } else { guard.loss().wait_timeout(PATIENCE) };
             let _ = self.say.send(told(loss));
         }
-        // A machine that is busy may have let it end.
+        // On a busy machine the lease may have ended, so an error is ignored.
         let _ = guard.release();
-        // Readers that are there most of the time would let no writer in.
+        // Stays away for longer than it held: readers that are there most of the time would let no writer in.
         std::thread::sleep(granted.elapsed().min(millis(500)) * fastrand::u32(2..6));
         true
     }

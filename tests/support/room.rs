@@ -1,14 +1,15 @@
-//! Folders without a disk to wait for.
+//! Folders that need not wait for a disk.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::path::{Path, PathBuf};
 
-/// In a container it may be small, and a full one kills who writes to what is mapped.
+/// In a container the memory file system may be small, and when it is full, a process that writes to a mapped file is
+/// killed.
 #[cfg(target_os = "linux")]
 const LEAST_BYTES: u64 = 2 << 30;
 
-/// Where they are: in memory where that can be, also for programs. A process that is killed leaves its files as they are there,
-/// too.
+/// Where the folders are: in memory where possible, if programs may run from there. Files of a process that is killed
+/// stay there, too.
 pub fn place() -> PathBuf {
     let memory = PathBuf::from("/dev/shm");
     if is_fit(&memory) && tempfile::tempfile_in(&memory).is_ok() { memory } else { std::env::temp_dir() }
@@ -29,7 +30,7 @@ fn is_fit(_: &Path) -> bool {
     false
 }
 
-/// One that is removed with the value.
+/// A folder that is removed with the value.
 pub fn room() -> std::io::Result<tempfile::TempDir> {
     tempfile::tempdir_in(place())
 }

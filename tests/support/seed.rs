@@ -1,4 +1,4 @@
-//! Where a random test begins: printed, so that a run can be repeated.
+//! The seed of a random test: printed, so that a run can be repeated.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 use std::fmt::Debug;
@@ -17,7 +17,7 @@ pub fn seed() -> u64 {
     seed
 }
 
-/// One of several threads that begin with one seed: what `fastrand` draws there can be repeated.
+/// Seeds one of several threads that share a seed, so that what `fastrand` draws there can be repeated.
 pub fn sow(seed: u64, thread: u64) {
     fastrand::seed(seed.wrapping_add(thread));
 }

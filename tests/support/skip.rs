@@ -1,4 +1,4 @@
-//! What a test does that can't run here.
+//! How a test reports that it can't run here.
 
 use std::io::{self, Write};
 
@@ -9,19 +9,19 @@ pub fn skip(what: &str) {
     tell(what);
 }
 
-/// Says as loudly that a part of the test can't run, which no machine has to be able to.
+/// Reports as loudly that a part of the test can't run. No machine is required to be able to run it.
 #[allow(dead_code)] // Not every program of tests has such a part.
 pub fn skip_part(what: &str) {
     tell(what);
 }
 
 fn tell(what: &str) {
-    // Not `eprintln!`, whose text a passing test would hide.
+    // Not `eprintln!`, because the output of a passing test would be hidden.
     let test = std::thread::current().name().unwrap_or("a test").to_owned();
     let _ = writeln!(io::stderr(), "SKIPPED: {test}: {what}");
 }
 
-/// `LEASEHOLD_TEST_REQUIRE=0` is as good as none.
+/// `LEASEHOLD_TEST_REQUIRE=0` means the same as no variable.
 fn is_required() -> bool {
     std::env::var("LEASEHOLD_TEST_REQUIRE").is_ok_and(|value| !["", "0"].contains(&value.as_str()))
 }

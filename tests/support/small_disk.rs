@@ -1,4 +1,4 @@
-//! A tiny file system of a test's own, which can be filled.
+//! A tiny file system for one test, which the test can fill.
 
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
@@ -9,8 +9,8 @@ use super::servers::skip;
 
 const PLACE: &str = "LEASEHOLD_SMALL_DISK_OF";
 
-/// Runs `body` in a new process of this test binary, with a file system of that size, in a mount namespace that ends with
-/// the process; `test` is the full name of the calling test. Skips it where none can be mounted.
+/// Runs `body` in a new process of this test binary, with a file system of this size, in a mount namespace that ends
+/// with the process; `test` is the full name of the calling test. Skips the test where no file system can be mounted.
 #[track_caller]
 pub fn on_a_small_disk(test: &str, size: &str, body: impl FnOnce(&Path)) {
     if let Some(place) = std::env::var_os(PLACE) {
@@ -31,7 +31,7 @@ pub fn on_a_small_disk(test: &str, size: &str, body: impl FnOnce(&Path)) {
     assert!(output.status.success() && told.contains("1 passed"), "{told}");
 }
 
-/// Writes a file until nothing more goes in. Whoever removes it makes room.
+/// Writes a file until the disk is full. Removing the file makes room again.
 pub fn fill(place: &Path) -> PathBuf {
     let path = place.join("filler");
     let mut file = std::fs::File::create(&path).unwrap();

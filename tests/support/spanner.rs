@@ -23,7 +23,7 @@ use super::stores::{soon, unique};
 /// The table of the tests.
 pub const TABLE: &str = "locks";
 
-/// A database that nobody else uses.
+/// A database that only one test uses.
 #[derive(Clone, Debug)]
 pub struct Database {
     /// Where the emulator serves gRPC.
@@ -33,7 +33,8 @@ pub struct Database {
 }
 
 impl Database {
-    /// With the table, which comes with the database: each look at a schema costs the emulator as much as ten of a row.
+    /// With the table, created together with the database: each check of a schema costs the emulator as much as ten of
+    /// a row.
     pub fn fresh() -> Database {
         static SCHEMA: OnceLock<String> = OnceLock::new();
         let schema = SCHEMA.get_or_init(|| Database::empty().open().schema(Schema::Describe, &soon()).unwrap());
@@ -52,7 +53,7 @@ impl Database {
         Database::made_by(&spanner_emulator().unwrap(), &request.to_string())
     }
 
-    /// In the emulator at `host`, made by this request; its name must be `locks`.
+    /// A database in the emulator at `host`, made by this request, in which its name must be `locks`.
     pub fn made_by(host: &str, request: &str) -> Database {
         let instance = format!("i{}", &unique().replace('-', "")[..20]);
         let path = make_database(host, "tests", &instance, "locks", request);
@@ -70,7 +71,7 @@ impl Database {
         self.options_at(&self.host)
     }
 
-    /// By way of whoever listens there.
+    /// Options that reach the service through another host, like a proxy.
     pub fn options_at(&self, host: &str) -> SpannerOptions {
         let settings = Settings::Given(Box::new(settings(host)));
         let (name, port) = self.host.rsplit_once(':').unwrap();
@@ -94,7 +95,7 @@ impl Database {
     }
 }
 
-/// Settings for an emulator, which takes anybody.
+/// Settings for an emulator, which accepts any client.
 pub fn settings(host: &str) -> SpannerBuilder {
     Client::builder().with_endpoint(format!("http://{host}")).with_channel_pool(StaticChannelPoolConfig::new(1))
 }
@@ -119,7 +120,7 @@ impl Raw {
         self.wait(runner.run(async |tx| tx.execute_update(statement.clone()).await)).unwrap();
     }
 
-    /// The rows of a query, each by the names of its columns, as the service writes them.
+    /// The rows of a query, each a map from column name to the value as the service writes it.
     pub fn query(&self, statement: Statement) -> Vec<BTreeMap<String, Value>> {
         self.wait(async {
             let mut rows = self.client.single_use().build().execute_query(statement).await.unwrap();
@@ -132,7 +133,7 @@ impl Raw {
         })
     }
 
-    /// Moves the end of every lease of ours so far into the past: the emulator's clock is its own.
+    /// Moves the end of every lease of ours into the past by this much, since a test cannot move the emulator's clock.
     pub fn age(&self, by: Duration) {
         let by = i64::try_from(by.as_millis()).unwrap();
         let runner = self.client.read_write_transaction().build();

@@ -1,4 +1,4 @@
-//! Every transition behind one door, which checks what each single step must keep.
+//! Runs every transition through one function, which checks the rules that each single step must keep.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use leasehold::internals::lease::{
     Times, transition,
 };
 
-/// A request as it travels.
+/// A request as it is sent.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Request {
     Acquire(Ask),
@@ -16,7 +16,7 @@ pub enum Request {
     GiveUp(GrantId),
 }
 
-/// What comes back.
+/// The answer to a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     Acquired(AcquireAnswer),
@@ -24,7 +24,7 @@ pub enum Answer {
     Released(ReleaseAnswer),
 }
 
-/// Does the request, panics where a rule is broken, and answers with what to write.
+/// Runs the request, panics where a rule is broken, and returns the answer and the record to write.
 pub fn apply(before: &LockRecord, request: &Request, times: &Times) -> (Answer, Option<LockRecord>) {
     match request {
         Request::Acquire(ask) => {
@@ -83,7 +83,7 @@ pub fn apply(before: &LockRecord, request: &Request, times: &Times) -> (Answer, 
     }
 }
 
-/// What holds for every record that is written.
+/// The rules for every record that is written.
 pub fn check_written(before: &LockRecord, after: &LockRecord) {
     assert_eq!(after.version, before.version + 1, "the version rises with each write");
     assert_eq!(

@@ -1,4 +1,4 @@
-//! The table of stores. The suites run on each of them.
+//! The table of stores. The test suites run on each of them.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,23 +11,25 @@ use leasehold::internals::sys::deadline::Deadline;
 
 use super::harness::Folder;
 
-/// One store, and what its form can hold.
+/// One store, and what its format can hold.
 pub struct Store {
     /// The module under `src/store`.
     pub module: &'static str,
-    /// It has a set of who gave up. A store that never leaves a copy of a request on its way needs none.
+    /// It keeps a set of the acquisitions that were given up. A store that never leaves a copy of a request on its way
+    /// needs none.
     pub remembers_who_gave_up: bool,
-    /// Without a set of them: giving up writes the row, also a free or a missing one, which stops what is on its way.
+    /// It has no such set: giving up writes the row, even a free or a missing one, which stops requests that are on
+    /// their way.
     pub gives_up_by_writing: bool,
-    /// When its rows are made older, their ends are, and nothing else: a token tells when it was granted.
+    /// Making its rows older moves only the ends of leases, because a token says when it was granted.
     pub only_ends_age: bool,
-    /// Each row says its format. Else the whole store does.
+    /// Each row records its format. Otherwise the whole store has one format.
     pub rows_have_format: bool,
-    /// It tells waiters what changes. Else they poll.
+    /// It tells waiters of changes. Otherwise they poll.
     pub tells: bool,
-    /// A swap that removes a live holder, and a transfer, also stop copies of its acquisition.
+    /// A swap that removes a live holder, and a transfer, also stop late copies of that holder's acquisition.
     pub swaps_give_up: bool,
-    /// The same, without a limit to how many, and a transfer only to the same lock id.
+    /// The same for any number of holders, but for a transfer only to the same lock id.
     pub adoptions_give_up: bool,
     /// An empty store.
     pub open: fn() -> Opened,
@@ -52,7 +54,7 @@ macro_rules! for_each_store {
 #[allow(unused_imports)]
 pub(crate) use for_each_store;
 
-/// The tests of one store, of a suite whose modules have functions that are given a store.
+/// The tests of one store, from a suite whose modules have functions that take a store.
 #[allow(unused_macros)] // Not every test binary has such a suite.
 macro_rules! tests {
     ($suite:ident on $store:ident: $($module:ident: $($test:ident),+ $(,)?;)+) => {
@@ -67,7 +69,7 @@ macro_rules! tests {
 #[allow(unused_imports)]
 pub(crate) use tests;
 
-/// The tests of one store, of functions beside which this stands; `on` runs one.
+/// The tests of one store, from the functions next to the macro call; `on` runs one of them.
 #[allow(unused_macros)] // Not every test binary has such a suite.
 macro_rules! tests_of {
     ($on:path, $store:ident: $($test:ident)+) => {
@@ -94,27 +96,27 @@ pub fn modules() -> Vec<&'static str> {
     modules
 }
 
-/// Whether `LEASEHOLD_TEST_STORE` names no other store than this one.
+/// Whether the tests of this store should run: `LEASEHOLD_TEST_STORE` names this store or is not set.
 pub fn is_wanted(module: &str) -> bool {
     let Ok(wanted) = std::env::var("LEASEHOLD_TEST_STORE") else { return true };
     assert!(modules().contains(&wanted.as_str()), "LEASEHOLD_TEST_STORE names no store of this build: {wanted}");
-    // Another form of one comes with it.
+    // A variant of a store, like `dynamodb_sorted`, runs with it.
     module.strip_suffix("_sorted").unwrap_or(module) == wanted
 }
 
-/// Every store of this build whose server is there, or the one that `LEASEHOLD_TEST_STORE` names.
+/// Every store of this build whose server is available, or the one that `LEASEHOLD_TEST_STORE` names.
 pub fn stores() -> Vec<Store> {
     modules().into_iter().filter(|module| is_wanted(module)).filter_map(enrolled).collect()
 }
 
-/// Runs a test on one store, unless another was asked for, or its server is missing, which the harness says.
+/// Runs a test on one store, unless another one was asked for, or its server is missing, which the harness reports.
 pub fn on(module: &str, test: impl FnOnce(&Store)) {
     if let Some(store) = is_wanted(module).then(|| enrolled(module)).flatten() {
         test(&store);
     }
 }
 
-/// Runs a test on every store, each on a thread of its own, whose name a failure says.
+/// Runs a test on every store, each on a thread of its own, whose name appears in a failure.
 pub fn on_each(test: impl Fn(&Store) + Sync) {
     let test = &test;
     std::thread::scope(|scope| {
@@ -130,7 +132,7 @@ pub fn on_each(test: impl Fn(&Store) + Sync) {
     });
 }
 
-/// The store of that module. None where its server is missing, which the harness says.
+/// The store of that module. None where its server is missing, which the harness reports.
 pub fn enrolled(module: &str) -> Option<Store> {
     let store = match module {
         "memory" => Store { remembers_who_gave_up: true, ..Store::new("memory", memory) },
@@ -143,10 +145,10 @@ pub fn enrolled(module: &str) -> Option<Store> {
             swaps_give_up: true,
             ..Store::new("dynamodb", dynamodb)
         })?,
-        // A table with a sort key: not in the list of all, but its suite of the contract runs.
+        // A table with a sort key. It is not in the list of all stores, but the suite of the contract runs on it.
         #[cfg(feature = "dynamodb")]
         "dynamodb_sorted" => Store { module: "dynamodb_sorted", open: dynamodb_sorted, ..enrolled("dynamodb")? },
-        // A number in the attempt's session stops its late copies.
+        // A number in the attempt's session stops late copies of a request.
         #[cfg(feature = "mongodb")]
         "mongodb" => super::servers::mongod().map(|_| Store::new("mongodb", mongodb))?,
         #[cfg(feature = "postgres")]
@@ -168,7 +170,7 @@ pub fn enrolled(module: &str) -> Option<Store> {
 }
 
 impl Store {
-    /// What most are like.
+    /// A store as most are.
     fn new(module: &'static str, open: fn() -> Opened) -> Store {
         Store {
             module,
@@ -184,21 +186,21 @@ impl Store {
     }
 }
 
-/// A store by two clients, and the clock that it goes by.
+/// A store opened by two clients, and the clock that it uses.
 pub struct Opened {
     pub store: Arc<dyn Backend>,
     pub second: Arc<dyn Backend>,
     pub clock: Arc<Clock>,
-    /// What the store's time may fall behind when it learns more about it.
+    /// By how much the store's time may fall back when the store learns more about it.
     pub slack: Duration,
-    /// For a server whose clock is its own: lets all leases end so much earlier.
+    /// For a server with a clock of its own: lets all leases end this much earlier.
     pub age: Option<Box<dyn Fn(Duration) + Send + Sync>>,
-    /// What goes with the test.
+    /// What is dropped with the test.
     _room: Option<Box<dyn std::any::Any + Send + Sync>>,
 }
 
 impl Opened {
-    /// By two clients, for whom time passes with this clock.
+    /// Opened by two clients, for whom time passes with this clock.
     fn by<B: Backend + 'static>(clock: &Arc<Clock>, open: impl Fn() -> B) -> Opened {
         Opened {
             store: Arc::new(open()),
@@ -210,7 +212,7 @@ impl Opened {
         }
     }
 
-    /// Where the server's clock is its own: what is stored gets older instead.
+    /// Where the server has a clock of its own: makes what is stored older instead.
     #[cfg(any(feature = "mongodb", feature = "postgres", feature = "spanner"))]
     fn aging(mut self, age: impl Fn(Duration) + Send + Sync + 'static) -> Opened {
         self.age = Some(Box::new(age));
@@ -219,17 +221,17 @@ impl Opened {
 
     /// Lets time pass.
     pub fn advance(&self, by: Duration) {
-        // The clock last: whoever it wakes sees rows that are older.
+        // The clock last, so that whatever it wakes sees the older rows.
         self.age.iter().for_each(|age| age(by));
         self.clock.advance(by);
     }
 
-    /// Lets a lease that ends in `lease` end, also for those who respect it for a grace longer.
+    /// Lets a lease that ends in `lease` end, also for clients that respect it for a grace longer.
     pub fn outlast(&self, lease: Duration) {
         self.advance(lease + self.store.info().grace + self.slack);
     }
 
-    /// The record of `key`, a missing one if there is no row.
+    /// The record of `key`; a missing one if there is no row.
     pub fn get(&self, key: &str) -> Seen {
         let mut page = self.page(&Which::Key(key.to_owned()), None);
         assert_eq!((page.records.len(), &page.next), (1, &None), "a single key has one record");
@@ -264,7 +266,7 @@ pub fn soon() -> Deadline {
     Deadline::after(Duration::from_secs(30))
 }
 
-/// A text that nothing else in this process or beside it has.
+/// A text that is used nowhere else, in this process or another one.
 pub fn unique() -> String {
     leasehold::internals::store::GrantForm::Uuid.fresh().as_str().to_owned()
 }
@@ -288,15 +290,15 @@ fn sqlite() -> Opened {
     Opened { _room: Some(Box::new(folder)), ..opened }
 }
 
-/// Time passes on the client's clock and on the service's alike: see `dynamodb::shifted`. Both clients have one
-/// estimate of it, since the suites compare times to the nanosecond. The grace is wide enough for any estimate,
+/// Time passes on the client's clock and on the service's alike: see `dynamodb::shifted`. Both clients share one
+/// estimate of it, because the suites compare times to the nanosecond. The grace is wide enough for any estimate,
 /// so that no holder gets less than its lease.
 #[cfg(feature = "dynamodb")]
 fn dynamodb() -> Opened {
     dynamodb_of(super::dynamodb::Table::fresh(), None)
 }
 
-/// Beside rows that other things have in the table: locks of the same keys.
+/// A table that also has rows of other users, with locks of the same keys.
 #[cfg(feature = "dynamodb")]
 fn dynamodb_sorted() -> Opened {
     use super::dynamodb::{Table, options, sort_key};
@@ -308,7 +310,7 @@ fn dynamodb_sorted() -> Opened {
         let options = DynamodbOptions { sort_key, ..options(&table.0, &clock) };
         Dynamodb::open(options, clock.clone(), &soon()).unwrap()
     };
-    // Each of these parts notes its own grace, as whoever makes it does.
+    // Each of these parts of the table notes its own grace, as the client that creates the table does.
     open("lock").schema(Schema::Create, &soon()).unwrap();
     for value in ["before", "other"] {
         let other = open(value);

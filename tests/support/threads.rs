@@ -1,4 +1,4 @@
-//! The threads of the library in this process. Only exact in a test that runs `alone`.
+//! The threads of the library in this process. Exact only in a test that runs `alone`.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -14,9 +14,9 @@ pub fn ours() -> Vec<String> {
     names
 }
 
-/// All threads. The kernel's list ends early where the thread that it has come to ends just then, and leaves out those
-/// behind it: of two lists that are alike, none did. Where threads come and go all the time no two are, and it is all of
-/// many lists, with some that have ended.
+/// All threads. If the thread that the kernel's list has come to ends at that moment, the list ends early and leaves
+/// out the threads after it. If two lists are the same, none ended early. Where threads come and go all the time no two
+/// lists are the same; then this returns all of many lists, including some threads that have ended.
 pub fn tasks() -> Vec<PathBuf> {
     let list = || -> BTreeSet<PathBuf> {
         let tasks = std::fs::read_dir("/proc/self/task").expect("the threads of this process");
@@ -35,7 +35,8 @@ pub fn tasks() -> Vec<PathBuf> {
     all.into_iter().collect()
 }
 
-/// The name in this line of the kernel's, unless the thread is ending: one that was joined may be there for a moment.
+/// The name in this line of the kernel's list, unless the thread is ending: a thread that was joined may stay for a
+/// moment.
 fn alive(stat: &str) -> Option<&str> {
     const ENDING: u32 = 0x4;
     let (name, rest) = stat.split_once('(')?.1.rsplit_once(") ")?;
@@ -43,31 +44,31 @@ fn alive(stat: &str) -> Option<&str> {
     (flags & ENDING == 0).then_some(name)
 }
 
-/// Those of clients: each open store behind a network has one beside them.
+/// The threads of clients: without the one that each open store behind a network has in addition.
 pub fn of_clients() -> Vec<String> {
     ours().into_iter().filter(|name| name != "leasehold-drive").collect()
 }
 
-/// Exactly these run for clients.
+/// Asserts that exactly these threads run for clients.
 #[track_caller]
 pub fn assert_ours(names: &[&str]) {
     assert_eq!(of_clients(), names);
 }
 
-/// None is left, after at most a while.
+/// Waits until no thread of the library is left.
 #[track_caller]
 pub fn none_soon() {
     wait_until("no thread of the library is left", || ours().is_empty());
 }
 
-/// Takes from this process the right, and its user's room, to start threads.
+/// Keeps this process from starting threads: sets the limit of its user, and gives up root's right to exceed it.
 pub fn no_new_threads() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
-    // It needs a thread.
+    // It needs a thread of its own, so start it first.
     super::lateness::measure();
     let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");
     setrlimit(Resource::RLIMIT_NPROC, 1, hard).expect("a limit");
-    // Root has no limit.
+    // The limit does not apply to root.
     let nobody = nix::unistd::Uid::from_raw(65534);
     if nix::unistd::Uid::effective().is_root() {
         nix::unistd::setuid(nobody).expect("another user");
@@ -75,7 +76,7 @@ pub fn no_new_threads() {
     std::thread::Builder::new().spawn(|| {}).map(drop).expect_err("the limit works");
 }
 
-/// Gives it back.
+/// Lifts the limit again.
 pub fn threads_again() {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let (_, hard) = getrlimit(Resource::RLIMIT_NPROC).expect("the limit");

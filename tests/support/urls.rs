@@ -16,48 +16,49 @@ type Connect = Box<dyn Fn() -> LockClient + Send + Sync>;
 pub struct Shared {
     pub module: &'static str,
     pub url: String,
-    /// What a takeover may add to the lease.
+    /// What a takeover may take in addition to the lease.
     pub grace: Duration,
-    /// What an answer may say too much of a lease's rest: it was on its way for a while.
+    /// By how much an answer may overstate what is left of a lease, because it was on its way for a while.
     pub early: Duration,
     /// A client in this process.
     pub client: Connect,
-    /// One of another file or database beside it, where what is measured would keep the test from writing.
+    /// A client of another file or another database, where the measurement would keep the test from writing.
     beside: Option<Connect>,
-    /// What the environment has to say for it.
+    /// The variable of the environment that the store needs.
     pub env: Option<(&'static str, String)>,
     slowness: OnceLock<Slowness>,
-    /// What goes with the test.
+    /// What is dropped with the test.
     _room: Box<dyn Any + Send + Sync>,
 }
 
 impl Shared {
-    /// From now on it is measured how slow this machine and the server on it are.
+    /// Measures from now on how slow this machine and the server on it are.
     pub fn measure(&self) {
         lateness::measure();
         let client = self.beside.as_ref().unwrap_or(&self.client);
         self.slowness.get_or_init(|| Slowness::of(client()));
     }
 
-    /// What this machine, or a server on it, may have added to a bound since then.
+    /// How much this machine, or a server on it, may have added to a bound since then.
     pub fn slack(&self, since: Instant) -> Duration {
         lateness::slack(since) + self.slowness.get().expect("`measure` comes first").slack(since)
     }
 }
 
-/// One of each kind but memory, as far as its server is there.
+/// A store of each kind but memory, if its server is available.
 pub fn shared() -> Vec<Shared> {
     super::stores::modules().into_iter().filter_map(of).collect()
 }
 
-/// Runs a test on one of this kind, unless another was asked for, or its server is missing, which the harness says.
+/// Runs a test on this kind of store, unless another one was asked for, or its server is missing, which the harness
+/// reports.
 pub fn on(module: &str, test: impl FnOnce(&Shared)) {
     if let Some(store) = super::stores::is_wanted(module).then(|| of(module)).flatten() {
         test(&store);
     }
 }
 
-/// One of this kind, if its server is there.
+/// A store of this kind, if its server is available.
 pub fn of(module: &str) -> Option<Shared> {
     match module {
         #[cfg(feature = "sqlite")]
@@ -78,11 +79,11 @@ pub fn of(module: &str) -> Option<Shared> {
 fn sqlite() -> Shared {
     let folder = tempfile::tempdir().unwrap();
     let [url, beside] = ["locks.db", "beside.db"].map(|file| format!("sqlite:{}", folder.path().join(file).display()));
-    // SQLite has one writer at a time.
+    // SQLite has one writer at a time, so the measurement uses another file.
     Shared { beside: Some(client_by(beside)), ..by_url("sqlite", url, Duration::from_millis(20), folder) }
 }
 
-/// The clients' estimates of the service's time differ by up to a second, beside the grace.
+/// The clients' estimates of the service's time differ by up to a second, in addition to the grace.
 #[cfg(feature = "dynamodb")]
 fn dynamodb(endpoint: &str) -> Shared {
     let table = super::dynamodb::Table::fresh();
@@ -118,7 +119,7 @@ fn spanner() -> Shared {
     Shared {
         env: Some(("SPANNER_EMULATOR_HOST", database.host.clone())),
         client: client_of(database.clone()),
-        // The emulator does one transaction at a time in each database.
+        // The emulator runs one transaction at a time in each database, so the measurement uses another one.
         beside: Some(Box::new(|| client_of(Database::fresh())())),
         ..by_url("spanner", url, Duration::from_millis(100), database)
     }
@@ -128,7 +129,7 @@ fn client_by(url: String) -> Connect {
     Box::new(move || connected(|| patient(LockClient::builder(&url))))
 }
 
-/// One whose URL says all.
+/// A store that its URL describes completely.
 fn by_url(module: &'static str, url: String, early: Duration, room: impl Any + Send + Sync) -> Shared {
     let (grace, client) = (Duration::ZERO, client_by(url.clone()));
     Shared {

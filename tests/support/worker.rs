@@ -1,4 +1,4 @@
-//! The other side of `process`: what a worker does.
+//! The worker's side of `process`.
 
 use std::collections::HashMap;
 use std::io::BufRead;
@@ -37,7 +37,7 @@ pub fn run() {
     }
 }
 
-/// One line of its own, whatever the test runner has left on the last one.
+/// Writes an answer on a line of its own, whatever the test runner has written on the last one.
 pub fn say(answer: &str) {
     println!("\n{ANSWER}{answer}");
 }
@@ -79,7 +79,7 @@ impl State {
             }
             ["wall"] => format!("wall {}", wall_millis()),
             ["block", file, ms] => block(Path::new(file), millis(ms.parse().expect("milliseconds"))),
-            // As a program that leaks its guards and ends in good order.
+            // As a program does that leaks its guards and exits normally.
             ["abandon"] => {
                 std::mem::forget(std::mem::take(&mut self.guards));
                 say("abandoned");
@@ -121,7 +121,7 @@ impl State {
         }
     }
 
-    /// Stands in an election, says what its callbacks are told, and claims all the time that it leads.
+    /// Joins an election, reports the calls of its callbacks, and claims all the time while it leads.
     fn stand(&mut self, name: &str, folder: &Path) -> String {
         let node = self.client.election(name);
         let node = node.on_won(|token| say(&format!("won {token}"))).on_lost(|token, _| say(&format!("lost {token}")));
@@ -148,7 +148,7 @@ impl State {
         format!("left {}", left.as_millis())
     }
 
-    /// Enters the critical section so many times, under the lock.
+    /// Enters the critical section `count` times, under the lock.
     fn exclude(&self, key: &str, count: u32, folder: &Path) -> String {
         let oracle = Oracle::new(folder, key);
         let mut overlaps = 0;
@@ -164,8 +164,8 @@ impl State {
 }
 
 impl State {
-    /// Takes the lock with so many threads until it was granted so often to all processes together; how often to this
-    /// one. The count is in a file that the lock guards.
+    /// Takes the lock with this many threads until it was granted `total` times to all processes together. Returns how
+    /// often to this one. The count is in a file that the lock guards.
     fn share(&self, key: &str, threads: usize, total: usize, folder: &Path) -> String {
         let count = folder.join("count");
         let work = || {
@@ -189,13 +189,13 @@ impl State {
     }
 }
 
-/// The negative control: without the lock. It stays inside until somebody else came, so that they must meet.
+/// The negative control: enters without the lock. It stays inside until somebody else comes, so that the two must meet.
 fn intrude(oracle: &Oracle) -> String {
     let alone = oracle.section(1, || wait_until("another process enters the section", || oracle.saw_overlap()));
     format!("overlaps {}", u32::from(!alone))
 }
 
-/// Takes SQLite's write lock for so long, as a user's own transaction in the same file may.
+/// Takes SQLite's write lock for this long, as a user's own transaction in the same file may.
 fn block(file: &Path, time: Duration) -> String {
     let connection = rusqlite::Connection::open(file).expect("the database");
     connection.execute_batch("BEGIN IMMEDIATE").expect("the write lock");
@@ -206,7 +206,7 @@ fn block(file: &Path, time: Duration) -> String {
     "blocked".to_owned()
 }
 
-/// What this process takes the time to be, in milliseconds since 1970.
+/// This process's wall clock, in milliseconds since 1970.
 pub fn wall_millis() -> i64 {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).expect("a clock after 1970");
     i64::try_from(since.as_millis()).expect("a time")
@@ -223,7 +223,7 @@ pub fn told(loss: Option<Loss>) -> String {
     format!("loss {reason}")
 }
 
-/// What the very first `is_held()` says after the process did not run for `gap`. It asks all the time, so
+/// Returns what the very first `is_held()` says after the process did not run for `gap`. It calls it all the time, so
 /// that no thread of the library can be quicker. On a busy machine the lock may be lost before the stop.
 fn held_after_a_stop(guard: &LockGuard, gap: Duration) -> String {
     say("spinning");
@@ -232,7 +232,7 @@ fn held_after_a_stop(guard: &LockGuard, gap: Duration) -> String {
         let held = guard.is_held();
         let now = Instant::now();
         if now - before > gap {
-            // The stop may have been between the answer and the look at the clock: ask again at once.
+            // The stop may have been between the answer and the look at the clock, so ask again at once.
             return format!("held {}", guard.is_held());
         }
         if !held {

@@ -37,7 +37,7 @@ fn op() -> impl Strategy<Value = Op> {
         }),
         2 => index().prop_map(Op::Release),
         2 => index().prop_map(Op::GiveUp),
-        // The newest request more often than a late one.
+        // The newest request is delivered more often than a late one.
         10 => (prop::bool::weighted(0.7), index(), any::<bool>(), prop::bool::weighted(0.8))
             .prop_map(|(newest, request, again, answered)| Op::Deliver { newest, request, again, answered }),
         4 => (1..30_i64).prop_map(Op::Tick),
@@ -48,7 +48,7 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// A thousand histories; `PROPTEST_CASES` asks for more.
+/// A thousand histories, or as many as `PROPTEST_CASES` says.
 fn config() -> ProptestConfig {
     let cases = setting("PROPTEST_CASES").unwrap_or(1000);
     ProptestConfig { cases, ..regressions::config("rules/properties/regressions.txt") }
@@ -66,7 +66,7 @@ proptest! {
     }
 }
 
-/// The oracle sees it when a rival is granted too early: a store that uses no grace.
+/// The oracle notices when a rival is granted too early, by a store that uses no grace.
 #[test]
 #[should_panic(expected = "does not stand")]
 fn the_oracle_sees_a_takeover_before_the_grace_is_over() {

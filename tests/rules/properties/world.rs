@@ -1,4 +1,4 @@
-//! Three clients, four keys, a network, and what must be true of them at any time.
+//! Three clients, four keys, a network, and the invariants that must hold at any time.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -11,11 +11,11 @@ use proptest::sample::Index;
 use crate::support::asks::{at, grant};
 use crate::support::steps::{Answer, Request, apply, check_written};
 
-/// The clients' ideas of the store's time are at most this far apart.
+/// The clients' estimates of the store's time differ by at most this.
 const GRACE: i64 = 4;
-/// The limit of shared holders that every request for the key has.
+/// The limit of shared holders in every request for the key of this index.
 const LIMITS: [Option<u32>; 4] = [None, Some(1), Some(2), Some(3)];
-/// The first two clients are of one owner.
+/// The first two clients have the same owner.
 const OWNERS: [&str; 3] = ["one", "one", "two"];
 
 #[derive(Clone, Debug)]
@@ -32,13 +32,13 @@ pub enum Op {
     DeleteRow(usize),
 }
 
-/// What an acquisition is a transfer of.
+/// The grant that an acquisition is a transfer of.
 #[derive(Clone, Debug)]
 pub enum From {
     Nobody,
-    /// Any earlier attempt, with the token that it is known by, if it is.
+    /// Any earlier attempt, with its token if it is known.
     Attempt(Index),
-    /// What stands on the key.
+    /// The current holder of the key.
     Standing(Index),
 }
 
@@ -47,11 +47,11 @@ struct Attempt {
     key: usize,
     ask: Ask,
     sent: i64,
-    /// The client holds the lock until then, as far as it knows. By the true time.
+    /// The true time until which the client holds the lock, as far as it knows.
     held_until: Option<i64>,
-    /// The client released or gave it up, or knows that it is lost: it does not come back.
+    /// The client released it or gave it up, or knows that it is lost: it does not hold it again.
     over: bool,
-    /// It was once asked to end an endless lease; a late copy of that can shorten it again.
+    /// A renewal once asked to end an endless lease; a late copy of that request can shorten it again.
     shortened: bool,
     token: u64,
 }
@@ -64,11 +64,11 @@ struct Message {
 
 struct Key {
     record: LockRecord,
-    /// The highest token ever granted, over all rows that this key had.
+    /// The highest token ever granted, over all rows that this key has had.
     highest: u64,
-    /// Every attempt that the store was told to forget.
+    /// Every attempt that was given up at the store.
     given_up: BTreeSet<GrantId>,
-    /// The stamp moved on when a row was deleted.
+    /// The least stamp since a row was deleted: above all earlier tokens, because time has moved on.
     least_stamp: u64,
 }
 
@@ -101,7 +101,7 @@ impl World {
                 if let Some(i) = self.pick(attempt) {
                     let attempt = &mut self.attempts[i];
                     attempt.shortened |= *may_end_endless;
-                    // Who asks for an end, counts on no later one, heard of or not.
+                    // A client that asks for an end does not count on a later one, whether it gets an answer or not.
                     if let (Lease::For(lease), true) = (lease, *may_end_endless) {
                         let end = self.clock + i64::try_from(lease.as_millis()).unwrap();
                         attempt.held_until = attempt.held_until.map(|held| held.min(end));
@@ -173,7 +173,7 @@ impl World {
         self.send(self.attempts.len() - 1, Request::Acquire(ask));
     }
 
-    /// The client stops holding before it sends.
+    /// Sends a release or a give-up. The client stops holding before it sends.
     fn send_end(&mut self, index: &Index, how: fn(GrantId) -> Request) {
         let Some(i) = self.pick(index) else { return };
         let attempt = &mut self.attempts[i];
@@ -215,7 +215,7 @@ impl World {
         }
     }
 
-    /// A takeover on order: the old holder need not have expired.
+    /// A takeover that was asked for: the old holder need not have expired.
     fn tell_replaced(&mut self, key: usize, before: &LockRecord, request: &Request, times: &Times) {
         let Request::Acquire(ask) = request else { return };
         let after = &self.keys[key].record;
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// The client counts from before it sent.
+    /// The client counts its lease from before it sent the request.
     fn hear(&mut self, i: usize, sent: i64, request: &Request, answer: &Answer) {
         let attempt = &mut self.attempts[i];
         let until = |lease: &Lease| match lease {
@@ -266,7 +266,7 @@ impl World {
         let times = self.times(0, key);
         let before = &self.keys[key].record;
         let ended_before = times.expired_before.minus(Duration::from_millis(older_than as u64));
-        // Idle is what was granted twenty steps of the clock ago.
+        // A row counts as idle if its last grant is twenty steps of the clock old.
         let step = transition::purge(before, ended_before, times.stamp.saturating_sub(20));
         for (_, freed) in &step.answer.freed {
             assert!(!freed.until.is_after(ended_before), "a purge frees nobody who may hold");
@@ -278,7 +278,7 @@ impl World {
             assert!(after.holders().next().is_none(), "a row with holders stays");
             assert!(after.gave_up_at < times.stamp.saturating_sub(20), "somebody gave up lately");
             self.replace_by_missing(key);
-            // No copy is on its way for so long.
+            // No copy of a request is on its way for that long.
             let gone = std::mem::take(&mut self.keys[key].given_up);
             self.network.retain(|message| match &message.request {
                 Request::Acquire(ask) => !gone.contains(&ask.grant),
@@ -295,7 +295,7 @@ impl World {
         key.least_stamp = key.highest + 1;
     }
 
-    /// Somebody deletes the row under its holders: only the tokens are promised then.
+    /// Somebody deletes the row although it has holders: after that only the tokens are promised.
     fn delete(&mut self, key: usize) {
         self.replace_by_missing(key);
         self.keys[key].given_up.clear();
@@ -306,7 +306,7 @@ impl World {
     }
 
     fn check(&mut self) {
-        // Past its local deadline a guard is lost and stays lost.
+        // A guard past its local deadline is lost and stays lost.
         for attempt in &mut self.attempts {
             if attempt.held_until.is_some_and(|until| until <= self.clock) {
                 attempt.held_until = None;

@@ -1,4 +1,4 @@
-//! dynamodb-lock-go: its five requests. Each is decided by the host's own wall clock, which a test sets.
+//! dynamodb-lock-go: its five requests. The host's own wall clock, which a test sets, decides each of them.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,12 +15,12 @@ use sdk::types::AttributeValue;
 use super::Unavailable;
 use crate::support::dynamodb::{Table, config};
 
-/// For as long, an end that is over is respected.
+/// For how long it still respects a lease that has ended.
 pub const GRACE: SignedDuration = SignedDuration::from_secs(5);
 const TTL: SignedDuration = SignedDuration::from_hours(48);
 const FREE: &str = "attribute_not_exists(#key) OR #leasedUntil < :cut OR #owner = :owner";
 
-/// A process of it.
+/// A process that uses the Go library.
 pub struct Go {
     runtime: tokio::runtime::Runtime,
     client: sdk::Client,
@@ -29,11 +29,11 @@ pub struct Go {
     system: Arc<Clock>,
     /// How far this host's wall clock is ahead, in milliseconds.
     ahead: Mutex<i64>,
-    /// What it shows next, before it goes on.
+    /// The times that its clock shows next, before it runs on.
     shown: Mutex<VecDeque<Timestamp>>,
 }
 
-/// What it knows of a lock.
+/// What the Go library knows of a lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoLock {
     pub key: String,
@@ -49,12 +49,12 @@ impl Go {
         Go { runtime, client, table: table.0.clone(), clock, system, ahead: Mutex::default(), shown: Mutex::default() }
     }
 
-    /// Sets its host's clock.
+    /// Sets the clock of its host.
     pub fn is_ahead_by(&self, ms: i64) {
         *self.ahead.lock() = ms;
     }
 
-    /// What its host's clock shows at the next looks.
+    /// Sets the times that its host's clock shows at the next looks.
     pub fn shows(&self, times: &[&str]) {
         self.shown.lock().extend(times.iter().map(|time| time.parse::<Timestamp>().unwrap()));
     }
@@ -72,7 +72,7 @@ impl Go {
         self.acquire_until(key, owner, until, until.to_string())
     }
 
-    /// With an end as the caller's zone writes it.
+    /// Acquires with an end that is written as in the caller's time zone.
     pub fn acquire_until(&self, key: &str, owner: &str, until: Timestamp, text: String) -> Result<GoLock, Unavailable> {
         let item = self.item(key, owner, until, text);
         let cut = (self.now() - GRACE).to_string();
@@ -80,7 +80,7 @@ impl Go {
         Ok(GoLock { key: key.to_owned(), owner: owner.to_owned(), leased_until: until })
     }
 
-    /// Whether anybody else had it meanwhile is told by the owner's text alone.
+    /// Only the owner's text shows whether anybody else had the lock meanwhile.
     pub fn heartbeat(&self, lock: &GoLock, lease: Duration) -> Result<GoLock, Unavailable> {
         let until = self.now() + SignedDuration::try_from(lease).unwrap();
         let item = self.item(&lock.key, &lock.owner, until, until.to_string());
@@ -103,12 +103,12 @@ impl Go {
         }
     }
 
-    /// `None` where there is no row; what a row lacks is empty.
+    /// `None` where there is no row; an attribute that a row lacks is empty.
     pub fn current(&self, key: &str) -> Option<GoLock> {
         let request = self.client.get_item().table_name(&self.table).key("key", text(key)).consistent_read(true);
         let item = self.runtime.block_on(request.send()).unwrap().item?;
         let of = |name: &str| item.get(name).map(|value| value.as_s().unwrap().clone());
-        // Decoded into a time, from a text or a number of seconds.
+        // The Go library decodes it into a time, from a text or a number of seconds.
         if let Some(ttl) = item.get("ttl") {
             let text = ttl.as_s().is_ok_and(|ttl| ttl.parse::<Timestamp>().is_ok());
             assert!(text || ttl.as_n().is_ok_and(|ttl| ttl.parse::<i64>().is_ok()), "it can't read {ttl:?}");
@@ -121,7 +121,7 @@ impl Go {
     }
 
     fn item(&self, key: &str, owner: &str, until: Timestamp, written: String) -> HashMap<String, AttributeValue> {
-        // In the same zone as the end.
+        // The TTL is written in the same time zone as the end.
         let offset = jiff::fmt::temporal::Pieces::parse(&written).unwrap().to_numeric_offset();
         let ttl = until + TTL;
         let ttl = match offset.filter(|offset| offset.seconds() != 0) {
@@ -166,7 +166,7 @@ fn text(text: &str) -> AttributeValue {
     AttributeValue::S(text.to_owned())
 }
 
-/// A process of a fleet.
+/// One process of a fleet.
 #[cfg(target_os = "linux")]
 pub struct Worker {
     go: Go,

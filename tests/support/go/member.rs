@@ -1,4 +1,5 @@
-//! One process of a mixed fleet: of ours or of the Go kind, led by commands on its standard input as `worker` is.
+//! One process of a mixed fleet: it uses our library or a Go library, and gets commands on its standard input like
+//! `worker`.
 
 use std::fs::OpenOptions;
 use std::io::{BufRead, Write};
@@ -14,23 +15,25 @@ use crate::support::oracle::Claims;
 use crate::support::process::WORKER;
 use crate::support::worker::say;
 
-/// Below every fencing token of ours, and unique to a process: what the Go libraries have no tokens for is numbered from here.
+/// Locks without tokens (those of the Go libraries) are numbered from here: below every fencing token of ours, and
+/// unique to a process.
 pub const MOST_OF_GO: u64 = 1_000_000_000_000_000;
-/// How long the claims of a holder are apart.
+/// The time between two claims of a holder.
 const PACE: Duration = millis(10);
 
 /// One library's way to lock.
 pub trait Member: Send {
-    /// Asks once. What it holds the lock by: its token, or `number` where it has none; one more where it took a live lock
-    /// for a free one, as far as it can know.
+    /// Tries once to acquire. Returns what identifies the hold: its token, or `number` where it has none; one more if
+    /// the member took a live lock for a free one, as far as it can know.
     fn take(&mut self, key: &str, number: u64) -> Option<u64>;
-    /// Whether it believes that it holds what it took last.
+    /// Whether it believes that it holds the lock that it took last.
     fn holds(&mut self, key: &str) -> bool;
     fn renew(&mut self, key: &str);
     fn leave(&mut self, key: &str);
 }
 
-/// Follows the commands if this process is a member: `connect KIND|STORE|.. LEASE POLL`, `roam FOLDER KEYS SEED`, `halt`.
+/// Follows the commands if this process is a member: `connect KIND|STORE|.. LEASE POLL`, `roam FOLDER KEYS SEED`,
+/// `halt`.
 pub fn run() {
     if std::env::var_os(WORKER).is_none() {
         return;
@@ -65,7 +68,8 @@ pub fn run() {
     }
 }
 
-/// Takes and leaves the locks at random. Some holds are longer than a lease. Each grant is a byte in the file `grants`.
+/// Takes and leaves the locks at random. Some holds are longer than a lease. Appends a byte to the file `grants` for
+/// each grant.
 fn roam(mut member: Box<dyn Member>, folder: &Path, keys: usize, lease: Duration, halted: &AtomicBool) {
     let mut claims: Vec<Claims> = (0..keys).map(|key| Claims::new(&folder.join(name(key)))).collect();
     let mut grants = OpenOptions::new().append(true).open(folder.join("grants")).expect("the file of grants");
@@ -96,7 +100,7 @@ fn roam(mut member: Box<dyn Member>, folder: &Path, keys: usize, lease: Duration
     }
 }
 
-/// No name begins with another one.
+/// No name is the prefix of another one.
 pub fn name(key: usize) -> String {
     format!("k{key}k")
 }
@@ -108,7 +112,7 @@ struct Ours {
 
 impl Member for Ours {
     fn take(&mut self, key: &str, _number: u64) -> Option<u64> {
-        // What a server that is overloaded does not answer is no grant.
+        // Where an overloaded server does not answer, there is no grant.
         self.guard = self.client.try_lock(key).unwrap_or_default();
         self.guard.as_ref().map(LockGuard::fencing_token)
     }
@@ -138,7 +142,7 @@ fn connect(place: &[&str], lease: Duration) -> Box<dyn Member> {
         ["go", "dynamodb", table] => {
             Box::new(super::dynamodb::Worker::new(table, format!("worker-{}", std::process::id()), lease))
         }
-        // All of them with one owner.
+        // All members with the same owner.
         #[cfg(feature = "dynamodb")]
         ["same", "dynamodb", table] => Box::new(super::dynamodb::Worker::new(table, "worker".to_owned(), lease)),
         #[cfg(feature = "mongodb")]

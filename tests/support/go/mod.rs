@@ -1,5 +1,5 @@
-//! The Go libraries whose tables ours can share, each rebuilt as a small client: request by request as they were
-//! recorded, on a clock of the test's.
+//! The Go libraries whose tables ours can share. Each is rebuilt as a small client that sends the requests that were
+//! recorded from it, on a clock that the test controls.
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
@@ -10,6 +10,6 @@ pub mod mongodb;
 #[cfg(feature = "spanner")]
 pub mod spanner;
 
-/// Held by another.
+/// Somebody else holds the lock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unavailable;

@@ -1,4 +1,4 @@
-//! mongo-lock: its requests. Ends are written and compared by the host's own wall clock, which a test sets.
+//! mongo-lock: its requests. It writes and compares ends by the host's own wall clock, which a test sets.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 
@@ -11,21 +11,21 @@ use leasehold::mongodb::driver::sync::Collection;
 use super::Unavailable;
 use crate::support::mongodb::Rows;
 
-/// A process of it.
+/// A process that uses the Go library.
 pub struct Go {
     locks: Collection<Document>,
     /// How far this host's wall clock is ahead, in milliseconds.
     ahead: AtomicI64,
 }
 
-/// What it prints of a lock.
+/// The status of a lock, as the Go library prints it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct GoStatus {
     pub resource: String,
     pub lock_id: String,
     pub owner: String,
     pub is_shared: bool,
-    /// In whole seconds; -1 has no end, 0 is over.
+    /// In whole seconds; -1 means no end, 0 means that it is over.
     pub ttl: i64,
     id: ObjectId,
 }
@@ -35,7 +35,7 @@ impl Go {
         Go { locks: rows.raw(), ahead: AtomicI64::new(0) }
     }
 
-    /// Sets its host's clock.
+    /// Sets the clock of its host.
     pub fn is_ahead_by(&self, ms: i64) {
         self.ahead.store(ms, Ordering::SeqCst);
     }
@@ -48,7 +48,7 @@ impl Go {
         DateTime::from_millis(DateTime::now().timestamp_millis() + self.ahead.load(Ordering::SeqCst) + ms)
     }
 
-    /// `ttl` in seconds; zero: without an end.
+    /// `ttl` is in seconds; zero means without an end.
     pub fn xlock(&self, resource: &str, lock_id: &str, owner: &str, ttl: i64) -> Result<(), Unavailable> {
         let free = doc! {
             "resource": resource,
@@ -63,7 +63,7 @@ impl Go {
         self.upsert(free, held)
     }
 
-    /// `most` below zero: without a limit.
+    /// `most` below zero means without a limit.
     pub fn slock(&self, resource: &str, lock_id: &str, owner: &str, ttl: i64, most: i32) -> Result<(), Unavailable> {
         let mut free = doc! {
             "resource": resource, "exclusive.acquired": false, "shared.locks.lockId": { "$ne": lock_id },
@@ -75,7 +75,7 @@ impl Go {
         self.upsert(free, held)
     }
 
-    /// Everything of this id, the newest first; as it was before.
+    /// Releases all locks of this id, the newest first. Returns their status from before.
     pub fn unlock(&self, lock_id: &str) -> Vec<GoStatus> {
         let mut all = self.status(Some(lock_id), false);
         all.sort_by_key(|status| std::cmp::Reverse(status.id.to_hex()));
@@ -83,7 +83,7 @@ impl Go {
         all
     }
 
-    /// Refused for all as soon as one of them has a second left or less.
+    /// Refused for all locks as soon as one of them has a second left or less.
     pub fn renew(&self, lock_id: &str, ttl: i64) -> Result<(), Unavailable> {
         let all = self.status(Some(lock_id), false);
         let (least, end, now) = (self.after(1_000), self.after(ttl * 1_000), self.now());
@@ -104,17 +104,17 @@ impl Go {
         if all.is_empty() { Err(Unavailable) } else { Ok(()) }
     }
 
-    /// What its purger finds. Between that and [`free_all`](Go::free_all) it does not look again.
+    /// What its purge finds. It does not look again between this and [`free_all`](Go::free_all).
     pub fn expired(&self) -> Vec<GoStatus> {
         self.status(None, true)
     }
 
-    /// The rest of the purge: all locks of the ids that were found.
+    /// The rest of the purge: releases all locks of the ids that were found.
     pub fn free_all(&self, expired: &[GoStatus]) -> Vec<GoStatus> {
         expired.iter().flat_map(|status| self.unlock(&status.lock_id)).collect()
     }
 
-    /// Of this lock id; or those that are over.
+    /// The locks of this lock id, or those that have expired.
     pub fn status(&self, lock_id: Option<&str>, only_expired: bool) -> Vec<GoStatus> {
         let now = self.now();
         let mut found = Vec::new();
@@ -124,7 +124,7 @@ impl Go {
             let exclusive = row.get_document("exclusive").ok().filter(|of| of.get_bool("acquired").unwrap());
             let shared = row.get_document("shared").unwrap();
             let locks = shared.get_array("locks").unwrap();
-            // It decodes the count into a number without a sign.
+            // The Go library decodes the count into an unsigned number.
             let count = shared.get_i64("count").unwrap_or_else(|_| i64::from(shared.get_i32("count").unwrap()));
             assert_eq!(usize::try_from(count).unwrap(), locks.len(), "{row}");
             let entries = exclusive.into_iter().map(|of| (false, of));
@@ -182,7 +182,7 @@ impl Go {
         }
     }
 
-    /// Where the document does not match, the unique index refuses another.
+    /// Where no document matches, the upsert inserts one, which the unique index refuses if the lock exists.
     fn upsert(&self, free: Document, held: Document) -> Result<(), Unavailable> {
         let request = self.locks.find_one_and_update(free, held).upsert(true).return_document(ReturnDocument::After);
         let done: DriverResult<Option<Document>> = request.run();
@@ -199,19 +199,19 @@ impl Go {
     }
 }
 
-/// A process of a fleet, which purges now and then.
+/// One process of a fleet, which purges now and then.
 #[cfg(target_os = "linux")]
 pub struct Worker {
     go: Go,
     ttl: i64,
-    /// The lock id of what it took last, and its end.
+    /// The lock id of the lock that it took last, and its end.
     lock: Option<(String, DateTime)>,
 }
 
 #[cfg(target_os = "linux")]
 impl Worker {
     pub fn new(name: &str, lease: std::time::Duration) -> Worker {
-        // The collection is another process's to drop.
+        // The collection belongs to another process, which drops it.
         let rows = std::mem::ManuallyDrop::new(Rows(name.to_owned()));
         Worker { go: Go::new(&rows), ttl: i64::try_from(lease.as_secs()).unwrap(), lock: None }
     }

@@ -1,4 +1,4 @@
-//! spindle: what one node asks at each of its ticks. It has no clock of its own; the service's decides.
+//! spindle: the requests of one node at each of its ticks. It uses no clock of its own; the service's clock decides.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,9 +15,9 @@ pub struct Node {
     name: String,
     id: String,
     duration_ms: i64,
-    /// The token that it was last given, as text.
+    /// The token that it got last, as text.
     token: Option<String>,
-    /// It has not seen that the row is there.
+    /// It has not yet seen that the row exists.
     is_new: bool,
     leads: bool,
     misread: bool,
@@ -25,7 +25,7 @@ pub struct Node {
     looked_at: Option<String>,
 }
 
-/// A takeover of which the first transaction is done: the token that the second one writes.
+/// A takeover whose first transaction is done: the token that the second one writes.
 pub struct HalfDone(String);
 
 impl Node {
@@ -46,14 +46,14 @@ impl Node {
         }
     }
 
-    /// One tick, as a whole.
+    /// One whole tick.
     pub fn tick(&mut self) {
         if let Some(half) = self.begin() {
             self.finish(half);
         }
     }
 
-    /// Its next look comes within the millisecond of the heartbeat that it sees.
+    /// Makes its next look find a heartbeat of the same millisecond.
     pub fn is_early(&mut self) {
         self.is_early = true;
     }
@@ -63,7 +63,7 @@ impl Node {
         if self.finds_it_free() { self.contend() } else { None }
     }
 
-    /// Its first look, and its heartbeat where it leads.
+    /// Its first look, and its heartbeat if it leads.
     pub fn finds_it_free(&mut self) -> bool {
         let (token, age) = self.look();
         let age = if std::mem::take(&mut self.is_early) { age.map(|_| 0) } else { age };
@@ -73,12 +73,13 @@ impl Node {
             return false;
         }
         self.looked_at = token;
-        // An age of zero or less is none.
+        // It treats an age of zero or less as if there were no heartbeat.
         self.misread = age.is_some_and(|age| age <= 0);
         age.is_none_or(|age| age <= 0 || age > self.duration_ms + 1_000)
     }
 
-    /// What follows, whatever happened since: it reads the token again, and no age.
+    /// The rest of the tick, whatever happened since the first look: it reads the token again, but not the heartbeat's
+    /// age.
     pub fn contend(&mut self) -> Option<HalfDone> {
         if self.is_new {
             let (table, name, id) = (TABLE, &self.name, &self.id);
@@ -101,7 +102,7 @@ impl Node {
         self.run(&[Statement::builder(insert).build()]).map(HalfDone)
     }
 
-    /// The second transaction, on no condition.
+    /// The second transaction, without any condition.
     pub fn finish(&mut self, half: HalfDone) {
         let sql = format!(
             "UPDATE {TABLE} SET heartbeat = PENDING_COMMIT_TIMESTAMP(), token = TIMESTAMP '{}', writer = @writer \
@@ -115,8 +116,9 @@ impl Node {
         self.token = Some(half.0);
     }
 
-    /// On no condition either: another task sends it between half a duration and a duration after the last one, while its
-    /// last tick did not find somebody else leading; a tick does so here, too. With it goes every row whose name begins with the lock's and `_`.
+    /// Also without any condition. In spindle another task sends it between half a duration and a duration after the
+    /// last one, unless the last tick found another leader; here a tick sends it, too. It also deletes every row whose
+    /// name begins with the lock's name and `_`.
     pub fn heartbeat(&self) {
         let update = format!("UPDATE {TABLE} SET heartbeat = PENDING_COMMIT_TIMESTAMP() WHERE name = @name");
         let update = Statement::builder(update).add_param("name", &self.name).build();
@@ -124,7 +126,7 @@ impl Node {
         self.run(&[update, Statement::builder(delete).build()]).unwrap();
     }
 
-    /// Whether it leads, by the row's token.
+    /// Whether it leads, by the token in the row.
     pub fn has_lock(&self) -> bool {
         self.token.is_some() && self.look().0 == self.token
     }
@@ -134,18 +136,19 @@ impl Node {
         self.leads
     }
 
-    /// Whether its last tick took a live lock for a free one: a heartbeat of this very millisecond for none, one that
-    /// somebody took over between its two looks, or so late after its first transaction that it counts as dead.
+    /// Whether its last tick took a live lock for a free one: it took a heartbeat of the same millisecond for none, or
+    /// somebody took the lock over between its two looks, or its second transaction came so late after the first that
+    /// it counts as dead.
     pub fn misread(&self) -> bool {
         self.misread
     }
 
-    /// The token's hash, by which its users know it.
+    /// The hash of the token, by which its users know it.
     pub fn hash(&self) -> u64 {
         xxhash64(self.token.as_deref().unwrap_or_default().as_bytes())
     }
 
-    /// Who leads, as it tells its users.
+    /// The leader, as it reports it to its users.
     pub fn leader(&self) -> Option<String> {
         self.row().first()?["writer"].as_str().map(str::to_owned)
     }
@@ -166,7 +169,7 @@ impl Node {
         (token, row["diff"].as_str().map(|diff| diff.parse().unwrap()))
     }
 
-    /// In one transaction: when it was committed, as text; `None` where a row was there already.
+    /// Runs them in one transaction. Returns its commit time as text; `None` where a row existed already.
     fn run(&self, statements: &[Statement]) -> Option<String> {
         let runner = self.raw.client.read_write_transaction().build();
         let ran = self.raw.wait(runner.run(async |tx| {
@@ -187,7 +190,7 @@ impl Node {
     }
 }
 
-/// Of a text below 32 bytes, with the seed 0, from its definition.
+/// The hash of a text below 32 bytes, with the seed 0, written from its definition.
 fn xxhash64(text: &[u8]) -> u64 {
     const P: [u64; 5] = [
         11_400_714_785_074_694_791,
@@ -217,7 +220,8 @@ fn xxhash64(text: &[u8]) -> u64 {
     hash ^ hash >> 32
 }
 
-/// A process of a fleet, with a node for each lock. It leaves one by ticking no more: the others wait for its duration.
+/// One process of a fleet, with a node for each lock. It leaves a lock by not ticking any more: the others wait for its
+/// duration.
 #[cfg(target_os = "linux")]
 pub struct Worker {
     database: Database,
@@ -243,7 +247,7 @@ impl Worker {
 impl super::member::Member for Worker {
     fn take(&mut self, key: &str, number: u64) -> Option<u64> {
         let node = self.node(key);
-        // What it left, and nobody took over: its tick would be a heartbeat.
+        // It has left this lock, and nobody took it over yet: a tick would send a heartbeat.
         if node.has_lock() {
             return None;
         }

@@ -1,4 +1,4 @@
-//! One client's connection: a request after the other, each with its mode.
+//! One client's connection: one request after the other, each with its mode.
 
 use std::collections::HashMap;
 use std::io;
@@ -10,23 +10,23 @@ use super::message::{Message, Peer, STARTUP, Wire};
 use super::{Answer, Inner, KEPT, Mode, Proxy, Request, reset_on_close};
 
 impl Proxy {
-    /// Moves the `Date` header of every answer, beside the rules.
+    /// Moves the `Date` header of every answer, in addition to the rules.
     pub fn shift_dates(&self, seconds: i64) {
         self.inner.lock().date_shift = seconds;
     }
 
-    /// By how much.
+    /// By how much every `Date` is moved.
     pub fn dates_shift(&self) -> i64 {
         self.inner.lock().date_shift
     }
 
-    /// The same on the connections that are open now, as of one host of the service.
+    /// The same, only on the connections that are open now, as if they were to one host of the service.
     pub fn shift_dates_of_open(&self, seconds: i64) {
         let mut state = self.inner.lock();
         state.shifted = state.open.keys().map(|connection| (*connection, seconds)).collect();
     }
 
-    /// The same on the connection that is made next.
+    /// The same, only on the connection that is made next.
     pub fn shift_dates_of_next(&self, seconds: i64) {
         let mut state = self.inner.lock();
         state.shifted = HashMap::from([(state.sockets + 1, seconds)]);
@@ -133,7 +133,7 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
     }
 }
 
-/// On a connection of its own, which no fault of the client's ends.
+/// Delivers it on a connection of its own, which no fault on the client's connection ends.
 fn deliver_late(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64, time: Duration) {
     inner.thread("late", move |inner| {
         if inner.wait_late(time) {
@@ -143,7 +143,7 @@ fn deliver_late(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64, t
     });
 }
 
-/// The same when it is told to.
+/// The same, when the test calls [`Proxy::deliver`].
 fn hold(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64) {
     let place = inner.hold();
     inner.thread("held", move |inner| {
@@ -154,7 +154,7 @@ fn hold(inner: &Arc<Inner>, wire: Wire, request: Message, number: u64) {
     });
 }
 
-/// The way to the server, which stays open from one request to the next.
+/// The connection to the server, which stays open from one request to the next.
 struct Server<'a> {
     inner: &'a Inner,
     wire: Wire,
@@ -171,13 +171,13 @@ impl Server<'_> {
         Ok(answer)
     }
 
-    /// The same with what is no request.
+    /// The same for a message that does not count as a request.
     fn pass(&mut self, message: &Message) -> io::Result<Message> {
         self.write(message)?;
         self.answer()
     }
 
-    /// Passes on what a session that listens is told, until the client has something to say.
+    /// Passes on the notifications of a listening session, until the client has something to say.
     fn pass_told(&mut self, client: &mut Peer) -> io::Result<()> {
         let Some((_, peer)) = &mut self.peer else { return Ok(()) };
         while let Some(told) = peer.told_before(client)? {
@@ -193,7 +193,8 @@ impl Server<'_> {
         if self.peer.is_none() {
             let (id, stream) = self.inner.connect(self.client)?;
             let mut peer = Peer::new(stream, self.wire);
-            // The first one of PostgreSQL's begins with its length.
+            // The first message of a PostgreSQL session begins with its length. Another one needs a new session here
+            // first.
             if matches!(self.wire, Wire::Postgres { .. }) && request.body.first() != Some(&0) {
                 peer.write(&Message { body: STARTUP.to_vec(), ..Message::default() })?;
                 peer.answer()?;
@@ -223,7 +224,8 @@ impl Drop for Server<'_> {
     }
 }
 
-/// Whether the other side has ended this idle connection. What a session that listens is told is no end of it.
+/// Whether the other side has ended this idle connection. A notification for a listening session does not count as an
+/// end.
 fn has_ended(stream: &TcpStream, wire: Wire) -> bool {
     let mut first = [0];
     let is_idle = match stream.set_nonblocking(true).and_then(|()| stream.peek(&mut first)) {
@@ -234,7 +236,7 @@ fn has_ended(stream: &TcpStream, wire: Wire) -> bool {
 }
 
 impl Inner {
-    /// Notes a request; its number, its mode, and by how much the answer's date moves.
+    /// Notes a request. Returns its number, its mode, and by how much the date of its answer moves.
     fn arrived(&self, message: &Message, connection: u64) -> (u64, Mode, i64) {
         let first = message.head.lines().next().unwrap_or_default();
         let target = message.header("x-amz-target").and_then(|target| target.split('.').next_back());

@@ -10,42 +10,43 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::super::servers::mongod;
 
-/// Whose messages.
+/// Whose protocol it is.
 #[derive(Debug, Clone, Copy)]
 pub enum Wire {
     Http,
-    /// Each begins with its length, and a request has one answer.
+    /// Each message begins with its length, and a request has one answer.
     Mongodb,
-    /// But for the first one, each has a letter and its length; a request is all up to one that asks for an answer.
+    /// Each message but the first one has a letter and its length. A request is all messages up to one that asks for an
+    /// answer.
     Postgres {
-        /// What a session that listens is told is passed on at once.
+        /// Notifications for a listening session are passed on at once.
         tells: bool,
     },
 }
 
-/// What the harness's user says first.
+/// The first message of a session for the user of the tests.
 pub const STARTUP: &[u8] = b"\0\0\0\x2a\0\x03\0\0user\0leasehold\0database\0postgres\0\0";
 
-/// The length of what a client says before that, to ask for TLS. No other message of it is so short.
+/// The length of the message by which a client asks for TLS before that. No other message of a client is as short.
 const TLS_REQUEST_BEGINS: &[u8] = b"\0\0\0\x08";
 
-/// A request or an answer, as its bytes were.
+/// A request or an answer, with its exact bytes.
 #[derive(Debug, Clone, Default)]
 pub struct Message {
-    /// With the empty line. None in MongoDB's.
+    /// With the empty line. Empty for MongoDB.
     pub head: String,
-    /// With the frames of its chunks, if it has such.
+    /// With the frames of its chunks, if it is chunked.
     pub body: Vec<u8>,
-    /// Nothing can come after it on its connection.
+    /// Nothing can come after it on this connection.
     pub is_last: bool,
-    /// Of PostgreSQL: how the statements that it names were prepared earlier on its connection.
+    /// For PostgreSQL: the messages that prepared, earlier on this connection, the statements that it names.
     pub prepared: Vec<u8>,
-    /// Of PostgreSQL: it prepares a statement, or forgets one, and runs none.
+    /// For PostgreSQL: it prepares a statement, or forgets one, and runs none.
     pub only_prepares: bool,
 }
 
 impl Message {
-    /// The answer to this request, which no server has seen.
+    /// An answer to this request that the proxy makes itself, without a server.
     pub fn said(wire: Wire, request: &Message, status: u16, text: &str) -> Message {
         if !matches!(wire, Wire::Mongodb) {
             return Message::json(status, text);
@@ -65,7 +66,7 @@ impl Message {
         Message { head, body: body.as_bytes().to_vec(), ..Message::default() }
     }
 
-    /// That the server is told this at once.
+    /// A message that makes the server run this statement at once.
     pub fn sql(sql: &str) -> Message {
         let length = u32::try_from(sql.len() + 5).expect("a short statement").to_be_bytes();
         Message { body: [b"Q", &length[..], sql.as_bytes(), b"\0"].concat(), ..Message::default() }
@@ -76,7 +77,7 @@ impl Message {
         pairs.find(|(key, _)| key.eq_ignore_ascii_case(name)).map(|(_, value)| value.trim())
     }
 
-    /// Gives it this header, `Name: value`, in the place of one of that name.
+    /// Sets this header, `Name: value`, replacing one of the same name.
     pub fn set_header(&mut self, header: &str) {
         let name = header.split(':').next().unwrap_or_default();
         let is_it = |line: &&str| line.split_once(':').is_some_and(|(key, _)| key.eq_ignore_ascii_case(name));
@@ -85,7 +86,7 @@ impl Message {
         self.head = lines.join("\r\n");
     }
 
-    /// Moves its `Date` by so many seconds. One without stays so.
+    /// Moves its `Date` by this many seconds. A message without a `Date` is not changed.
     pub fn shift_date(&mut self, seconds: i64) {
         let Some(old) = self.header("date").map(str::to_owned) else { return };
         let old_seconds = from_date(&old).unwrap_or_else(|| panic!("no date: {old}"));
@@ -97,11 +98,11 @@ impl Message {
 pub struct Peer {
     pub stream: Arc<TcpStream>,
     wire: Wire,
-    /// What was read beyond the last message.
+    /// Bytes that were read beyond the last message.
     ahead: Vec<u8>,
     /// A client's first message was read.
     has_begun: bool,
-    /// What it has prepared, by the name, as it was said.
+    /// The statements that it has prepared: the exact message of each, by its name.
     prepared: HashMap<Vec<u8>, Vec<u8>>,
 }
 
@@ -125,12 +126,13 @@ impl Peer {
         self.message(true)?.ok_or_else(|| io::ErrorKind::UnexpectedEof.into())
     }
 
-    /// Reads and forgets until the other side ends the connection.
+    /// Reads and discards everything until the other side ends the connection.
     pub fn swallow(&self) -> io::Result<()> {
         io::copy(&mut &*self.stream, &mut io::sink()).map(drop)
     }
 
-    /// A notification of PostgreSQL's, or None once `client` speaks, or this one says another thing.
+    /// The next notification of PostgreSQL, or None once `client` has something to say or the server sends anything
+    /// else.
     pub fn told_before(&mut self, client: &Peer) -> io::Result<Option<Message>> {
         if self.ahead.is_empty() && client.ahead.is_empty() {
             let mut both = [client, &*self].map(|peer| PollFd::new(peer.stream.as_fd(), PollFlags::POLLIN));
@@ -167,7 +169,7 @@ impl Peer {
         loop {
             while self.ahead.len() < letters + 4 {
                 if self.more()? == 0 {
-                    // A session that the server ends says why.
+                    // A session that the server ends gets the reason as its last message.
                     let is_over = body.first() == Some(&b'E') || (body.is_empty() && self.ahead.is_empty());
                     let message = Message { body, is_last: true, ..Message::default() };
                     return if !is_over {
@@ -177,7 +179,7 @@ impl Peer {
                     };
                 }
             }
-            // It reads what passes, and so offers no TLS.
+            // The proxy reads the messages, so it refuses TLS.
             if letters == 0 && !is_answer && self.ahead.starts_with(TLS_REQUEST_BEGINS) {
                 self.take(8)?;
                 (&*self.stream).write_all(b"N")?;
@@ -195,7 +197,7 @@ impl Peer {
                         self.prepared.insert(name, part);
                     }
                 }
-                // After that of the portal.
+                // The statement's name comes after the portal's.
                 Some(b'B') => {
                     let name = name_at(&part, 6 + name_at(&part, 5).len());
                     prepared.extend(self.prepared.get(&name).into_iter().flatten());
@@ -266,7 +268,7 @@ impl Peer {
             let size = size.trim().split(';').next().unwrap_or_default();
             let size = usize::from_str_radix(size, 16).map_err(|_| invalid("the chunk's size is no number"))?;
             body.extend(line);
-            // With the line's end after it. Trailers are not known here.
+            // With the line's end after the chunk. Trailers are not supported.
             body.extend(self.take(size + 2)?);
             if size == 0 {
                 return Ok(body);
@@ -274,7 +276,7 @@ impl Peer {
         }
     }
 
-    /// Exactly so many bytes.
+    /// Takes exactly this many bytes.
     fn take(&mut self, count: usize) -> io::Result<Vec<u8>> {
         while self.ahead.len() < count {
             if self.more()? == 0 {
@@ -293,7 +295,7 @@ impl Peer {
     }
 }
 
-/// What ends with a zero.
+/// The name at this place, up to its zero byte.
 fn name_at(part: &[u8], at: usize) -> Vec<u8> {
     part.iter().skip(at).take_while(|byte| **byte != 0).copied().collect()
 }
@@ -322,7 +324,7 @@ pub fn from_date(text: &str) -> Option<i64> {
     Some(((days * 24 + number(hour)?) * 60 + number(minute)?) * 60 + number(second)?)
 }
 
-/// The date of so many seconds since 1970.
+/// The date of this many seconds since 1970.
 pub fn to_date(seconds: i64) -> String {
     let (mut days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     let weekday = DAYS[days.rem_euclid(7) as usize];

@@ -1,5 +1,6 @@
-//! A TCP proxy that makes the faults of a network, in front of any server. [`Proxy::http`] knows where a request of
-//! HTTP/1.1 ends, [`Proxy::mongodb`] one of MongoDB's, and so they fault single requests by their text; [`Proxy::raw`] knows only bytes and their direction.
+//! A TCP proxy that injects network faults, in front of any server. [`Proxy::http`], [`Proxy::mongodb`] and
+//! [`Proxy::postgres`] know where a request of their protocol ends, so they can fault single requests, chosen by their
+//! text. [`Proxy::raw`] knows only bytes and their direction.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 mod http;
@@ -16,18 +17,18 @@ use std::time::{Duration, Instant};
 use nix::sys::socket::{setsockopt, sockopt};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-/// How long anything may take that only a broken test or library would not do at once.
+/// A wait that takes longer than this means that the test or the library is broken.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// So many requests are remembered.
+/// How many requests are remembered.
 const KEPT: usize = 10_000;
 
 /// What happens to a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
     Pass,
-    /// It reaches the server so much later, and the client waits for the answer.
+    /// It reaches the server this much later, and the client waits for the answer.
     Delay(Duration),
-    /// Neither it nor anything after it on this connection reaches the server; the client waits.
+    /// Neither this request nor anything after it on this connection reaches the server; the client waits.
     HoleToServer,
     /// It reaches the server, but from now on nothing reaches the client on this connection.
     HoleToClient,
@@ -41,7 +42,7 @@ pub enum Mode {
     ResetAfter,
     /// The server has answered, but the client waits on. The connection serves the next request.
     DropAnswer,
-    /// It reaches the server so much later, and the client gets no answer: it waits on.
+    /// It reaches the server this much later, and the client gets no answer: it waits on.
     Late(Duration),
     /// As `Late`, but the client sees the connection's end at once.
     CutLate(Duration),
@@ -51,14 +52,15 @@ pub enum Mode {
     CutHeld,
     /// It reaches the server twice, one after the other; the client gets this answer.
     Twice(Answer),
-    /// The answer's `Date` header is moved by so many seconds.
+    /// The answer's `Date` header is moved by this many seconds.
     ShiftDate(i64),
-    /// As `ShiftDate`, and the answer has this header, in the place of one of its name: as of a proxy that writes both.
+    /// As `ShiftDate`, and the answer gets this header, replacing one of the same name: as from a proxy that writes
+    /// both.
     Relay(i64, &'static str),
-    /// The server is told this first, as by a pooler. Only of [`Proxy::postgres`].
+    /// The server runs this statement first, as if a pooler had sent it. Only for [`Proxy::postgres`].
     After(&'static str),
-    /// It does not reach the server; the client gets this status and JSON, as from a service in trouble. Of
-    /// [`Proxy::mongodb`]: the code of an error and its message.
+    /// It does not reach the server; the client gets this status and JSON, as from a service in trouble. With
+    /// [`Proxy::mongodb`] these are the code of an error and its message.
     Say(u16, &'static str),
 }
 
@@ -74,13 +76,13 @@ pub enum Answer {
 pub enum Flow {
     #[default]
     Pass,
-    /// So much later.
+    /// They arrive this much later.
     Delay(Duration),
     /// They wait in the network, as TCP does when packets are lost, and go on with the next `Pass`.
     Hold,
 }
 
-/// Which requests get a mode. Of the rules of a proxy, in the order they came, the first that fits is used.
+/// Which requests get a mode. A proxy uses the first of its rules that fits, in the order in which they were added.
 #[derive(Debug, Clone)]
 pub struct Rule {
     mode: Mode,
@@ -96,29 +98,30 @@ impl Rule {
         Rule::next(u64::MAX, mode)
     }
 
-    /// The next so many.
+    /// The next `count` requests.
     pub fn next(count: u64, mode: Mode) -> Rule {
         Rule { mode, texts: Vec::new(), skip: 0, count, left: count }
     }
 
-    /// Only requests that have this text, like the name of an operation, in their head or body. Said twice, both.
+    /// Only requests that have this text, like the name of an operation, in their head or body. If called twice, both
+    /// texts.
     pub fn on(mut self, text: &str) -> Rule {
         self.texts.push(text.to_owned());
         self
     }
 
-    /// Lets so many that would fit pass first.
+    /// Lets this many requests that would fit pass first.
     pub fn after(mut self, count: u64) -> Rule {
         self.skip = count;
         self
     }
 
-    /// Whether requests that it waits for did not come; for every request means for any of them.
+    /// Whether requests that it waits for did not come. A rule for every request is met by any single one.
     fn is_unmet(&self) -> bool {
         if self.count == u64::MAX { self.left == self.count } else { self.left > 0 }
     }
 
-    /// Whether it is for this request; counts down.
+    /// Whether it applies to this request; counts down.
     fn takes(&mut self, request: &Request) -> bool {
         if self.left == 0 || !self.texts.iter().all(|text| request.has(text)) {
             return false;
@@ -132,7 +135,7 @@ impl Rule {
     }
 }
 
-/// A request that has arrived here.
+/// A request that has reached the proxy.
 #[derive(Debug, Clone)]
 pub struct Request {
     /// The `X-Amz-Target` without its version, or the first line.
@@ -152,7 +155,7 @@ impl Request {
     }
 }
 
-/// Ends with all its connections and threads when dropped.
+/// All its connections and threads end when it is dropped.
 pub struct Proxy {
     addr: SocketAddr,
     inner: Arc<Inner>,
@@ -165,18 +168,18 @@ impl Proxy {
         Proxy::start(upstream, http::serve)
     }
 
-    /// For MongoDB, in front of `host:port`. Its clients must not have the server speak unasked
-    /// (`serverMonitoringMode=poll`), nor find another way to it (`directConnection=true`).
+    /// For MongoDB, in front of `host:port`. Its clients must not let the server send without being asked
+    /// (`serverMonitoringMode=poll`), nor find another way to the server (`directConnection=true`).
     pub fn mongodb(upstream: &str) -> Proxy {
         Proxy::start(upstream, http::serve_mongodb)
     }
 
-    /// For PostgreSQL, in front of `host:port`. What the server says unasked comes with its next answer.
+    /// For PostgreSQL, in front of `host:port`. What the server sends unasked arrives with its next answer.
     pub fn postgres(upstream: &str) -> Proxy {
         Proxy::start(upstream, http::serve_postgres)
     }
 
-    /// The same, but a session that listens is told at once.
+    /// The same, but a listening session gets its notifications at once.
     pub fn telling_postgres(upstream: &str) -> Proxy {
         Proxy::start(upstream, http::serve_telling_postgres)
     }
@@ -200,7 +203,7 @@ impl Proxy {
                 }
                 own.thread("conn", move |inner| {
                     if let Ok((id, client)) = inner.register(client, None) {
-                        // Whatever went wrong, this connection ends.
+                        // Whether it failed or not, this connection ends now.
                         let _ = serve(inner, id, client);
                         inner.forget(id);
                     }
@@ -223,36 +226,36 @@ impl Proxy {
         self.inner.lock().rules.push(rule);
     }
 
-    /// Forgets all rules. What they have done to a connection stays. Returns those that some of their requests never
-    /// came for: a fault that nothing has met proves nothing.
+    /// Forgets all rules. What they have already done to a connection stays. Returns the rules for which some of their
+    /// requests never came: a fault that nothing has met proves nothing.
     #[must_use = "a fault that nothing has met proves nothing"]
     pub fn clear(&self) -> Vec<Rule> {
         let rules = std::mem::take(&mut self.inner.lock().rules);
         rules.into_iter().filter(|rule| rule.is_unmet()).collect()
     }
 
-    /// From now on, on all connections, new and old. Only of [`Proxy::raw`].
+    /// Sets the flow from now on, on all connections, new and old. Only for [`Proxy::raw`].
     pub fn flow(&self, to_server: Flow, to_client: Flow) {
         let mut state = self.inner.lock();
         (state.to_server, state.to_client) = (to_server, to_client);
         self.inner.changed.notify_all();
     }
 
-    /// The connections that are open now carry nothing from now on, and stay open; new ones pass. Only of
+    /// Connections that are open now carry nothing from now on, but stay open; new ones pass. Only for
     /// [`Proxy::raw`].
     pub fn silence_open(&self) {
         let mut state = self.inner.lock();
         state.silent = state.open.keys().copied().collect();
     }
 
-    /// Ends all connections that are open now, also amid a request.
+    /// Ends all connections that are open now, also in the middle of a request.
     pub fn cut_all(&self) {
         self.end_all(|stream| stream.shutdown(Shutdown::Both));
     }
 
     /// As `cut_all`, with a TCP reset.
     pub fn reset_all(&self) {
-        // The half that is shut wakes the connection's thread, with whose end the socket is closed.
+        // Shutting down one half wakes the connection's thread, and the socket is closed when that thread ends.
         self.end_all(|stream| reset_on_close(stream).and_then(|()| stream.shutdown(Shutdown::Read)));
     }
 
@@ -269,13 +272,13 @@ impl Proxy {
         self.inner.lock().count
     }
 
-    /// How many more there were that have only prepared a statement, or had one forgotten. They have no mode. Only of
+    /// How many requests, not in `count`, only prepared a statement or had one forgotten. They have no mode. Only for
     /// [`Proxy::postgres`].
     pub fn prepares(&self) -> u64 {
         self.inner.lock().prepares
     }
 
-    /// What each connection's client has said first, the oldest connection first. Only of [`Proxy::raw`].
+    /// The first bytes that each connection's client sent, the oldest connection first. Only for [`Proxy::raw`].
     pub fn heard(&self) -> Vec<Vec<u8>> {
         let mut heard: Vec<_> = self.inner.lock().heard.clone().into_iter().collect();
         heard.sort();
@@ -287,7 +290,7 @@ impl Proxy {
         self.inner.lock().held.came
     }
 
-    /// Lets the server have what is [held](Mode::Held), and waits until it has answered; how many those are.
+    /// Lets the [held](Mode::Held) requests reach the server, and waits for its answers; returns how many there were.
     #[track_caller]
     pub fn deliver(&self) -> u64 {
         let until = Instant::now() + PATIENCE;
@@ -307,7 +310,7 @@ impl Proxy {
         self.inner.lock().kept.iter().cloned().collect()
     }
 
-    /// Waits until this is true of the last requests, and returns them.
+    /// Waits until `cond` is true of the last requests, and returns them.
     #[track_caller]
     pub fn wait_until(&self, what: &str, cond: impl Fn(&[Request]) -> bool) -> Vec<Request> {
         let until = Instant::now() + PATIENCE;
@@ -333,7 +336,7 @@ impl Drop for Proxy {
         let mut failed = 0;
         loop {
             failed += failures(ended);
-            // The last of them may have started others.
+            // The last threads may have started others.
             ended = std::mem::take(&mut self.inner.lock().threads);
             if ended.is_empty() {
                 break;
@@ -346,7 +349,7 @@ impl Drop for Proxy {
     }
 }
 
-/// How many of these threads panicked; waits for them.
+/// Waits for these threads and returns how many of them panicked.
 fn failures(threads: Vec<JoinHandle<()>>) -> usize {
     threads.into_iter().filter_map(|thread| thread.join().err()).count()
 }
@@ -357,11 +360,11 @@ struct Inner {
     upstream: String,
     port: u16,
     state: Mutex<State>,
-    /// Anything in the state has.
+    /// Anything in the state has changed.
     changed: Condvar,
 }
 
-/// How many requests came that are [held](Mode::Held), up to which of them they may go on, and how many were answered.
+/// How many [held](Mode::Held) requests came, up to which of them they may go on, and how many were answered.
 #[derive(Debug, Default)]
 struct Held {
     came: u64,
@@ -384,11 +387,11 @@ struct State {
     heard: HashMap<u64, Vec<u8>>,
     /// The sockets, of both sides, by number.
     open: HashMap<u64, Arc<TcpStream>>,
-    /// Of those, what nothing goes to.
+    /// The sockets among them that nothing is sent to.
     silent: HashSet<u64>,
     sockets: u64,
     threads: Vec<JoinHandle<()>>,
-    /// So many of those that have ended panicked.
+    /// How many of the threads that have ended panicked.
     failures: usize,
 }
 
@@ -397,12 +400,12 @@ impl Inner {
         self.state.lock()
     }
 
-    /// What a thread is called: with the proxy's port, and no longer than the kernel keeps.
+    /// The name of a thread: with the proxy's port, and not longer than the kernel keeps.
     fn name(&self, what: &str) -> String {
         format!("px-{}-{what}", self.port)
     }
 
-    /// A thread that the proxy's end waits for.
+    /// Starts a thread that the proxy waits for when it ends.
     fn thread(self: &Arc<Inner>, what: &str, body: impl FnOnce(&Arc<Inner>) + Send + 'static) {
         let own = self.clone();
         let thread = std::thread::Builder::new().name(self.name(what)).spawn(move || body(&own)).expect("a thread");
@@ -413,7 +416,7 @@ impl Inner {
         state.failures += failures(ended);
     }
 
-    /// From here on `cut_all` ends this socket. An error if the one that it works for has been cut.
+    /// From now on `cut_all` ends this socket. An error if the socket `works_for` has been cut already.
     fn register(&self, stream: TcpStream, works_for: Option<u64>) -> io::Result<(u64, Arc<TcpStream>)> {
         stream.set_nodelay(true)?;
         let stream = Arc::new(stream);
@@ -435,14 +438,14 @@ impl Inner {
         self.register(TcpStream::connect(&self.upstream)?, works_for)
     }
 
-    /// Waits so long. False as soon as this socket has been cut.
+    /// Waits for this long. False as soon as this socket has been cut.
     fn wait(&self, id: u64, time: Duration) -> bool {
         let mut state = self.lock();
         self.changed.wait_while_for(&mut state, |state| state.open.contains_key(&id), time);
         state.open.contains_key(&id)
     }
 
-    /// Notes one more that is held; which one it is.
+    /// Counts one more held request and returns its number.
     fn hold(&self) -> u64 {
         let mut state = self.lock();
         state.held.came += 1;
@@ -450,14 +453,14 @@ impl Inner {
         state.held.came
     }
 
-    /// Waits until this one may go. False as soon as the proxy ends.
+    /// Waits until the held request of this number may go on. False as soon as the proxy ends.
     fn wait_held(&self, place: u64) -> bool {
         let mut state = self.lock();
         self.changed.wait_while(&mut state, |state| !state.stopped && state.held.may_go < place);
         !state.stopped
     }
 
-    /// Waits so long. False as soon as the proxy ends.
+    /// Waits for this long. False as soon as the proxy ends.
     fn wait_late(&self, time: Duration) -> bool {
         let mut state = self.lock();
         self.changed.wait_while_for(&mut state, |state| !state.stopped, time);

@@ -1,4 +1,4 @@
-//! One client's connection of a protocol that is not known here.
+//! One client's connection, whose protocol the proxy does not know.
 
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::{Flow, Inner, State};
 
-/// So many bytes of each connection are remembered.
+/// How many bytes of each connection are remembered.
 const HEARD: usize = 100_000;
 
 pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<()> {
@@ -22,7 +22,7 @@ pub fn serve(inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> io::Result<
     .inspect(|()| inner.forget(server_id))
 }
 
-/// Carries bytes until one side ends, and then says so to the other.
+/// Carries bytes until one side ends the connection, and then passes that end on to the other.
 fn pump(
     inner: &Inner,
     mut from: &TcpStream,
@@ -46,7 +46,7 @@ fn pump(
 }
 
 impl Inner {
-    /// Remembers what a client said.
+    /// Remembers what a client sent.
     fn hear(&self, id: u64, bytes: &[u8]) {
         let mut state = self.lock();
         let heard = state.heard.entry(id).or_default();
@@ -54,7 +54,7 @@ impl Inner {
         heard.extend_from_slice(&bytes[..bytes.len().min(room)]);
     }
 
-    /// Waits as the flow says. False when the socket has been cut.
+    /// Waits as the flow says. False once the socket has been cut.
     fn let_through(&self, id: u64, flow: fn(&State) -> Flow) -> bool {
         let mut state = self.lock();
         let is_held = |state: &State| flow(state) == Flow::Hold || state.silent.contains(&id);

@@ -18,7 +18,7 @@ pub const SERVER: Server = Server {
     ready,
 };
 
-/// The same with its tables on disk, where a restart finds them.
+/// The same with its tables on disk, where they survive a restart.
 pub const ON_DISK: Server = Server {
     start: |home, port, data| {
         let mut java = serve(home, port);
@@ -42,7 +42,7 @@ fn start(home: &Path, port: u16, _: &Path) -> Command {
 fn serve(home: &Path, port: u16) -> Command {
     let lib = home.join("lib");
     let mut java = Command::new("java");
-    // It lives for minutes: what the better compiler and the collector on many threads cost does not come back.
+    // It runs only for minutes: the better compiler and a collector on many threads would cost more than they bring.
     java.args(["-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"]);
     java.arg(format!("-Djava.library.path={}", lib.display()));
     java.arg("-cp").arg(lib.join("*")).arg("software.amazon.dynamodb.services.local.main.ServerRunner");
@@ -50,10 +50,10 @@ fn serve(home: &Path, port: u16) -> Command {
     java
 }
 
-/// It lists its tables.
+/// Whether it lists its tables.
 fn ready(url: &str) -> bool {
     if url.starts_with("https:") {
-        // Somebody's own; that takes more than this.
+        // Somebody's own server, which needs more than this request.
         return true;
     }
     ask(url, "ListTables", "{}").is_some_and(|answer| answer.contains("TableNames"))

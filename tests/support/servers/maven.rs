@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 
 use super::need;
 
-/// Puts this library and all that it needs into the folder `lib` of this one; its own jar is returned.
+/// Puts this library and all its dependencies into the folder `lib` in this one; returns its own jar.
 pub fn fetch(folder: &Path, group: &str, artifact: &str, version: &str) -> Result<PathBuf, String> {
     need("mvn")?;
     let pom = format!(

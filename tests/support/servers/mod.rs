@@ -1,9 +1,9 @@
-//! The real servers that the tests of the stores use: named by the environment, or found or fetched into a cache
-//! below the target folder, started on a free loopback port, and ended with the test run.
+//! The real servers that the tests of the stores use. The environment names them, or they are found or fetched into a
+//! cache below the target folder, started on a free loopback port, and ended with the test run.
 //!
-//! All test processes of one target folder share a server, beside and after each other. Each holds a file lock for
-//! as long as it lives, which the kernel drops however it ends. A small shell waits until nobody holds it, and then
-//! kills the server. So tests must use tables and databases of their own.
+//! All test processes of one target folder share a server, also one after the other. Each holds a file lock for
+//! as long as it lives; the kernel drops the lock however the process ends. A small shell waits until nobody holds the
+//! lock, and then kills the server. So tests must use tables and databases of their own.
 #![allow(dead_code)] // Each test binary uses its own part of it.
 
 pub mod dynamodb;
@@ -25,9 +25,9 @@ use std::time::{Duration, Instant};
 
 pub use skip::skip;
 
-/// How long a server may take until it serves, on a machine that is busy.
+/// How long a server may take to start on a busy machine.
 const START: Duration = Duration::from_secs(90);
-/// How long a server stays after its last user: the next test binary may be about to start.
+/// How long a server stays after its last user ended: the next test binary may be about to start.
 pub const LINGER: Duration = Duration::from_secs(2);
 
 /// The variable of the environment that names another cache.
@@ -35,38 +35,38 @@ pub const CACHE: &str = "LEASEHOLD_TEST_SERVERS";
 
 /// One kind of server.
 pub struct Server {
-    /// With its version: names its folder in the cache.
+    /// With its version, because it names the folder in the cache.
     pub name: &'static str,
-    /// The variable of the environment that names a running one.
+    /// The variable of the environment that names a running server.
     pub env: &'static str,
-    /// What starting one takes, for people.
+    /// What must be installed to start one, as a text for people.
     pub install: &'static str,
-    /// Puts what it takes to start one into this new folder.
+    /// Puts what is needed to start one into this new folder.
     pub fetch: fn(&Path) -> Result<(), String>,
-    /// The command that runs one; given that folder, the port, and an empty folder for its data.
+    /// The command that runs one. It gets that folder, the port, and an empty folder for its data.
     pub start: fn(&Path, u16, &Path) -> Command,
-    /// How tests reach the one at this port.
+    /// The URL by which tests reach the one at this port.
     pub url: fn(u16) -> String,
-    /// Whether it serves, asked by a real request.
+    /// Whether it serves; asks with a real request.
     pub ready: fn(&str) -> bool,
 }
 
-/// The endpoint of DynamoDB, like `http://127.0.0.1:8000`; any credentials do. None where there is none to be had,
-/// after a line on standard error.
+/// The endpoint of DynamoDB, like `http://127.0.0.1:8000`; it accepts any credentials. None where no server is
+/// available, after a line on standard error.
 #[track_caller]
 pub fn dynamodb_local() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
     shared(&dynamodb::SERVER, &SHARED)
 }
 
-/// A server in no replica set, which asks for credentials. Whoever comes first makes the first user.
+/// A server in no replica set, which asks for credentials. The first test process makes the first user.
 #[track_caller]
 pub fn mongod_alone() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
     shared_as(&mongod::ALONE, "mongod-alone", &SHARED)
 }
 
-/// The URI of a MongoDB that may be written, without a database. None where there is none to be had, after a line on
+/// The URI of a writable MongoDB, without a database. None where no server is available, after a line on
 /// standard error.
 #[track_caller]
 pub fn mongod() -> Option<String> {
@@ -74,7 +74,7 @@ pub fn mongod() -> Option<String> {
     shared(&mongod::SERVER, &SHARED)
 }
 
-/// Where the emulator of Cloud Spanner serves gRPC, like `127.0.0.1:9010`. None where there is none to be had, after
+/// Where the emulator of Cloud Spanner serves gRPC, like `127.0.0.1:9010`. None where no server is available, after
 /// a line on standard error.
 #[track_caller]
 pub fn spanner_emulator() -> Option<String> {
@@ -83,7 +83,7 @@ pub fn spanner_emulator() -> Option<String> {
     shared(server, &SHARED)
 }
 
-/// The URL of a PostgreSQL that may be written, with a database. None where there is none to be had, after a line on
+/// The URL of a writable PostgreSQL, with a database. None where no server is available, after a line on
 /// standard error.
 #[track_caller]
 pub fn postgres_server() -> Option<String> {
@@ -91,7 +91,7 @@ pub fn postgres_server() -> Option<String> {
     shared_as(&postgres::SERVER, &postgres::room(), &SHARED)
 }
 
-/// The same, for benches: what is committed is on its disk.
+/// The same, for benchmarks: each commit waits for the disk.
 #[track_caller]
 pub fn postgres_synced() -> Option<String> {
     static SHARED: OnceLock<Result<Running, String>> = OnceLock::new();
@@ -122,7 +122,8 @@ fn shared_as(server: &Server, room: &str, cell: &'static OnceLock<Result<Running
     }
 }
 
-/// The cache, with a room for each server that runs; in the target folder, so that `cargo clean` empties it.
+/// The cache, with a folder for the state of each running server. It is in the target folder, so that `cargo clean`
+/// empties it.
 pub fn servers() -> PathBuf {
     if let Some(other) = std::env::var_os(CACHE) {
         return other.into();
@@ -131,10 +132,10 @@ pub fn servers() -> PathBuf {
     target.join("servers")
 }
 
-/// A server that stays at least as long as this value, or this process.
+/// A server that runs at least as long as this value or this process lives.
 pub struct Running {
     pub url: String,
-    // The shared lock of a user. The server of the environment has its own life.
+    // The user's shared lock. None for a server that the environment names, which the harness does not end.
     _user: Option<File>,
 }
 
@@ -143,10 +144,10 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     let home = home(server, &servers())?;
     fs::create_dir_all(room).map_err(told(room))?;
     let room = room.canonicalize().map_err(told(room))?;
-    // One at a time starts a server, the others find it.
+    // One process at a time starts a server; the others find it.
     let starting = lock_file(&room.join("starting"))?;
     starting.lock().map_err(told(&room))?;
-    // Waits while a supervisor ends the last one.
+    // Waits while a supervisor ends the previous server.
     let user = lock_file(&room.join("users"))?;
     let started = Instant::now();
     while user.try_lock_shared().is_err() {
@@ -163,7 +164,7 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     }
     let mut url = launch(server, &home, &room);
     for _ in 0..2 {
-        // Its port, or the one ten above, may have been taken from under it.
+        // Another program may have taken its port, or the port ten above, meanwhile.
         url = url.or_else(|_| launch(server, &home, &room));
     }
     let url = url?;
@@ -171,8 +172,8 @@ pub fn run(server: &Server, room: &Path) -> Result<Running, String> {
     Ok(Running { url, _user: Some(user) })
 }
 
-/// Whether the one that was started before serves. Others use it: one that stands still for a while is waited for, since
-/// another in its place would take its data from under them.
+/// Whether the server that was started before still serves. If it has stopped for a while, this waits for it, because
+/// others use it: a new server in its place would take away their data.
 fn still_serves(server: &Server, url: &str) -> bool {
     let asked = Instant::now();
     while !(server.ready)(url) {
@@ -184,8 +185,8 @@ fn still_serves(server: &Server, url: &str) -> bool {
     true
 }
 
-/// Whether anybody listens at the port in this URL of a server that was started here. One that stands still, and whose
-/// queue is full, does not answer, but where nobody listens that is said at once.
+/// Whether anything listens at the port in this URL of a server that was started here. A stopped server whose queue is
+/// full does not answer at all, whereas a port without a listener refuses at once.
 fn is_listened_to(url: &str) -> bool {
     let digits = |rest: &str| rest.chars().take_while(char::is_ascii_digit).collect::<String>();
     let port: Option<u16> = url.split_once("127.0.0.1:").and_then(|(_, rest)| digits(rest).parse().ok());
@@ -195,35 +196,36 @@ fn is_listened_to(url: &str) -> bool {
     })
 }
 
-/// A port for a server that is about to be started, and for one that is ended to start there again. The system gives it
-/// to nobody who asks for any port, as each proxy of the tests does: a busy server takes long until it has it.
+/// A port for a server that is about to be started, perhaps ended and started there again. It lies outside the range
+/// from which the system serves programs that ask for any port, as each proxy of the tests does: a busy server may take
+/// long until it listens.
 pub fn free_port() -> u16 {
     let usual = (32_768, 60_999);
     let given = fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").unwrap_or_default();
     let given: Vec<u16> = given.split_whitespace().filter_map(|number| number.parse().ok()).collect();
     let (first, last) = if let [first, last] = given[..] { (first, last) } else { usual };
     for _ in 0..100 {
-        // Each time it has other keys, also in another process.
+        // Each one has other random keys, also in another process.
         let random = RandomState::new().build_hasher().finish();
         let port = 10_240 + (random % 50_000) as u16;
         if !(first..=last).contains(&port) && TcpListener::bind(("127.0.0.1", port)).is_ok() {
             return port;
         }
     }
-    // The system gives nearly all of them.
+    // The range covers nearly all ports.
     let free = TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
     free.expect("a free port").port()
 }
 
-/// The folder with what it takes to start one, fetched if it is not there yet.
+/// The folder with what is needed to start the server, fetched if it does not exist yet.
 pub fn home(server: &Server, servers: &Path) -> Result<PathBuf, String> {
     fs::create_dir_all(servers).map_err(told(servers))?;
     let home = servers.join(server.name);
-    // One at a time fetches.
+    // One process at a time fetches.
     let fetching = lock_file(&servers.join(format!("{}.lock", server.name)))?;
     fetching.lock().map_err(told(servers))?;
     if !home.exists() {
-        // What a killed process left there is no server.
+        // A partial folder that a killed process left is useless.
         let part = servers.join(format!("{}.part", server.name));
         let _ = fs::remove_dir_all(&part);
         fs::create_dir_all(&part).map_err(told(&part))?;
@@ -234,7 +236,7 @@ pub fn home(server: &Server, servers: &Path) -> Result<PathBuf, String> {
     Ok(home)
 }
 
-/// Starts one under a supervisor and waits until it serves.
+/// Starts a server under a supervisor and waits until it serves.
 fn launch(server: &Server, home: &Path, room: &Path) -> Result<String, String> {
     let port = free_port();
     let url = (server.url)(port);
@@ -257,7 +259,7 @@ fn launch(server: &Server, home: &Path, room: &Path) -> Result<String, String> {
 }
 
 /// Runs `$@` until nobody holds the lock `users` any more. The exclusive lock is kept until the server is gone.
-/// Where there is `setpriv`, the server also dies with this shell.
+/// Where `setpriv` exists, the server also dies with this shell.
 const SUPERVISOR: &str = r#"
 exec 9<users
 if setpriv --pdeathsig KILL true 2>/dev/null; then set -- setpriv --pdeathsig KILL "$@"; fi
@@ -289,17 +291,17 @@ fn supervise(command: &Command, room: &Path) -> Result<Child, String> {
     let mut supervisor = Command::new("sh");
     supervisor.args(["-c", SUPERVISOR, "supervisor"]).arg(command.get_program()).args(command.get_args());
     supervisor.current_dir(room).env("LINGER", LINGER.as_secs().to_string());
-    // Nothing of ours is kept open: whoever reads our output would wait for the server's end.
+    // It inherits no open pipe of ours: a reader of our output would wait for the server's end.
     supervisor.stdin(Stdio::null()).stdout(log.try_clone().map_err(told(room))?).stderr(log);
-    // Not in our group: a Ctrl-C ends this test run, but others may use the server.
+    // A process group of its own: a Ctrl-C ends this test run, but other test runs may use the server.
     #[cfg(unix)]
     std::os::unix::process::CommandExt::process_group(&mut supervisor, 0);
     supervisor.spawn().map_err(|error| format!("sh: {error}"))
 }
 
-/// Ends a supervisor with all that it started.
+/// Kills a supervisor and everything that it started.
 fn end(supervisor: &mut Child) {
-    // A negative number is the group, whose leader it is.
+    // A negative number means the process group, which the supervisor leads.
     let group = format!("-{}", supervisor.id());
     let _ = Command::new("kill").args(["-KILL", "--", &group]).stderr(Stdio::null()).status();
     let _ = supervisor.wait();
@@ -310,7 +312,7 @@ fn python(folder: &Path, args: &[&str]) -> Result<(), String> {
     ends_well(Command::new("python3").args(args).current_dir(folder), &format!("python3 {}", args[1]))
 }
 
-/// Runs what says why it failed.
+/// Runs a command; the error has the last lines that the command wrote to standard error.
 fn ends_well(command: &mut Command, what: &str) -> Result<(), String> {
     let output = command.stdin(Stdio::null()).output().map_err(|error| format!("{what}: {error}"))?;
     if output.status.success() {

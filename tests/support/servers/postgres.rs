@@ -22,15 +22,16 @@ pub const SERVER: Server = Server {
 const OF_ALL: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=600"];
 const OF_OWN: [&str; 3] = ["listen_addresses=127.0.0.1", "unix_socket_directories=/tmp", "wal_writer_delay=10s"];
 
-/// One that waits for its disk, as people's own do: beside the others a statement would be nothing but its text.
+/// A server that waits for its disk, as users' servers do. Otherwise a benchmark would measure little more than the
+/// statement's text.
 pub const SYNCED: Server =
     Server { start: |_, port, data| with(port, data, &[&OF_ALL[..], &["fsync=on"]].concat()), ..SERVER };
 
-/// One that a test may end: of what is not waited for nothing is on its disk.
+/// A server that a test may end: a commit that did not wait is not on its disk.
 pub const OWN: Server = Server { start: |_, port, data| with(port, data, &OF_OWN), ..SERVER };
 
-/// The oldest and the newest version that is tested for, whatever the machine has. They bring `initdb` and `postgres`
-/// alone.
+/// The oldest and the newest version that is tested, whatever the machine has. These packages contain only `initdb` and
+/// `postgres`.
 pub const OLDEST: Server =
     Server { name: "postgres-13.23.0", fetch: |folder| fetch_version(folder, "13.23.0"), ..OTHER };
 pub const NEWEST: Server =
@@ -57,9 +58,9 @@ fn fetch_version(folder: &Path, version: &str) -> Result<(), String> {
 /// rest.
 pub const BIN: &str = "LEASEHOLD_TEST_POSTGRES_BIN";
 
-/// Makes a database cluster, or a copy of the one that the file `primary` says how to reach, and runs it, by
-/// the command of the file `env` if there is one. PostgreSQL refuses to run as root; then it is its own user, who may not come to where the tests' folder, or
-/// the programs, are.
+/// Makes a database cluster, or a copy of the server to which the file `primary` has the connection string, and runs
+/// it, by the command of the file `env` if there is one. PostgreSQL refuses to run as root; then it runs as its own
+/// user, who may have no access to the tests' folder or to the programs.
 const RUN: &str = r#"
 set -e
 bin=$1 port=$2 data=$3
@@ -99,14 +100,14 @@ if [ -z "$as" ] && ! setpriv --pdeathsig KILL true 2>/dev/null; then exec "$bin/
 exec $as --pdeathsig KILL $(cat "$data/env" 2>/dev/null) "$bin/postgres" -D "$data/db" -p "$port" "$@"
 "#;
 
-/// That it is there; nothing is downloaded.
+/// Checks that it is installed; nothing is downloaded.
 fn fetch(_: &Path) -> Result<(), String> {
     let none = || format!("there is no initdb in the folder of {BIN}, in /usr/lib/postgresql/*/bin or the PATH");
     bin().map(drop).ok_or_else(none)
 }
 
-/// Where its programs are: the folder that the environment names, else the newest of Debian's, else where the PATH has
-/// them.
+/// Where its programs are: the folder that the environment names, otherwise the newest of Debian's, otherwise where the
+/// PATH has them.
 fn bin() -> Option<PathBuf> {
     if let Some(named) = std::env::var_os(BIN) {
         return Some(PathBuf::from(named)).filter(|place| place.join("initdb").is_file());
@@ -121,55 +122,55 @@ fn bin() -> Option<PathBuf> {
     places.find(|place| place.join("initdb").is_file())
 }
 
-/// Whether there is this program beside it.
+/// Whether this program is in the same folder.
 pub fn has(name: &str) -> bool {
     program(name).is_some()
 }
 
-/// This program beside it.
+/// The path of this program in the same folder.
 pub fn program(name: &str) -> Option<PathBuf> {
     bin().map(|place| place.join(name)).filter(|program| program.is_file())
 }
 
-/// The room of the one that is shared: each version has its own.
+/// The name of the folder for the shared server: each version has its own.
 pub fn room() -> String {
     let named = std::env::var(BIN).unwrap_or_default();
     let named: String = named.chars().map(|c| if c.is_ascii_alphanumeric() { c } else { '_' }).collect();
     format!("postgres{named}")
 }
 
-/// Its disk is not waited for: what a crash of the process keeps is the same.
+/// It does not wait for the disk: a crash of the process alone loses nothing more.
 fn start(_: &Path, port: u16, data: &Path) -> Command {
     with(port, data, &OF_ALL)
 }
 
-/// A server of its own with these settings.
+/// The command of a server with these settings.
 pub fn with(port: u16, data: &Path, settings: &[&str]) -> Command {
     by(&bin().unwrap_or_default(), port, data, settings)
 }
 
-/// The same by the programs of this folder.
+/// The same with the programs of this folder.
 fn by(bin: &Path, port: u16, data: &Path, settings: &[&str]) -> Command {
     let mut postgres = Command::new("sh");
     postgres.args(["-c", RUN, "run"]).arg(bin).arg(port.to_string()).arg(data);
-    // Whoever is killed leaves its shared memory with its data, which is removed.
+    // A killed server leaves its shared memory in its data folder, which is removed.
     for setting in ["fsync=off", "dynamic_shared_memory_type=mmap"].iter().chain(settings) {
         postgres.args(["-c", setting]);
     }
     postgres
 }
 
-/// What stands between the credentials and the database.
+/// The part of the URL between the credentials and the database.
 pub fn host(url: &str) -> Option<String> {
     let rest = url.split_once("://")?.1;
     let hosts = rest.split(['/', '?']).next()?;
     Some(hosts.rsplit('@').next()?.to_owned())
 }
 
-/// It lets its user in. No driver: the harness is for builds without one, too.
+/// Whether it lets its user in. It uses no driver, because the harness is also for builds without one.
 pub fn ready(url: &str) -> bool {
     if !url.starts_with("postgres://leasehold@") {
-        // Somebody's own; that takes more than this.
+        // Somebody's own server, which needs more than this request.
         return true;
     }
     let limit = Duration::from_secs(5);
@@ -179,7 +180,7 @@ pub fn ready(url: &str) -> bool {
     let body = b"\0\x03\0\0user\0leasehold\0database\0postgres\0\0";
     let mut message = (body.len() as u32 + 4).to_be_bytes().to_vec();
     message.extend(body);
-    // Each message that comes has a letter and its length, that of an error is E.
+    // Each message that arrives has a letter and its length; the letter of an error is E.
     let mut head = [0; 5];
     if stream.write_all(&message).is_err() {
         return false;

@@ -31,19 +31,19 @@ pub const FAULTY: Server = Server {
     ..SERVER
 };
 
-/// Whether the tests shall run on `FAULTY`: so many requests more are then right.
+/// Whether the tests run on `FAULTY`, where that many more requests are correct.
 pub fn aborts_at_random() -> bool {
     std::env::var_os("LEASEHOLD_TEST_SPANNER_ABORTS").is_some()
 }
 
-/// The gateway starts the emulator and would leave it behind if it were killed.
+/// A wrapper, because the gateway starts the emulator and would leave it running if the gateway were killed.
 const EMULATOR: &str = r#"#!/bin/sh
 here=$(dirname "$0")
 if setpriv --pdeathsig KILL true 2>/dev/null; then exec setpriv --pdeathsig KILL "$here/emulator_main" "$@"; fi
 exec "$here/emulator_main" "$@"
 "#;
 
-/// Finds it; nothing is downloaded.
+/// Finds the emulator; nothing is downloaded.
 fn fetch(folder: &Path) -> Result<(), String> {
     let found = places().into_iter().find(|place| place.join("gateway_main").is_file());
     let found = found.ok_or("no Cloud SDK here has bin/cloud_spanner_emulator/gateway_main")?;
@@ -57,7 +57,7 @@ fn fetch(folder: &Path) -> Result<(), String> {
     fs::set_permissions(&script, mode).map_err(told)
 }
 
-/// Where a Cloud SDK keeps it.
+/// The folders in which a Cloud SDK may have it.
 fn places() -> Vec<PathBuf> {
     let mut roots = Vec::new();
     if need("gcloud").is_ok() {
@@ -79,7 +79,7 @@ fn start(home: &Path, port: u16, _: &Path) -> Command {
     gateway
 }
 
-/// It lists its configurations over REST, which asks gRPC.
+/// Whether it lists its configurations over REST, which asks gRPC.
 fn ready(host: &str) -> bool {
     rest(host, "GET", "/v1/projects/ready/instanceConfigs", "").is_some_and(|(status, _)| status == 200)
 }
@@ -104,7 +104,7 @@ pub fn rest(host: &str, method: &str, path: &str, body: &str) -> Option<(u16, St
     Some((status, body.to_owned()))
 }
 
-/// A database in a new instance of the emulator at `host`, made by this request. Its path.
+/// Makes a database in a new instance of the emulator at `host`, by this request. Returns its path.
 pub fn make_database(host: &str, project: &str, instance: &str, database: &str, create: &str) -> String {
     let post = |path: &str, body: &str| {
         let (status, answer) = rest(host, "POST", path, body).expect("the emulator");
