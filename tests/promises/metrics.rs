@@ -93,7 +93,7 @@ fn each_event_is_counted_where_the_docs_say() {
         let metrics = Metrics::new().label("store", "memory").key(|key| key.split('/').next().unwrap().to_owned());
         let client = LockClient::builder("memory:")
             .heartbeat(Duration::from_millis(20))
-            // Whoever ends a term waits for the thread that tells of it.
+            // The end of a term waits for the thread that reports it.
             .drop_timeout(LONG)
             .observer(Arc::new(metrics))
             .connect()
@@ -110,7 +110,7 @@ fn each_event_is_counted_where_the_docs_say() {
         let _ = client.lock("b").unwrap().into_lock();
         let election = client.election("e").build().unwrap();
         let leadership = election.campaign().unwrap();
-        // Terms are told by a thread of their own.
+        // A thread of its own reports terms.
         wait_until("the term is counted", || book.get("leasehold_leading{store=memory,key=e}") >= 1.0);
         leadership.resign().unwrap();
         client.close().unwrap();
@@ -136,7 +136,7 @@ fn each_event_is_counted_where_the_docs_say() {
         assert!(book.get("leasehold_request_seconds{store=memory,key=a,operation=acquire}") >= 3.0);
         let renewed = book.get("leasehold_renewed_total{store=memory,key=a}");
         assert_eq!(book.get("leasehold_renewal_left_seconds{store=memory,key=a}"), renewed);
-        // No error and no other series, and none without the user's labels.
+        // There must be no error, no other series, and no series without the user's labels.
         assert_eq!(book.get("leasehold_request_errors_total{store=memory,key=a,operation=acquire,kind=held}"), 0.0);
         let stray: Vec<String> = book.0.lock().keys().filter(|name| !name.contains("{store=memory")).cloned().collect();
         assert!(stray.is_empty(), "{stray:?}");
@@ -166,7 +166,7 @@ fn what_waits_fails_and_is_late_is_counted_while_it_is_so() {
         let failed = "leasehold_request_errors_total{operation=acquire,kind=store}";
         none(failed);
         store.plan.next(Call::Acquire, Fault::FailBefore);
-        // Eight seconds of its lease are left until the first warning.
+        // Eight seconds of the lease are left until the first warning.
         let guard = client.request("b").warn_before(LONG / 2).lock().unwrap();
         soon(failed);
         none("leasehold_unanswered_total{operation=renew}");

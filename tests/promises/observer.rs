@@ -1,4 +1,4 @@
-//! What an observer is told is a ledger: under random use and faults every beginning has exactly one end.
+//! The events that an observer gets are a ledger: under random use and faults every beginning has exactly one end.
 //!
 //! `LEASEHOLD_TEST_OPS` says how many operations, `LEASEHOLD_TEST_SEED` repeats a run.
 
@@ -82,16 +82,16 @@ struct Run {
     faults: FaultPlan,
     ledger: Arc<Ledger>,
     client: LockClient,
-    /// Nobody observes it.
+    /// No observer sees this client.
     rival: LockClient,
     guards: Vec<LockGuard>,
     keepers: Vec<LeaseKeeper>,
     data: Vec<Lock>,
 }
 
-/// How long its requests and drops may take where each must be answered, on a busy machine.
+/// Timeouts for requests and drops if each must be answered, even on a busy machine.
 const PATIENT: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(3)];
-/// Where answers that hang are what it is about.
+/// Timeouts for runs that are about answers that hang.
 const HASTY: [Duration; 2] = [Duration::from_millis(40), Duration::from_millis(60)];
 
 impl Run {
@@ -135,7 +135,7 @@ impl Run {
                 [Fault::FailBefore, Fault::LostBefore, Fault::ApplyThenFail, Fault::Refuse, Fault::ApplyThenHang];
             self.faults.next(call, faults[self.rng.usize(..faults.len())].clone());
         }
-        // Else most keys are held by data soon.
+        // Otherwise most keys would soon be held by data.
         if self.data.len() > 1 {
             let _ = self.rival.release(&self.data.swap_remove(0));
         }
@@ -178,7 +178,7 @@ impl Run {
                 let lock = Run::take(&mut self.rng, &mut self.data);
                 let _ = lock.map(|lock| self.client.release(&lock));
             }
-            // Behind its back.
+            // Another client releases it, unknown to the guard.
             14 if !self.guards.is_empty() => {
                 let client = if self.rng.bool() { &self.rival } else { &self.client };
                 let _ = client.release(&self.guards[self.rng.usize(..self.guards.len())].info());
@@ -206,14 +206,14 @@ impl Run {
         self.check();
     }
 
-    /// A wait that ends in its middle, or before it has begun if that does not happen in this time.
+    /// A wait that is cancelled in the middle, or before it has begun if it does not begin within `begins`.
     fn cancelled(&mut self, key: &str, begins: Duration) {
         let (cancel, began) = (CancelToken::new(), crossbeam_channel::bounded(1));
         let request =
             self.client.request(key).cancel(&cancel).on_wait(move |_| began.0.try_send(()).unwrap_or_default());
         let guard = std::thread::scope(|scope| {
             let wait = scope.spawn(|| request.lock());
-            // Disconnected when it was granted at once.
+            // This fails early if the lock was granted at once.
             let _ = began.1.recv_timeout(begins);
             cancel.cancel();
             wait.join().unwrap()
@@ -221,7 +221,7 @@ impl Run {
         self.keep(guard.map(Some));
     }
 
-    /// All that is held is lost.
+    /// All guards lose their locks.
     fn expire(&mut self) {
         self.faults.heal();
         self.guards.extend(self.client.try_lock("expires").ok().flatten());
@@ -229,7 +229,7 @@ impl Run {
         self.check();
     }
 
-    /// A release that nobody answers.
+    /// A release that gets no answer.
     fn unanswered(&mut self) {
         let Some(guard) = self.guard() else { return };
         self.faults.always(Call::Release, Fault::LostBefore);
@@ -246,7 +246,7 @@ impl Run {
         match self.rng.u8(..3) {
             0 => drop(failed),
             1 => drop(leasehold::Error::from(failed)),
-            // One that is kept is released by a later step.
+            // A guard that is kept is released by a later step.
             _ if failed.error().kind() != ErrorKind::Lost => self.guards.push(failed.into_guard()),
             _ => {}
         }
@@ -262,7 +262,7 @@ impl Run {
         }
     }
 
-    /// Somebody waits while a guard ends.
+    /// Another call waits while a guard ends.
     fn handed_on(&mut self, for_any: bool) {
         let Some(guard) = self.guard() else { return };
         let (client, key) = (self.client.clone(), guard.key().to_owned());
@@ -279,7 +279,7 @@ impl Run {
         self.keep(handed.map(Some));
     }
 
-    /// The gauge shows what is in hands.
+    /// Asserts that the gauge equals the number of locks that are held.
     fn check(&self) {
         let (ledger, guards, keepers) = (&self.ledger, &self.guards, &self.keepers);
         let open = || {
@@ -291,7 +291,7 @@ impl Run {
         assert_eq!(wrong, None);
     }
 
-    /// Ends everything, half of it by the close, with somebody who waits.
+    /// Ends everything, half of it by the close, while another call waits.
     fn end(mut self) -> BTreeMap<String, u64> {
         self.faults.heal();
         self.guards.truncate(self.guards.len() / 2);
@@ -299,7 +299,7 @@ impl Run {
         self.check();
         let key = "last";
         self.guards.extend(self.client.lock(key));
-        // On a busy machine each wait before this one may have been cancelled before it began.
+        // On a busy machine each earlier wait may have been cancelled before it began.
         self.cancelled(key, MINUTE);
         let client = self.client.clone();
         let (begin, began) = crossbeam_channel::bounded(1);
@@ -325,7 +325,7 @@ macro_rules! suite {
         }
     };
 }
-// The stores whose answers come within `HASTY`.
+// Only the stores that answer within `HASTY`.
 suite!(memory);
 #[cfg(feature = "sqlite")]
 suite!(sqlite);
@@ -339,7 +339,7 @@ fn every_beginning_has_one_end_under_random_use_and_faults(store: &Store) {
     run.expire();
     let seen = run.end();
     println!("{}: {seen:?}", store.module);
-    // A run that never saw an end proves nothing about it.
+    // A run that never had an end of some kind proves nothing about it.
     for name in SEEN {
         assert!(ops < 600 || seen.keys().any(|seen| seen.starts_with(name)), "{}: never {name}", store.module);
     }
@@ -351,7 +351,7 @@ fn each_way_to_end_is_told_once(store: &Store) {
     let mut run = Run::new(store, 1, PATIENT);
     let (client, rival) = (run.client.clone(), run.rival.clone());
     let seen = |run: &Run, names: &[&str]| {
-        // What a heartbeat had to tell, or found, is told by another thread, and so is what comes while that is told.
+        // Another thread reports what a heartbeat did or found, and what follows while that is being reported.
         let all = || names.iter().all(|name| run.ledger.0.lock().seen.contains_key(*name));
         wait_until(&format!("{names:?}, counted up and down"), || all() && run.ledger.is_balanced());
         let all = std::mem::take(&mut run.ledger.0.lock().seen);
@@ -373,7 +373,7 @@ fn each_way_to_end_is_told_once(store: &Store) {
     let waiter = client.clone();
     let waiter = std::thread::spawn(move || waiter.lock("k").unwrap_err().kind());
     wait_until("it waits", || run.ledger.0.lock().waits.values().sum::<i64>() == 1);
-    // It hears of the release, and what it asks then is refused.
+    // The waiter learns of the release, and its next acquire is refused.
     run.faults.always(Call::Acquire, Fault::Refuse);
     rival.force_release("k").unwrap();
     assert_eq!(waiter.join().unwrap(), ErrorKind::Permission);
@@ -434,7 +434,7 @@ impl Observer for Looks {
     }
 }
 
-/// It wakes now and then, for those before it may hang in code of their users: that is no look at the lock.
+/// It wakes now and then, in case the waiters before it hang in a user's code. That is no look at the lock.
 #[test]
 fn who_stands_behind_another_tells_of_no_look() {
     let (bench, (to, looks), cancel) = (Bench::new(), crossbeam_channel::unbounded(), CancelToken::new());
@@ -445,9 +445,9 @@ fn who_stands_behind_another_tells_of_no_look() {
             scope.spawn(|| client.request("k").cancel(&cancel).lock().unwrap_err());
             looks.recv_timeout(MINUTE).unwrap();
         }
-        // The first of them looks once more when the store tells.
+        // The first in line looks once more when the store wakes it.
         while looks.recv_timeout(Duration::from_secs(2)).is_ok() {}
-        // On a busy machine that comes only now, once.
+        // On a busy machine that look may come only now, once.
         let is_silent = (0..2).any(|_| looks.recv_timeout(Duration::from_secs(4)).is_err());
         cancel.cancel();
         assert!(is_silent, "it tells again and again");

@@ -1,4 +1,4 @@
-//! What the feature `tracing` says, by a subscriber of that crate.
+//! What the feature `tracing` reports, as seen by a subscriber of that crate.
 
 use std::fmt::{Debug, Write};
 use std::sync::Arc;
@@ -102,7 +102,7 @@ fn each_event_has_the_level_and_the_fields_of_the_docs() {
             "DEBUG wait_ended db.system.name=memory leasehold.key=a leasehold.end=timed_out",
             "INFO released db.system.name=memory leasehold.key=a",
         ] {
-            // What a heartbeat had to tell of the key comes first, by another thread.
+            // Another thread may first report what a heartbeat did with the key.
             soon(line);
         }
 
@@ -132,7 +132,7 @@ fn the_docs_name_the_events_and_fields_that_there_are() {
     let (docs, code) = source.split_once("use std::fmt").unwrap();
     let made: Vec<&str> = code.split('"').skip(1).step_by(2).collect();
     assert!(made.len() > 40, "{made:?}");
-    // The name of the event comes first, and is in the table; so are all fields.
+    // The first part is the name of the event. It must be in the table, and so must all fields.
     let others = ["leasehold", "Tracing", "system"];
     for name in made.into_iter().filter(|name| !others.contains(name)) {
         assert!(docs.contains(&format!("`{name}`")), "the docs do not say {name}");

@@ -1,6 +1,6 @@
-//! Bad input and a server that is not there, as every store behind a network tells them: within the deadline, and
-//! without a secret. A store's `errors` has its URLs and its own words.
-#![allow(dead_code)] // Each store uses its own part of it.
+//! Bad input and a server that is not there, as every store behind a network reports them: within the deadline, and
+//! without secrets. The URLs and words of one store are in its own `errors`.
+#![allow(dead_code)] // Each store uses only a part of it.
 
 use std::error::Error as _;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use leasehold::{ClientBuilder, Error, ErrorKind, LockClient};
 use crate::support::harness::{PATIENCE, connected, within};
 use crate::support::nobody;
 
-/// The error with all its causes, which have no secret of a test in them.
+/// The error with all its causes, which must not contain a secret of a test.
 pub fn text(error: &Error) -> String {
     let mut text = format!("{error} {error:?}");
     let mut next = error.source();
@@ -22,7 +22,8 @@ pub fn text(error: &Error) -> String {
     text
 }
 
-/// Before anything is sent, in these words. Of a canary that a wrong URL tears apart its end is not said either.
+/// Asserts that these URLs are refused before anything is sent, in these words. Even if a wrong URL tears a canary
+/// apart, its end is not shown.
 pub fn are_refused<'a>(urls: impl IntoIterator<Item = (impl AsRef<str>, &'a str)>) {
     for (url, says) in urls {
         let url = url.as_ref();
@@ -33,9 +34,9 @@ pub fn are_refused<'a>(urls: impl IntoIterator<Item = (impl AsRef<str>, &'a str)
     }
 }
 
-/// Connects to `HOST` or `HOST:PORT` where nobody serves, with each of these timeouts in seconds.
+/// Connects to `HOST` or `HOST:PORT` where there is no server, with each of these timeouts in seconds.
 pub fn no_server_is_told(timeouts: &[u64], at: impl Fn(&str) -> ClientBuilder, check: impl Fn(&str, &Error)) {
-    // Nobody listens; nobody answers; somebody accepts and says nothing; nobody knows the name.
+    // Nothing listens; nothing answers; a server accepts and says nothing; no resolver knows the name.
     let (closed, mute, silent) = (nobody::Closed::new(), nobody::Mute::new(), nobody::silent());
     let silent = silent.local_addr().unwrap().to_string();
     for host in [&closed.address(), &mute.address(), &silent, nobody::NO_NAME] {
@@ -49,7 +50,7 @@ pub fn no_server_is_told(timeouts: &[u64], at: impl Fn(&str) -> ClientBuilder, c
     }
 }
 
-/// The host with a port, with this one if it says none.
+/// The host with its port, or with this one if it has none.
 pub fn with_port(host: &str, port: u16) -> String {
     if host.contains(':') { host.to_owned() } else { format!("{host}:{port}") }
 }

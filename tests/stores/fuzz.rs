@@ -1,4 +1,4 @@
-//! The corpus of `tests/fuzz`, replayed and changed at random, without a fuzzer. `LEASEHOLD_TEST_OPS` says how often.
+//! Replays the corpus of `tests/fuzz` and random changes of it, without a fuzzer. `LEASEHOLD_TEST_OPS` says how often.
 
 #[path = "../fuzz/targets.rs"]
 mod targets;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use crate::support::seed::{seed, setting};
 
-/// What one of the corpus may get in its place, beside random bytes.
+/// What may replace a piece of a corpus file, in addition to random bytes.
 const PIECES: [&str; 20] = [
     "null",
     "true",
@@ -32,7 +32,7 @@ const PIECES: [&str; 20] = [
     "-009999-01-02T01:59:59Z",
 ];
 
-/// Each file as it is, and then many that come from one of them by some changes.
+/// Runs each file as it is, and then many that are made from one of them by some changes.
 fn replay(name: &str, target: fn(&[u8])) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/corpus").join(name);
     let mut files: Vec<_> = folder.read_dir().expect("a corpus").map(|entry| entry.expect("a file").path()).collect();
@@ -64,7 +64,7 @@ fn change(bytes: &mut Vec<u8>, corpus: &[Vec<u8>], random: &mut fastrand::Rng) {
         1 => bytes.splice(from..to, [random.u8(..)]).for_each(drop),
         2 => bytes.splice(from..from, bytes[from..to].to_vec()).for_each(drop),
         3 => bytes.splice(from..to, random.choice(PIECES).expect("a piece").bytes()).for_each(drop),
-        // A whole word or number in place of another one.
+        // A whole word or number in the place of another one.
         4 => {
             let ends = |byte: &u8| !byte.is_ascii_alphanumeric() && *byte != b'-';
             let start = bytes[..from].iter().rposition(ends).map_or(0, |at| at + 1);

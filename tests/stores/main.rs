@@ -1,5 +1,5 @@
-//! The stores: the contract that each of them keeps, what only one of them has to keep, and the servers and proxies
-//! of the tests themselves.
+//! The stores: the contract that each of them keeps, what only one of them must keep, and the servers and proxies of
+//! the tests themselves.
 
 mod conformance;
 mod differential;

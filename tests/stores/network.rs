@@ -1,7 +1,8 @@
-//! A network that fails: each write is cut off before and after the server, unanswered, late, or there twice. What is
-//! repeated finds itself, by the driver or by us, and what is given up leaves nothing. These are the steps that are the
-//! same with each store whose requests a proxy can tell apart; its `faults` has its network, and what is its own.
-#![allow(dead_code)] // Each store uses its own part of it.
+//! A network that fails: each write is cut off before and after the server, gets no answer, is late, or arrives twice.
+//! A repeat by the driver or by us finds the first try, and what is given up leaves nothing. These are the steps that
+//! are the same for each store whose requests a proxy can tell apart. A store's `faults` has its network, and what is
+//! its own.
+#![allow(dead_code)] // Each store uses only a part of it.
 
 use std::time::{Duration, Instant};
 
@@ -17,34 +18,34 @@ use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
 
-/// For so long a driver looks for a server before it gives up its own repeat.
+/// How long a driver looks for a server before it gives up its own repeat.
 const DRIVERS_LOOK: Duration = Duration::from_secs(3);
-/// Longer than a request and a driver's own repeat take, shorter than what is late.
+/// Longer than a request and a driver's own repeat take, and shorter than what is late.
 pub const SHORT: Duration = Duration::from_millis(1_500);
 pub const LATE: Duration = Duration::from_millis(2_500);
 pub const MODES: [Mode; 2] = [Mode::Exclusive, Mode::Shared];
 
-/// A store behind a faulty network, and one beside it.
+/// A store behind a faulty network, and one next to it that meets no fault.
 pub struct Behind<Room> {
     pub proxy: Proxy,
     pub store: Box<dyn Backend>,
     pub beside: Box<dyn Backend>,
     pub kind: Kind,
-    /// What goes with the test.
+    /// What must live as long as the test.
     pub room: Room,
 }
 
 /// What differs from store to store.
 pub struct Kind {
-    /// What every request that writes has in it, and none that reads.
+    /// The text that every request that writes contains, and no request that reads.
     pub write: &'static str,
-    /// The driver repeats once what was cut off, with a number by which the server does it once.
+    /// The driver repeats once what was cut off, under a number that makes the server do it only once.
     pub driver_repeats: bool,
-    /// It has a set of who gave up.
+    /// Whether the store remembers given-up grants.
     pub remembers_who_gave_up: bool,
-    /// What one write does to who holds the key.
+    /// The ways in which one write can end a hold.
     pub ends: &'static [Purpose],
-    /// How the next write comes late and is not answered.
+    /// How the next write can be late and get no answer.
     pub late: Network,
     /// What happens to an acquire that is given up, in which modes, and to its key meanwhile.
     pub given_up: &'static [(Network, &'static [Mode], Meanwhile)],
@@ -54,9 +55,9 @@ pub struct Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Meanwhile {
     Nothing,
-    /// Another holds it from before, and releases it before the late one comes.
+    /// Another holder has the key from before, and releases it before the late acquire arrives.
     Held,
-    /// Another is granted it once it is given up, and releases it.
+    /// Another client is granted the key after the acquire was given up, and releases it.
     Left,
 }
 
@@ -67,7 +68,7 @@ pub struct Case {
     times: u64,
     pub is_answered: bool,
     pub is_written: bool,
-    /// The answer is that of a copy, which found what the first one did.
+    /// The answer belongs to a copy, which found what the first request did.
     is_found: bool,
 }
 
@@ -76,14 +77,14 @@ impl Case {
         format!("{mode} {:?} {} {nth}", self.network, self.times)
     }
 
-    /// Whether the driver has not repeated what was cut off, since it found no server in time: one that stood still, or
+    /// Whether the driver did not repeat what was cut off, because it found no server in time: the server stalled, or
     /// this host.
     fn was_left(&self, began: Instant, is_unknown: bool) -> bool {
         let is_cut = !matches!(self.network, Network::Twice(_));
         is_unknown && is_cut && self.is_answered && began.elapsed() >= DRIVERS_LOOK
     }
 
-    /// That this is so exactly where the request is written; without an answer that may take its time.
+    /// Asserts that this is so exactly if the request is written. Without an answer, that may take a while.
     pub fn is_seen(&self, what: &str, mut is_so: impl FnMut() -> bool) {
         if self.is_written {
             wait_until(what, is_so);
@@ -128,33 +129,33 @@ pub fn by() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// That the faults so far have each met a request; they are over.
+/// Asserts that each of the faults so far has met a request, and ends them.
 #[track_caller]
 pub fn all_were_met(proxy: &Proxy) {
     let unmet = proxy.clear();
     assert!(unmet.is_empty(), "no request met {unmet:?}");
 }
 
-/// Until when a call may take whose request suffers this. Were the time over before the request has left this host, which
-/// may stand still for seconds, the fault would meet the next one.
+/// The deadline of a call whose request meets this. If the time was over before the request has left this host, which
+/// may stall for seconds, the fault would meet the next request.
 fn by_in(network: Network) -> Deadline {
     match network {
-        // It comes soon after.
+        // The request arrives soon after the deadline.
         Network::Late(_) => by(),
         Network::HoleToServer | Network::DropAnswer => Deadline::after(2 * LATE),
-        // The caller hears what came of it.
+        // The caller learns the outcome.
         _ => soon(),
     }
 }
 
 impl<Room> Behind<Room> {
-    /// The next writes suffer this.
+    /// The next writes meet this fault.
     fn faults(&self, times: u64, network: Network) {
         self.all_were_met();
         self.proxy.add(Rule::next(times, network).on(self.kind.write));
     }
 
-    /// The next write does.
+    /// The next write meets this fault.
     pub fn fault(&self, network: Network) {
         self.faults(1, network);
     }
@@ -171,7 +172,7 @@ impl<Room> Behind<Room> {
         self.record(key).holders().map(|(_, holder)| holder.clone()).collect()
     }
 
-    /// Every write that is on its way has arrived.
+    /// Waits until every write that is on its way has arrived.
     pub fn wait_for_late(&self, key: &str) {
         self.proxy.wait_until("late requests are delivered", |all| {
             let mut writes = all.iter().filter(|one| one.has(self.kind.write) && one.has(key)).peekable();
@@ -179,8 +180,8 @@ impl<Room> Behind<Room> {
         });
     }
 
-    /// How the next write comes late, the more so the more often it was too early for a busy machine. Less than ten
-    /// seconds: then PostgreSQL would stop a late acquire by the time alone.
+    /// How late the next write is: the later, the more often it was too early for a busy machine. Always less than ten
+    /// seconds, after which PostgreSQL would stop a late acquire by the time alone.
     fn late(&self, times: u32) -> (Network, Duration) {
         let most = 3 * LATE;
         match self.kind.late {
@@ -190,7 +191,7 @@ impl<Room> Behind<Room> {
         }
     }
 
-    /// Asks, and gets no answer.
+    /// An acquire that gets no answer.
     #[track_caller]
     pub fn unanswered(&self, attempt: &mut Attempt) {
         let answer = sent(|| self.store.acquire(attempt, &by()));
@@ -213,7 +214,8 @@ impl<Room> Behind<Room> {
         }
     }
 
-    /// Runs `step` for each mode and each of the cases, with a key of its own, again where it says that the case was left.
+    /// Runs `step` for each mode and each case, with a key of its own; again if it returns that the driver left the
+    /// case.
     pub fn each(&self, step: impl Fn(&str, Mode, Case) -> bool) {
         for mode in MODES {
             for case in self.kind.cases() {
@@ -224,7 +226,7 @@ impl<Room> Behind<Room> {
     }
 }
 
-/// Makes a test of each step of a store behind its network.
+/// Makes a test of each step, for a store behind its network.
 macro_rules! steps {
     ($behind:ident: $($step:ident),+ $(,)?) => {$(
         #[test]
@@ -318,7 +320,8 @@ pub fn a_release_that_is_repeated_frees_and_frees_nobody_else<R>(at: &Behind<R>)
             if mode == Mode::Shared {
                 let mut other = shared(&*at.beside, &key);
                 granted(&*at.beside, &mut other);
-                // Where the latest end is written apart it is this one's, and so one request does it.
+                // On a store that also notes the latest end, that is now this holder's, so one request does the
+                // release.
                 sent(|| at.beside.renew(&mut other, renewal(Lease::For(2 * LEASE)), &soon()));
                 others.push(at.record(&key).standing(other.grant()).unwrap().1.clone());
             }
@@ -345,7 +348,7 @@ pub fn a_release_that_is_late_frees_nobody_else<R>(at: &Behind<R>) {
     assert!([1, 2, 4].into_iter().any(|times| a_late_release_frees_nobody_else(at, times)), "it came first each time");
 }
 
-/// Whether it was released before the late one came.
+/// Returns whether the lock was released before the late release arrived.
 fn a_late_release_frees_nobody_else<R>(at: &Behind<R>, times: u32) -> bool {
     let mut a = exclusive(&*at.store, &format!("late release {times}"));
     granted(&*at.store, &mut a);
@@ -379,7 +382,7 @@ pub fn a_transfer_that_is_repeated_finds_itself<R>(at: &Behind<R>) {
             return false;
         }
         assert_eq!(matches!(first, Acquired::Unknown(_)), !case.is_answered, "{key}: {first:?}");
-        // Never a gap.
+        // There is never a gap between the two holders.
         case.is_seen(key, || at.holders(key)[0] != old);
         let new = at.settled(&mut b);
         assert!(new.token > old.token, "{key}");
@@ -401,7 +404,7 @@ pub fn what_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &Behind<R>) 
             a.sends = 1;
             let answer = sent(|| at.store.acquire(&mut a, &by_in(*network)));
             assert!(matches!(answer, Acquired::Unknown(_)), "{key}: {answer:?}");
-            // Where a session stops it, it goes by in there, also where there is no row.
+            // If a session stops the late acquire, this release goes through that session, even if there is no row.
             let released = sent(|| at.store.release(&mut a, Purpose::GiveUp, &soon()));
             assert!(!matches!(released, Released::Unknown(_)), "{key}: {released:?}");
             let is_held = matches!(released, Released::HeldByOther(_));
@@ -428,7 +431,7 @@ pub fn a_transfer_that_is_given_up_leaves_nothing_however_late_it_comes<R>(at: &
     assert!([1, 2, 4].into_iter().any(|times| a_late_transfer_leaves_nothing(at, times)), "it came first each time");
 }
 
-/// Whether it was given up before it came.
+/// Returns whether the transfer was given up before it arrived.
 fn a_late_transfer_leaves_nothing<R>(at: &Behind<R>, times: u32) -> bool {
     let mut a = exclusive(&*at.store, &format!("passed on {times}"));
     let old = granted(&*at.store, &mut a);
@@ -454,7 +457,7 @@ fn a_late_transfer_leaves_nothing<R>(at: &Behind<R>, times: u32) -> bool {
 
 pub fn a_copy_of_what_was_granted_and_released_is_not_granted<R>(at: &Behind<R>) {
     for mode in MODES {
-        // By the one that has the session, and by one that has not, where there is any.
+        // Released with the acquire's session, and without it, where there is one.
         for has_native in [true, false] {
             let mut a = attempt(&*at.store, &format!("copy {mode} {has_native}"), mode);
             at.fault(at.kind.late);

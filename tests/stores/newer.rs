@@ -1,4 +1,4 @@
-//! A row of a newer version, in a form that this one cannot read: what is told is the version, not a damage.
+//! A row of a newer version, in a form that this one can't read: the error names the version, and no damage.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use crate::support::bench::builder_over;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
-/// `change` makes the row with this key one of format 2.0, of another kind.
+/// `change` gives the row with this key the format 2.0 and another kind.
 pub fn its_version_is_told(store: impl Backend + 'static, change: impl Fn(&str)) {
     let client = builder_over(Arc::new(store), Clock::system()).connect().unwrap();
     for key in ["a", "newer"] {
@@ -34,7 +34,7 @@ pub fn its_version_is_told(store: impl Backend + 'static, change: impl Fn(&str))
         let listed = client.list(&filter).unwrap();
         assert_eq!(listed.iter().map(|status| status.key()).collect::<Vec<_>>(), ["a"]);
     }
-    // No more than its own group.
+    // A group call meets only the rows of its own group.
     assert!(client.unlock("of nobody").unwrap().is_empty());
     assert_eq!(client.unlock("of others").unwrap_err().key(), Some("newer shared"));
 }

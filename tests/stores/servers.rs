@@ -1,4 +1,4 @@
-//! The harness of the real servers: found or started, shared, and gone with the run.
+//! The harness of the real servers: they are found or started, shared, and gone after the run.
 #![cfg(target_os = "linux")]
 
 use std::fs;
@@ -17,7 +17,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use tempfile::TempDir;
 
-/// Tells a process that it shall use a server until its standard input ends.
+/// Tells a process to use a server until its standard input ends.
 const USER: &str = "LEASEHOLD_TEST_SERVER_USER";
 
 /// The processes that use a server begin here.
@@ -41,7 +41,7 @@ fn user_command(cache: &Path) -> Command {
     command
 }
 
-/// A process that uses the server of this cache. Killed when dropped.
+/// A process that uses the server of this cache. It is killed when dropped.
 struct User {
     child: Child,
     lines: BufReader<ChildStdout>,
@@ -55,7 +55,7 @@ impl User {
         User { child, lines: BufReader::new(output), _input: input }
     }
 
-    /// Where its server is.
+    /// The address of its server.
     #[track_caller]
     fn url(&mut self) -> String {
         let url = self.lines.by_ref().lines().map_while(Result::ok).find_map(|line| {
@@ -73,7 +73,8 @@ impl Drop for User {
     }
 }
 
-/// A cache without a running server; what a start takes is there. None where there are no servers at all.
+/// A cache without a running server, in which everything that a start needs exists. `None` if there are no servers at
+/// all.
 fn cache() -> Option<TempDir> {
     dynamodb_local()?;
     if std::env::var_os(SERVER.env).is_some() {
@@ -85,7 +86,7 @@ fn cache() -> Option<TempDir> {
     Some(cache)
 }
 
-/// The processes that work for the server of this cache, with their names.
+/// The processes that work for the server of this cache, and their names.
 fn processes(cache: &Path) -> Vec<(Pid, String)> {
     let room = cache.join("running").join(SERVER.name).canonicalize().unwrap_or_default();
     let of = |entry: fs::DirEntry| {
@@ -102,7 +103,8 @@ fn assert_none_left(cache: &Path) {
     wait_until("no process of the server is left", || processes(cache).is_empty());
 }
 
-/// It is asked again: once, it has five seconds, and a busy server may stand still. One that is gone never answers.
+/// Asks several times, because one try has only five seconds, and a busy server may stall. One that is gone never
+/// answers.
 #[track_caller]
 fn assert_serves(url: &str) {
     wait_until("it serves", || (SERVER.ready)(url));
@@ -123,14 +125,15 @@ fn one_server_serves_all_users_and_goes_with_the_last() {
     let count = processes(cache).iter().filter(|(_, name)| name == "java").count();
     assert_eq!(count, 1);
 
-    // Killed, all but one: it stays.
+    // All but one user are killed, and the server stays.
     let last = users.pop().unwrap();
     drop(users);
     std::thread::sleep(LINGER + Duration::from_secs(1));
-    // It must not have gone while it had a user.
+    // The server must not go while it has a user.
     assert_serves(&urls[0]);
 
-    // The next comes right after the last, as test binaries do. On a busy machine it may come too late, and again.
+    // The next user comes right after the last one, as test binaries do. On a busy machine it may come too late, and is
+    // repeated.
     let (mut user, mut url) = (last, urls[0].clone());
     for tries in 1.. {
         let left = Instant::now();
@@ -149,7 +152,7 @@ fn one_server_serves_all_users_and_goes_with_the_last() {
     assert_none_left(cache);
     assert!(!(SERVER.ready)(&url));
 
-    // And again from nothing.
+    // The same again, from nothing.
     let mut again = User::start(cache);
     assert_serves(&again.url());
     drop(again);
@@ -182,7 +185,7 @@ fn the_server_dies_with_its_supervisor_and_is_started_anew() {
         }
     }
     assert_none_left(cache);
-    // What it left behind names a server that is gone.
+    // The server that is gone left its address behind.
     let mut next = User::start(cache);
     let other = next.url();
     assert_ne!(url, other);
@@ -191,7 +194,7 @@ fn the_server_dies_with_its_supervisor_and_is_started_anew() {
     assert_none_left(cache);
 }
 
-/// What a user says that has no Java.
+/// What a user without Java prints.
 fn without_java(prepare: impl FnOnce(&mut Command)) -> (bool, String) {
     let (cache, empty) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let mut command = user_command(cache.path());
@@ -221,7 +224,7 @@ fn a_missing_server_fails_where_it_is_required() {
 #[test]
 fn the_named_server_is_used_as_it_is() {
     let Some(url) = dynamodb_local() else { return };
-    // It is asked once and has five seconds, and a busy server may stand still.
+    // One try has only five seconds, and a busy server may stall, so this is repeated.
     wait_until("it is used", || {
         let (passed, said) = without_java(|command| {
             command.env(SERVER.env, &url).arg("--nocapture");
@@ -253,7 +256,7 @@ fn a_fetch_runs_once_and_only_its_success_stays() {
     let fake = Server { name: "fake", fetch, ..SERVER };
     let cache = tempfile::tempdir().unwrap();
     assert_eq!(home(&fake, cache.path()), Err("no network".to_owned()));
-    // Each opens the lock for itself, as processes do.
+    // Each thread opens the lock file for itself, as processes do.
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..4).map(|_| scope.spawn(|| home(&fake, cache.path()))).collect();
         for thread in threads {
@@ -271,7 +274,7 @@ fn mongod_serves_as_a_replica_set_and_goes_with_its_last_user() {
     if std::env::var_os(mongod::SERVER.env).is_some() {
         return;
     }
-    // One of its own.
+    // A server of its own.
     let room = tempfile::tempdir().unwrap();
     let running = crate::support::servers::run(&mongod::SERVER, room.path()).unwrap();
     let host = running.url.strip_prefix("mongodb://").unwrap().split('/').next().unwrap().to_owned();
@@ -304,6 +307,6 @@ fn the_emulator_of_spanner_serves_both_sides_and_goes_with_its_last_user() {
     drop(running);
     wait_until("it serves still", || (spanner::SERVER.ready)(&again.url));
     drop(again);
-    // Both the gateway, which serves REST, and the emulator behind it.
+    // Both the gateway, which serves REST, and the emulator behind it must be gone.
     wait_until("nobody serves there", || std::net::TcpStream::connect(&url).is_err() && !(spanner::SERVER.ready)(&url));
 }

@@ -1,5 +1,5 @@
-//! A copy of an acquire comes late: its client has given it up, and meanwhile a rival has or had the lock. Nothing comes of
-//! the copy, and the rival's hold goes on. The keys are few, so that their rows remember several who gave up.
+//! A late copy of an acquire: its client has given it up, and meanwhile a rival has or had the lock. The copy has no
+//! effect, and the rival's hold goes on. There are few keys, so that their rows remember several given-up grants.
 //!
 //! `LEASEHOLD_TEST_LONG` makes it 10,000 copies on each store; `LEASEHOLD_TEST_SEED` repeats a run.
 
@@ -19,11 +19,11 @@ use crate::support::seed::seed;
 use crate::support::stores::{Store, for_each_store, on, soon};
 use crate::support::wait::wait_until;
 
-/// So many threads, each with a store of its own: most of the time is that of the way to a server.
+/// How many threads there are, each with a store of its own: most of the time is spent on the way to a server.
 const LANES: usize = 4;
 const LONG: usize = 10_000;
 const KEYS: [&str; 3] = ["a", "b", "c"];
-/// At most so many copies of a lane are under way at once.
+/// How many copies of a lane are under way at once, at most.
 const UNDER_WAY: usize = 4;
 
 macro_rules! nothing_comes_of_a_late_copy {
@@ -36,7 +36,7 @@ macro_rules! nothing_comes_of_a_late_copy {
 }
 for_each_store!(nothing_comes_of_a_late_copy);
 
-/// How many copies come in each run: so many as take some seconds.
+/// How many copies come in each run: as many as take some seconds.
 fn copies(store: &Store) -> usize {
     if std::env::var_os("LEASEHOLD_TEST_LONG").is_some() {
         return LONG;
@@ -69,7 +69,7 @@ fn nothing_comes_of_a_late_copy(store: &Store) {
     println!("{}: {seen} late copies in {begun} rounds", store.module);
 }
 
-/// Else nothing that is seen here would be due to the give-up. A busy machine may not send it in time.
+/// Otherwise nothing that is seen here would be due to the give-up. A busy machine may not send the copy in time.
 fn comes_unless_given_up(store: &Store, nth: usize) -> bool {
     let sides = ways::of(store);
     let mut late = attempt(&*sides.first, &format!("control {nth}"), Mode::Exclusive);
@@ -77,26 +77,28 @@ fn comes_unless_given_up(store: &Store, nth: usize) -> bool {
     came && get(&*sides.rival, &late.key).record.standing(late.grant()).is_some()
 }
 
-/// A store by the client that gives up and by its rival.
+/// The store, as the client that gives up uses it, and as its rival does.
 struct Sides {
     first: Arc<dyn Backend>,
     rival: Arc<dyn Backend>,
     way: Box<dyn Way>,
-    /// What goes with the test.
+    /// What must live as long as the test.
     _room: Box<dyn std::any::Any>,
 }
 
-/// The way of the first one's acquires to the store.
+/// The way of the first client's acquires to the store.
 trait Way {
-    /// Asks and gets no answer, for the request is held on its way. False where the store says that nothing was sent.
+    /// Sends an acquire that gets no answer, because it is held on its way. Returns `false` if the store reports that
+    /// nothing was sent.
     fn hold(&self, store: &dyn Backend, attempt: &mut Attempt) -> bool;
 
-    /// Whether what was sent is held once `hold` says so: a busy machine may send it only when nothing is held any more.
+    /// Whether `hold` guarantees that the request is held: a busy machine may send it only when nothing is held any
+    /// more.
     fn is_sure(&self) -> bool {
         true
     }
 
-    /// The store gets what is held, and is done with it; how many that were.
+    /// Delivers what is held, and waits until the store is done with it. Returns how many requests that were.
     fn deliver(&self) -> usize;
 }
 
@@ -123,7 +125,7 @@ struct Lane {
     sides: Sides,
     rng: fastrand::Rng,
     under_way: Vec<GrantId>,
-    /// By key: the last token that was granted.
+    /// The last token that was granted, by key.
     highest: BTreeMap<&'static str, u64>,
 }
 
@@ -133,7 +135,7 @@ impl Lane {
         Lane { sides, rng, under_way: Vec::new(), highest: BTreeMap::new() }
     }
 
-    /// An acquire that is given up, and what comes after it; how many late copies came.
+    /// One acquire that is given up, and what comes after it. Returns how many late copies came.
     fn round(&mut self) -> usize {
         let first = self.sides.first.clone();
         let key = *self.rng.choice(&KEYS).unwrap();
@@ -199,7 +201,7 @@ impl Lane {
         self.rises(attempt, answer)
     }
 
-    /// It is granted, and its token is above all before.
+    /// Asserts that the acquire is granted, and that its token is above all before.
     fn rises(&mut self, attempt: &Attempt, answer: Acquired) -> Holder {
         let Acquired::Granted { holder, .. } = answer else {
             panic!("{}: {answer:?}, with {:?} under way", attempt.key, self.under_way)
@@ -211,7 +213,7 @@ impl Lane {
         holder
     }
 
-    /// Nobody stands but the one that was granted the lock last, and no token was used up.
+    /// Asserts that only the last grant is a holder, and that no token was used up.
     fn check(&self, standing: Option<(&str, &Holder)>, meanwhile: Meanwhile) {
         for key in KEYS {
             let record = get(&*self.sides.rival, key).record;

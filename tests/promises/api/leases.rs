@@ -30,7 +30,7 @@ fn faulty_by(store: &Opened, set: fn(ClientBuilder) -> ClientBuilder) -> (Leases
     (set(builder_over(faulty, store.clock.clone())).connect().unwrap().leases("space"), faults)
 }
 
-/// The lease that a call with an error of kind `Impossible` found.
+/// The lease that a call found when it failed with kind `InvalidLease`.
 #[track_caller]
 pub(super) fn found(impossible: Result<impl std::fmt::Debug, Error>) -> Option<LeaseStatus> {
     let error = impossible.unwrap_err();
@@ -372,7 +372,7 @@ fn a_keeper_extends_and_its_drop_ends_nothing() {
         // Closing the client does not end it either.
         let client = store.client();
         let keeper = client.leases("space").keep("app", "unit/0", MINUTE).unwrap();
-        // Client-wide releases must not end the lease, so `held` does not list it.
+        // A caller that releases all that a client holds must not end the lease, so `held` does not list it.
         assert!(client.held().is_empty());
         client.close().unwrap();
         assert!(!keeper.is_held());

@@ -249,7 +249,7 @@ fn who_waits_behind_one_that_hangs_gets_what_another_client_released() {
             scope.spawn(move || if of_any { client.lock_any(["k"]) } else { client.lock("k") }.unwrap().release())
         });
         held.release().unwrap();
-        // This must happen before a waiter would look again by itself (to learn whether the wait should be warned of).
+        // Before a waiter would wake by itself, which it does after half a minute to warn of its wait.
         let by = Instant::now() + Duration::from_secs(20);
         for second in second {
             second.join().unwrap().unwrap();

@@ -10,11 +10,11 @@ use leasehold::{ErrorKind, SameOwner};
 use crate::behaviours::{Bench, LONG, Store, connected, renews, wait_until, waits_in_vain};
 
 const MINUTE: Duration = Duration::from_secs(60);
-/// More than a busy machine takes from a wait.
+/// More time than a busy machine can take from a wait.
 pub const SECONDS: Duration = Duration::from_secs(7);
 
-/// What came of the first of these calls that made such a request more than once: on a busy machine the time of a call
-/// may be over before that.
+/// The outcome of the first of these calls that made a request of this kind more than once: on a busy machine the time
+/// of a call may be over before that.
 fn repeated<T>(bench: &Bench, call: Call, make: impl Fn() -> T) -> T {
     let count = || bench.faults.count(call);
     let mut made = (0..10).map(|_| (count(), make()));
@@ -25,12 +25,12 @@ pub fn b02_a_request_that_the_network_doubles_is_no_failure(store: &Store) {
     let bench = Bench::on(store);
     let client = bench.client();
     bench.faults.next(Call::Acquire, Fault::Twice);
-    // A renewal is waited for a third of it.
+    // A renewal is waited for at most a third of the lease.
     let guard = client.request("k").lease(3 * LONG).lock().unwrap();
     bench.faults.next(Call::Renew, Fault::Twice);
     renews(&guard);
     bench.faults.next(Call::Release, Fault::Twice);
-    // The second copy finds nothing, and that is told: it could be an operator's release.
+    // The second copy finds nothing, and the release reports that: an operator could have released the lock.
     let _ = guard.release();
     assert!(client.get("k").unwrap().unwrap().is_free());
 }
@@ -119,7 +119,7 @@ pub fn b03_an_unanswered_acquire_is_given_up_when_half_its_lease_is_over_and_not
     assert_eq!(bench.faults.count(Call::Release), 0, "it was given up too early");
     bench.advance(MINUTE / 2 + Duration::from_secs(1));
     bench.wait_for_call(Call::Release, 0);
-    // Then it is asked for anew.
+    // Then the lock is asked for again.
     bench.faults.heal();
     waiter.join().unwrap().unwrap();
 }
@@ -142,15 +142,16 @@ pub fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with(store: &Store
     let client = connected(|| bench.builder().request_timeout(bench.brief()));
     for fault in [Fault::FailBefore, Fault::HangBefore] {
         bench.faults.always(Call::Read, fault);
-        // Of two looks the first was not cut off by the end of the wait, which says nothing about the store.
+        // Of two looks, the first can't have been cut off by the end of the wait, which would say nothing about the
+        // store.
         let error = repeated(&bench, Call::Read, || client.request("k").wait(bench.wait()).lock()).unwrap_err();
         assert_eq!((error.kind(), error.holders().len()), (ErrorKind::Store, 0), "{error}");
         let error = repeated(&bench, Call::Read, || client.try_lock_for("k", bench.wait())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Store, "{error}");
     }
-    // Nothing is known of a store that a last request was not waited for.
+    // If the end of the wait cuts off its only look, nothing is known about the store.
     let client = bench.builder().connect().unwrap();
-    // Of a wait that came to look: on a busy machine its time may be over before it has asked for the lock.
+    // Repeats a wait until it has looked: on a busy machine its time may be over before it has asked for the lock.
     let ends = || {
         let mut waits = (0..10).map(|_| {
             let (before, asked) = (bench.faults.count(Call::Read), Instant::now());
@@ -158,7 +159,7 @@ pub fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with(store: &Store
             (bench.faults.count(Call::Read) > before, asked.elapsed(), error)
         });
         let (_, took, error) = waits.find(|(has_looked, ..)| *has_looked).expect("it looks");
-        // Of a store that is silent for a second it is known.
+        // If the store is silent for a whole second, it counts as in trouble.
         let is_silent = took >= Duration::from_secs(1) && error.kind() == ErrorKind::Store;
         assert!(is_silent || (error.kind(), error.holders().len()) == (ErrorKind::TimedOut, 1), "{error}");
     };
@@ -170,7 +171,7 @@ pub fn a_store_that_goes_away_in_a_wait_is_what_the_wait_ends_with(store: &Store
 pub fn b03_an_acquire_that_is_refused_for_good_ends_the_call_and_leaves_nothing(store: &Store) {
     let bench = Bench::on(store);
     let client = bench.client();
-    // Its answer was lost, so the lock may be held already.
+    // The answer of the first acquire is lost, so the lock may be held already.
     bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
     bench.faults.next(Call::Acquire, Fault::Refuse);
     assert_eq!(client.lock("k").unwrap_err().kind(), ErrorKind::Permission);
@@ -189,7 +190,7 @@ pub fn b03_a_first_renewal_that_is_refused_for_good_ends_the_call_and_leaves_not
 
 pub fn b03_a_first_renewal_that_is_not_answered_is_repeated(store: &Store) {
     let bench = Bench::on(store);
-    // The first try has half of it, and the repeat what is left then.
+    // The first try has half of the request timeout, and the repeat what is left then.
     let client = connected(|| bench.builder().request_timeout(LONG / 2));
     bench.faults.next(Call::Renew, Fault::ApplyThenHang);
     let guard = client.request("k").lease(60 * MINUTE).try_lock().unwrap().expect("it is free");
@@ -212,7 +213,7 @@ pub fn b10_grants_that_come_too_late_are_asked_for_more_and_more_rarely(store: &
 pub fn b10_a_grant_that_comes_too_late_to_be_used_is_not_returned(store: &Store) {
     let bench = Bench::on(store);
     let client = bench.builder().lease(Duration::from_secs(4)).connect().unwrap();
-    // The store grants at once, the answer takes longer than lease less margin.
+    // The store grants at once, but the answer takes longer than the lease minus its margin.
     bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(Duration::from_millis(3800)));
     let guard = client.lock("k").unwrap();
     assert!(bench.faults.count(Call::Acquire) > 1, "the late grant was returned");
@@ -274,7 +275,7 @@ pub fn b15_losing_a_race_or_an_error_of_the_store_does_not_end_a_wait(store: &St
         bench.faults.next(Call::Read, Fault::FailBefore);
         bench.faults.next(Call::Acquire, Fault::FailBefore);
     }
-    // The waiter finds it free, and another is faster.
+    // Each time the waiter finds the lock free, another client is faster.
     for _ in 0..20 {
         rival.request("k").same_owner(SameOwner::Replace).owner("rival").acquire().unwrap();
         bench.wait_for_call(Call::Read, bench.faults.count(Call::Read));
@@ -339,7 +340,7 @@ pub fn b15_a_poll_that_fails_is_no_reason_to_ask_for_the_lock(store: &Store) {
     bench.faults.always(Call::Read, Fault::FailBefore);
     bench.wait_for_call(Call::Read, bench.faults.count(Call::Read) + 5);
     assert_eq!(bench.faults.count(Call::Acquire), 1);
-    // What is final is: the request for the lock says it best.
+    // A final refusal of the look is such a reason: the request for the lock gives the best error.
     bench.faults.always(Call::Read, Fault::Refuse);
     bench.wait_for_call(Call::Acquire, 1);
     drop(held);
@@ -357,7 +358,7 @@ pub fn b24_a_grant_found_by_a_repeat_counts_from_the_first_request(store: &Store
     let bench = Bench::on(store);
     let client = bench.builder().lease(Duration::from_secs(10)).margin(Duration::from_secs(1)).connect().unwrap();
     let delay = Duration::from_millis(300);
-    // A heartbeat would give it more time.
+    // A heartbeat would extend the lease.
     bench.faults.always(Call::Renew, Fault::FailBefore);
     bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
     bench.faults.next(Call::Acquire, Fault::Delay(delay));
@@ -374,13 +375,13 @@ pub fn a_lease_with_a_fixed_end_is_not_granted_within_its_margin(store: &Store) 
     let others = Duration::from_secs(110 * 60);
     bench.rival().request("k").lease(others).acquire().unwrap();
     let request = client.request("k").lease_until(std::time::SystemTime::now() + Duration::from_secs(120 * 60));
-    // Its margin is twelve minutes, and only ten are left when the lock is free.
+    // The margin of this lease is twelve minutes, and only ten are left when the lock becomes free.
     let (told, tells) = mpsc::channel();
     let request = request.on_wait(move |_| told.send(()).unwrap_or_default());
     let waiter = std::thread::spawn(move || request.lock().map(|guard| guard.is_held()));
-    // It was refused by then: one that is on its way might find it free, with its whole lease to come.
+    // The lock was refused by then: an acquire still under way might find it free, with its whole lease to come.
     tells.recv_timeout(LONG).expect("it waits");
-    // The clock first, where the rows are made older: found free before, it has its whole lease to come.
+    // The clock is moved before the rows are aged: otherwise the lock might be found free with its whole lease to come.
     let over = others + bench.at.store.info().grace + bench.at.slack;
     bench.clock.advance(over);
     bench.at.age.iter().for_each(|age| age(over));
@@ -392,26 +393,27 @@ pub fn a_lease_with_a_fixed_end_is_not_granted_within_its_margin(store: &Store) 
 pub fn an_adopt_that_is_given_up_unanswered_is_not_called_lost(store: &Store) {
     let bench = Bench::on(store);
     let (client, rival) = (bench.hasty(), bench.rival());
-    // Done or not: nobody can say.
+    // Whether the adopt was done or not, the client can't know.
     for (fault, happened) in [(Fault::ApplyThenFail, true), (Fault::HangBefore, false)] {
         let lock = rival.request("k").acquire().unwrap();
         bench.faults.always(Call::Acquire, fault.clone());
         let before = bench.faults.count(Call::Release);
         let error = std::thread::scope(|scope| {
             scope.spawn(|| {
-                // All is well again once it is given up.
+                // The store works again once the release that gives up the adopt was sent.
                 bench.wait_for_call(Call::Release, before);
                 bench.faults.heal();
             });
             client.adopt(lock.clone()).map(drop).unwrap_err()
         });
         assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{fault:?}: {error}");
-        // What it may have left is given up, and the second adopt knows; it has the time of a usual lease.
+        // If the adopt was done, what it left is given up, and a second adopt reports the loss. It has time for a usual
+        // lease.
         let again = bench.client().adopt(lock);
         assert_eq!(again.as_ref().err().map(|error| error.kind()), happened.then_some(ErrorKind::Lost), "{fault:?}");
         drop(again);
         wait_until("it is free", || client.get("k").unwrap().unwrap().is_free());
-        // So short a lease as the first one's ends by itself where the machine stands still.
+        // The first client's lease is so short that it may end by itself on a machine that stalls.
         assert!(happened || bench.at.record("k").exclusive.is_none(), "it was left to its lease");
     }
 }
@@ -429,13 +431,13 @@ pub fn an_adopt_of_which_one_try_was_not_answered_is_ambiguous_however_the_other
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, true), "{error}");
 }
 
-/// The refusal says that nothing was done, and the lock that was data is nobody's.
+/// The refusal alone would say that nothing was done, but the lock that was data may belong to nobody.
 pub fn an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous(store: &Store) {
     let bench = Bench::on(store);
     let long = bench.builder().lease(2 * MINUTE).connect().unwrap();
     for (client, faults) in [
         (bench.client(), vec![(Call::Acquire, Fault::ApplyThenFail), (Call::Acquire, Fault::Refuse)]),
-        // Its lease is set by a renewal.
+        // A lease this long is set by a renewal.
         (long, vec![(Call::Renew, Fault::Refuse)]),
     ] {
         let lock = bench.rival().request("k").acquire().unwrap();
@@ -444,7 +446,7 @@ pub fn an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous(store: &Store) 
         assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, false), "{error}");
         bench.wait_for_release("k");
     }
-    // Who replaces may have ended another's hold as well.
+    // A request that replaces may have ended the hold of another as well.
     let _replaced = bench.rival().request("k").owner("us").lock().unwrap();
     [Fault::ApplyThenFail, Fault::Refuse].into_iter().for_each(|fault| bench.faults.next(Call::Acquire, fault));
     let replaces = bench.client().request("k").owner("us").same_owner(SameOwner::Replace);
@@ -452,14 +454,14 @@ pub fn an_adopt_that_is_refused_when_it_may_be_done_is_ambiguous(store: &Store) 
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Ambiguous, false), "{error}");
 }
 
-/// Whoever held it before has released it by then, and would be named as the reason.
+/// The previous holder has released the lock by then, and must not be named as the reason.
 pub fn a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_trouble(store: &Store) {
     let bench = Bench::on(store);
-    // So long a lease is set by a renewal.
+    // A lease this long is set by a renewal.
     let client = bench.builder().lease(2 * MINUTE).connect().unwrap();
     bench.faults.always(Call::Renew, Fault::FailBefore);
     let counts = || [Call::Read, Call::Renew].map(|call| bench.faults.count(call));
-    // A server that is silent may not grant it in that time: then again with more.
+    // A server that is silent may not grant the lock in that time: repeat with more time.
     let ended = [1_u32, 2, 4, 8].into_iter().find_map(|times| {
         let held = bench.rival().lock("k").unwrap();
         let (waits, wait) = (client.clone(), times * (Duration::from_secs(2) + bench.wait()));
@@ -468,7 +470,7 @@ pub fn a_wait_whose_lock_was_granted_and_could_not_be_had_in_full_ends_with_the_
         wait_until("it looks", || counts()[0] > reads || waiter.is_finished());
         drop(held);
         wait_until("it is granted", || counts()[1] > renewals || waiter.is_finished());
-        // In the last second it came too late to be held, which is told as if it was not granted.
+        // A grant in the last second comes too late to be held, which is reported as if it was not granted.
         let in_time = Instant::now() + Duration::from_secs(1) < by;
         let error = waiter.join().unwrap().unwrap_err();
         (in_time && counts()[1] > renewals).then_some(error)

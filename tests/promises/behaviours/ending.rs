@@ -122,7 +122,7 @@ pub fn b19_a_lock_that_is_lost_already_says_so_at_its_release(store: &Store) {
     bench.advance(Duration::from_secs(21));
     loss_of(&guard);
     bench.outlast(Duration::ZERO);
-    // A renewal is waited for a third of it.
+    // A renewal is waited for at most a third of the lease.
     let rival = bench.rival().request("k").lease(3 * LONG).lock().unwrap();
     assert_eq!(guard.release().unwrap_err().error().kind(), ErrorKind::Lost);
     assert_eq!(bench.faults.count(Call::Release), 1, "the store may have it still: one request");
@@ -165,7 +165,7 @@ pub fn b20_a_release_waits_for_a_renewal_that_ends_in_time(store: &Store) {
         bench.wait_for_call(Call::Renew, 0);
         let closing = scope.spawn(|| client.close());
         wait_until("the guard knows of its loss", || !guard.is_held());
-        // Time for the wrong thing: to go on with a copy of the attempt.
+        // Gives a wrong close the time to release with a copy of the attempt.
         std::thread::sleep(Duration::from_millis(50));
         drop(stuck);
         assert_eq!(renewing.join().unwrap().unwrap_err().kind(), ErrorKind::Lost);
@@ -179,7 +179,7 @@ pub fn b20_one_release_that_fails_at_close_skips_no_other(store: &Store) {
     let bound = bench.wait().max(SECONDS);
     let client = connected(|| bench.builder().request_timeout(bound).drop_timeout(bound));
     let guards: Vec<_> = (0..40).map(|n| client.lock(&format!("k{n}")).unwrap()).collect();
-    // One that its deadline ends would be sent again.
+    // A release that its deadline ends would be sent again.
     let (unstick, stuck) = crossbeam_channel::bounded(0);
     bench.faults.next(Call::Release, Fault::Stuck(stuck));
     let closed = client.close();
@@ -197,7 +197,7 @@ pub fn b20_close_wakes_waiters(store: &Store) {
     let bench = Bench::on(store);
     let _held = bench.rival().lock("k").unwrap();
     let hour = Duration::from_secs(3600);
-    // A waiter that gets no turn for seconds is waited for.
+    // The close has time for a waiter that a busy machine does not run for seconds.
     let client = bench.builder().poll(hour..=hour).drop_timeout(LONG).connect().unwrap();
     let waiting = client.clone();
     let waiter = std::thread::spawn(move || waiting.lock("k").unwrap_err().kind());
@@ -210,7 +210,7 @@ pub fn b20_a_close_without_a_bound_releases(store: &Store) {
     let bench = Bench::on(store);
     let client = bench.builder().drop_timeout(Duration::MAX).connect().unwrap();
     let guard = client.lock("k").unwrap();
-    // The first try fails, so that there has to be time for another.
+    // The first try fails, so the close must leave time for another one.
     bench.faults.next(Call::Release, Fault::FailBefore);
     client.close().unwrap();
     guard.release().unwrap();
@@ -219,7 +219,8 @@ pub fn b20_a_close_without_a_bound_releases(store: &Store) {
 
 pub fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release(store: &Store) {
     let bench = Bench::on(store);
-    // The waiter looks only after the hand-over: nothing is handed over to one that reports what it saw.
+    // Without wake-ups the waiter looks only after the hand-over: nothing is handed over to a waiter that is reporting
+    // a look.
     bench.faults.never_wakes();
     let poll = LONG / 2;
     let builder = bench.builder().poll(poll..=poll).drop_timeout(bench.wait().max(SECONDS));
@@ -234,7 +235,7 @@ pub fn b03_an_unanswered_hand_over_is_given_up_with_the_next_try_of_the_release(
     bench.faults.always(Call::Release, Fault::FailBefore);
     let failed = guard.release().unwrap_err();
     bench.faults.heal();
-    // What was granted to the waiter without its knowing would keep it out for a lease.
+    // The waiter does not know of the hand-over, which would keep it out for a lease.
     failed.into_guard().release().unwrap();
     assert!(bench.given_up("k") > 0, "nothing was handed over");
     assert!(waiter.join().unwrap(), "nobody holds the lock and the waiter does not get it");

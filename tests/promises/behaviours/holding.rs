@@ -17,7 +17,7 @@ use crate::support::wait::wait_until;
 
 const BEAT: Duration = Duration::from_millis(20);
 
-/// A client that beats often, with a lease that no busy machine lets run out.
+/// A client with frequent heartbeats, and a lease that does not end even on a busy machine.
 fn eager(bench: &Bench) -> leasehold::LockClient {
     bench.builder().lease(LONG).heartbeat(BEAT).connect().unwrap()
 }
@@ -46,7 +46,7 @@ pub fn b05_a_heartbeat_repeats_what_failed_and_a_panic_in_it_is_a_loss(store: &S
     assert!(!guard.is_held());
 }
 
-/// The store has no part in it, so only this machine may add to it.
+/// The store has no part in this, so only this machine's lateness is allowed for.
 fn loss_at_its_deadline(guard: &LockGuard) -> Loss {
     within("the loss", guard.remaining(), || loss_of(guard))
 }
@@ -54,7 +54,7 @@ fn loss_at_its_deadline(guard: &LockGuard) -> Loss {
 pub fn b06_the_loss_is_told_at_the_deadline_when_heartbeats_fail(store: &Store) {
     let bench = Bench::on(store);
     bench.faults.always(Call::Renew, Fault::FailBefore);
-    // So often that a heartbeat comes before its end also on a busy machine.
+    // The heartbeats are so frequent that one is sent before the lease ends, even on a busy machine.
     let client = bench.builder().lease(Duration::from_secs(6)).heartbeat(BEAT).connect().unwrap();
     let guard = client.lock("k").unwrap();
     let loss = loss_at_its_deadline(&guard);
@@ -86,7 +86,7 @@ pub fn b06_a_heartbeat_that_is_not_answered_leaves_time_for_another(store: &Stor
 
 pub fn b07_a_lease_is_counted_from_before_the_request_was_sent(store: &Store) {
     let bench = Bench::on(store);
-    // A renewal is waited for a third of it.
+    // A renewal is waited for at most a third of the lease.
     let client = bench.builder().lease(Duration::from_secs(30)).margin(Duration::from_secs(1)).connect().unwrap();
     let delay = Duration::from_millis(300);
     let promised = Duration::from_secs(29);
@@ -94,14 +94,14 @@ pub fn b07_a_lease_is_counted_from_before_the_request_was_sent(store: &Store) {
     let guard = client.lock("k").unwrap();
     assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
     bench.faults.next(Call::Renew, Fault::ApplyThenDelay(delay));
-    // It renews; whether that gave a microsecond more depends on which of the two took longer.
+    // This renews. Whether it gave a microsecond more depends on which of the two answers took longer.
     let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
     assert!(guard.info().renewed().is_some());
     assert!(guard.remaining() <= promised - delay, "{:?}", guard.remaining());
 }
 
-/// Others act on the end of that, as one of another library that has read it. What a request that wrote nothing was asked for is
-/// never over.
+/// Other clients act on the end of the first grant, for example one of another library that has read it. If the first
+/// request wrote nothing, there is no end for them to act on.
 pub fn b24_what_a_repeat_is_granted_anew_once_the_first_grant_is_over_is_given_up(store: &Store) {
     let lease = Duration::from_secs(60);
     for (fault, until_it_comes, given_up) in [(Fault::ApplyThenFail, 0.75, 1), (Fault::FailBefore, 0.65, 0)] {
@@ -131,7 +131,8 @@ pub fn b08_a_guard_counts_itself_as_lost_before_a_rival_can_be_granted(store: &S
     let guard = client.lock("k").unwrap();
     let stored = rival.get("k").unwrap().unwrap();
     let left = stored.holders()[0].remaining().unwrap();
-    // What is left is told as less than it is where the store's time is not known any better; then there is a grace.
+    // Where the store's time is not known exactly, the time left is reported as less than it is; such a store has a
+    // grace.
     assert!(guard.remaining() + margin <= left + bench.at.store.info().grace + Duration::from_millis(1));
     bench.advance(lease);
     loss_of(&guard);
@@ -147,11 +148,11 @@ pub fn b09_after_a_suspend_past_the_lease_the_first_look_says_lost(store: &Store
 
 pub fn b09_after_a_shorter_suspend_the_lock_is_renewed_at_once(store: &Store) {
     let bench = Bench::on(store);
-    // So long that a third of what is left is enough for a server that is slow.
+    // The lease is so long that a third of what is left is enough for a slow server.
     let guard = bench.builder().lease(Duration::from_secs(60)).connect().unwrap().lock("k").unwrap();
     bench.advance(Duration::from_secs(30));
     bench.wait_for_call(Call::Renew, 0);
-    // 24 seconds would be left without.
+    // Without the renewal 24 seconds would be left.
     guard.ensure_held_for(Duration::from_secs(40)).unwrap();
     assert!(guard.is_held());
 }
@@ -161,7 +162,7 @@ pub fn b09_what_is_lost_by_its_deadline_stays_lost(store: &Store) {
     let client = bench.client();
     let guard = client.lock("k").unwrap();
     bench.advance(Duration::from_secs(21));
-    // Nobody took it, so the store would renew it; a guard does not.
+    // The lock was not taken, so the store would renew it. The guard must not.
     let lock = guard.info();
     client.heartbeat(&lock, Duration::from_secs(20)).unwrap();
     loss_of(&guard);
@@ -171,7 +172,7 @@ pub fn b09_what_is_lost_by_its_deadline_stays_lost(store: &Store) {
 
 pub fn b09_an_answer_that_comes_after_the_deadline_does_not_revive(store: &Store) {
     let bench = Bench::on(store);
-    // The heartbeat begins at once, and so before the end also where the machine stands still.
+    // The heartbeat begins at once, so it is under way before the lease ends, even on a machine that stalls.
     let lease = 3 * LONG;
     let client = bench.builder().lease(lease).heartbeat(BEAT).request_timeout(LONG).connect().unwrap();
     let (stuck, until) = crossbeam_channel::bounded::<()>(0);
@@ -216,7 +217,7 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
     let loss = loss_of(&guard);
     assert!(matches!(loss.reason, LossReason::MaxHold));
     assert!(loss.held_for >= Duration::from_millis(200), "{:?}", loss.held_for);
-    // A renewal that was under way may still come, also to the count.
+    // A renewal that was under way may still arrive and be counted.
     let renewals = at_rest("the renewals", || bench.faults.count(Call::Renew));
     wait_until("a rival gets it", || {
         bench.outlast(LONG);
@@ -228,7 +229,7 @@ pub fn b21_a_worker_that_hangs_loses_its_lock_after_max_hold(store: &Store) {
 pub fn b21_what_max_hold_ended_is_released_also_when_the_first_release_fails(store: &Store) {
     for fault in [Fault::FailBefore, Fault::HangBefore, Fault::ApplyThenFail, Fault::Panic] {
         let bench = Bench::on(store);
-        // A machine that stands still leaves a drop time for another try.
+        // The drop timeout leaves time for another try, even on a machine that stalls.
         let builder = || bench.builder().lease(60 * LONG).request_timeout(2 * bench.brief()).drop_timeout(LONG);
         let client = connected(builder);
         let guard = client.request("k").max_hold(Duration::from_millis(10)).lock().unwrap();
@@ -301,13 +302,13 @@ pub fn b25_time_to_live_and_purge_are_not_needed_for_a_takeover(store: &Store) {
     let status = client.get("k").unwrap().unwrap();
     assert_eq!(status.holders().len(), 1, "the expired ones were not dropped in the same write");
     assert_eq!(status.holders()[0].fencing_token(), guard.fencing_token());
-    // The origin of the store's time is its own; only differences count.
+    // Each store's time has its own origin, so only differences count.
     assert!(StoreTime::from_nanos(5).since(StoreTime::from_nanos(7)).is_zero());
 }
 
 pub fn b09_what_was_seen_as_lost_is_never_held_again(store: &Store) {
     let bench = Bench::on(store);
-    // Lets the test know when a renewal was answered.
+    // `answered` is set when a renewal was answered.
     let (between, answered) = (Between::new(bench.at.store.clone()), Arc::new(AtomicBool::new(false)));
     let client = builder_over(Arc::new(between.clone()), bench.clock.clone()).lease(LONG).connect().unwrap();
     let mut lost = 0;
@@ -316,9 +317,9 @@ pub fn b09_what_was_seen_as_lost_is_never_held_again(store: &Store) {
         answered.store(false, Ordering::SeqCst);
         let tell = answered.clone();
         between.next(When::AfterRenewal, move || tell.store(true, Ordering::SeqCst));
-        // The heartbeat comes at once; the deadline passes just when it is answered.
+        // The heartbeat is sent at once, and the deadline passes just as it is answered.
         bench.advance(LONG * 6 / 10);
-        // On a machine that stands still the lease may end before.
+        // On a machine that stalls the lease may end before that.
         while !answered.load(Ordering::SeqCst) && guard.is_held() {
             std::hint::spin_loop();
         }

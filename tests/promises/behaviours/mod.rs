@@ -1,6 +1,6 @@
-//! What other lock libraries got wrong, by the number that each has in our list of such
-//! behaviours; every test fails in a library that has the fault. On every store, with the fault switch in front of it.
-//! What needs processes of its own is in `processes.rs`, what needs the clock of a store in `conformance.rs`.
+//! What other lock libraries got wrong, by the number that each fault has in our list of such behaviours; every test
+//! fails in a library that has the fault. On every store, with the fault switch in front of it. What needs processes of
+//! its own is in `exclusion/processes.rs`, what needs the clock of a store in `tests/stores/conformance`.
 
 mod acquiring;
 mod ending;
@@ -108,7 +108,7 @@ macro_rules! only {
 }
 use only;
 
-// Where this host's own clocks decide: a test can set them off.
+// Stores that go by this host's own clocks, which a test can set wrong.
 only! {
     memory: memory_by_the_wall_clock,
     #[cfg(feature = "sqlite")]
@@ -121,7 +121,7 @@ only! {
     }
 }
 
-// What rests on request timeouts that are shorter than an answer of a server may take.
+// What needs request timeouts that are shorter than the time in which a server may answer.
 only! {
     memory: memory_with_brief_requests,
     #[cfg(feature = "sqlite")]
@@ -137,7 +137,8 @@ only! {
     }
 }
 
-// Where whoever gave up is remembered: the fault switch delivers late what others would do anew.
+// Stores that remember given-up grants. On the others, a request that the fault switch delivers late would count as a
+// new one.
 only! {
     memory: memory_with_late_requests,
     #[cfg(feature = "dynamodb")]
@@ -150,7 +151,7 @@ only! {
     }
 }
 
-// Where the store's time goes on as ours does: under load that of Spanner's emulator runs ahead.
+// Stores whose time runs like ours: under load the time of Spanner's emulator runs ahead.
 only! {
     memory: memory_by_a_steady_clock,
     #[cfg(feature = "sqlite")]
@@ -166,7 +167,7 @@ only! {
     }
 }
 
-// Of the engine alone, in very many rounds.
+// Tests of the engine alone, in very many rounds.
 only! {
     memory: memory_in_many_rounds => {
         holding:

@@ -1,4 +1,4 @@
-//! Called, dropped and closed inside somebody's async task: it blocks that task, and never panics.
+//! Calls, drops and closes inside an async task of the user: they block that task, and never panic.
 
 use std::time::Duration;
 
@@ -38,11 +38,11 @@ fn every_call_works_in_an_async_task() {
         let client = client(url);
         let guard = client.lock("job").expect("a lock");
         assert!(client.try_lock("job").expect("an answer").is_none());
-        // A machine that stands still may use up the time of the only request.
+        // A machine that stalls may use up the time of the only request.
         let refused = [1, 20, 400].into_iter().find_map(|longer| client.try_lock_for("job", longer * millis(50)).ok());
         assert!(refused.expect("an answer").is_none());
         assert!(guard.is_held());
-        // More than is left: it is asked of the store.
+        // This is more than what is left, so the store is asked.
         let _ = guard.ensure_held_for(guard.remaining() + Duration::from_micros(1));
         assert!(guard.info().renewed().is_some());
         let lock = guard.into_lock();
@@ -89,7 +89,7 @@ fn a_panic_in_an_async_task_releases_the_lock() {
     }
 }
 
-/// A guard that lives in a task which is dropped unfinished, by the runtime's shutdown.
+/// The guard lives in a task that the shutdown of the runtime drops unfinished.
 #[test]
 fn a_guard_in_a_cancelled_task_is_released() {
     let folder = Folder::new();
@@ -111,7 +111,7 @@ fn a_guard_in_a_cancelled_task_is_released() {
     }
 }
 
-/// A panic in a thread of its own, with client and guard dropped on the way out.
+/// The thread panics, and client and guard are dropped during unwinding.
 #[test]
 fn a_panic_drops_guard_and_client_in_good_order() {
     let folder = Folder::new();

@@ -28,11 +28,11 @@ fn client(store: &Store) -> LockClient {
 }
 
 fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
-    // A request may end before the wait does.
+    // The request timeout is shorter than the wait.
     let asks_for = |timeout: Duration| connected(|| store.builder().lease(LONG).request_timeout(timeout));
     let client = asks_for(millis(400));
     let _held = store.bystander().lock("job").expect("a lock");
-    // A machine that stands still may use up the time of the only request, or all of a short wait.
+    // A machine that stalls may use up the time of the only request, or all of a short wait.
     let is_refused = [1, 4, 16].map(|longer| longer * millis(500)).into_iter().any(|wait| {
         let client = asks_for(wait * 4 / 5);
         let started = Instant::now();
@@ -50,15 +50,15 @@ fn a_wait_ends_on_its_deadline_while_another_holds_the_lock(store: Store) {
         }
     });
     assert!(is_refused, "there was never an answer");
-    // The polls fail or hang: that is no reason to wait longer, and no reason to give up. The wait then ends with
-    // the trouble, since nobody knows whether the holder of half a second ago still holds. A poll that was cut off
-    // by the end of the wait before a second had passed is no trouble.
+    // Now the polls fail or hang: that is no reason to wait longer or to give up. The wait then ends with the trouble,
+    // since nobody knows whether the holder of half a second ago still holds. A poll that the end of the wait cut off
+    // before a second had passed is no trouble.
     for fault in faults() {
         let fails = matches!(fault, Fault::FailBefore | Fault::ApplyThenFail);
         store.plan.always(Call::Read, fault.clone());
         let (started, polls) = (Instant::now(), store.plan.count(Call::Read));
         match within(&format!("{fault:?}"), millis(500), || client.try_lock_for("job", millis(500))) {
-            // On a busy machine its only poll, if any, may be one that the end of the wait cut off.
+            // On a busy machine the wait's only poll, if there was any, may be one that the end of the wait cut off.
             Ok(refused) => {
                 assert!(refused.is_none() && (!fails || store.plan.count(Call::Read) <= polls + 1), "{fault:?}");
             }
@@ -97,7 +97,7 @@ fn cancelled_at_once(what: &str, client: &LockClient, ready: impl FnMut() -> boo
 
 fn a_cancelled_wait_ends_at_once_in_every_phase(store: Store) {
     let patient = store.builder().lease(LONG).request_timeout(STALL).drop_timeout(DROP);
-    // Nor does it wait for the next poll.
+    // The next poll comes late, and a cancelled wait must not last until then either.
     let client = patient.poll(STALL..=STALL).connect().expect("a client");
     let begun = |kind: Call| {
         let before = store.plan.count(kind);
@@ -125,11 +125,11 @@ fn a_cancelled_wait_ends_at_once_in_every_phase(store: Store) {
     drop(held);
 }
 
-/// What a guard of another client needs for its release is not used up by a store that hangs.
+/// A store that hangs must not use up the time that another client's guard needs for its release.
 #[test]
 fn a_guard_that_goes_with_one_of_another_client_has_a_bound_of_its_own() {
     let (hanging, other) = (Store::memory(), Store::memory());
-    // It needs next to nothing of it, where the machine does not stand still.
+    // The inner drop needs hardly any of its bound, unless the machine stalls.
     let inner = other.builder().lease(LONG).drop_timeout(PATIENCE).connect().expect("a client");
     let inner = inner.lock("job").expect("a lock");
     let outer = client(&hanging).request("job").lease(millis(20_000)).on_loss(move |_| drop(inner)).lock();
@@ -141,7 +141,7 @@ fn a_guard_that_goes_with_one_of_another_client_has_a_bound_of_its_own() {
     assert!(status.is_free(), "it was left to its lease");
 }
 
-/// Closes the client when it hears of what is given up.
+/// Closes the client when it learns of the release that gives up an acquisition.
 struct Closes(Mutex<Option<(LockClient, mpsc::Sender<()>)>>);
 
 impl Observer for Closes {
@@ -149,7 +149,7 @@ impl Observer for Closes {
         if let Event::Request { operation: Operation::Release, .. } = event
             && let Some((client, told)) = { self.0.lock().take() }
         {
-            // A panic of it is contained, and nobody is told.
+            // The library contains a panic here, and then the test gets no message.
             let _ = within("the close", DROP, || client.close());
             let _ = told.send(());
         }
@@ -167,7 +167,7 @@ fn a_close_by_an_observer_does_not_wait_for_itself() {
     tells.recv_timeout(STALL).expect("the close hangs");
 }
 
-/// A heartbeat that never comes back, as on a disk that hangs: against the contract of a store.
+/// The heartbeat never returns, as on a disk that hangs. This breaks the contract of a store.
 fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
     let lease = millis(1000);
     let client = store.builder().lease(lease).drop_timeout(DROP).connect().expect("a client");
@@ -181,8 +181,8 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
     assert!(granted.elapsed() <= lease + slack(granted));
     within("the drop of a lost guard", DROP, || drop(guard));
 
-    // From now on nothing is lost meanwhile. Only the last quarter of the bound is left to release it: where the machine
-    // stands still just then, there is none.
+    // From here on no lease ends meanwhile. Only the last quarter of the bound is left for the release, and a machine
+    // that stalls just then leaves none of it.
     let bounds = [5, 10, 15].map(|drops| drops * DROP);
     let stuck = |bound: Duration, key: &str| {
         let builder = store.builder().lease(2 * PATIENCE).heartbeat(millis(300)).drop_timeout(bound);
@@ -196,7 +196,7 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
         let key = format!("other, {bound:?}");
         let (_client, guard) = stuck(bound, &key);
         within("the drop of a guard that is held", bound, || drop(guard));
-        // It did not only give up: the copy of the attempt released it.
+        // The drop did more than give up: the copy of the attempt released the lock.
         store.is_vacant(&key)
     });
     assert!(is_released, "by no drop on {}", store.name);
@@ -212,16 +212,16 @@ fn a_stuck_heartbeat_delays_neither_the_loss_nor_the_drop(store: Store) {
     drop(unstick);
 }
 
-/// Another process's long write transaction in the same file.
+/// The lock is a long write transaction of another process in the same file.
 #[test]
 fn a_locked_database_ends_no_bound() {
     let folder = Folder::new();
     let builder = LockClient::builder(folder.url()).request_timeout(REQUEST).drop_timeout(DROP);
-    // Only what is waited for is lost, also where the machine stands still before that.
+    // Only the lock whose loss is waited for may be lost, even if the machine stalls before that.
     let client = builder.lease(millis(20_000)).connect().expect("a client");
     let (guard, second, third) = (client.lock("a").unwrap(), client.lock("b").unwrap(), client.lock("c").unwrap());
     let mut writer = Worker::start(&folder.url(), LONG);
-    // The calls take some 30 s, and what a machine that stands still adds.
+    // The calls take about 30 s, plus what a stalling machine adds.
     assert_eq!(writer.ask(&format!("block {} {}", folder.file().display(), 3 * STALL.as_millis())), "blocked");
     let blocked = Instant::now();
 
@@ -243,35 +243,35 @@ fn a_locked_database_ends_no_bound() {
     assert!(blocked.elapsed() < 3 * STALL, "the writer was not there to the end");
 }
 
-/// The heartbeat's thread is started when it is first needed: what if that fails?
+/// The heartbeat's thread is started when it is first needed. Here that fails.
 #[test]
 fn a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told() {
     alone("bounds::calls::a_heartbeat_that_finds_no_thread_is_tried_again_and_then_told", || {
         let client = LockClient::builder("memory:").heartbeat(millis(4000)).connect().expect("a client");
         let (warn, warned) = mpsc::channel();
-        // It starts the watcher; no heartbeat is due yet, of which the thread would be there.
+        // This call starts the watcher. No heartbeat is due yet, so there is no heartbeat thread yet.
         let kept = client.request("kept").lease(millis(60_000)).lock().expect("a lock");
         no_new_threads();
-        // Between the heartbeat and the loss a machine may stand still for long, and there is still time to warn.
+        // Between the heartbeat and the loss a machine may stall for long and still leave time to warn.
         let lost = client.request("lost").lease(millis(12_000)).warn_before(millis(9000));
         let lost = lost.on_warning(move |left| warn.send(left).expect("the test listens")).lock().expect("a lock");
         let loss = within("the loss", millis(12_000), || lost.loss().wait_timeout(PATIENCE)).expect("a loss");
         let LossReason::Expired { last_error: Some(error) } = &loss.reason else { panic!("{loss:?}") };
         assert!(error.to_string().contains("can't be started") && error.is_retryable(), "{error}");
 
-        // The first try for this one failed as well; one of its repeats does not.
+        // The first try to start a thread for "kept" failed as well; a repeat succeeds.
         let before = kept.remaining();
         std::thread::sleep(millis(1000));
         assert!(kept.remaining() < before, "it was renewed without a thread");
         threads_again();
         wait_until("the lock is renewed", || kept.remaining() > before);
-        // It has waited for a thread, too, and by now nothing is left.
+        // The warning has waited for a thread, too, and by now no time is left.
         assert_eq!(warned.recv_timeout(PATIENCE), Ok(Duration::ZERO));
         kept.release().expect("a release");
     });
 }
 
-/// The same for the thread that gives up what was not answered.
+/// The same for the thread that gives up unanswered acquisitions.
 #[test]
 fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
     alone("bounds::calls::what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one", || {
@@ -284,11 +284,11 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
         no_new_threads();
         abandon("first");
         threads_again();
-        // The next call that comes along finds a thread.
+        // The next call can start the thread.
         let held = client.request("second").acquire().expect("a lock");
         wait_until("it is given up", || store.is_vacant("first"));
         client.release(&held).expect("a release");
-        // Else it may give up the next one as well.
+        // Otherwise this thread may give up the next one as well.
         wait_until("its thread ends", || ours().iter().all(|name| name != "leasehold-undo"));
 
         no_new_threads();
@@ -298,7 +298,7 @@ fn what_was_not_answered_is_given_up_without_a_thread_or_once_there_is_one() {
     });
 }
 
-/// And no further call comes.
+/// The same for a release that failed, without any further call.
 #[test]
 fn what_was_not_released_is_given_up_once_there_is_a_thread() {
     alone("bounds::calls::what_was_not_released_is_given_up_once_there_is_a_thread", || {
@@ -315,7 +315,7 @@ fn what_was_not_released_is_given_up_once_there_is_a_thread() {
     });
 }
 
-/// Without a thread nobody would renew it, so there is no guard.
+/// Without the watcher's thread nobody would renew the lock, so no guard is returned.
 #[test]
 fn a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call() {
     alone("bounds::calls::a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call", || {
@@ -323,7 +323,7 @@ fn a_grant_that_finds_no_thread_is_released_within_the_time_of_its_call() {
         let client = store.builder().drop_timeout(PATIENCE).connect().expect("a client");
         store.plan.always(Call::Release, Fault::HangBefore);
         no_new_threads();
-        // On a busy machine the time may be over before it is granted.
+        // On a busy machine the time may be over before the lock is granted.
         wait_until("it is granted and finds no thread", || {
             let (what, wait) = ("try_lock_for", millis(50));
             let failed = within(what, wait, || client.try_lock_for("job", wait)).expect_err("there is no thread");

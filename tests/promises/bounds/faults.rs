@@ -14,7 +14,7 @@ use leasehold::internals::in_users_code;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
 use leasehold::{Filter, LockClient, LockGuard};
 
-/// Whatever keeps the contract of a store.
+/// All faults that a store may show while it keeps its contract.
 pub fn faults() -> [Fault; 5] {
     [Fault::FailBefore, Fault::ApplyThenHang, Fault::Delay(STALL), Fault::ApplyThenFail, Fault::HangBefore]
 }
@@ -22,7 +22,7 @@ pub fn faults() -> [Fault; 5] {
 /// What the calls of a test have in common.
 struct Setup {
     slack: Measured,
-    /// Its requests meet no fault.
+    /// A client whose requests meet no fault.
     rival: LockClient,
     bench: Bench,
     faults: Vec<Fault>,
@@ -31,7 +31,7 @@ struct Setup {
 impl Setup {
     fn on(store: &Store) -> Setup {
         let bench = Bench::on(store);
-        // On a server the first three: it fails, it is not answered, it comes too late.
+        // On a server only the first three: the request fails, it is not answered, or it comes too late.
         let faults = faults().into_iter().take(if is_server(&*bench.at.store) { 3 } else { 5 }).collect();
         Setup { slack: bench.at.measured(), rival: bench.rival(), bench, faults }
     }
@@ -45,12 +45,13 @@ impl Setup {
         })
     }
 
-    /// Runs `call` while each request of this kind has each of the faults; side by side, since it is all waiting.
+    /// Runs `call` while all requests of this kind meet a fault, for each of the faults. These runs are concurrent,
+    /// because they mostly wait.
     fn under_each_fault(&self, kind: Call, bound: Duration, call: impl Fn(&LockClient) + Sync) {
         self.prepared_under_each_fault(kind, bound, |_| (), |(), client| call(client));
     }
 
-    /// The same with what `call` is given, which has no part in the bound.
+    /// The same with a value for `call`, made by `prepare`. Making it does not count towards the bound.
     fn prepared_under_each_fault<T>(
         &self,
         kind: Call,
@@ -73,11 +74,11 @@ impl Setup {
                         plan.count(kind) > before
                     });
                     assert!(is_met, "no such call was made");
-                    // It may cut off a request that hangs since before: that is left to the next one.
+                    // The close may cut off a request that still hangs, and leaves that to the next close.
                     self.slack.within_among_many(DROP, || drop(client.close()));
                     wait_until("nothing is left to give up", || client.close().is_ok());
                 };
-                // Its name is in the message of a failure.
+                // The name of the thread appears in the message of a failure.
                 let thread = std::thread::Builder::new().name(format!("{kind:?} with {fault:?}"));
                 thread.spawn_scoped(scope, body).expect("a thread");
             }
@@ -115,12 +116,12 @@ pub fn no_release_and_no_drop_outlives_its_bound(store: &Store) {
     let setup = Setup::on(store);
     setup.prepared_under_each_fault(Call::Release, DROP, granted, |guard, _| drop(guard));
     setup.prepared_under_each_fault(Call::Release, DROP, granted, |guard, _| {
-        // What is given back is released again by whoever drops it: that is another bound.
+        // A failed release gives the guard back. Dropping that would release again, with another bound.
         if let Err(failed) = guard.release() {
             drop(failed.into_guard().into_lock());
         }
     });
-    // The drop of the guard that was held has a bound of its own.
+    // The drop of the guard that was still held has a bound of its own.
     setup.prepared_under_each_fault(Call::Release, 2 * DROP, granted, |guard, client| {
         setup.slack.within_among_many(DROP, || drop(client.close()));
         setup.slack.within_among_many(DROP, || drop(guard));
@@ -135,17 +136,17 @@ fn waited_for(client: &LockClient) -> LockGuard {
     let request = request.on_wait_every(PATIENCE);
     std::thread::spawn(move || request.lock().map(drop));
     tells.recv_timeout(PATIENCE).expect("it waits");
-    // Before that nothing is handed over to it.
+    // Before that, nothing is handed over to this waiter.
     wait_until("its callback has returned", || in_users_code(client, guard.key()) == 0);
     guard
 }
 
-/// The drop of a guard whose lock the next waiter of this process is to have.
+/// The drop of a guard hands its lock over to the next waiter of this process.
 pub fn no_hand_over_outlives_its_bound(store: &Store) {
     Setup::on(store).prepared_under_each_fault(Call::Acquire, DROP, waited_for, |guard, _| drop(guard));
 }
 
-/// The last handle takes the client with it, which has something to give up.
+/// The last handle drops the client, which still has something to give up.
 pub fn the_last_drop_has_one_bound(store: &Store) {
     type Last = fn(&LockClient) -> Box<dyn Any>;
     let handles: [(&str, Last); 3] = [
@@ -155,7 +156,7 @@ pub fn the_last_drop_has_one_bound(store: &Store) {
             Box::new(election.campaign().expect("a term"))
         }),
         ("election", |client| {
-            // Its callback hangs: that takes all of the time.
+            // The callback hangs, which takes all of the time.
             let (release, stuck) = mpsc::channel::<()>();
             let election = client.election(&unique()).on_won(move |_| stuck.recv().unwrap_or_default());
             let election = election.build().expect("an election");
@@ -181,7 +182,7 @@ pub fn the_last_drop_has_one_bound(store: &Store) {
     });
 }
 
-/// Each purge that writes is on a store of its own: it takes whatever it finds.
+/// Each purge that writes has a store of its own, because a purge takes whatever it finds.
 pub fn no_look_and_no_purge_outlives_its_deadline(store: &Store) {
     let setup = Setup::on(store);
     setup.under_each_fault(Call::Read, REQUEST, |client| drop(client.get(&unique())));
@@ -205,14 +206,14 @@ pub fn no_look_and_no_purge_outlives_its_deadline(store: &Store) {
 
 pub fn no_call_on_several_locks_outlives_its_deadline(store: &Store) {
     let setup = Setup::on(store);
-    // A group of one each time: what an earlier try left has no part in the bound.
+    // A new group of one each time, so what an earlier try left has no part in the bound.
     let held = |_: &LockClient| {
         let group = unique();
         setup.rival.request(&unique()).lock_id(&group).acquire().expect("a lock");
         group
     };
     for kind in [Call::Read, Call::Swap] {
-        // The group, then its only lock by itself: each has the time of a request.
+        // One request for the group, then one for its only lock: each has the time of a request.
         setup.prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.renew(&group, LONG)));
         setup.prepared_under_each_fault(kind, 2 * REQUEST, held, |group, client| drop(client.unlock(&group)));
     }
@@ -227,7 +228,8 @@ pub fn no_call_on_several_locks_outlives_its_deadline(store: &Store) {
     });
 }
 
-/// As on a machine that stands still: it is no call that tries once, which has the time of a request.
+/// As on a machine that stalls. Such a wait must not be treated as a call that tries once, which has the time of a
+/// request.
 #[test]
 fn a_wait_that_is_over_before_anything_was_asked_has_no_time() {
     let bench = Bench::new();

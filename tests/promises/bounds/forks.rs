@@ -1,4 +1,4 @@
-//! A child that was forked: nothing is its own, and it ends nothing of its parent's.
+//! A forked child: it owns nothing of its parent's, and ends nothing there.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -19,11 +19,11 @@ use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::{builder_over, in_users_code};
 use leasehold::{CancelToken, ErrorKind, Event, LockClient, LockGuard, LockRequest, Observer, Slept};
 
-/// A lease that no busy machine lets end, and heartbeats that are soon seen.
+/// A lease that does not end even on a busy machine, and heartbeats that come soon.
 const LEASE: Duration = millis(60_000);
 const BEAT: Duration = millis(2000);
-/// In a forked child nothing measures how late the machine is. So a wait there for a thread of the parent's, which takes all
-/// of its bound, is longer than the child lives.
+/// In a forked child nothing measures how late the machine is. So the bound of a call there is longer than the child
+/// lives: a call that waits for a thread of the parent, which takes all of the bound, is noticed.
 const BOUND: Duration = Duration::from_secs(3600);
 const LIVES: Duration = millis(30_000);
 
@@ -37,7 +37,8 @@ fn a_forked_child_holds_nothing_and_ends_nothing() {
     });
 }
 
-/// A process 1 that forks into a new namespace of processes has a child 1: its number does not tell.
+/// If process 1 forks into a new namespace of processes, its child is also process 1: the process id does not tell them
+/// apart.
 #[test]
 fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing() {
     const TEST: &str = "bounds::forks::a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing";
@@ -63,30 +64,31 @@ fn a_forked_child_with_the_number_of_its_parent_holds_nothing_and_ends_nothing()
     }
 }
 
-/// As a callback of a wait, which goes on in both: the parent's is cancelled.
+/// Called by a callback of a wait. The wait then goes on in both processes, and the parent's is cancelled.
 fn forks_and_cancels(cancel: &CancelToken) -> ForkResult {
     let forked = fork();
     match forked {
         ForkResult::Parent { .. } => cancel.cancel(),
-        // Where the wait does not end, the child ends all the same.
+        // If the wait does not end in the child, an alarm ends the child.
         ForkResult::Child => drop(nix::unistd::alarm::set(60)),
     }
     forked
 }
 
-/// Listens, and does nothing.
+/// An observer that does nothing.
 struct Told;
 
 impl Observer for Told {
     fn event(&self, _: &Event<'_>) {}
 }
 
-/// Nothing is drawn by a generator that a fork copies: the second would take the first one's grant for its own.
+/// Grant ids must not come from a generator whose state a fork copies: the second child would take the first one's
+/// grant for its own.
 #[test]
 fn children_that_were_forked_alike_are_not_taken_for_one() {
     alone("bounds::forks::children_that_were_forked_alike_are_not_taken_for_one", || {
         let (folder, mut answers) = (Folder::new(), Vec::new());
-        // Who makes the file draws once more.
+        // The client that makes the file draws once more, so the file is made before the forks.
         drop(LockClient::connect(&folder.url()).expect("a client"));
         // The generator has begun, as in a program that has drawn something before it forks.
         let _ = uuid::Uuid::new_v4();
@@ -95,7 +97,7 @@ fn children_that_were_forked_alike_are_not_taken_for_one() {
                 ForkResult::Child => {
                     let client = LockClient::builder(folder.url()).lease(Duration::from_secs(600)).connect();
                     let got = client.and_then(|client| client.try_lock("job"));
-                    // Held on, as by one that is killed.
+                    // The lock stays held, as by a process that is killed.
                     std::process::exit(match std::mem::ManuallyDrop::new(got).as_ref() {
                         Ok(Some(_)) => 1,
                         Ok(None) => 2,
@@ -126,7 +128,7 @@ impl Observer for Order {
     }
 }
 
-/// Else all ask for the same key, and then for the same next one.
+/// Otherwise all of them would ask for the same key first, and then for the same next one.
 #[test]
 fn children_that_were_forked_alike_try_several_keys_in_other_orders() {
     alone("bounds::forks::children_that_were_forked_alike_try_several_keys_in_other_orders", || {
@@ -160,7 +162,7 @@ fn children_that_were_forked_alike_try_several_keys_in_other_orders() {
     });
 }
 
-/// As from a callback, which makes the whole wait go on in the child, too.
+/// A callback that forks makes the whole wait go on in the child, too.
 #[test]
 fn a_wait_that_a_callback_forks_ends_in_the_child() {
     alone("bounds::forks::a_wait_that_a_callback_forks_ends_in_the_child", || {
@@ -174,10 +176,10 @@ fn a_wait_that_a_callback_forks_ends_in_the_child() {
     });
 }
 
-/// In the callback's `nth` call. Just then another thread may have locked what the line of waiters is kept in, and in the
-/// child that stays so.
+/// Forks in the callback's `nth` call. Just then another thread may have locked the mutex of the line of waiters, which
+/// stays locked in the child.
 fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) {
-    // A wait that is told of a release looks again after minutes.
+    // A wait that the store wakes looks again by itself only after minutes.
     let builder = LockClient::builder(url).poll(Duration::from_millis(900)..=Duration::from_secs(1));
     let client = builder.observer(Arc::new(Told)).connect().expect("a client");
     let held = client.request_all(["k", "l"]).each(|one| one.lease_forever()).lock().expect("the locks");
@@ -188,7 +190,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
         scope.spawn(move || {
             while !stop.load(Ordering::SeqCst) {
                 (0..1_000).for_each(|_| assert!(in_users_code(client, "k") <= 2));
-                // The observer is told of that, and the token of each wait looked at.
+                // Such a wait reports to the observer, and looks at the cancel token of each wait.
                 assert!(client.request("l").wait(Duration::ZERO).cancel(cancel).lock().is_err());
             }
         });
@@ -209,7 +211,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
         };
         let kind = answer.map_err(|error| error.kind());
         if std::process::id() != parent {
-            // Nor is the callback called there again.
+            // The callback must not be called again in the child either.
             std::process::exit(i32::from(kind != Err(ErrorKind::Closed) || calls > nth));
         }
         stop.store(true, Ordering::SeqCst);
@@ -221,7 +223,7 @@ fn forks_in_a_wait(url: &str, behind_another: bool, of_several: bool, nth: u32) 
     drop(held);
 }
 
-/// Each request is refused, and the callback that is told so forks.
+/// Each acquire fails, and the callback that is told so forks.
 #[test]
 fn a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child() {
     alone("bounds::forks::a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child", || {
@@ -248,7 +250,7 @@ fn a_wait_in_trouble_that_a_callback_forks_sends_nothing_in_the_child() {
     });
 }
 
-/// The work itself forks: what it did in the child was under no lock.
+/// The work itself forks, and in the child it was protected by no lock.
 #[test]
 fn work_that_forks_was_not_locked_in_the_child() {
     alone("bounds::forks::work_that_forks_was_not_locked_in_the_child", || {
@@ -264,7 +266,8 @@ fn work_that_forks_was_not_locked_in_the_child() {
     });
 }
 
-/// Whatever the parent's threads were doing at the fork: the mutexes of its named stores stay locked in the child.
+/// The parent's threads may have locked the mutexes of its named stores at the fork, and these stay locked in the
+/// child.
 #[test]
 fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name() {
     alone("bounds::forks::a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name", || {
@@ -285,7 +288,7 @@ fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name
                 until_stopped(|kept| drop(kept.get("job").expect("a look")));
             }
             let in_the_child = || {
-                // Else a hang is as long as that of the whole test.
+                // Otherwise a child that hangs would last as long as the whole test may.
                 nix::unistd::alarm::set(60);
                 let client = LockClient::connect(URL).expect("a client");
                 assert!(client.get("job").expect("a look").is_none(), "it is the parent's store");
@@ -306,7 +309,7 @@ fn a_fork_in_the_middle_of_a_connect_leaves_a_child_free_to_connect_to_each_name
     });
 }
 
-/// Forks with what the child must leave alone; in a namespace of its own it is process 1.
+/// Forks while there are things that the child must leave alone. In a namespace of its own the child is process 1.
 fn forks(url: &str, into_a_namespace: bool) {
     use nix::sched::{CloneFlags, setns, unshare};
     let builder = || LockClient::builder(url).lease(LEASE).heartbeat(BEAT);
@@ -314,7 +317,7 @@ fn forks(url: &str, into_a_namespace: bool) {
     let client = connect().expect("a client");
     let (guard, other) = (client.lock("job").expect("a lock"), client.lock("other").expect("a lock"));
     let token = guard.fencing_token();
-    // The last handle of its client, whose watcher runs.
+    // `request` becomes the last handle of this client, whose watcher runs.
     let another = connect().expect("a client");
     drop(another.lock("another").expect("a lock"));
     let request = another.request("another");
@@ -324,14 +327,14 @@ fn forks(url: &str, into_a_namespace: bool) {
         unshare(CloneFlags::CLONE_NEWPID).expect("a namespace for the next child");
         own
     });
-    // As a heartbeat may have it just then.
+    // Locked during the fork, as a heartbeat may have it locked just then.
     let shown = guard.shared_info();
     let locked = shown.lock();
     let forked = fork();
     drop(locked);
     match forked {
         ForkResult::Child => {
-            // An alarm ends no process 1.
+            // An alarm does not end a process 1.
             std::thread::spawn(|| {
                 std::thread::sleep(LIVES);
                 std::process::exit(2)
@@ -342,7 +345,7 @@ fn forks(url: &str, into_a_namespace: bool) {
         }
         ForkResult::Parent { child } => {
             if let Some(own) = own {
-                // No thread could be started there.
+                // Until then this process can start no thread.
                 setns(own, CloneFlags::CLONE_NEWPID).expect("the way back");
             }
             let status = nix::sys::wait::waitpid(child, None).expect("the end of the child");
@@ -350,7 +353,7 @@ fn forks(url: &str, into_a_namespace: bool) {
             assert!(guard.is_held() && other.is_held());
             let status = client.get("job").expect("a look").expect("a row");
             assert_eq!(status.holders()[0].fencing_token(), token);
-            // Not from what was there before the fork: its heartbeat goes on.
+            // A renewal from before the fork does not count: the parent's heartbeat must go on.
             let renewed = guard.info().renewed();
             wait_until("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
             guard.release().expect("a release");

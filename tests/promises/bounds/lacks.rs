@@ -1,4 +1,4 @@
-//! Where the system has no thread, no stack or no descriptor left. Each test is alone in its process.
+//! What happens if the system has no thread, no stack or no descriptor left. Each test is alone in its process.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use leasehold::{Error, Event, LockClient, LockGuard, Observer};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// Counts the losses that it is told of, in each of which it hangs until then.
+/// Counts the losses that are reported to it, and hangs in each until the sender of `until` is dropped.
 struct Losses {
     told: AtomicUsize,
     until: crossbeam_channel::Receiver<()>,
@@ -49,7 +49,7 @@ impl log::Log for Null {
     fn flush(&self) {}
 }
 
-/// A store, one of whose clients loses two locks and finds no thread to tell of that.
+/// A store, and one of its clients that loses two locks and finds no thread to report that.
 fn losing(until: crossbeam_channel::Receiver<()>) -> (Store, Arc<Losses>, LockClient, [LockGuard; 2]) {
     log::set_logger(&Null).expect("the only logger of this process");
     log::set_max_level(log::LevelFilter::Warn);
@@ -58,7 +58,7 @@ fn losing(until: crossbeam_channel::Receiver<()>) -> (Store, Arc<Losses>, LockCl
     let client = builder.connect().expect("a client");
     let lock = |key: &str, most| client.request(key).max_hold(most).lock().expect("a lock");
     let guards = [lock("first", HOUR / 8), lock("second", HOUR / 4)];
-    // No heartbeat of it looks for a thread, and would tell then.
+    // This lock has no end, so none of its heartbeats looks for a thread, which would then also report the losses.
     let held = client.request("held").lease_forever().lock().expect("a lock");
     no_new_threads();
     for guard in &guards {
@@ -107,7 +107,7 @@ fn losses_that_find_no_thread_are_told_by_a_close_which_no_observer_that_hangs_m
             let (leave, until) = crossbeam_channel::bounded(0);
             let (_store, observer, client, _guards) = losing(until);
             let _ = within("close", millis(1500), || client.close());
-            // By the watcher's thread, which may be later than the bound of the close.
+            // The watcher's thread reports it, which may be later than the bound of the close.
             wait_until("the observer is told of one, and hangs", || observer.told() == 1);
             drop(leave);
             wait_until("the observer is told", || observer.told() == 2);
@@ -115,7 +115,7 @@ fn losses_that_find_no_thread_are_told_by_a_close_which_no_observer_that_hangs_m
     );
 }
 
-/// Its drop needs so many KiB of stack, as that of a long list does, and tells when it is done.
+/// Its drop needs this many KiB of stack, as the drop of a long list does, and sends when it is done.
 struct Deep(u32, crossbeam_channel::Sender<()>);
 
 impl Drop for Deep {
@@ -134,7 +134,7 @@ impl Drop for Deep {
     }
 }
 
-/// On a thread of the library's there is as much stack for it as on one of the standard library's.
+/// A thread of the library must have as much stack for it as a thread of the standard library.
 #[test]
 fn what_closures_own_finds_enough_stack_to_be_dropped() {
     alone("bounds::lacks::what_closures_own_finds_enough_stack_to_be_dropped", || {
@@ -155,7 +155,7 @@ fn what_closures_own_finds_enough_stack_to_be_dropped() {
     });
 }
 
-/// A runtime that is being started, and one that has started.
+/// Both while a runtime is being started and after it has started.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 #[test]
 fn a_runtime_that_lacks_descriptors_or_threads_says_so_and_does_not_panic() {

@@ -12,11 +12,11 @@ use std::time::Duration;
 use crate::support::harness::millis;
 use crate::support::stores::for_each_store;
 
-/// One request: twice that is more than it and what a busy machine may add.
+/// The time of one request: twice that is more than a request takes, with what a busy machine may add.
 const REQUEST: Duration = millis(2000);
-/// One drop.
+/// The bound of one drop.
 const DROP: Duration = millis(2000);
-/// Long enough that no heartbeat comes by itself and no bound is met by an expiry.
+/// Long enough that no heartbeat comes by itself, and that no bound is met because a lease ends.
 const LONG: Duration = Duration::from_secs(600);
 /// Far longer than every bound.
 const STALL: Duration = Duration::from_secs(30);
@@ -28,7 +28,7 @@ macro_rules! on_one_store {
     (sqlite) => {
         on_one_store! { @local sqlite }
     };
-    // The further ones take long and are made of the same requests: behind each server they are in `remote/holes.rs`.
+    // The last two take long and make the same requests as the others: for the servers they are in `remote/holes.rs`.
     (@local $store:ident) => {
         on_one_store! {
             $store: no_look_and_no_purge_outlives_its_deadline, no_call_on_several_locks_outlives_its_deadline

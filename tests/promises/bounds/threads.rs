@@ -41,7 +41,7 @@ on_each_server! {
     heartbeats_releases_drops_and_a_close_race_to_a_clean_end,
 }
 
-/// With the heartbeats of that lease, and no bound that a busy machine reaches.
+/// Frequent heartbeats, and a lease and bounds that a busy machine does not reach.
 fn patient(store: &Store) -> ClientBuilder {
     store.builder().lease(20 * LEASE).heartbeat(LEASE / 3).request_timeout(PATIENCE).drop_timeout(PATIENCE)
 }
@@ -50,7 +50,7 @@ fn client(store: &Store) -> LockClient {
     patient(store).connect().expect("a client")
 }
 
-/// For longer than a heartbeat takes: that nothing comes has no event.
+/// Waits longer than the interval of heartbeats, because the absence of requests is no event to wait for.
 fn assert_silent(store: &Store) {
     let before = store.plan.calls();
     std::thread::sleep(LEASE / 2);
@@ -90,7 +90,7 @@ fn a_guard_at_rest_takes_no_processor_time() {
             millis(((user.tv_sec() + system.tv_sec()) * 1000 + (user.tv_usec() + system.tv_usec()) / 1000) as u64)
         };
         let (before, started) = (used(), Instant::now());
-        // A thread that goes round would use all that it gets, if not all of the time.
+        // A thread in a busy loop would use all processor time that it gets, even if that is not all of this second.
         while started.elapsed() < millis(1000) {
             std::thread::sleep(millis(50));
         }
@@ -126,7 +126,7 @@ fn a_loss_ends_the_heartbeat(store: Store) {
     assert_silent(&store);
     let before = store.plan.count(Call::Release);
     drop(guard);
-    // Somebody else may hold it by now.
+    // Another client may hold the lock by now, so a second try is wrong.
     assert!(store.plan.count(Call::Release) <= before + 1);
     assert_eq!(told.load(Ordering::SeqCst), 1);
     drop(client);
@@ -149,7 +149,7 @@ fn close_ends_every_thread_and_every_request(store: Store) {
         }
         assert!(closed.elapsed() < slack(closed), "the waiters took {:?}", closed.elapsed());
     });
-    // The client and its guards are still there.
+    // The client and its guards still exist here.
     drop(blocker);
     assert_ours(&[]);
     assert!(guards.iter().all(|guard| !guard.is_held()));
@@ -164,13 +164,13 @@ fn close_ends_every_thread_and_every_request(store: Store) {
     assert_ours(&[]);
 }
 
-/// One release that hangs is no reason for the others not to be sent, nor for a later end.
+/// A release that hangs must neither keep the others from being sent nor make the close later.
 #[test]
 fn close_releases_all_within_one_bound_even_if_some_hang() {
     alone("bounds::threads::close_releases_all_within_one_bound_even_if_some_hang", || {
         let (unstick, stuck) = crossbeam_channel::bounded(0);
         for fault in [Fault::HangBefore, Fault::Stuck(stuck)] {
-            // A machine that stands still may take all of a short bound.
+            // A machine that stalls may take all of a short bound.
             let released = [1, 2, 4].map(|longer| longer * DROP).into_iter().any(|bound| {
                 let store = Store::memory();
                 let client = patient(&store).drop_timeout(bound).connect().expect("a client");
@@ -183,7 +183,7 @@ fn close_releases_all_within_one_bound_even_if_some_hang() {
                 let answer = std::thread::scope(|scope| {
                     let closed = scope.spawn(|| within(&what, bound, || client.close()));
                     wait_until("the others are released", || half_is_released() || closed.is_finished());
-                    // What hung is sent again while there is time.
+                    // The releases that hung are sent again while there is time, and hang again.
                     store.plan.always(Call::Release, Fault::HangBefore);
                     closed.join().expect("it does not panic")
                 });
@@ -202,7 +202,7 @@ fn acquirers_that_race_a_close_leave_nothing(store: Store) {
     let rounds = if store.name == "memory" { 10 } else { 2 };
     for _ in 0..rounds {
         let client = client(&store);
-        // The guards stay: whatever is released, close has released.
+        // The guards are kept, so only the close can have released their locks.
         let kept = Mutex::new(Vec::new());
         std::thread::scope(|scope| {
             scope.spawn(|| {
@@ -217,7 +217,8 @@ fn acquirers_that_race_a_close_leave_nothing(store: Store) {
                 };
                 std::thread::Builder::new().stack_size(256 * 1024).spawn_scoped(scope, body).expect("an acquirer")
             };
-            // glibc reads what it has unmapped where a thread ends just as its handle is dropped, and no stacks are kept.
+            // If a handle was dropped just as its thread ends, glibc would read unmapped memory. So all are kept until
+            // all have started.
             let acquirers: Vec<_> = (0..500).map(acquirer).collect();
             acquirers.into_iter().for_each(|acquirer| acquirer.join().expect("an acquirer"));
         });
@@ -229,7 +230,7 @@ fn acquirers_that_race_a_close_leave_nothing(store: Store) {
     }
 }
 
-/// An acquire that the store did and did not answer, while the client is closed.
+/// The store carries out an acquire without an answer, and then the client is closed.
 fn an_unanswered_acquire_is_given_up_by_close(store: Store) {
     let client = client(&store);
     store.plan.next(Call::Acquire, Fault::ApplyThenHang);
@@ -244,7 +245,7 @@ fn an_unanswered_acquire_is_given_up_by_close(store: Store) {
     assert_silent(&store);
 }
 
-/// The same when the last handle is dropped: there is one bound for what it leaves to do.
+/// The same when the last handle is dropped: one bound applies to all that it leaves to do.
 #[test]
 fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
     alone("bounds::threads::an_unanswered_acquire_is_given_up_by_the_last_drop", || {
@@ -259,7 +260,7 @@ fn an_unanswered_acquire_is_given_up_by_the_last_drop() {
     });
 }
 
-/// However many were not answered, while nothing is: what can be given up then is, whatever hangs beside it.
+/// One thread for any number, while no release is answered. It gives up what it can, even if other releases hang.
 fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
     const ACQUIRES: usize = 60;
     let client = store.builder().request_timeout(millis(300)).drop_timeout(DROP).connect().expect("a client");
@@ -277,18 +278,18 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
     wait_until("all are given up", || (0..ACQUIRES).all(|n| store.is_vacant(&format!("job-{n}"))));
     wait_until("its thread ends", || undoing() == 0);
 
-    // What has ended by itself is left.
+    // An acquisition that has ended by itself is no longer tried.
     store.plan.always(Call::Release, Fault::FailBefore);
     acquire_unanswered(&store.plan, &client, "late");
     wait_until("it is tried", || undoing() == 1);
     store.advance(Duration::from_secs(21));
     wait_until("nobody tries that any more", || undoing() == 0);
 
-    // What was renewed already may stand for longer than an acquisition.
+    // A lock that may have been renewed can remain for longer than an acquisition.
     let renewals = store.plan.count(Call::Renew);
-    // More than there is time for: none of them is answered.
+    // These are more renewals than there is time for: none of them is answered.
     (0..20).for_each(|_| store.plan.next(Call::Renew, Fault::ApplyThenHang));
-    // On a busy machine the time may be over before one is sent. What such a try left is no other's key.
+    // On a busy machine the time may be over before one is sent. Each try has its own key: it may leave something.
     let long = (0..10).map(|n| format!("long-{n}")).find(|key| {
         let request = client.request(key).lease(Duration::from_secs(3600)).wait(millis(2000));
         assert!(request.lock().is_err(), "a renewal was answered");
@@ -311,7 +312,7 @@ fn unanswered_acquires_have_one_thread_that_ends_with_the_last(store: Store) {
 }
 
 fn a_release_during_a_heartbeat_ends_it_first(store: Store) {
-    // A heartbeat that hangs would do so for long; a release has time to wait for its end.
+    // The request timeout makes a heartbeat hang for long, and the drop timeout lets a release wait for its end.
     let builder = store.builder().lease(millis(60_000)).heartbeat(millis(5)).request_timeout(PATIENCE);
     let builder = builder.drop_timeout(PATIENCE);
     let client = builder.connect().expect("a client");
@@ -337,12 +338,12 @@ fn a_release_during_a_heartbeat_ends_it_first(store: Store) {
     assert_ours(&[]);
 }
 
-/// Heartbeats as often as they may come, ended in every way at once.
+/// Heartbeats as often as possible, and all kinds of ends at once.
 fn heartbeats_releases_drops_and_a_close_race_to_a_clean_end(store: Store) {
     let seed = seed();
     for round in 0..6 {
-        // What a close leaves to give up does not end by itself before that, expired but in its row: also where the
-        // machine stands still meanwhile.
+        // The lease is long: what a close leaves to give up must not expire before that and remain in its row, even if
+        // the machine stalls.
         let builder = store.builder().lease(2 * PATIENCE).heartbeat(millis(2));
         let client = builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client");
         let end = AtomicBool::new(false);
@@ -383,18 +384,18 @@ fn a_thread_that_can_not_be_started_leaves_no_lock() {
     alone("bounds::threads::a_thread_that_can_not_be_started_leaves_no_lock", || {
         let store = Store::memory();
         let client = client(&store);
-        // The watcher; a heartbeat that finds no thread is tested with the bounds.
+        // No thread for the watcher. A heartbeat that finds no thread is tested in `calls.rs`.
         let error = without_threads(|| client.try_lock("job").map(drop)).unwrap_err();
         assert!(error.to_string().contains("leasehold-watch"), "{error}");
         assert!(error.is_retryable());
         assert!(store.is_vacant("job"));
-        // A transfer is not to be repeated.
+        // A transfer must not be repeated.
         let lock = client.request("job").acquire().expect("a lock");
         let error = without_threads(|| client.adopt(lock).map(drop)).unwrap_err();
         assert!(error.kind() == ErrorKind::Ambiguous && !error.is_retryable(), "{error}");
         assert!(store.is_vacant("job"));
         assert_ours(&[]);
-        // A drop and a close need none.
+        // A drop and a close need no new thread.
         let other = client.lock("other").expect("a lock");
         without_threads(|| drop(other));
         let _other = client.lock("other").expect("a lock");
@@ -404,7 +405,7 @@ fn a_thread_that_can_not_be_started_leaves_no_lock() {
     });
 }
 
-/// Tells on which thread it is dropped.
+/// Reports on which thread it is dropped.
 struct Drops(crossbeam_channel::Sender<std::thread::ThreadId>);
 
 impl Drop for Drops {
@@ -413,7 +414,7 @@ impl Drop for Drops {
     }
 }
 
-/// It may take long: the closure of a guard can have a guard of another client.
+/// That drop may take long: the closure of a guard can own a guard of another client.
 #[test]
 fn what_a_callback_owns_is_dropped_by_who_drops_the_guard() {
     alone("bounds::threads::what_a_callback_owns_is_dropped_by_who_drops_the_guard", || {
@@ -423,7 +424,7 @@ fn what_a_callback_owns_is_dropped_by_who_drops_the_guard() {
         let owned = Drops(drops);
         let mut stop = Stop::at("watch.looks");
         let guard = client.request("job").on_loss(move |_| drop(owned)).lock().expect("a lock");
-        // From now on it has the hold, too.
+        // From now on the watcher has the hold, too.
         wait_until("the watcher looks", || stop.is_reached());
         drop(guard);
         assert_eq!(dropped.try_recv(), Ok(std::thread::current().id()));
@@ -431,7 +432,7 @@ fn what_a_callback_owns_is_dropped_by_who_drops_the_guard() {
     });
 }
 
-/// It hangs on the thread that declares losses, were it called there.
+/// The callback would hang on the thread that declares losses if it were called there.
 #[test]
 fn a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss() {
     alone("bounds::threads::a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss", || {
@@ -455,7 +456,7 @@ fn a_callback_that_finds_no_thread_waits_for_one_and_holds_up_no_loss() {
     });
 }
 
-/// Counts the renewals that it is told of, and hangs in them from some time on.
+/// Counts the renewals that are reported to it, and hangs in them once `hangs` is set.
 struct Renewals {
     told: AtomicUsize,
     hangs: AtomicBool,
@@ -473,7 +474,7 @@ impl Observer for Renewals {
     }
 }
 
-/// And what no thread could be had for is told at the latest by a close.
+/// What found no thread to report it is reported by a close at the latest.
 #[test]
 fn an_observer_that_finds_no_thread_holds_up_no_heartbeat() {
     alone("bounds::threads::an_observer_that_finds_no_thread_holds_up_no_heartbeat", || {
@@ -486,7 +487,7 @@ fn an_observer_that_finds_no_thread_holds_up_no_heartbeat() {
         let told = || observer.told.load(Ordering::SeqCst);
         wait_until("its heartbeat has a thread", || told() > 0);
         no_new_threads();
-        // What tells is a thread only for as long as there is something to tell.
+        // The reporting thread exists only while there is something to report.
         wait_until("nobody else tells", || ours().iter().all(|name| name != "leasehold-told"));
         observer.hangs.store(true, Ordering::SeqCst);
         let (renewed, told_before) = (store.plan.count(Call::Renew), told());

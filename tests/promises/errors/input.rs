@@ -15,7 +15,7 @@ use crate::support::wait::wait_until;
 
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-/// Checks kind and words, and that the words are in the text that a user sees.
+/// Checks the kind of the error, and that the words are in the text that a user sees.
 #[track_caller]
 fn refused<T>(answer: Result<T, Error>, kind: ErrorKind, words: &[&str]) {
     let Err(error) = answer else { panic!("it was accepted") };
@@ -26,7 +26,7 @@ fn refused<T>(answer: Result<T, Error>, kind: ErrorKind, words: &[&str]) {
     }
 }
 
-/// Makes a request on a store that must see no request.
+/// Makes a request, which must be refused, on a store that must see no request.
 #[track_caller]
 fn request_refused(request: impl Fn(LockRequest) -> LockRequest, key: &str, words: &[&str]) {
     let clock = Clock::system();
@@ -79,7 +79,7 @@ fn leases() {
     let client = LockClient::connect("memory:").unwrap();
     let lock = client.request("k").acquire().unwrap();
     refused(client.heartbeat(&lock, Duration::ZERO), ErrorKind::InvalidInput, &["\"k\"", "lease", "0ns"]);
-    // What has no lease_forever.
+    // These can't have `lease_forever`, so their errors must not offer it.
     let election = |lease| client.election("e").lease(lease).build().map(drop);
     for (refused, least) in [
         (client.heartbeat(&lock, 31 * DAY).map(drop), "100ms"),
@@ -111,12 +111,12 @@ fn numbers_of_a_client() {
     for (builder, words) in bad {
         refused(builder.connect(), ErrorKind::InvalidInput, words);
     }
-    // A request is held to the client's heartbeat, too.
+    // The lease of a request is also checked against the client's heartbeat.
     let client = builder().lease(secs(20)).heartbeat(secs(5)).connect().unwrap();
     refused(client.request("k").lease(secs(8)).lock(), ErrorKind::InvalidInput, &["heartbeat", "5s", "4s"]);
 }
 
-/// They suit its own leases, and nobody named them for this one.
+/// The client's heartbeat and margin suit its own leases, and the request named none for this lock.
 #[test]
 fn numbers_of_a_client_keep_no_lock_without_end_out() {
     let secs = Duration::from_secs;
@@ -127,7 +127,7 @@ fn numbers_of_a_client_keep_no_lock_without_end_out() {
         assert_eq!(guard.remaining(), Duration::MAX);
         guard.release().unwrap();
     }
-    // The margin is that of the client where somebody gives it an end.
+    // If another client gives the lock an end, this client's margin applies to it.
     let store = MemoryStore::new();
     let client = store.builder().lease(secs(300)).margin(secs(45)).connect().unwrap();
     let guard = client.request("k").lease_forever().lock().unwrap();
@@ -135,7 +135,7 @@ fn numbers_of_a_client_keep_no_lock_without_end_out() {
     store.advance(secs(1));
     wait_until("it knows of its end", || guard.remaining() < Duration::MAX);
     assert!(guard.remaining() <= secs(15), "{:?}", guard.remaining());
-    // Nor one that ends soon.
+    // They refuse no lock that ends soon either.
     let client = builder().lease(secs(300)).heartbeat(secs(100)).connect().unwrap();
     drop(client.request("k").lease_until(SystemTime::now() + secs(60)).lock().unwrap());
 }
@@ -149,7 +149,7 @@ fn the_bounds_themselves_are_accepted() {
     let margin = |margin| builder().lease(secs(10)).heartbeat(secs(5)).margin(margin).connect();
     margin(secs(5) - ms(1)).unwrap();
     refused(margin(secs(5)), ErrorKind::InvalidInput, &["margin", "5s"]);
-    // A margin counts from the first lease on, however long it is.
+    // The margin applies from the first lease on, however long that lease is.
     let client = builder().lease(secs(60)).margin(secs(20)).connect().unwrap();
     assert!(client.lock("k").unwrap().remaining() <= secs(40));
 }
@@ -213,7 +213,7 @@ fn store_urls() {
         ("sqlite:/x/l.db?mod=0600", &["\"mod\"", "did you mean \"mode\"", "unsafe_fs"]),
         ("sqlite:/x/l.db?mode=0600&mode=0660", &["\"mode\"", "twice"]),
         ("sqlite:/x/%ff.db", &["UTF-8"]),
-        // As they come out of a file: each would be another store, and keep nobody out.
+        // A URL that was read from a file may end so. Each of these would be another store, and lock nobody out.
         ("sqlite:/x/l.db\n", &["white space around it", "%0A"]),
         (" memory:x", &["white space around it"]),
         ("memory:a\tb", &["control character"]),
@@ -263,7 +263,7 @@ fn urls_lead_to_the_file_that_they_name() {
     LockClient::connect(&format!("sqlite:{}", at("a%20b.db").display())).unwrap();
     LockClient::connect(&format!("sqlite://{}", at("absolute.db").display())).unwrap();
     leasehold::sqlite::builder(at("50%41?.db")).connect().unwrap();
-    // What is no escape stands for itself.
+    // A `%` that begins no escape is taken literally.
     LockClient::connect(&format!("sqlite:{}", at("%C3%a4%%4%zz%+1%ä%25").display())).unwrap();
     for name in ["a b.db", "absolute.db", "50%41?.db", "ä%%4%zz%+1%ä%"] {
         assert!(at(name).exists(), "{name}");
@@ -310,7 +310,7 @@ fn an_error_names_key_and_store_once_and_no_secret() {
     let nobodys = client.renew("canary-of-nobody-with-a-secret", DAY).unwrap_err();
     let all = format!("{error} {error:?} {held:?} {nobodys} {nobodys:?} {:?} {:?}", client, client.request("k"));
     assert!(!all.contains("with-a-secret"), "{all}");
-    // Only the scheme of an unknown URL is told: the rest may hold a password.
+    // Only the scheme of an unknown URL is shown: the rest may contain a password.
     let unknown = LockClient::builder("mango://me:canary@db/locks");
     assert!(!format!("{unknown:?}").contains("canary"));
     let error = unknown.connect().unwrap_err();
@@ -319,7 +319,7 @@ fn an_error_names_key_and_store_once_and_no_secret() {
 
 #[test]
 fn the_environment_names_the_store() {
-    // One test only touches this variable, and nothing else here reads it.
+    // Only one test touches this variable, in processes of its own, and nothing else here reads it.
     let from_env = |value: Option<&str>| {
         let mut command = std::process::Command::new(std::env::current_exe().unwrap());
         command.args(["--exact", "errors::input::environment_child", "--nocapture"]).env("LEASEHOLD_TEST_CHILD", "1");
@@ -334,7 +334,7 @@ fn the_environment_names_the_store() {
     assert!(unset.contains("Config") && unset.contains("LEASEHOLD_STORE is not set"), "{unset}");
 }
 
-/// Runs in a process of its own, see above.
+/// The test above runs this in a process of its own.
 #[test]
 fn environment_child() {
     if std::env::var_os("LEASEHOLD_TEST_CHILD").is_some() {
@@ -352,7 +352,7 @@ fn builder() -> ClientBuilder {
 #[test]
 fn an_error_does_not_show_a_lock_id() {
     let client = builder().connect().unwrap();
-    // As it is read from a file: with a line's end.
+    // As read from a file: with a line end.
     for id in ["correct-horse-battery\n".to_owned(), "correct-horse-battery".repeat(100)] {
         let error = client.request("k").lock_id(id).try_lock().unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidInput);

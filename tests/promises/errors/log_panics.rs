@@ -1,5 +1,5 @@
-//! The logger is code of the user's: a panic in it ends no thread and no call. Alone in its process, since there is
-//! one logger.
+//! The user writes the logger: a panic in it ends no thread and no call. Alone in its process, because there is one
+//! logger.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc;
@@ -22,7 +22,7 @@ impl log::Log for Panics {
     }
 
     fn log(&self, record: &log::Record<'_>) {
-        // The crates below have log calls of their own.
+        // The crates below have log calls of their own, which are not tested here.
         if record.target().starts_with("leasehold") {
             PANICS.fetch_add(1, Ordering::SeqCst);
             std::panic::resume_unwind(Box::new("the logger panics"));
@@ -32,7 +32,7 @@ impl log::Log for Panics {
     fn flush(&self) {}
 }
 
-/// What `call` does is logged.
+/// Asserts that `call` logs something.
 #[track_caller]
 fn logged<T>(what: &str, call: impl FnOnce() -> T) -> T {
     let before = PANICS.load(Ordering::SeqCst);
@@ -96,7 +96,7 @@ fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
         });
         logged("an election", || {
             let (won, wins) = mpsc::channel();
-            // A machine that stands still leaves it time to resign.
+            // The drop timeout leaves time to resign even if the machine stalls.
             let client = bench.builder().drop_timeout(LONG).connect().unwrap();
             let election = client.election("leads").on_won(move |_| won.send(()).unwrap()).build().unwrap();
             election.run().unwrap();
@@ -108,7 +108,7 @@ fn a_logger_that_panics_ends_neither_a_thread_nor_a_call() {
             drop(client.lock("drops").unwrap());
             bench.faults.heal();
         });
-        // Else the close has no more than its bound for that.
+        // Otherwise the close would have only its bound for that release.
         wait_until("what was not released is free", || bench.rival().get("drops").unwrap().unwrap().is_free());
         client.close().unwrap();
     });

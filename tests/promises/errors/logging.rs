@@ -1,4 +1,4 @@
-//! The logger is code of the user's: it may call the library and may be slow.
+//! The user writes the logger: it may call the library, and may be slow.
 
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use leasehold::{LockGuard, Mutex};
 
 type Hook = Box<dyn FnMut() + Send>;
 
-/// Calls the hook at the first failed heartbeat.
+/// Runs the hook at the first failed heartbeat.
 struct Logger(Mutex<Option<Hook>>);
 
 static LOGGER: Logger = Logger(Mutex::new(None));

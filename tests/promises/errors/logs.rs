@@ -1,4 +1,4 @@
-//! What is warned of in the log. Alone in its process, since there is one logger.
+//! Which warnings are logged. Alone in its process, because there is one logger.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -27,7 +27,7 @@ impl log::Log for Keep {
     }
 
     fn log(&self, record: &log::Record) {
-        // As a plain logger writes it, without the fields.
+        // Kept as a plain logger writes it, without the key-value fields.
         KEPT.lock().unwrap().push(format!("{} {}: {}", record.level(), record.target(), record.args()));
     }
 
@@ -43,13 +43,13 @@ fn listen() {
     listen_with(&Keep, log::LevelFilter::Warn);
 }
 
-/// What was warned of since the last call.
+/// The warnings since the last call.
 fn warnings() -> Vec<String> {
     wait_until("the log is written", log_is_written);
     std::mem::take(&mut KEPT.lock().unwrap())
 }
 
-/// Of this and of nothing else.
+/// Asserts that there is exactly one warning, which begins with `of`.
 #[track_caller]
 fn assert_warned(of: &str) -> String {
     wait_until("it is warned of", || KEPT.lock().unwrap().iter().any(|line| line.starts_with(of)));
@@ -72,25 +72,25 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         client.close().unwrap();
         assert_eq!(warnings(), [""; 0]);
 
-        // For one request.
+        // Time for only one request.
         let client = store.builder().drop_timeout(Duration::from_secs(1)).connect().unwrap();
         let guard = client.lock("k").unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(guard);
         assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
-        // One of several.
+        // The same for one of several locks.
         let all = client.lock_all(["a", "b"]).unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(all);
         assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
 
-        // Once, though the guard is dropped after that.
+        // There is one warning, although the guard is dropped after that.
         let all = client.lock_all(["a"]).unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         all.release().unwrap_err();
         assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
 
-        // What only the drop finds.
+        // A loss that only the drop finds.
         let guard = client.lock("l").unwrap();
         client.force_release("l").unwrap();
         drop(guard);
@@ -109,11 +109,11 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
 
 fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
     let client = store.builder().lease(Duration::from_secs(60)).connect().unwrap();
-    // At a third of the lease the first heartbeat fails, and then it is warned of.
+    // The first heartbeat fails at a third of the lease, and that is the first warning.
     let guard = client.request("k").warn_before(Duration::from_secs(30)).lock().unwrap();
     store.go_offline();
     store.advance(Duration::from_secs(30));
-    // The second is the watcher's, which may come after more of the first.
+    // The watcher logs the second one, which may come after more of the first.
     for text in [
         "WARN leasehold::heartbeat: a heartbeat of lock \"k\" failed and is repeated, ",
         "WARN leasehold::guard: heartbeats of lock \"k\" fail; it will be lost in ",
@@ -129,7 +129,7 @@ fn what_fails_names_the_lock_and_the_time_left(store: &MemoryStore) {
     assert!(warned.iter().any(|line| line.starts_with(text)), "{text} in {warned:#?}");
 }
 
-/// Does this in lines with this text, before they are kept.
+/// Runs the function for each line that contains the text, before the line is kept.
 struct In(&'static str, fn());
 
 static STANDS: (Mutex<bool>, Condvar) = (Mutex::new(true), Condvar::new());
@@ -151,7 +151,7 @@ impl log::Log for In {
 
 static STOOD: AtomicBool = AtomicBool::new(false);
 
-/// Until `go_on`, as where nobody reads standard error.
+/// Hangs until `go_on` is called, like a logger whose standard error nobody reads.
 fn stand() {
     STOOD.store(true, Ordering::SeqCst);
     let stands = STANDS.0.lock().unwrap();
@@ -192,7 +192,7 @@ fn a_heartbeat_that_failed_is_logged_with_the_cause() {
         wait_until("a heartbeat has failed", || KEPT.lock().unwrap().iter().any(failed));
         let line = KEPT.lock().unwrap().iter().find(|line| failed(line)).cloned().unwrap();
         assert!(line.ends_with("the store refused the request: permission denied"), "{line}");
-        // It is not said of each that follows.
+        // The failures that follow are not logged.
         let failed_more = store.plan.count(Call::Renew) + 5;
         wait_until("more have failed", || store.plan.count(Call::Renew) > failed_more);
         assert_eq!(KEPT.lock().unwrap().iter().filter(|line| failed(line)).count(), 1);
@@ -227,7 +227,7 @@ fn a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told() {
         };
         for key in ["first", "second"] {
             let guard = lock(key);
-            // The watcher declares it.
+            // The watcher declares the loss.
             store.go_offline();
             store.advance(Duration::from_secs(60));
             assert_eq!(losses.recv_timeout(Duration::from_secs(60)).as_deref(), Ok(key));
@@ -239,7 +239,7 @@ fn a_logger_that_hangs_in_a_loss_keeps_nothing_else_from_being_told() {
     });
 }
 
-/// Nothing is renewed for a node that has ended its term.
+/// The lock of a node that has ended its term must not be renewed.
 #[test]
 fn a_logger_that_hangs_at_the_end_of_a_term_keeps_nobody_from_leading() {
     alone("errors::logs::a_logger_that_hangs_at_the_end_of_a_term_keeps_nobody_from_leading", || {
@@ -264,11 +264,11 @@ fn a_logger_that_hangs_at_the_end_of_a_term_keeps_nobody_from_leading() {
     });
 }
 
-/// Nor by who leads without a thread of ours.
+/// Nor is the lock renewed for a caller that leads without a thread of the library.
 #[test]
 fn a_logger_that_hangs_keeps_no_leadership_that_its_user_ends() {
     alone("errors::logs::a_logger_that_hangs_keeps_no_leadership_that_its_user_ends", || {
-        // In its begin, too.
+        // This logger also hangs when the term begins.
         listen_with(&In("\"job\"", stand), log::LevelFilter::Info);
         let store = MemoryStore::new();
         let (client, rival) = (store.client(), store.client());
@@ -288,7 +288,8 @@ fn a_logger_that_hangs_keeps_no_leadership_that_its_user_ends() {
     });
 }
 
-/// A guard whose release fails at first, and what it does then while the logger hangs at this line.
+/// Ends a guard whose release fails at first, while the logger hangs at this line. The lock must be given up all the
+/// same.
 #[track_caller]
 fn is_given_up_where_the_logger_hangs(line: &'static str, ask: fn(LockRequest) -> LockRequest, ends: fn(LockGuard)) {
     listen_with(Box::leak(Box::new(In(line, stand))), log::LevelFilter::Debug);
@@ -323,7 +324,7 @@ fn a_logger_that_hangs_where_a_lost_lock_could_not_be_released_leaves_it_to_othe
     });
 }
 
-/// The guard's own thread hangs as well, in the store.
+/// The heartbeat's thread hangs as well, in the store.
 #[test]
 fn a_logger_that_hangs_where_a_heartbeat_does_keeps_no_lock_that_is_given_up() {
     alone("errors::logs::a_logger_that_hangs_where_a_heartbeat_does_keeps_no_lock_that_is_given_up", || {
@@ -343,7 +344,7 @@ fn a_logger_that_hangs_where_a_heartbeat_does_keeps_no_lock_that_is_given_up() {
             wait_until("the lock is free", || rival.try_lock("k").unwrap().is_some());
             drop(go);
         }
-        // By a thread that may be late.
+        // The thread that logs may be late.
         wait_until("it is said", || STOOD.load(Ordering::SeqCst));
         go_on();
     });
@@ -363,7 +364,7 @@ fn a_logger_that_hangs_where_the_work_failed_ends_the_term_all_the_same() {
     });
 }
 
-/// As a disk that is busy.
+/// Like a disk that is busy.
 fn dawdle() {
     thread::sleep(Duration::from_millis(10));
 }
@@ -396,7 +397,7 @@ fn has_thread(name: &str) -> bool {
     tasks.any(|task| std::fs::read_to_string(task.join("comm")).is_ok_and(|of| of.trim_end() == name))
 }
 
-/// They sleep long, for they expect to be told.
+/// These waiters sleep for long, because they expect the store to wake them.
 #[test]
 fn a_logger_that_hangs_where_the_store_stops_telling_leaves_no_waiter_asleep() {
     const HOUR: Duration = Duration::from_secs(3600);
@@ -413,7 +414,7 @@ fn a_logger_that_hangs_where_the_store_stops_telling_leaves_no_waiter_asleep() {
             cancel.cancel();
             assert_eq!(waits.join().unwrap().kind(), ErrorKind::Cancelled);
         });
-        // Each that stayed would keep the store.
+        // Each thread that remains would keep the store open.
         client.close().unwrap();
         #[cfg(target_os = "linux")]
         wait_until("no thread is left that the store told", || !has_thread("leasehold-wake"));
@@ -440,7 +441,7 @@ fn a_logger_that_hangs_where_a_file_is_gone_leaves_no_waiter_asleep() {
     });
 }
 
-/// By the real time, for a wait has no other.
+/// In real time, because the warning goes by no other clock.
 #[test]
 fn a_wait_is_warned_of_after_half_a_minute() {
     const HALF: Duration = Duration::from_secs(30);
@@ -449,7 +450,7 @@ fn a_wait_is_warned_of_after_half_a_minute() {
         measure();
         let (client, cancel) = (MemoryStore::new().client(), CancelToken::new());
         let _held = client.lock("k").unwrap();
-        // Whoever stands by for a leader who is well waits for weeks.
+        // A candidate that stands by for a healthy leader waits for weeks, so it gets no warning.
         let _leads = client.election("web").build().unwrap().campaign().unwrap();
         let stands_by = client.election("web").build().unwrap();
         let began = Instant::now();
@@ -458,7 +459,7 @@ fn a_wait_is_warned_of_after_half_a_minute() {
             wait_until("it stands by", || stands_by.is_standing());
             let waits = scope.spawn(|| client.request("k").cancel(&cancel).lock().unwrap_err().kind());
             wait_until("it is warned of", || !KEPT.lock().unwrap().is_empty());
-            // The other has waited for longer.
+            // The candidate has waited for longer than the waiter.
             at_rest("no more is warned of", || KEPT.lock().unwrap().len());
             cancel.cancel();
             stands_by.stop().unwrap();
@@ -473,7 +474,7 @@ fn a_wait_is_warned_of_after_half_a_minute() {
     });
 }
 
-/// However often it is tried again while somebody waits.
+/// There is one warning, however often the wake-up is tried again while a call waits.
 fn a_telling_that_fails_is_warned_of_once() {
     let (clock, faults) = (Clock::system(), FaultPlan::default());
     let store = Faulty::new(Arc::new(Memory::open("", clock.clone())), faults.clone());

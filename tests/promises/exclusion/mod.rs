@@ -1,4 +1,4 @@
-//! At most one holds a key, or several who share it: among threads, processes, and while the server goes away.
+//! At most one holder has a key, or several that share it: among threads, processes, and while the server goes away.
 
 mod processes;
 mod restarts;

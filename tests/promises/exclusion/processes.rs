@@ -1,5 +1,5 @@
-//! Locks among real processes, on every store that they can share: killed, stopped, abandoned, with wall clocks that
-//! are off, and all at once.
+//! Locks among real processes, on every store that they can share: killed, stopped, abandoned, with wrong wall clocks,
+//! and all at once.
 #![cfg(target_os = "linux")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,9 +14,9 @@ use crate::support::wait::wait_until;
 use crate::support::worker::wall_millis;
 
 const LEASE: Duration = millis(3000);
-/// Nobody waits for the end of this one.
+/// No test waits for the end of this lease.
 const LONG: Duration = Duration::from_secs(600);
-/// Nor of this one, the longest that is granted by one write.
+/// Nor for the end of this one, the longest that one write can grant.
 const MINUTE: Duration = Duration::from_secs(60);
 
 macro_rules! suite {
@@ -40,17 +40,18 @@ fn worker(store: &Shared, lease: Duration) -> Worker {
     Worker::polling(&store.url, lease, poll(&store.url), store.env.as_ref())
 }
 
-/// What is left of the lease of the holder with this token, and when that was seen; `None`: another one has it.
+/// What is left of the lease of the holder with this token, and when that was asked; `None` if another one has the
+/// lock.
 fn left(store: &Shared, old: u64) -> Option<(Duration, Instant)> {
     let client = (store.client)();
-    // Before the look: nobody may get it earlier than this and what is left then.
+    // Read before the look: nobody may get the lock earlier than what is left then, counted from here.
     let seen = Instant::now();
     let status = client.get("job").expect("a look").expect("a row");
     let holder = &status.holders()[0];
     (holder.fencing_token() == old).then(|| (holder.remaining().expect("a lease with an end"), seen))
 }
 
-/// The waiter gets the lock of a holder that goes at the end of its lease: not before, not much after.
+/// Asserts that the waiter gets the lock of a vanished holder at the end of its lease: not before, and not much after.
 #[track_caller]
 fn assert_taken_at_the_end(
     store: &Shared,
@@ -59,7 +60,7 @@ fn assert_taken_at_the_end(
     go: impl Fn(&mut Worker, &mut Worker),
 ) {
     store.measure();
-    // Only meaningful if it is looked at while the lease runs, which a busy machine may have used up.
+    // The look only proves something while the lease runs, and a busy machine may use up the lease.
     let is_seen = (0..4).any(|doublings| {
         let lease = lease * 2_u32.pow(doublings);
         let (mut holder, mut waiter) = workers(lease);
@@ -90,7 +91,7 @@ fn a_killed_holder_is_taken_over_by_a_waiter_at_the_end_of_its_lease(store: &Sha
 }
 
 fn a_killed_holder_is_taken_over_by_a_process_that_asks_only_once(store: &Shared) {
-    // Only meaningful while the lease runs, which a busy machine may have used up.
+    // This only proves something while the lease runs, and a busy machine may use up the lease.
     let (old, answer) = (0..5)
         .find_map(|doublings| {
             let mut early = worker(store, LEASE);
@@ -105,11 +106,11 @@ fn a_killed_holder_is_taken_over_by_a_process_that_asks_only_once(store: &Shared
     let client = (store.client)();
     wait_until("the lease ends", || client.get("job").expect("a look").expect("a row").is_free());
     std::thread::sleep(store.grace);
-    // It never saw the holder alive, and asks once.
+    // This process never saw the holder alive, and asks once.
     assert!(worker(store, LEASE).token("try job") > old);
 }
 
-/// Asking all the time gets it no earlier than waiting for it.
+/// A process that asks all the time gets the lock no earlier than one that waits for it.
 fn a_killed_holder_is_not_taken_over_before_the_end_of_its_lease(store: &Shared) {
     let mut holder = worker(store, LEASE);
     let old = holder.token("lock job");
@@ -141,14 +142,15 @@ fn a_released_lock_goes_to_the_waiter_at_once(store: &Shared) {
 }
 
 fn a_stopped_holder_knows_at_once_that_it_lost_the_lock(store: &Shared) {
-    // Only meaningful if the holder still held it when it was stopped, which a busy machine may have prevented.
+    // This only proves something if the holder still held the lock when it was stopped, which a busy machine may
+    // prevent.
     let told = (0..5).any(|doublings| is_told_after_a_stop(store, LEASE * 2_u32.pow(doublings)));
     assert!(told, "lost each time before the stop");
 }
 
-/// `false`: it lost the lock before it was stopped.
+/// Returns `false` if the holder lost the lock before it was stopped.
 fn is_told_after_a_stop(store: &Shared, lease: Duration) -> bool {
-    // The rival keeps what it is granted, also where the machine stands still.
+    // The rival's lease is so long that it keeps what it is granted, even if the machine stalls.
     let (mut holder, mut rival) = (worker(store, lease), worker(store, LONG));
     let mut resource = Resource::default();
     let old = holder.token("lock job");
@@ -159,7 +161,7 @@ fn is_told_after_a_stop(store: &Shared, lease: Duration) -> bool {
     let stopped = Instant::now();
     let new = rival.token("lock job");
     assert!(resource.write(new));
-    // The gap must be seen for what it is, even if the stop came late in the lease.
+    // Even if the stop came late in the lease, the holder must see the gap as a stop.
     wait_until("a whole lease has passed", || stopped.elapsed() > lease + millis(100));
     holder.go_on();
     let held = holder.answer();
@@ -172,7 +174,7 @@ fn is_told_after_a_stop(store: &Shared, lease: Duration) -> bool {
     assert!(loss == "loss Expired" || loss == "loss TakenOver", "{loss}");
     let stale = holder.token("token job");
     assert!(!resource.write(stale), "the resource took {stale} after {new}");
-    // The release of what is lost leaves the rival alone.
+    // Releasing the lost lock must leave the rival's grant alone.
     assert_eq!(holder.ask("release job"), "error Lost");
     assert_eq!(rival.ask("held job"), "held true");
     let client = (store.client)();
@@ -183,11 +185,11 @@ fn is_told_after_a_stop(store: &Shared, lease: Duration) -> bool {
 }
 
 fn eight_processes_never_overlap(store: &Shared) {
-    // A server takes longer for each. Seven that look all the time would keep it from granting: they look often enough
-    // that several find the lock free at once.
+    // A server takes longer for each grant. Seven processes that look all the time would keep it from granting; with
+    // this poll they still look so often that several find the lock free at once.
     let (each, poll) = match store.module {
         "sqlite" => (250, millis(5)),
-        // The emulator does one transaction at a time.
+        // The emulator handles one transaction at a time.
         "spanner" => (40, millis(80)),
         _ => (60, millis(80)),
     };
@@ -195,9 +197,9 @@ fn eight_processes_never_overlap(store: &Shared) {
     exclude((0..8).map(worker).collect(), each);
 }
 
-/// So many processes enter the section that often each, under the lock.
+/// Each of these processes enters the section `each` times, under the lock.
 fn exclude(mut workers: Vec<Worker>, each: usize) {
-    // The processes of two stores at a time have the machine.
+    // Only the processes of two stores run at a time.
     static TURNS: [Mutex<()>; 2] = [const { Mutex::new(()) }; 2];
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let turn = NEXT.fetch_add(1, Ordering::Relaxed) % TURNS.len();
@@ -217,7 +219,7 @@ fn exclude(mut workers: Vec<Worker>, each: usize) {
     assert_rising(&tokens);
 }
 
-/// The negative control: the oracle does see what happens without the lock. No store has a part in it.
+/// The negative control: without the lock, the oracle does see overlaps. No store is needed for that.
 #[test]
 fn processes_without_the_lock_do_overlap() {
     let folder = Folder::new();
@@ -233,7 +235,7 @@ fn processes_without_the_lock_do_overlap() {
 
 #[test]
 fn two_processes_get_their_fair_share() {
-    // While one of them does not run, all grants are the other's, which is no matter of fairness.
+    // While one of them does not run, the other gets all grants, which says nothing about fairness.
     assert!((0..4).any(|_| shares_are_fair()), "one had far more than its share each time");
 }
 
@@ -241,7 +243,7 @@ fn shares_are_fair() -> bool {
     const TOTAL: usize = 1000;
     let (store, folder) = (of("sqlite").expect("a file"), Folder::new());
     let mut workers = [worker(&store, MINUTE), worker(&store, MINUTE)];
-    // Neither is ahead: it begins when both wait.
+    // Neither has a head start: the first grant comes when both wait.
     let client = (store.client)();
     let held = client.lock("job").expect("a lock");
     for worker in &mut workers {
@@ -259,13 +261,13 @@ fn shares_are_fair() -> bool {
     granted.iter().all(|count| (TOTAL * 3 / 10..=TOTAL * 7 / 10).contains(count))
 }
 
-/// DynamoDB, whose clients estimate the service's time, if other processes can be given another wall clock.
+/// DynamoDB, whose clients estimate the service's time; `None` if other processes can't be given another wall clock.
 #[cfg(feature = "dynamodb")]
 fn with_other_clocks() -> Option<Shared> {
     crate::support::faketime::is_there().then(|| of("dynamodb")).flatten()
 }
 
-/// A worker whose wall clock is so many seconds off, as it says itself.
+/// A worker whose wall clock is this many seconds off, which the worker itself confirms.
 fn off(store: &Shared, lease: Duration, seconds: i32) -> Worker {
     let mut worker = Worker::start_off(&store.url, lease, seconds);
     let told = worker.ask("wall");
@@ -279,7 +281,8 @@ fn off(store: &Shared, lease: Duration, seconds: i32) -> Worker {
 #[cfg(feature = "dynamodb")]
 #[test]
 fn wall_clocks_that_are_off_let_nobody_overlap() {
-    // Over for who is ahead, were it a matter of wall clocks; and none that a busy machine lets end.
+    // If wall clocks decided, this lease would be over for the process that is ahead. Even a busy machine does not let
+    // it end.
     let lease = Duration::from_secs(20);
     if let Some(store) = with_other_clocks() {
         exclude([-30, 30, 0, -30, 30].into_iter().map(|seconds| off(&store, lease, seconds)).collect(), 20);
@@ -292,7 +295,8 @@ fn wall_clocks_that_are_off_take_nobody_over_early_or_late() {
     for (holds, waits) in [(-30, 30), (30, -30)] {
         let Some(store) = with_other_clocks() else { return };
         let workers = |lease| (off(&store, lease, holds), off(&store, lease, waits));
-        // Its heartbeats are answered in time, however busy the server is, and also where all stands still for long.
+        // The lease is so long that heartbeats are answered in time, on a busy server and even if everything stalls for
+        // long.
         assert_taken_at_the_end(&store, 4 * LEASE, workers, |holder, waiter| {
             assert_eq!(waiter.answer_by(Instant::now() + 2 * LEASE), None, "two hold it");
             assert_eq!(holder.ask("held job"), "held true");

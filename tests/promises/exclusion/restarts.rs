@@ -1,4 +1,4 @@
-//! A server that is killed, or ended in good order, and started again while its locks are held and waited for.
+//! A server that is killed or shut down, and started again, while its locks are held and waited for.
 #![cfg(all(target_os = "linux", feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -15,28 +15,28 @@ use nix::sys::signal::Signal;
 
 /// Longer than a server takes to start on a busy machine.
 const LEASE: Duration = Duration::from_secs(90);
-/// So heartbeats come while it is away, and soon after.
+/// So frequent that heartbeats are due while the server is away, and soon after.
 const BEAT: Duration = millis(500);
-/// Shorter than any start.
+/// Shorter than any start of a server.
 const SHORT: Duration = millis(1000);
 
 /// A server and its clients.
 struct At {
     own: Own,
-    /// By which it ends in good order, and does not wait for its clients.
+    /// The signal for a shutdown that does not wait for clients.
     end: Signal,
     builder: Box<dyn Fn() -> ClientBuilder + Sync>,
 }
 
 impl At {
-    /// With this lease, which is renewed often.
+    /// A client with this lease and frequent heartbeats.
     fn client(&self, lease: Duration) -> LockClient {
         let builder = || (self.builder)().lease(lease).heartbeat(BEAT.min(lease / 3));
         connected(|| builder().drop_timeout(LEASE).request_timeout(LEASE / 4))
     }
 }
 
-/// Stops the others when dropped, also where something failed: else they would go on for ever.
+/// Stops the other threads when dropped, also after a failure: otherwise they would go on for ever.
 struct Stopping<'a>(&'a AtomicBool);
 
 impl Drop for Stopping<'_> {
@@ -45,7 +45,7 @@ impl Drop for Stopping<'_> {
     }
 }
 
-/// Takes and leaves the lock, with this pause; whoever is answered late repeats.
+/// Takes and releases the lock again and again, with this pause. A call that was answered too late is repeated.
 fn exclude(client: &LockClient, oracle: &Oracle, pause: Duration, rounds: &AtomicUsize, stop: &AtomicBool) {
     while !stop.load(Ordering::SeqCst) {
         let guard = match client.try_lock_for("busy", millis(1000)) {
@@ -65,7 +65,7 @@ fn exclude(client: &LockClient, oracle: &Oracle, pause: Duration, rounds: &Atomi
     }
 }
 
-/// Whatever was granted stands, whoever waits goes on waiting, and nobody is let in beside a holder.
+/// Every grant remains, every waiter goes on waiting, and nobody is let in next to a holder.
 fn locks_live_through_a_restart(at: &mut At, signal: Signal) {
     let (client, rival, folder) = (at.client(LEASE), at.client(LEASE), Folder::new());
     let held = client.lock("held").expect("a lock");
@@ -78,7 +78,8 @@ fn locks_live_through_a_restart(at: &mut At, signal: Signal) {
         let _stopping = Stopping(&stop);
         let waiting =
             scope.spawn(|| rival.try_lock_for("held", 3 * LEASE).expect("an answer").expect("it is released"));
-        // One always asks, so that the server goes in the middle of a request; two would only take twice what it has.
+        // The one without a pause always has a request under way when the server goes. Two of that kind would only
+        // double the load.
         for ((client, rounds), pause) in busy.iter().zip(&rounds).zip([Duration::ZERO, millis(20)]) {
             let (oracle, stop) = (&oracle, &stop);
             scope.spawn(move || exclude(client, oracle, pause, rounds, stop));
@@ -97,7 +98,7 @@ fn locks_live_through_a_restart(at: &mut At, signal: Signal) {
         wait_until("a heartbeat is answered again", || held.info().renewed() != renewed);
         assert!(held.is_held() && readers.iter().all(|guard| guard.is_held()) && !waiting.is_finished());
         held.ensure_held_for(LEASE / 2).expect("it is held");
-        // Who stands behind one that waits is told its trouble, until that one has asked the server that is back.
+        // A call behind a waiter gets that waiter's trouble, until the waiter has asked the server that is back.
         assert!(sent(|| rival.try_lock_shared("held")).is_none());
         assert!(rival.try_lock("read").expect("an answer").is_none());
         for lock in &kept {
@@ -118,7 +119,7 @@ fn locks_live_through_a_restart(at: &mut At, signal: Signal) {
     assert_rising(&oracle.tokens());
 }
 
-/// That the release of others left it alone, by the store.
+/// Asserts, by asking the store, that the releases of other guards left this one alone.
 fn stands(guard: &LockGuard) {
     let renewed = guard.info().renewed();
     wait_until("it is renewed", || {
@@ -127,7 +128,8 @@ fn stands(guard: &LockGuard) {
     });
 }
 
-/// A holder that could not renew for its whole lease has lost before the server comes back, and whoever waited gets it.
+/// A holder that could not renew for its whole lease has lost the lock before the server is back, and the waiter gets
+/// it.
 fn a_lease_ends_while_the_server_is_away(at: &mut At) {
     let (client, rival) = (at.client(SHORT), at.client(LEASE));
     let guard = client.lock("away").expect("a lock");
@@ -173,7 +175,7 @@ fn locks_live_through_restarts_of_mongod() {
     }));
 }
 
-/// Its own writes nothing to the disk that is not waited for.
+/// A server of its own, which waits for all that it writes to the disk.
 #[test]
 fn locks_live_through_restarts_of_postgres() {
     goes_on(is_wanted("postgres").then(|| Own::start(&servers::postgres::OWN)).flatten().map(|own| {
@@ -216,7 +218,7 @@ fn what_a_spanner_forgot_is_a_loss() {
             let next = waiting.map(|waiting| waiting.join().expect("no panic"));
             println!("the waiter: {next:?}");
             let next = match next {
-                // Whoever asked while there was no database was told.
+                // A call that asked while there was no database got an error.
                 None | Some(Err(_)) => rival.lock("held").expect("a lock"),
                 Some(Ok(next)) => next,
             };

@@ -1,5 +1,5 @@
-//! Readers and writers in processes of their own, killed and stopped while they hold, on every store that processes
-//! can share.
+//! Readers and writers in processes of their own, which are killed and stopped while they hold, on every store that
+//! processes can share.
 #![cfg(target_os = "linux")]
 
 use std::path::Path;
@@ -15,19 +15,20 @@ use leasehold::Mode;
 
 const LEASE: Duration = millis(3000);
 const POLL: Duration = millis(60);
-/// That of who keeps what it is granted, also where the machine stands still; what a release could not end is free in time.
+/// The lease of processes that must keep their grants even if the machine stalls. It ends in time if a release could
+/// not end it.
 const LONG: Duration = Duration::from_secs(12);
-/// What the answer that tells what is left may be too high by, where the clients' estimates of the store's time agree.
+/// How much too high the reported rest of a lease may be, where the clients' estimates of the store's time agree.
 const EARLY: Duration = millis(100);
 
-/// Each with a seed of its own.
+/// Starts a worker that takes and releases the key at random, with a seed of its own.
 fn roamer(store: &Shared, lease: Duration, mode: Mode, key: &str, seed: u64, folder: &Path) -> Worker {
     let mut worker = Worker::polling(&store.url, lease, POLL, store.env.as_ref());
     assert_eq!(worker.ask(&format!("roam {mode} {key} {seed} {}", folder.display())), "roams");
     worker
 }
 
-/// When the key was first claimed after this grant by somebody who can't stand beside it.
+/// When the key was first claimed, after this grant, by a holder that can't hold it next to that one.
 #[track_caller]
 fn replaced(folder: &Path, mode: Mode, old: u64) -> u128 {
     let mut first = None;
@@ -41,8 +42,8 @@ fn replaced(folder: &Path, mode: Mode, old: u64) -> u128 {
     first.expect("a claim")
 }
 
-/// Three of each mode; one of each is killed and one of each is stopped, while it holds. Nobody is let in beside a
-/// writer, nor a writer beside readers, and the lease of a holder that is gone is respected to its end.
+/// Three of each mode; one of each is killed and one of each is stopped, while it holds. Nobody may be let in next to a
+/// writer, nor a writer next to readers, and the lease of a holder that is gone must be respected to its end.
 fn readers_and_writers_exclude_each_other(store: &Shared) {
     let (folder, seed) = (Folder::new(), seed());
     let [mut writers, mut readers] = [(Mode::Exclusive, 0), (Mode::Shared, 3)].map(|(mode, first)| {
@@ -50,11 +51,11 @@ fn readers_and_writers_exclude_each_other(store: &Shared) {
     });
     for (mode, roamers) in [(Mode::Exclusive, &mut writers), (Mode::Shared, &mut readers)] {
         let [stays, killed, stopped] = roamers;
-        // Readers stand side by side, so that there is one for the writers to respect when another is gone.
+        // Readers share the lock, so that the writers have to respect one when another is gone.
         let beside = (mode == Mode::Shared).then(|| stays.token("pin"));
         let (old, granted) = (killed.token("pin"), Instant::now());
         if beside.is_some() {
-            // So that two were seen side by side, unless it was so late that its lease is over.
+            // This makes sure that two were seen together, unless it took so long that the lease is over.
             let is_claimed = || terms(folder.path()).contains_key(&old);
             wait_until("it claims it, too", || is_claimed() || granted.elapsed() > LEASE);
         }
@@ -66,7 +67,7 @@ fn readers_and_writers_exclude_each_other(store: &Shared) {
         if beside.is_some() {
             println!("{}: the reader beside it: {}", store.module, stays.ask("unpin"));
         }
-        // Where this process was late, another may have it before it asks; nothing is left then.
+        // If this process was late, another may have the lock before it asks; then nothing is left.
         let taken = Duration::from_nanos(replaced(folder.path(), mode, old).saturating_sub(asked) as u64);
         println!("{}: a killed holder ({mode}) had {left} ms left, and was replaced after {taken:?}", store.module);
         assert!(taken + EARLY >= millis(left), "{mode}: taken after {taken:?}, with {left} ms left");
@@ -78,10 +79,10 @@ fn readers_and_writers_exclude_each_other(store: &Shared) {
         let loss = stopped.ask("unpin");
         assert!(["loss Expired", "loss TakenOver"].contains(&loss.as_str()), "{mode}: {loss}");
     }
-    // Between all the others it may have had no turn yet, where the store is slow.
+    // On a slow store, this writer may not have had its turn among all the others yet.
     writers[0].token("pin");
     println!("{}: the writer that stays: {}", store.module, writers[0].ask("unpin"));
-    // Those that were kept side by side were not where the machine stood still for a lease: those that come and go are.
+    // The readers pinned above were not together if the machine stalled for a lease. Those that come and go will be.
     wait_until("readers are there side by side", || side_by_side(folder.path()) > 0);
     for [stays, _, stopped] in [&mut writers, &mut readers] {
         for worker in [stays, stopped] {
@@ -95,7 +96,7 @@ fn readers_and_writers_exclude_each_other(store: &Shared) {
     println!("{}: {writers} writers, {readers} readers, {beside} of them beside another", store.module);
 }
 
-/// How many readers were there beside the one before: else they would have stood one by one.
+/// How many readers came while the one before was still there: without this, they might have held the lock one by one.
 #[track_caller]
 fn side_by_side(folder: &Path) -> usize {
     let terms = terms(folder);
@@ -117,7 +118,7 @@ macro_rules! on_one_store {
 
 crate::support::stores::for_each_store!(on_one_store);
 
-/// The negative control: the oracle does see what happens without the lock, here with a key for each.
+/// The negative control: without a shared lock (each has a key of its own), the oracle does see them together.
 #[test]
 fn readers_and_writers_without_the_lock_do_meet() {
     let (store, folder, seed) = (crate::support::urls::of("sqlite").expect("a file"), Folder::new(), seed());
@@ -128,7 +129,7 @@ fn readers_and_writers_without_the_lock_do_meet() {
         std::fs::create_dir(&folder).expect("a folder");
         let mut both = [(first, "a", seed), (second, "b", seed.wrapping_add(1))]
             .map(|(mode, key, seed)| roamer(&store, LONG, mode, key, seed, &folder));
-        // Each holds its own to the end of the other's.
+        // Each holds its own lock until the other one's ends.
         let tokens = both.each_mut().map(|worker| worker.token("pin"));
         wait_until("both claim it after the other", || {
             let all = terms(&folder);

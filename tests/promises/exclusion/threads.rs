@@ -1,4 +1,4 @@
-//! At most one, whatever the store does to the requests; seen from inside the critical section.
+//! At most one holder, whatever the store does to the requests; seen from inside the critical section.
 #![cfg(target_os = "linux")]
 
 use std::sync::Arc;
@@ -33,7 +33,7 @@ macro_rules! suite {
 }
 for_each_store!(suite);
 
-/// So many rounds of each thread.
+/// The rounds of each thread.
 fn rounds(store: &Store, memory: u64, sqlite: u64) -> u64 {
     match store.module {
         "memory" => memory,
@@ -42,7 +42,7 @@ fn rounds(store: &Store, memory: u64, sqlite: u64) -> u64 {
     }
 }
 
-/// What only one may change at a time: an addition in two steps, with time for others in between.
+/// What only one thread may change at a time: an addition in two steps, with time for other threads in between.
 #[derive(Default)]
 struct Section {
     counter: AtomicU64,
@@ -71,9 +71,9 @@ impl Section {
     }
 }
 
-/// Each thread has a client of its own every other time: clones share what they know.
+/// Every other thread has a client of its own, and the rest share one: clones share what they know.
 fn crowd(bench: &Bench, each: u64, work: impl Fn(&LockClient, u64) + Sync) {
-    // What was lost is sent again, also where the machine stands still in between.
+    // The timeouts leave time to repeat a lost request, even if the machine stalls in between.
     let patient = || bench.builder().poll(millis(5)..=millis(20)).request_timeout(PATIENCE).drop_timeout(PATIENCE);
     let shared = patient().connect().expect("a client");
     let seed = seed();
@@ -101,7 +101,7 @@ fn threads_never_overlap(store: &Store) {
     section.assert_exclusive(THREADS * each);
 }
 
-/// The negative control: the section does notice that the lock is missing.
+/// The negative control: the section does notice a missing lock.
 #[test]
 fn threads_without_the_lock_do_overlap() {
     let section = Section::default();
@@ -112,7 +112,7 @@ fn threads_without_the_lock_do_overlap() {
                 while !section.overlap.load(Ordering::SeqCst) {
                     together.wait();
                     section.enter(1);
-                    // Both must see the same before one of them leaves.
+                    // Both must have seen the same before one of them leaves.
                     together.wait();
                 }
             });
@@ -121,14 +121,14 @@ fn threads_without_the_lock_do_overlap() {
     assert!(section.overlap.load(Ordering::SeqCst));
 }
 
-/// A fault for every fifth call of each kind, at random places.
+/// Injects a fault into about every fifth call of each kind, at random places.
 fn disturb(bench: &Bench) {
     for call in [Call::Acquire, Call::Renew, Call::Release, Call::Read] {
         if fastrand::u32(0..5) == 0 {
             let fault = match fastrand::u32(0..4) {
                 0 => Fault::FailBefore,
                 1 => Fault::ApplyThenFail,
-                // A second copy of a release would find that somebody has released it.
+                // A second copy of a release would find that the lock was released by somebody.
                 2 if call != Call::Release => Fault::Twice,
                 _ => Fault::Delay(millis(5)),
             };
@@ -137,7 +137,7 @@ fn disturb(bench: &Bench) {
     }
 }
 
-/// A client whose requests for the lock reach the store only when they were given up, and how many were refused then.
+/// A client whose acquires reach the store only after they were given up, and how many of these the store refused.
 struct Late(LockClient, FaultPlan, usize);
 
 impl Late {
@@ -148,16 +148,17 @@ impl Late {
         Late(builder_over(store, bench.clock.clone()).connect().expect("a client"), faults, 0)
     }
 
-    /// Whoever holds the lock when it comes, and whether anybody does: it is granted to nobody.
+    /// Whether or not somebody holds the lock when it arrives, such an acquire must be granted to nobody.
     fn comes(&mut self, bench: &Bench) {
         let Late(client, faults, refused) = self;
         let (sent, given_up) = (faults.count(Call::Acquire), faults.given_up("job"));
         assert!(!matches!(client.try_lock_for("job", millis(50)), Ok(Some(_))), "nobody answers");
-        // On a busy machine the time may be over before it is sent.
+        // On a busy machine the time may be over before the acquire is sent.
         if faults.count(Call::Acquire) > sent {
             wait_until("it is given up", || faults.given_up("job") > given_up);
         }
-        // DynamoDB has a floor under the tokens in place of many names: no copy gets over it, but what is asked anew does.
+        // If many were given up, DynamoDB has a floor under the tokens instead of their grant ids. It stops copies, but
+        // not the new requests that this test makes of them.
         let is_named = |attempt: &Attempt| {
             let store = &*bench.at.store;
             !store.info().label.starts_with("dynamodb:") || get(store, "job").record.given_up.contains(attempt.grant())
@@ -169,7 +170,7 @@ impl Late {
             let answer = store.acquire(&mut attempt, &soon());
             if matches!(answer, Ok(Acquired::Granted { .. })) {
                 assert!(!is_named(&attempt), "{answer:?}");
-                // The floor came in between.
+                // The floor replaced the grant id in between.
                 release(&*store, &mut attempt);
             }
             *refused += usize::from(matches!(answer, Ok(Acquired::Refused(_))));
@@ -180,21 +181,22 @@ impl Late {
 fn threads_never_overlap_while_requests_are_lost_and_repeated(store: &Store) {
     let (bench, each) = (Bench::on(store), rounds(store, 100, 30));
     let section = Section::default();
-    // Where whoever gave up is remembered: the fault switch delivers late what others would do anew.
+    // Only on stores that remember given-up grants: on the others, what the fault switch delivers late counts as a new
+    // request.
     let late = store.remembers_who_gave_up.then(|| Mutex::new(Late::on(&bench)));
     crowd(&bench, each, |client, round| {
-        // One thread at a time, between the others.
+        // One thread at a time does this, among the others.
         if round.is_multiple_of(3)
             && let Some(mut late) = late.as_ref().and_then(Mutex::try_lock)
         {
             late.comes(&bench);
         }
         disturb(&bench);
-        // Half of the leases need a renewal at once, which meets faults, too.
+        // Half of the leases need a renewal at once, which may also meet faults.
         let lease = Duration::from_secs(if fastrand::bool() { 20 } else { 120 });
         let guard = client.request("job").lease(lease).lock().expect("a lock");
         disturb(&bench);
-        // It asks once, where two seconds were lost since the grant, and may meet a fault then.
+        // If two seconds were lost since the grant, this asks the store, and may meet a fault.
         sent(|| guard.ensure_held_for(lease.mul_f64(0.8)));
         section.enter(guard.fencing_token());
         guard.release().expect("a release, repeated until it is answered");
@@ -208,10 +210,10 @@ fn threads_never_overlap_while_requests_are_lost_and_repeated(store: &Store) {
 
 fn shared_holders_are_never_inside_with_an_exclusive_one(store: &Store) {
     let (bench, each) = (Bench::on(store), rounds(store, 150, 25));
-    // So long the first ones wait for one another at the least: from a server the next one comes later, and from one that is
-    // slow only after about as long as it took oneself.
+    // How long the first holders wait for company, at least: on a server the next one comes later, and on a slow server
+    // only after about as long as this one's own grant took.
     let company = millis(if each == SERVER_ROUNDS { 500 } else { 50 });
-    // Above zero: so many shared holders; below: exclusive ones.
+    // Above zero: the number of shared holders; below: exclusive ones.
     let (inside, most) = (AtomicI64::new(0), AtomicI64::new(0));
     crowd(&bench, each, |client, _| {
         disturb(&bench);

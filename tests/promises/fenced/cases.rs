@@ -20,7 +20,7 @@ pub fn lost(answer: Result<impl std::fmt::Debug, Error>) -> Error {
     error
 }
 
-/// Locks whose leases have ended, and that nobody took since.
+/// Locks whose leases have ended, and that nobody has taken since.
 pub fn expired(client: &LockClient, keys: &[String]) -> Vec<Lock> {
     let locks = keys.iter().map(|key| client.request(key).lease(SHORT).acquire().unwrap()).collect();
     for key in keys {
@@ -95,7 +95,7 @@ pub fn a_leadership_can_be_asserted<S: Store>(open: &Open<S>) {
     assert_eq!(data.text("e").as_deref(), Some("led"));
 }
 
-/// Nobody else can have written.
+/// Nobody else can have written, so this write is right.
 pub fn expired_and_not_taken_over_is_written_rightly<S: Store>(open: &Open<S>) {
     let (client, data) = (open.client(LONG), &open.data);
     let lock = &expired(&client, &["a".to_owned()])[0];
@@ -105,25 +105,25 @@ pub fn expired_and_not_taken_over_is_written_rightly<S: Store>(open: &Open<S>) {
     assert_eq!(data.text("a").as_deref(), Some("nobody else did"));
 }
 
-/// A rival comes at some moment of the transaction of one whose lease has ended: either it sees what was written, or
-/// nothing is ever written.
+/// A rival comes at some moment of a transaction whose holder's lease has ended: either the rival sees what was
+/// written, or nothing is ever written.
 pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
     const RACES: u64 = 12;
     let (client, data) = (open.client(LONG), &open.data);
     let keys: Vec<String> = (0..RACES).map(|race| format!("race {race}")).collect();
     let locks = expired(&client, &keys);
-    // Nobody tells when the grace is over; during it the rivals would only come later.
+    // Nothing reports when the grace is over. Before that, the rivals would only come later.
     thread::sleep(S::GRACE);
     let race = |race: u64, key: &str, lock: &Lock| {
         let fence = client.fence(lock);
-        // It is not the first assertion in this row.
+        // So the assertion under test is not the first one in this row.
         data.write(&fence, key, "before").unwrap();
         let takes_over = || {
             let guard = client.lock(key).unwrap();
             assert!(guard.fencing_token() > lock.fencing_token());
             (data.text(key), guard)
         };
-        // The two ends of it are certain.
+        // The outcome is certain where the rival comes before everything or after everything.
         let (wrote, (seen, guard)) = match race {
             0 => {
                 let rival = takes_over();
@@ -138,7 +138,7 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
                     takes_over()
                 });
                 let wrote = data.transact(Some(&fence), key, "late", &mut || {
-                    // When it begins again nobody waits for that.
+                    // When the transaction begins again, nobody listens to this any more.
                     let _ = begun.send(());
                     thread::sleep(millis(20));
                 });
@@ -164,7 +164,8 @@ pub fn whoever_comes_first_wins<S: Store>(open: &Open<S>) {
     assert_eq!(wrote[..2], [false, true]);
 }
 
-/// The guard's own heartbeats, one a second, and its transactions meet: none is lost, whichever has to be repeated.
+/// The guard's heartbeats, one each second, and its transactions collide: neither is lost, whichever has to be
+/// repeated.
 pub fn heartbeats_and_transactions_live_together<S: Store>(open: &Open<S>) {
     let client = connected(|| open.builder().lease(Duration::from_secs(15)).heartbeat(Duration::from_secs(1)));
     for (work, time) in [(10, millis(3_500)), (500, millis(3_000))] {

@@ -1,5 +1,5 @@
-//! Holders in processes of their own that are stopped past their leases, before their transactions or in the middle of
-//! one, and write when they are woken: 200 times, while others use the store.
+//! Holders in processes of their own are stopped past their leases, before their transactions or in the middle of one,
+//! and write when they go on: 200 times, while others use the store.
 
 use std::io::BufRead;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -34,13 +34,13 @@ fn late_writes<S: Store>(open: &Open<S>, rounds: u32, how: &str) -> (u32, u32) {
         let processes: Vec<_> =
             (0..PROCESSES).map(|process| scope.spawn(move || writes(open, process, rounds, how))).collect();
         let late: Vec<_> = processes.into_iter().map(|process| process.join()).collect();
-        // Also when one of them failed: the load must end.
+        // The load must end, even if one of them failed.
         over.store(true, Ordering::Relaxed);
         (PROCESSES * KEYS * rounds, late.into_iter().map(|late| late.unwrap()).sum())
     })
 }
 
-/// What everybody else does with the store meanwhile.
+/// What other clients do with the store meanwhile.
 fn load<S: Store>(open: &Open<S>, over: &AtomicBool) {
     let (client, mut count) = (open.client(LONG), 0);
     while !over.load(Ordering::Relaxed) {
@@ -48,13 +48,13 @@ fn load<S: Store>(open: &Open<S>, over: &AtomicBool) {
         open.data.write(&guard, "busy", &count.to_string()).unwrap();
         release(guard);
         count += 1;
-        // They use it, and not all that it has.
+        // The pause keeps this load from taking all that the store has.
         thread::sleep(millis(100));
     }
     println!("{}: {count} others wrote meanwhile", S::NAME);
 }
 
-/// A store that is this busy may not answer in time.
+/// Repeats the release: a store this busy may not answer in time.
 fn release(mut guard: LockGuard) {
     let started = Instant::now();
     while let Err(failed) = guard.release() {
@@ -71,7 +71,7 @@ fn writes<S: Store>(open: &Open<S>, process: u32, rounds: u32, how: &str) -> u32
     let mut late = 0;
     for round in 0..rounds {
         holder.tell(&format!("take {}", keys.join(" ")));
-        // What a busy store grants after the lease's end is asked for again.
+        // If a busy store grants a lock only after the end of its lease, the lock is asked for again.
         let tokens = holder.answer_by(Instant::now() + 20 * PATIENCE).expect("all are granted");
         let tokens: Vec<u64> = tokens.split(' ').map(|token| token.parse().unwrap()).collect();
         assert_eq!(holder.ask(&format!("write {how} {round}")), "in the middle of a transaction");
@@ -93,8 +93,8 @@ fn writes<S: Store>(open: &Open<S>, process: u32, rounds: u32, how: &str) -> u32
     late
 }
 
-/// What the other process does, led by the lines of its standard input: it takes locks, and writes for each of them;
-/// for the first one it is stopped in the middle of the transaction.
+/// What the other process does, following the lines of its standard input: it takes locks, and writes for each of them.
+/// For the first one it is stopped in the middle of the transaction.
 pub fn holder<S: Store>(url: &str, lease: Duration) {
     let client = connected(|| builder::<S>(url).lease(lease));
     holds(&client, &S::data(url));
@@ -123,7 +123,7 @@ fn holds(client: &LockClient, data: &impl Data) {
 }
 
 fn write(data: &impl Data, guard: &LockGuard, text: &str, how: &str, is_first: bool) -> String {
-    // It may be begun again, but is stopped once.
+    // The transaction may be begun again, but is stopped once.
     let mut stops = is_first;
     let mut meanwhile = || {
         if std::mem::take(&mut stops) {

@@ -1,4 +1,5 @@
-//! A user's own transaction commits only while the lock is held: the same cases on every store, and what only one has.
+//! A user's own transaction commits only while the lock is held: the same cases on every store, and what only one store
+//! has.
 
 #![cfg(unix)]
 
@@ -26,19 +27,19 @@ use leasehold::{ClientBuilder, LockClient};
 
 use crate::support::harness::{PATIENCE, connected};
 
-/// A lease that no test outlives.
+/// A lease that lasts longer than any test.
 const LONG: Duration = Duration::from_secs(60);
-/// One that they do: the shortest that every store has.
+/// A lease that ends during a test: the shortest that every store accepts.
 const SHORT: Duration = Duration::from_secs(1);
 
-/// A kind of store, with a user's data in it.
+/// A kind of store, which also holds a user's data.
 trait Store: 'static {
     type Data: Data;
     const NAME: &str;
-    /// How long after its end a lease may be respected.
+    /// How long after its end a lease may still be respected.
     const GRACE: Duration = Duration::ZERO;
 
-    /// A new store, by a text that other processes find it by, and what goes with it; None where there is no server.
+    /// A new store: a text by which other processes find it, and what must live as long; `None` if there is no server.
     fn fresh() -> Option<(String, Box<dyn Any + Sync>)>;
     fn builder(url: &str) -> ClientBuilder;
     fn data(url: &str) -> Self::Data;
@@ -51,7 +52,7 @@ struct Open<S: Store> {
     _room: Box<dyn Any + Sync>,
 }
 
-/// A server on a busy machine has time to answer.
+/// With timeouts that let a server answer on a busy machine.
 fn builder<S: Store>(url: &str) -> ClientBuilder {
     S::builder(url).request_timeout(PATIENCE).drop_timeout(PATIENCE)
 }
@@ -101,7 +102,7 @@ macro_rules! suite {
 }
 use suite;
 
-/// Not a test of its own: the other processes of these tests.
+/// Not a test of its own: the other processes of these tests run it.
 #[test]
 fn worker() {
     if std::env::var_os(crate::support::process::WORKER).is_none() {

@@ -1,4 +1,4 @@
-//! On MongoDB: what the blocking and the async driver have.
+//! On MongoDB: what the blocking and the async driver offer.
 
 use std::any::Any;
 use std::error::Error as _;
@@ -75,7 +75,8 @@ fn a_committed_assertion_is_counted_in_the_document() {
     drop(next);
 }
 
-/// A server that is not the primary any more would commit it alone, and take it back after a rival was granted the lock.
+/// With a weaker concern, a server that is no longer the primary could commit alone, and undo that after a rival was
+/// granted the lock.
 #[test]
 fn a_commit_waits_for_the_majority_whatever_the_users_client_says() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -102,7 +103,7 @@ fn a_commit_waits_for_the_majority_whatever_the_users_client_says() {
     assert_eq!(commits.try_iter().collect::<Vec<_>>(), [majority(), majority()]);
 }
 
-/// In somebody's task, which may go from thread to thread.
+/// The task of a user may move from thread to thread.
 #[test]
 fn its_future_can_be_sent() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -117,7 +118,7 @@ fn its_future_can_be_sent() {
     assert_eq!(runtime.block_on(runtime.spawn(task)).unwrap().unwrap(), 4);
 }
 
-/// The server commits it, and says that not enough others have it.
+/// The server commits, but reports that not enough other servers have the commit.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_commit_that_nobody_can_settle_is_not_told_as_one_that_failed() {
@@ -144,7 +145,7 @@ fn a_commit_that_nobody_can_settle_is_not_told_as_one_that_failed() {
     next_is_unsettled();
     assert_eq!(write(1).unwrap_err().kind(), ErrorKind::Ambiguous);
     assert!(texts.find_one(doc! { "_id": 1 }).run().unwrap().is_some(), "it was committed");
-    // What fails before is no such thing.
+    // A failure before the commit is not ambiguous.
     assert_eq!(write(1).unwrap_err().kind(), ErrorKind::Store);
     next_is_unsettled();
     let failed: leasehold::Result<()> = tokio::runtime::Runtime::new().unwrap().block_on(async {
@@ -154,7 +155,8 @@ fn a_commit_that_nobody_can_settle_is_not_told_as_one_that_failed() {
     assert_eq!(failed.unwrap_err().kind(), ErrorKind::Ambiguous);
 }
 
-/// A takeover between the transaction's start and the assertion: the next try finds the loss before it does the work.
+/// A rival takes the lock between the transaction's start and the assertion: the next try finds the loss before it does
+/// the work.
 #[test]
 fn a_rival_that_comes_in_between_makes_it_start_again() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -168,7 +170,7 @@ fn a_rival_that_comes_in_between_makes_it_start_again() {
         Ok(())
     }));
     assert_eq!((tries, data.text("a")), (1, None));
-    // By hand: the error says that it may be tried again.
+    // By hand: the error says that the transaction may be repeated.
     let next = rival.take().unwrap();
     let mut session = data.session();
     session.start_transaction().run().unwrap();
@@ -184,7 +186,7 @@ fn a_rival_that_comes_in_between_makes_it_start_again() {
     assert_eq!(data.text("a").as_deref(), Some("by hand"));
 }
 
-/// It would be a write of its own, after which a takeover and what else the session writes never meet.
+/// Such an assertion would be a write of its own, so it would not conflict with a takeover while the session writes.
 #[test]
 fn an_assertion_outside_a_transaction_is_refused() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -198,7 +200,7 @@ fn an_assertion_outside_a_transaction_is_refused() {
     let mut session = open.data.session();
     refused(guard.assert_in(&mut session));
     for is_committed in [true, false] {
-        // A refusal leaves the session as good as it was.
+        // A refusal must leave the session usable.
         session.start_transaction().run().unwrap();
         guard.assert_in(&mut session).unwrap();
         open.data.set(&mut session, "a", "in it").unwrap();
@@ -209,7 +211,7 @@ fn an_assertion_outside_a_transaction_is_refused() {
         refused(guard.assert_in(&mut session));
         refused(guard.assert_in(&mut session));
     }
-    // Work that ends its own transaction.
+    // Work that ends its own transaction is refused as well.
     refused(run_fenced(&guard, &mut session, |session| session.abort_transaction().run()));
     in_the_async_api(&open, async |_, session| {
         refused(guard.assert_in_async(session).await);
@@ -225,7 +227,7 @@ fn an_assertion_outside_a_transaction_is_refused() {
     assert_eq!(row.get_i64("asserts"), Ok(2), "one for each that was committed");
 }
 
-/// Its heartbeats would come between every time: from the second try on they wait.
+/// Its heartbeats would collide with each try. From the second try on they wait.
 #[test]
 fn a_transaction_that_outlasts_a_heartbeat_is_not_begun_again_for_ever() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -259,7 +261,7 @@ fn a_transaction_that_outlasts_a_heartbeat_is_not_begun_again_for_ever() {
     assert!(loss.is_none(), "{loss:?}");
 }
 
-/// Runs `work` with the async driver's collection of the data, and a session.
+/// Runs `work` with the async driver's collection of the data and a session.
 fn in_the_async_api(
     open: &Open<Kind>,
     work: impl AsyncFnOnce(&driver::Collection<Document>, &mut driver::ClientSession),
@@ -273,13 +275,13 @@ fn in_the_async_api(
     });
 }
 
-/// Once it is asserted, no rival comes in before the commit, though the lease has run out.
+/// After the assertion no rival gets the lock before the commit, although the lease has ended.
 #[test]
 fn no_rival_comes_between_the_assertion_and_the_commit() {
     let Some(open) = Open::<Kind>::fresh() else { return };
     let (client, data) = (open.client(LONG), &open.data);
     let lock = &expired(&client, &["a".to_owned()])[0];
-    // A server that stands still for some seconds ends no request of it.
+    // The timeout outlasts a server that stalls for some seconds.
     let rival = connected(|| open.builder().request_timeout(Duration::from_secs(15)));
     let mut session = data.session();
     session.start_transaction().run().unwrap();

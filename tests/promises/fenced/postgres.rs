@@ -17,7 +17,7 @@ impl<const BLOCKING: bool> Store for Kind<BLOCKING> {
     type Data = Texts;
     const NAME: &str = "postgres";
 
-    /// The URL says to other processes, too, which client it is.
+    /// The URL also tells other processes which of the two clients to use.
     fn fresh() -> Option<(String, Box<dyn Any + Sync>)> {
         postgres_server()?;
         let rows = Rows::fresh();
@@ -69,7 +69,7 @@ mod blocking {
     of_client!(super::Kind<true>);
 }
 
-/// In somebody's task, which may go from thread to thread.
+/// The task of a user may move from thread to thread.
 #[test]
 fn its_future_can_be_sent() {
     let Some(open) = Open::<Kind<false>>::fresh() else { return };

@@ -1,4 +1,4 @@
-//! What a transaction of either client of PostgreSQL promises beside what every store does.
+//! What a transaction of either PostgreSQL client promises, in addition to what every store does.
 
 use std::error::Error as _;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -20,7 +20,7 @@ fn locks<S: Store>(open: &Open<S>) -> &str {
     open.url.split_once("table=").unwrap().1
 }
 
-/// One statement waits for a row of the locks.
+/// Waits until one statement waits for a row of the locks.
 fn one_waits<S: Store>(open: &Open<S>) {
     let waiting = format!(
         "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE '%\"{}\"%'",
@@ -29,7 +29,7 @@ fn one_waits<S: Store>(open: &Open<S>) {
     wait_until("it waits for the row", || sql_at(&config(), &waiting)[0][0].as_deref() == Some("1"));
 }
 
-/// What the docs say of both: heartbeats go on, and who would take the lock waits for the commit.
+/// What the docs say of both clients: heartbeats go on, and a rival that would take the lock waits for the commit.
 pub fn a_rival_waits_for_the_commit_and_heartbeats_do_not<S: Store<Data = Texts>>(open: &Open<S>) {
     let (client, rival) = (open.client(LONG), open.client(LONG));
     let lock = client.request("a").acquire().unwrap();
@@ -50,14 +50,14 @@ pub fn a_rival_waits_for_the_commit_and_heartbeats_do_not<S: Store<Data = Texts>
         user.transact(|transaction| Ok(held(transaction))).unwrap()
     };
     lost(asserted(&|transaction| transaction.assert(&client.fence(&lock))));
-    // Without its index the assertion would keep nobody out.
+    // Without the table's index the assertion would keep nobody out.
     let next = rival.lock("a").unwrap();
     sql_at(&config(), &format!("DROP INDEX {}_grant_id", locks(open)));
     let error = asserted(&|transaction| transaction.assert(&next)).unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("create_schema"), "{error}");
 }
 
-/// With this isolation level in all its transactions.
+/// A session whose transactions all have this isolation level.
 fn session<S: Store<Data = Texts>>(open: &Open<S>, level: &str) -> Session {
     let mut session = open.data.session();
     session.batch(&format!("SET SESSION CHARACTERISTICS AS TRANSACTION ISOLATION LEVEL {level}")).unwrap();
@@ -66,7 +66,7 @@ fn session<S: Store<Data = Texts>>(open: &Open<S>, level: &str) -> Session {
 
 const LEVELS: [&str; 3] = ["READ COMMITTED", "REPEATABLE READ", "SERIALIZABLE"];
 
-/// Whichever level it has: a rival's grant is committed after its snapshot and before the assertion.
+/// On every isolation level: a rival's grant is committed after the transaction's snapshot and before the assertion.
 pub fn a_rival_that_comes_in_between_is_found<S: Store<Data = Texts>>(open: &Open<S>) {
     let (client, rival) = (open.client(LONG), open.client(LONG));
     for level in LEVELS {
@@ -81,12 +81,12 @@ pub fn a_rival_that_comes_in_between_is_found<S: Store<Data = Texts>>(open: &Ope
             Ok(())
         }));
         assert_eq!((tries, open.data.text(level)), (1, None), "{level}");
-        // Its session is as good as it was.
+        // The session must remain usable.
         user.run_fenced(&next.unwrap(), |_| Ok(())).unwrap();
     }
 }
 
-/// What another one wrote since the snapshot, then a deadlock; and heartbeats in the middle of each try.
+/// A row that another client wrote since the snapshot, then a deadlock, and heartbeats in the middle of each try.
 pub fn what_is_in_conflict_is_begun_again_while_heartbeats_go_on<S: Store<Data = Texts>>(open: &Open<S>) {
     let client = open.client(LONG);
     let (select, update) = (
@@ -100,7 +100,7 @@ pub fn what_is_in_conflict_is_begun_again_while_heartbeats_go_on<S: Store<Data =
         let text = session(open, level).run_fenced(&client.fence(&lock), |transaction| {
             tries += 1;
             let rows = transaction.query(&select, &[])?;
-            // No conflict in itself, before an assertion or after.
+            // A heartbeat is no conflict, neither before an assertion nor after.
             client.heartbeat(&lock, LONG)?;
             if tries == 1 {
                 sql_at(&config(), &update);
@@ -118,7 +118,7 @@ pub fn what_is_in_conflict_is_begun_again_while_heartbeats_go_on<S: Store<Data =
     }
 }
 
-/// Those of a shared lock write what is asserted: one that comes after the snapshot makes the assertion fail, but once only.
+/// A shared lock's heartbeats write what is asserted: one after the snapshot makes the assertion fail, but only once.
 pub fn heartbeats_of_a_shared_lock_wait_for_what_is_begun_again<S: Store<Data = Texts>>(open: &Open<S>) {
     let client = open.client(LONG);
     let lock = client.request("s").shared().acquire().unwrap();
@@ -139,7 +139,7 @@ pub fn heartbeats_of_a_shared_lock_wait_for_what_is_begun_again<S: Store<Data = 
     assert_eq!(tries, 2);
 }
 
-/// What `work` passes over leaves a transaction that the server rolls back when it is committed, without an error.
+/// If `work` ignores an error, the server rolls the transaction back at the commit, without an error.
 pub fn a_transaction_that_failed_in_the_middle_is_never_said_to_be_committed<S: Store<Data = Texts>>(open: &Open<S>) {
     let client = open.client(LONG);
     let insert = format!("INSERT INTO {} (id, text) VALUES ($1, 'new')", open.data.table);
@@ -152,7 +152,7 @@ pub fn a_transaction_that_failed_in_the_middle_is_never_said_to_be_committed<S: 
             if tries <= conflicts {
                 raises(transaction, "40001")?;
             }
-            // One that is there.
+            // The row exists already, so this fails.
             let _ = transaction.query(&insert, &[&id]);
             Ok(())
         });
@@ -162,7 +162,7 @@ pub fn a_transaction_that_failed_in_the_middle_is_never_said_to_be_committed<S: 
     }
 }
 
-/// The pause between two tries is a statement, too, but none of the user's.
+/// The pause between two tries is a statement, too, but not one of the user's.
 pub fn a_limit_of_the_session_ends_no_pause_with_an_error<S: Store<Data = Texts>>(open: &Open<S>) {
     let guard = open.client(LONG).lock("a").unwrap();
     let goes_through = |_| {
@@ -172,7 +172,7 @@ pub fn a_limit_of_the_session_ends_no_pause_with_an_error<S: Store<Data = Texts>
         let mut tries = 0;
         let done = user.run_fenced(&guard, |transaction| {
             tries += 1;
-            // The machine may be slow, and these are not what is asked about.
+            // These statements are not under test, and the machine may be slow.
             transaction.batch("SET LOCAL statement_timeout = 0")?;
             if tries < 9 {
                 raises(transaction, "40001")?;
@@ -182,11 +182,11 @@ pub fn a_limit_of_the_session_ends_no_pause_with_an_error<S: Store<Data = Texts>
         println!("{tries}: {done:?}");
         done.is_ok() && tries == 9
     };
-    // Another statement may be as late as that now and then.
+    // Now and then another statement may take that long.
     assert!((0..5).any(goes_through));
 }
 
-/// Who cancels a query by hand wants all of it to end, and not to begin again.
+/// A user who cancels a query by hand wants all of it to end, and not to begin again.
 pub fn a_users_own_cancel_ends_the_pause_and_the_work<S: Store<Data = Texts>>(open: &Open<S>) {
     let guard = open.client(LONG).lock("a").unwrap();
     let mut user = open.data.session();
@@ -240,10 +240,10 @@ pub fn conflicts_without_end_are_told_at_the_limit_and_all_else_at_once<S: Store
     });
     assert!(is_repeated, "tried once each time");
     assert_eq!(fails(Duration::ZERO, "40P01"), (true, 1));
-    // The first is retryable by hand: the user said how long to wait.
+    // The first one can be repeated by hand, because the user's own limit ended that wait.
     assert_eq!(fails(LONG, "55P03"), (true, 1));
     assert_eq!(fails(LONG, "23505"), (false, 1));
-    // What is no error of the server.
+    // An error that does not come from the server.
     let error = user.run_fenced(&guard, |_| Err::<(), _>("mine".into())).unwrap_err();
     assert_eq!((error.kind(), error.source().unwrap().to_string()), (ErrorKind::Store, "mine".to_owned()));
     let other = client.lock("b").unwrap();
@@ -253,11 +253,11 @@ pub fn conflicts_without_end_are_told_at_the_limit_and_all_else_at_once<S: Store
     assert!(guard.is_held());
 }
 
-/// It may have been committed.
+/// The transaction may have been committed.
 pub fn a_commit_without_an_answer_is_told_as_such<S: Store<Data = Texts>>(open: &Open<S>) {
     let guard = open.client(LONG).lock("a").unwrap();
     let table = &open.data.table;
-    // A deferred trigger is a part of the commit.
+    // A deferred trigger runs as part of the commit.
     let trigger = format!(
         "CREATE FUNCTION {table}_f() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN \
          PERFORM pg_terminate_backend(pg_backend_pid()); RETURN NULL; END $$; \
@@ -271,7 +271,7 @@ pub fn a_commit_without_an_answer_is_told_as_such<S: Store<Data = Texts>>(open: 
     assert_eq!(error.kind(), ErrorKind::Ambiguous, "{error:?}");
 }
 
-/// As another driver would do it: it asks the server for the types of the parameters.
+/// As another driver would run it: the driver asks the server for the types of the parameters.
 pub fn the_assertion_is_a_statement_for_every_driver<S: Store<Data = Texts>>(open: &Open<S>) {
     let client = open.client(LONG);
     let mut user = open.data.session();

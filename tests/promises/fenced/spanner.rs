@@ -44,7 +44,7 @@ fn named(url: &str) -> (&str, &str) {
 
 crate::fenced::suite!(Kind);
 
-/// As the docs say: the error of the assertion has to leave the closure.
+/// The docs say so: the closure has to return the error of the assertion.
 #[test]
 fn the_assertion_alone_gives_the_services_own_error() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -61,7 +61,7 @@ fn the_assertion_alone_gives_the_services_own_error() {
     assert_eq!(error.status().map(|status| status.code.name()), Some("OUT_OF_RANGE"), "{error}");
 }
 
-/// It proves who holds the lock.
+/// The grant id proves who holds the lock, so no error may show it.
 #[cfg(feature = "serde")]
 fn hides_the_grant_of(guard: &LockGuard, error: &leasehold::Error) {
     let lock = serde_json::to_value(guard.info()).unwrap();
@@ -69,7 +69,7 @@ fn hides_the_grant_of(guard: &LockGuard, error: &leasehold::Error) {
     assert!(!said.contains(lock["grant_id"].as_str().unwrap()), "{said}");
 }
 
-/// Work under two locks, the other of which was lost: the one that is held is not told as lost.
+/// The work needs two locks, and the other one was lost: the error must not say that the held one was.
 #[test]
 fn the_loss_of_another_lock_is_not_told_as_its_own() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -86,7 +86,7 @@ fn the_loss_of_another_lock_is_not_told_as_its_own() {
     assert_eq!(open.data.wait(run).unwrap_err().kind(), ErrorKind::Lost);
 }
 
-/// In somebody's task, which may go from thread to thread.
+/// The task of a user may move from thread to thread.
 #[test]
 fn its_future_can_be_sent() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -96,7 +96,7 @@ fn its_future_can_be_sent() {
     assert_eq!(open.data.wait(async { tokio::spawn(task).await }).unwrap().unwrap(), 4);
 }
 
-/// The service says that it does not know, that it took too long, or that it is broken, and has committed.
+/// The service commits, and then reports that it does not know, that it took too long, or that it is broken.
 #[test]
 fn a_commit_that_may_have_happened_is_ambiguous() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -113,16 +113,18 @@ fn a_commit_that_may_have_happened_is_ambiguous() {
     for code in [2, 4, 13] {
         assert_eq!(kind("Commit", Fault::DoneThenRefused(code)), ErrorKind::Ambiguous, "{code}");
     }
-    // What is refused wrote nothing, as for a constraint (9), nor did a transaction that never came to its commit.
+    // A refused commit wrote nothing, for example because of a constraint (9). Nor did a transaction that never reached
+    // its commit.
     for code in [7, 9] {
         assert_eq!(kind("Commit", Fault::Refused(code)), ErrorKind::Store, "{code}");
     }
     assert_eq!(kind("ExecuteStreamingSql", Fault::Refused(2)), ErrorKind::Store);
-    // It ends what was left open there, which would hold up the release.
+    // This ends what the failed one left open in the service, which would delay the release.
     behind.write(&guard, "a", "text").unwrap();
 }
 
-/// The SDK sends a commit again whose answer is lost, and begins again where that is aborted: but the first was done.
+/// If the answer to a commit is lost, the SDK repeats it, and begins the work again if the repeat is aborted. But the
+/// first one was done.
 #[test]
 fn after_a_repeat_of_a_commit_no_error_says_that_nothing_was_committed() {
     const ABORTED: u8 = 10;
@@ -132,7 +134,7 @@ fn after_a_repeat_of_a_commit_no_error_says_that_nothing_was_committed() {
     let behind = Table::new(settings(&grpc.host), path);
     let client = open.client(LONG);
     let guard = client.lock("a").unwrap();
-    // `begun_again`: what happens then, before the assertion.
+    // `begun_again` runs when the work begins again, before the assertion.
     let is_ambiguous = |text: &str, repeat, begun_again: &mut dyn FnMut()| {
         grpc.restart();
         grpc.fault("Commit", 0, Fault::CutAfter);

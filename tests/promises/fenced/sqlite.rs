@@ -20,7 +20,7 @@ impl Store for Kind {
 
     fn fresh() -> Option<(String, Box<dyn Any + Sync>)> {
         let folder = Folder::new();
-        // The file is made by a client, with its mode.
+        // A client makes the file, with the file mode that it uses.
         LockClient::connect(&folder.url()).unwrap();
         Some((folder.url(), Box::new(folder)))
     }
@@ -44,14 +44,14 @@ fn a_transaction_of_another_file_is_refused_by_name() {
     assert_eq!(error.kind(), ErrorKind::InvalidInput);
     let path = |open: &Open<Kind>| open.url.strip_prefix("sqlite:").unwrap().to_owned();
     assert!(error.to_string().contains(&path(&other)), "{error}");
-    // One file by another path is the same.
+    // The same file by another path is accepted.
     let folder = Folder::new();
     let link = folder.path().join("link.db");
     std::os::unix::fs::symlink(path(&open), &link).unwrap();
     Table::new(&link).write(&guard, "a", "here").unwrap();
 }
 
-/// By a second name SQLite writes to a second log, which no other process reads.
+/// Under a second name SQLite writes to a second log, which no other process reads.
 #[test]
 fn a_transaction_by_a_hard_link_is_refused() {
     let folder = Folder::new();
@@ -66,7 +66,7 @@ fn a_transaction_by_a_hard_link_is_refused() {
     assert!(error.to_string().contains("hard link"), "{error}");
 }
 
-/// As macOS refuses to make one.
+/// macOS refuses to make such a file.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_path_need_not_be_utf_8() {
@@ -98,7 +98,7 @@ fn no_rival_comes_between_the_assertion_and_the_commit() {
             let rival = client.lock("a").unwrap();
             (open.data.text("a"), rival.fencing_token())
         });
-        // It waits for the transaction, as the next one does in vain.
+        // The rival waits for the transaction, and the call here does so in vain.
         assert!(!matches!(client.try_lock_for("a", millis(200)), Ok(Some(_))), "a rival came before the commit");
         assert!(!rival.is_finished());
         transaction.commit().unwrap();
@@ -106,17 +106,18 @@ fn no_rival_comes_between_the_assertion_and_the_commit() {
         assert_eq!(seen.as_deref(), Some("first"), "the rival came after the commit");
         assert!(token > locks[0].fencing_token());
     });
-    // The assertion comes first of all, and what follows is still ours to write.
+    // Here the assertion comes first, and what follows can still be written.
     let transaction = db.transaction().unwrap();
     client.fence(&locks[1]).assert_in(&transaction).unwrap();
-    // It waits for the transaction, or is told that it did not end in time.
+    // The call waits for the transaction, or fails because the transaction did not end in time.
     assert!(!matches!(client.try_lock_for("b", millis(200)), Ok(Some(_))));
     transaction.execute("INSERT INTO data VALUES ('b', 'first')", []).unwrap();
     transaction.commit().unwrap();
     drop(client.lock("b").unwrap());
 }
 
-/// The transaction writes to an attached file, whose lock keeps nobody from being granted anything in ours.
+/// The transaction writes to an attached file, and a lock on that file would not keep a rival from a grant in the lock
+/// file.
 #[test]
 fn no_rival_comes_where_the_data_is_in_an_attached_file() {
     let (Some(open), Some(other)) = (Open::<Kind>::fresh(), Open::<Kind>::fresh()) else { return };
@@ -133,7 +134,7 @@ fn no_rival_comes_where_the_data_is_in_an_attached_file() {
     transaction.commit().unwrap();
     assert_eq!(other.data.text("a").as_deref(), Some("first"));
     drop(client.lock("a").unwrap());
-    // The rival came after the transaction's first look at the file.
+    // This rival came after the transaction's first look at the file.
     let transaction = db.transaction().unwrap();
     let _: i64 = transaction.query_row("SELECT count(*) FROM main.data", [], |row| row.get(0)).unwrap();
     let _rival = client.lock("b").unwrap();
@@ -146,7 +147,7 @@ fn no_rival_comes_where_the_data_is_in_an_attached_file() {
     lost(client.fence(&locks[1]).assert_in(&transaction));
 }
 
-/// What the transaction sees may be a log of its own, in which no rival stands.
+/// The transaction may see a log of its own, which does not contain the rival.
 #[test]
 fn nothing_is_asserted_where_the_log_was_removed() {
     let Some(open) = Open::<Kind>::fresh() else { return };
@@ -160,7 +161,7 @@ fn nothing_is_asserted_where_the_log_was_removed() {
     assert!(error.to_string().contains("removed or replaced") && !error.is_retryable(), "{error}");
 }
 
-/// What asserts changes nothing: no row, and not what the connection's program counts.
+/// An assertion changes no row, nor the connection's count of changes, which the program may use.
 #[test]
 fn an_assertion_writes_no_row() {
     let Some(open) = Open::<Kind>::fresh() else { return };

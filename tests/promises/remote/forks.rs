@@ -1,4 +1,5 @@
-//! A child of a connected process that connects anew: the parent's threads, sockets and sessions of TLS stay its own.
+//! A forked child of a connected process connects anew: the parent's threads, sockets and TLS sessions remain the
+//! parent's.
 
 use leasehold::{ErrorKind, LockClient, LockGuard};
 use nix::sys::wait::{WaitStatus, waitpid};
@@ -9,7 +10,7 @@ use crate::support::harness::{self, millis, patient};
 use crate::support::wait::wait_until;
 
 fn connected(remote: &Remote) -> LockClient {
-    // A lease that no busy machine lets end, and heartbeats that are soon seen.
+    // A lease that does not end even on a busy machine, and heartbeats that come soon.
     harness::connected(|| patient(remote.direct().lease(millis(60_000)).heartbeat(millis(2000))))
 }
 
@@ -47,7 +48,7 @@ fn a_child_connects_anew(remote: &Remote) {
             let renewed = guard.info().renewed();
             wait_until("the parent's heartbeat goes on", || guard.info().renewed() != renewed);
             assert_eq!(client.get("parent's").expect("a look").expect("a row").fencing_token(), token);
-            // The same connections serve on.
+            // The parent's connections still work.
             client.lock("another").expect("a lock").release().expect("a release");
             guard.release().expect("a release");
         }

@@ -1,5 +1,5 @@
-//! A server that is there and says nothing, like one that is stopped: every call, drop, `close` and `connect` ends by
-//! its bound.
+//! A server that accepts connections but answers nothing, like a stopped one: every call, drop, `close` and `connect`
+//! ends within its bound.
 
 use std::time::{Duration, Instant};
 
@@ -9,11 +9,11 @@ use crate::remote::Remote;
 use crate::support::harness::{PATIENCE, connected, millis, sent, within, within_among_many};
 use crate::support::proxy::Flow;
 
-/// One request.
+/// The time of one request.
 const REQUEST: Duration = millis(3000);
-/// One drop.
+/// The bound of one drop.
 const DROP: Duration = millis(3200);
-/// Long enough that no heartbeat comes by itself and no bound is met by an expiry.
+/// Long enough that no heartbeat comes by itself, and that no bound is met because a lease ends.
 const LEASE: Duration = Duration::from_secs(600);
 
 type Call<'a> = (&'static str, Duration, Box<dyn FnOnce() + Send + 'a>);
@@ -24,7 +24,7 @@ fn no_call_outlives_its_bound(remote: &Remote) {
         builder.connect()
     };
     let client = sent(connect);
-    // What is there before has more time than what is tested, for a server may stand still.
+    // The preparations have more time than what is tested, because a server may stall.
     let before = connected(|| remote.direct().lease(LEASE).request_timeout(PATIENCE));
     let guard = |key: &str| client.lock(key).expect("a lock");
     let data = |key: &str| before.request(key).lock_id(format!("id of {key}")).acquire().expect("a lock");

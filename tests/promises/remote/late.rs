@@ -1,5 +1,5 @@
-//! A request for the lock that arrives after its caller has left: it is given up, so nothing comes of it, neither on a
-//! free key nor while another holds it.
+//! An acquire that arrives after its caller has left: it was given up, so it must have no effect, neither on a free key
+//! nor while another holder has it.
 #![allow(dead_code)] // Each build has its own stores.
 
 use std::time::Duration;
@@ -13,28 +13,28 @@ use crate::support::harness::{PATIENCE, connected, millis};
 use crate::support::proxy::{self, Proxy, Rule};
 use crate::support::wait::wait_until;
 
-/// All the time that the caller has, which one request may take.
+/// All the time that the caller has, which one request may use up.
 const SHORT: Duration = millis(1000);
 const LATE: Duration = millis(4000);
-/// What would be granted late would stand for a minute.
+/// A late grant would last for a minute.
 const LEASE: Duration = Duration::from_secs(600);
 
-/// The network that a client is behind, on which its first acquisition comes late.
+/// The network in front of a client, on which its first acquire arrives late.
 trait Late {
-    /// How a call ends whose acquisition is late.
+    /// The kind of error with which a call ends if its acquire is late.
     const ENDS: ErrorKind;
 
     /// What the client connects to.
     fn host(&self) -> String;
 
-    /// Makes this request until it was sent, and gives up; the error of that.
+    /// Makes this request until its acquire was sent and given up, and returns the error.
     fn given_up(&self, request: impl Fn() -> LockRequest) -> Error;
 
-    /// Returns once the late one has arrived and the server has answered it.
+    /// Returns once the late acquire has arrived and the server has answered it.
     fn arrived(&self);
 }
 
-/// What is late has this text in it.
+/// The late request is the one that contains this text.
 struct Proxied {
     proxy: Proxy,
     write: &'static str,
@@ -59,7 +59,7 @@ impl Late for Proxied {
     }
 
     fn given_up(&self, request: impl Fn() -> LockRequest) -> Error {
-        // On a busy machine nothing may have left yet when the time is over.
+        // On a busy machine the time may be over before anything was sent.
         let mut asks = (0..10).map(|_| request().wait(SHORT).lock().expect_err("it is late"));
         let sent = asks.find(|error| {
             assert!(error.kind() != ErrorKind::Store || !self.is_sent(), "it was sent, and nobody knows: {error}");
@@ -68,7 +68,7 @@ impl Late for Proxied {
         sent.expect("it is sent")
     }
 
-    /// Everything else is answered by then, too.
+    /// By then all other requests are answered, too.
     fn arrived(&self) {
         self.proxy.wait_until("the late one is answered", |all| {
             let mut writes = all.iter().filter(|one| one.has(self.write)).peekable();
@@ -78,7 +78,7 @@ impl Late for Proxied {
     }
 }
 
-/// A commit is late.
+/// Here the commit is late.
 #[cfg(feature = "spanner")]
 impl Late for Grpc {
     const ENDS: ErrorKind = ErrorKind::Cancelled;
@@ -87,8 +87,8 @@ impl Late for Grpc {
         self.host.clone()
     }
 
-    /// Cancelled once the commit has left: near the end of its wait the call would ask once more, and for that the
-    /// emulator ends the transaction of the commit.
+    /// The call is cancelled once the commit was sent: near the end of its wait it would ask once more, and the
+    /// emulator would end the commit's transaction for that.
     fn given_up(&self, request: impl Fn() -> LockRequest) -> Error {
         let cancel = leasehold::CancelToken::new();
         self.fault("Commit", 0, Fault::Held);
@@ -99,7 +99,7 @@ impl Late for Grpc {
             });
             request().wait(PATIENCE).cancel(&cancel).lock().expect_err("its commit is held")
         });
-        // What a rival writes would stop the commit, too, so it is given up first.
+        // A rival's write would also stop the commit, so this waits until it is given up.
         self.wait_until("it is given up", |calls| calls.iter().any(|call| call.method == "Commit" && call.answered));
         error
     }
@@ -109,7 +109,7 @@ impl Late for Grpc {
     }
 }
 
-/// What happens to the key meanwhile.
+/// What happens to the key before the late request arrives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meanwhile {
     Nothing,
@@ -131,7 +131,7 @@ fn what_was_given_up_is_never_granted<L: Late>(remote: &Remote, late: &L, mode: 
     let held = held.filter(|_| meanwhile == Meanwhile::Held);
     late.arrived();
     let stands = || {
-        // Where giving up writes nothing, a missing row stays so.
+        // If giving up writes nothing, a missing row stays missing.
         let status = rival.get("k").expect("a look");
         status
             .iter()
@@ -144,7 +144,8 @@ fn what_was_given_up_is_never_granted<L: Late>(remote: &Remote, late: &L, mode: 
     assert_eq!(rival.try_lock("k").expect("an answer").is_some(), held.is_none(), "{what}");
 }
 
-/// On stores of their own: another transaction beside it would stop one that is late on Spanner's emulator.
+/// Each case has a store of its own: on Spanner's emulator another transaction at the same time would stop the late
+/// one.
 fn on<L: Late + 'static>(remote: fn() -> Option<Remote>, late: fn(&str) -> L) {
     std::thread::scope(|scope| {
         for mode in [Mode::Exclusive, Mode::Shared] {
@@ -168,7 +169,7 @@ fn what_was_given_up_is_never_granted_on_dynamodb() {
 #[cfg(feature = "mongodb")]
 #[test]
 fn what_was_given_up_is_never_granted_on_mongodb() {
-    // The proxy knows no server that speaks unasked.
+    // The proxy can't handle a server that sends unasked.
     let remote = || crate::remote::mongodb_with("directConnection=true&serverMonitoringMode=poll");
     on(remote, |upstream| Proxied::new(Proxy::mongodb(upstream), "findAndModify"));
 }

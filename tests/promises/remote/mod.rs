@@ -1,11 +1,11 @@
-//! What holds of every store behind a network, one test for each: bounds behind a server that says nothing,
-//! children that a connected process forks, connections that go silent, servers that stand still, and panics inside an SDK.
+//! What holds for every store behind a network, one test for each: bounds behind a server that answers nothing,
+//! children that a connected process forks, connections that go silent, servers that stall, and panics inside an SDK.
 #![cfg(all(
     target_os = "linux",
     any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner")
 ))]
 
-/// Makes a test of this function on each store behind a network; `alone`: in a process of its own.
+/// Makes a test of this function on each store behind a network. With `alone` it runs in a process of its own.
 macro_rules! on_each_remote {
     ($how:ident: $test:ident) => {
         crate::remote::on_each_remote! { @ "dynamodb" dynamodb $how $test }
@@ -44,7 +44,7 @@ mod still;
 use crate::support::proxy::Proxy;
 use leasehold::ClientBuilder;
 
-/// A store of its own, directly and by way of a proxy.
+/// A store of its own, which a client reaches directly or through a proxy.
 struct Remote {
     proxy: Proxy,
     /// A client of the server at this `HOST:PORT`.
@@ -63,7 +63,7 @@ impl Remote {
         Remote { proxy: Proxy::raw(&upstream), at: Box::new(at), upstream, _room: Box::new(room) }
     }
 
-    /// By way of the proxy.
+    /// A client that goes through the proxy.
     fn behind(&self) -> ClientBuilder {
         (self.at)(&self.proxy.addr().to_string())
     }

@@ -1,4 +1,5 @@
-//! A panic inside an SDK, by what a user put there: it ends its request, and a call that only reads says so.
+//! A panic inside an SDK, caused by what a user put there. It ends its request, and the error of a call that only reads
+//! says that nothing was written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +10,7 @@ use leasehold::{ErrorKind, Filter};
 
 use crate::support::harness::millis;
 
-/// `panics`: from now on each request of the store does.
+/// Once `panics` is set, each request of the store panics.
 fn only_writes_are_ambiguous(store: Arc<dyn Backend>, panics: &AtomicBool) {
     let builder = leasehold::internals::builder_over(store, Clock::system());
     let client = builder.request_timeout(millis(5_000)).connect().expect("a client");

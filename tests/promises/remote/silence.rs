@@ -1,4 +1,4 @@
-//! A connection over which nothing comes any more, and whose end nobody says, as when a router forgets it.
+//! A connection on which nothing arrives any more and which is never closed, as when a router forgets it.
 
 use crate::remote::Remote;
 use crate::support::harness::{PATIENCE, millis, sent};
@@ -6,7 +6,7 @@ use crate::support::proxy::Flow;
 use crate::support::stores::unique;
 use crate::support::wait::wait_until;
 
-/// The kernel would send again for a quarter of an hour.
+/// The kernel would repeat what was sent for a quarter of an hour.
 fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
     let builder = || remote.behind().lease(millis(60_000)).heartbeat(millis(4000)).request_timeout(millis(3000));
     let client = sent(|| builder().drop_timeout(PATIENCE).connect());
@@ -19,11 +19,11 @@ fn a_silent_connection_is_left_for_a_new_one(remote: &Remote) {
     guard.release().expect("a release");
 }
 
-/// Each may be the first request for hours, and has the time of one request in all.
+/// Each call may be the first one for hours, and all its tries share the time of one request.
 fn calls_are_sent_again_over_a_new_connection(remote: &Remote) {
     let client = sent(|| remote.behind().lease(PATIENCE).connect());
-    // A machine, or a server, that stands still for half of that time proves nothing. The next try is on another key: on this
-    // one the last may have left something.
+    // A machine or server that stalls for half of that time proves nothing. The next try uses another key, because the
+    // last one may have left something on its key.
     let works = |what: &str, call: &dyn Fn() -> bool| {
         assert!((0..3).any(|_| call()), "{what}: no second try was of use");
     };
@@ -54,7 +54,7 @@ fn calls_are_sent_again_over_a_new_connection(remote: &Remote) {
         silent();
         client.get(lock.key()).is_ok_and(|status| status.is_some_and(|status| status.is_free()))
     });
-    // It may stand in another cluster, whose hosts have other names.
+    // The lock may be in another cluster, whose hosts have other names.
     let origin = sent(|| remote.direct().connect());
     let is_refused = || {
         let lock = sent(|| origin.request(&unique()).acquire());
@@ -70,19 +70,19 @@ fn calls_are_sent_again_over_a_new_connection(remote: &Remote) {
     }
 }
 
-/// Of a call that has less time than most, the second try goes over the new one.
+/// Even a call with less time than most makes its second try over the new connection.
 fn a_short_call_is_sent_again_over_a_new_connection(remote: &Remote) {
     let client = sent(|| remote.behind().lease(PATIENCE).request_timeout(millis(4000)).connect());
     let works = || {
         remote.proxy.silence_open();
-        // Another key each time: one that had no answer may have left something.
+        // Another key each time: a try without an answer may have left something.
         client.try_lock(&unique()).is_ok_and(|guard| guard.is_some())
     };
-    // A machine that stands still proves nothing.
+    // A machine that stalls proves nothing.
     assert!((0..3).any(|_| works()), "no second try was of use");
 }
 
-/// As many as once were of use at the same time, each of which would cost a part of the lease.
+/// As many connections are silent as were once used at the same time. Each would cost a part of the lease.
 fn many_silent_connections_cost_no_lock(remote: &Remote) {
     let builder = || remote.behind().lease(millis(12_000)).heartbeat(millis(1000)).request_timeout(PATIENCE);
     let client = sent(|| builder().drop_timeout(PATIENCE).connect());
@@ -121,7 +121,8 @@ mod short {
     crate::remote::on_each_remote! { together: a_short_call_is_sent_again_over_a_new_connection }
 }
 
-/// The clients of the others have one connection, or find out by themselves (MongoDB's, once it looks at the server again).
+/// The other stores' clients have one connection, or find out by themselves (MongoDB's, when it checks the server
+/// again).
 mod many {
     use super::many_silent_connections_cost_no_lock;
 

@@ -1,4 +1,5 @@
-//! A server that stands still while a client connects to it, as one does that its first client wakes up: it is waited for.
+//! A server that stalls while a client connects to it, for example because its first client has to wake it: the client
+//! waits.
 
 use std::thread;
 use std::time::Duration;
@@ -7,8 +8,8 @@ use crate::remote::Remote;
 use crate::support::harness::millis;
 use crate::support::proxy::Flow;
 
-/// The request timeout, and how long the server stands still of it: longer than a driver tries by itself, where the timeout
-/// is the usual one.
+/// The request timeout, and for how long of it the server stalls. With the usual timeout that is longer than a driver
+/// tries by itself.
 const CASES: [(Duration, Duration); 2] = [(millis(10_000), millis(4_500)), (millis(5_000), millis(3_300))];
 
 fn a_server_that_stands_still_is_connected_to(remote: &Remote) {
@@ -25,7 +26,7 @@ fn a_server_that_stands_still_is_connected_to(remote: &Remote) {
             assert!(!early || answer.is_err(), "it asked the server nothing");
             answer.map(drop).map_err(|error| println!("{limit:?}: {error}")).is_ok()
         };
-        // On a busy machine what is left may be too little.
+        // On a busy machine the remaining time may be too short.
         assert!((0..3).any(|_| connects()), "no connection after {still:?} of {limit:?}");
     }
 }

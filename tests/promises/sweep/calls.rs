@@ -15,17 +15,17 @@ use crate::support::wait::wait_until;
 /// The namespace and the name of the lease.
 pub const SPACE: &str = "space";
 pub const NAME: &str = "name";
-/// More than an acquire may ask for, so that a renewal follows.
+/// More than an acquire may ask for, so a renewal follows.
 const LEAST: std::time::Duration = millis(90_000);
 
-/// One call.
+/// A public call that is swept.
 pub struct Swept {
-    /// As in `tests/public_api.txt`; behind a comma which case of it.
+    /// The path as in `tests/public_api.txt`. A comma and the name of a case may follow.
     pub path: &'static str,
     pub leaves: Leaves,
-    /// It waits for others: how often it asks is a matter of time.
+    /// Whether it waits for others: then how often it asks depends on timing.
     pub waits: bool,
-    /// What is there before, and the call itself.
+    /// Makes what the call needs, and returns the call itself.
     pub prepare: fn(&Room) -> Act,
 }
 
@@ -45,7 +45,7 @@ fn all_or_none(guard: Option<LockAllGuard>) -> Answer {
     guard.map_or_else(|| text("nothing"), all_held)
 }
 
-/// Whichever key it is.
+/// The answer must not depend on which key it is.
 fn any(guard: LockGuard) -> Answer {
     Answer { text: format!("held {}", guard.is_held()), kept: Box::new(guard) }
 }
@@ -66,7 +66,7 @@ fn leads(leadership: Leadership) -> Answer {
     Answer { text: format!("leads {}", leadership.is_leader()), kept: Box::new(leadership) }
 }
 
-/// What nothing needs to be there for.
+/// A call that needs nothing to exist beforehand.
 macro_rules! plain {
     ($path:literal, $leaves:ident, $call:expr) => {{
         let prepare = |_: &Room| -> Act { Box::new($call) };
@@ -74,7 +74,7 @@ macro_rules! plain {
     }};
 }
 
-/// What is prepared goes with the call.
+/// A call that gets what was prepared for it.
 macro_rules! with {
     ($path:literal, $leaves:ident, $made:expr, $call:expr) => {{
         let prepare = |room: &Room| -> Act {
@@ -97,7 +97,7 @@ fn guards_of_two(room: &Room) -> LockAllGuard {
     room.client.lock_all(["k", "k2"]).expect("they are free")
 }
 
-/// As the client of the faults, but with time for its requests.
+/// Like the client that meets faults, but with more time for its requests.
 fn patient(room: &Room) -> LockClient {
     let builder = room.builder().lease(LEASE).request_timeout(PATIENCE).owner("one");
     builder.connect().expect("a client")
@@ -107,7 +107,7 @@ fn lock(room: &Room) -> Lock {
     patient(room).request("k").acquire().expect("it is free")
 }
 
-/// Two keys of one group.
+/// Two keys with one lock id.
 fn group(room: &Room) {
     let client = patient(room);
     for key in ["k", "k2"] {
@@ -120,7 +120,7 @@ fn expired(room: &Room) {
     room.outlast();
 }
 
-/// Others hold it until somebody waits for it.
+/// Others hold the lock until a call waits for it.
 fn contended(room: &Room) -> Act {
     let lock = room.others.request("k").acquire().expect("it is free");
     Box::new(move |room| {
@@ -160,7 +160,7 @@ fn leading(room: &Room) -> Election {
     election
 }
 
-/// Trouble with the store does not end it.
+/// Trouble with the store does not end an election.
 fn is_elected(election: Election) -> Result<Answer> {
     wait_until("it leads", || election.is_leader());
     Ok(Answer { text: "leads".to_owned(), kept: Box::new(election) })
@@ -170,7 +170,7 @@ fn soon() -> Instant {
     Instant::now() + PATIENCE
 }
 
-/// All of them.
+/// All calls that are swept.
 pub fn all() -> Vec<Swept> {
     let mut all = clients();
     all.extend(requests());
@@ -190,11 +190,11 @@ fn clients() -> Vec<Swept> {
             .client
             .create_schema()
             .map(|_| text(""))),
-        // It names the table, which each room has for itself.
+        // The answer contains the table's name, which is another one in each room.
         plain!("leasehold::LockClient::schema", EitherAtOnce, |room| {
             room.client.schema().map(|schema| text(schema.is_empty().to_string()))
         }),
-        // What was not answered is in the answer.
+        // The answer itself says what got no answer.
         plain!("leasehold::LockClient::diagnose", EitherAtOnce, |room| room.client.diagnose().map(|_| text(""))),
         plain!("leasehold::LockClient::lock", AsBefore, |room| room.client.lock("k").map(held)),
         plain!("leasehold::LockClient::try_lock", AsBefore, |room| room.client.try_lock("k").map(some)),
@@ -268,7 +268,7 @@ fn requests() -> Vec<Swept> {
             .lock()
             .map(held)),
         waits("leasehold::LockRequest::lock, contended", contended),
-        // A lease of more than a minute takes a renewal.
+        // A lease of more than a minute needs a renewal.
         plain!("leasehold::LockRequest::lock, for long", AsBefore, |room| {
             room.client.request("k").lease(2 * LEASE).lock().map(held)
         }),
@@ -371,12 +371,12 @@ fn guards() -> Vec<Swept> {
         with!("leasehold::LockGuard::hold_at_least", EitherAtOnce, guard, |_: &Room, guard: LockGuard| {
             match guard.hold_at_least(LEAST) {
                 Ok(()) => Ok(held(guard)),
-                // It is still held.
+                // A failed call must leave the lock held.
                 Err(error) => Err((error, guard.ensure_held().expect("it is held"), guard.into_lock()).0),
             }
         }),
         with!("leasehold::LockGuard::ensure_held_for", EitherAtOnce, guard, |room: &Room, guard: LockGuard| {
-            // What is left right after a renewal, but for what a request may take.
+            // What is left right after a renewal, minus the time that a request may take.
             let least = LEASE.mul_f64(0.9) - 2 * room.timeout;
             wait_until("some of it is over", || guard.remaining() < least);
             guard.ensure_held_for(least)?;

@@ -1,6 +1,6 @@
-//! Complete sweeps of lost answers: each request of each public call x each fault x {once, twice in a row}. The requests
-//! are those of a clean run; then the call is made again for each fault, which must be met, and must end as if nothing
-//! had happened, or with an error that leaves nothing behind. Memory and SQLite always; the servers where
+//! Complete sweeps of lost answers: each request of each public call x each fault x {once, twice in a row}. The
+//! requests are those of a clean run. Then the call is made again for each fault, which must be met, and must end as if
+//! nothing had happened, or with an error that leaves nothing behind. Memory and SQLite always; the servers only if
 //! `LEASEHOLD_TEST_LONG` is set.
 
 mod calls;
@@ -27,13 +27,13 @@ use calls::{Swept, all};
 
 /// No heartbeat is due while a case lasts.
 const LEASE: Duration = Duration::from_secs(60);
-/// What hangs takes so long, and nothing else should on a busy machine, without and with a server.
+/// A request that hangs takes this long, and nothing else should, even on a busy machine; without and with a server.
 const TIMEOUTS: [Duration; 2] = [millis(400), millis(6_000)];
 /// The stores that are always swept.
 const LOCAL: [&str; 2] = ["memory", "sqlite"];
 const KEYS: [&str; 3] = ["k", "k2", "e"];
 const CALLS: [Call; 7] = [Call::Acquire, Call::Renew, Call::Release, Call::Read, Call::Swap, Call::Wake, Call::Schema];
-/// So many cases at a time: most of them wait.
+/// How many cases run at a time: most of them wait.
 const THREADS: usize = 12;
 
 /// A store with one client that meets faults, and another that meets none.
@@ -43,12 +43,12 @@ pub struct Room {
     faulty: Arc<Faulty>,
     pub client: LockClient,
     pub others: LockClient,
-    /// Of each request.
+    /// The timeout of each request.
     pub timeout: Duration,
 }
 
 impl Room {
-    /// `timeout` of each request of the client that meets faults, and `close` of its close.
+    /// `timeout` is that of each request of the client that meets faults, and `close` is the bound of its close.
     fn new(store: &Store, timeout: Duration, close: Duration) -> Room {
         let (opened, plan) = ((store.open)(), FaultPlan::default());
         let faulty = Arc::new(Faulty::new(opened.store.clone(), plan.clone()));
@@ -60,17 +60,17 @@ impl Room {
         Room { opened, plan, faulty, client, others, timeout }
     }
 
-    /// A client that meets the faults.
+    /// A builder of clients that meet the faults.
     pub fn builder(&self) -> ClientBuilder {
         builder(self.faulty.clone(), &self.opened)
     }
 
-    /// All leases end.
+    /// Lets all leases end.
     pub fn outlast(&self) {
         self.opened.outlast(2 * LEASE);
     }
 
-    /// Who holds what, as others see it.
+    /// Who holds what, as other clients see it.
     fn state(&self) -> BTreeSet<String> {
         let locks = self.others.list(&Filter::new()).expect("a list");
         let leases = self.others.leases(calls::SPACE).list().expect("a list");
@@ -108,26 +108,26 @@ fn timeout(store: &Store) -> Duration {
     TIMEOUTS[usize::from(!is_local(store.module))]
 }
 
-/// What a call answered, and what is held by it.
+/// What a call answered, and what the caller holds by it.
 pub struct Answer {
     pub text: String,
     pub kept: Box<dyn Any>,
 }
 
-/// What an error may leave.
+/// What a failed call may leave in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leaves {
-    /// All is as before: what was asked for and not obtained is given up.
+    /// The state before the call: what was asked for and not obtained is given up.
     AsBefore,
-    /// As before, or nothing: what was handed over and not obtained is given up.
+    /// The state before, or nothing: what was handed over and not obtained is given up.
     OrNothing,
-    /// As before, or as if it had succeeded: nobody knows which.
+    /// The state before, or the state after a success: nobody can know which.
     Either,
-    /// The same, or a part of it: each key is by itself.
+    /// The same, or only a part of the call was done, because each key is changed by itself.
     Part,
-    /// The same, and without an error: what was not done now is done by the next one, or by the end of the lease.
+    /// The same, but without an error: what this call did not do is done by the next one, or by the end of the lease.
     AnotherTime,
-    /// As [`Leaves::Either`], and its guard is gone. It asks once, and so fails by one lost answer.
+    /// As [`Leaves::Either`], and its guard is gone. The call asks only once, so one lost answer makes it fail.
     EitherAtOnce,
 }
 
@@ -139,9 +139,9 @@ enum What {
     AppliedAndHung,
     Hung,
     Twice,
-    /// It arrives when the call is over.
+    /// The request arrives when the call is over.
     Late,
-    /// It arrives when all is released.
+    /// The request arrives when everything was released.
     Last,
 }
 
@@ -160,13 +160,13 @@ impl What {
         }
     }
 
-    /// Whether the answer of this call can be lost so in this store. A copy that comes late is one that the store itself
-    /// must know; elsewhere there is none (SQLite), or what stops it is in the request (MongoDB, Spanner).
+    /// Whether a request of this call can meet this fault in this store. Only some stores must recognize late copies
+    /// themselves; on the others there is none (SQLite), or the request carries what stops it (MongoDB, Spanner).
     fn can_meet(self, call: Call, store: &Store) -> bool {
         !matches!(self, What::Late | What::Last) || (call == Call::Acquire && store.remembers_who_gave_up)
     }
 
-    /// No answer comes within the request timeout, which is all that a call that does not wait has.
+    /// No answer comes within the request timeout, which is all the time of a call that does not wait.
     fn takes_long(self) -> bool {
         !matches!(self, What::LostBefore | What::AppliedAndLost | What::Twice)
     }
@@ -177,7 +177,7 @@ struct Clean {
     text: String,
     before: BTreeSet<String>,
     after: BTreeSet<String>,
-    /// When its client is closed.
+    /// The state after its client was closed.
     closed: BTreeSet<String>,
     requests: [usize; CALLS.len()],
 }
@@ -185,12 +185,12 @@ struct Clean {
 struct Case<'a> {
     swept: &'a Swept,
     clean: &'a Clean,
-    /// Of this call of the store the one at this place.
+    /// Which request of the call meets the fault: the one with index `at` among those of this kind.
     call: Call,
     at: usize,
     what: What,
     times: usize,
-    /// So many cases proved nothing: see [`Case::run`].
+    /// Counts the cases that proved nothing: see [`Case::run`].
     unmet: &'a AtomicUsize,
 }
 
@@ -200,7 +200,7 @@ impl std::fmt::Display for Case<'_> {
     }
 }
 
-/// By two runs: a request that a slow server answered too late was repeated, which the next run may not meet.
+/// From two runs: if a slow server answers too late, a request is repeated, and the next run may not make it.
 fn clean(like: &Store, swept: &Swept) -> Clean {
     let once = || (0..5).find_map(|_| clean_once(like, swept)).unwrap_or_else(|| panic!("{}: late", swept.path));
     let (one, other) = (once(), once());
@@ -208,7 +208,7 @@ fn clean(like: &Store, swept: &Swept) -> Clean {
     Clean { requests, ..one }
 }
 
-/// `None`: on a busy machine the time of the call was over.
+/// Returns `None` if, on a busy machine, the time of the call was over.
 fn clean_once(like: &Store, swept: &Swept) -> Option<Clean> {
     let room = Room::new(like, timeout(like), PATIENCE);
     let act = (swept.prepare)(&room);
@@ -224,7 +224,7 @@ fn clean_once(like: &Store, swept: &Swept) -> Option<Clean> {
     let (after, now) = (room.state(), room.counts());
     let mut requests: [usize; CALLS.len()] = std::array::from_fn(|n| now[n] - counts[n]);
     if swept.waits {
-        // How often it looks is a matter of time.
+        // How often it looks depends on timing.
         requests.iter_mut().for_each(|count| *count = (*count).min(1));
     }
     assert!(requests.iter().sum::<usize>() > 0, "{} makes no request", swept.path);
@@ -234,9 +234,10 @@ fn clean_once(like: &Store, swept: &Swept) -> Option<Clean> {
 }
 
 impl Case<'_> {
-    /// False where the machine, as it was measured, was too late to be judged, or the fault was not met for the first time.
+    /// Returns `false` if the machine was measurably too late for a verdict, or if the fault was not met for the first
+    /// time.
     fn run(&self, like: &Store, is_again: bool) -> bool {
-        // A busy machine may need longer to close; only a release that hangs is not to be waited for.
+        // A busy machine may need longer to close. Only if a release hangs is the bound short.
         let timeout = timeout(like);
         let bound = if self.call == Call::Release { 2 * timeout } else { PATIENCE };
         let room = Room::new(like, timeout, bound);
@@ -251,7 +252,8 @@ impl Case<'_> {
         }
         let started = Instant::now();
         let answer = act(&room);
-        // On a busy machine the time of a call may be over before it could repeat anything, or came that far. Few may.
+        // On a busy machine the time of a call may be over before it could repeat anything, or got that far. Few cases
+        // may.
         let is_over = started.elapsed() >= room.timeout;
         let is_met = || room.plan.unmet() < self.times;
         wait_until(&format!("{self} is met"), || is_met() || (is_over && started.elapsed() > PATIENCE));
@@ -269,12 +271,12 @@ impl Case<'_> {
         let is_double = self.what == What::Twice && [Call::Release, Call::Swap].contains(&self.call);
         let right: &[&BTreeSet<String>] = match &answer {
             Ok(answer) => {
-                // What the second copy of a change answers is that there is nothing to change.
+                // The second copy of a change answers that there is nothing to change.
                 assert!(is_double || answer.text == clean.text, "{self}: {:?} after {:?}", answer.text, clean.text);
                 let may_come_later = self.swept.leaves == Leaves::AnotherTime;
                 if may_come_later { &[&clean.before, &clean.after] } else { &[&clean.after] }
             }
-            // It may have been an operator who released it.
+            // The second copy can't tell that no operator released the lock.
             Err(error) if is_double && [ErrorKind::Lost, ErrorKind::InvalidLease].contains(&error.kind()) => {
                 &[&clean.after]
             }
@@ -296,7 +298,7 @@ impl Case<'_> {
         let ending = Instant::now();
         drop(answer);
         let closed = room.client.close();
-        // Nothing hangs any more; but a bound of less than a second may be over all the same.
+        // Nothing hangs any more, but a bound of less than a second may be over all the same.
         if slack(ending) > bound {
             return false;
         }
@@ -305,7 +307,7 @@ impl Case<'_> {
             room.plan.deliver();
         }
         let either = [&clean.closed, &clean.before, &part, &clean.after];
-        // What was given up stays so, whatever comes when all is over.
+        // What was given up stays so, whatever arrives when everything is over.
         let is_given_up = self.swept.leaves == Leaves::AsBefore;
         let closed = if is_sure { 1 } else { either.len() - if is_given_up { 2 } else { 0 } };
         self.comes_to_be(&room, "closed", &either[..closed]);
@@ -313,7 +315,7 @@ impl Case<'_> {
         true
     }
 
-    /// As the store has it soon: what is given up in the background takes a moment.
+    /// Waits until the store has one of these states: what is given up in the background takes a moment.
     #[track_caller]
     fn comes_to_be(&self, room: &Room, when: &str, right: &[&BTreeSet<String>]) {
         let until = Instant::now() + PATIENCE;
@@ -327,7 +329,7 @@ impl Case<'_> {
         }
     }
 
-    /// Of several keys each is as good.
+    /// For a call that wants any of several keys, each key is as good.
     fn of_any(&self, state: BTreeSet<String>) -> BTreeSet<String> {
         let first = |text: String| match text.split_once(' ') {
             Some((_, rest)) if self.swept.path == "leasehold::LockAnyRequest::lock" => format!("k {rest}"),
@@ -341,7 +343,7 @@ impl Case<'_> {
         KEYS.map(|key| room.others.get(key).expect("a look").map_or(0, |status| status.fencing_token()))
     }
 
-    /// When all leases are over, whatever was left is nobody's, and tokens rise.
+    /// Once all leases are over nobody holds anything, and tokens rise.
     fn leaves_nothing(&self, room: &Room, before: [u64; KEYS.len()]) {
         let known = self.tokens(room);
         room.outlast();
@@ -377,7 +379,7 @@ fn every_request_of_every_call(like: &Store) {
                 scope.spawn(move || {
                     let mut wrong = Vec::new();
                     while let Some(case) = all.get(next.fetch_add(1, Ordering::Relaxed)) {
-                        // Again where the machine was late.
+                        // Repeated if the machine was late.
                         let runs = || assert!((0..20).any(|nth| case.run(like, nth > 0)), "{case}: late each time");
                         if std::panic::catch_unwind(AssertUnwindSafe(runs)).is_err() {
                             wrong.push(case.to_string());
@@ -415,10 +417,10 @@ fn is_local(store: &str) -> bool {
     LOCAL.contains(&store)
 }
 
-/// Also whether its threads are stopped at each mark.
+/// Also decides whether the threads on this store are stopped at each mark.
 fn is_swept(store: &str) -> bool {
     is_wanted(store) && (is_local(store) || std::env::var_os("LEASEHOLD_TEST_LONG").is_some())
 }
 
-/// For the table of calls.
+/// A call in the table of calls.
 pub type Act = Box<dyn FnOnce(&Room) -> Result<Answer>>;

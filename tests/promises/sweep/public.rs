@@ -1,10 +1,10 @@
-//! Each public function is swept, or asks the store nothing: a new one must be put into one of the two lists.
+//! Each public function is swept, or makes no request to the store: a new one must be put into one of the two lists.
 
 use std::collections::BTreeSet;
 
 use super::calls::all;
 
-/// What asks the store nothing, by its type; `*` are all of its functions.
+/// The functions that make no request to the store, by type; `*` stands for all functions of the type.
 const ASKS_NOTHING: &[(&str, &[&str])] = &[
     // Values.
     (
@@ -15,11 +15,11 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
         "Loss LossReason LossWatch Operation PurgePages Purged ReleaseError Right WaitEnd Waiting WithLockError Writer",
         &["*"],
     ),
-    // The user's own, which are called.
+    // The user's own code, which the library calls.
     ("Observer", &["*"]),
-    // A store for users' tests, made of the fault switch itself.
+    // A store for users' tests, which is itself made of the fault switch.
     ("MemoryStore", &["*"]),
-    // Only `connect` asks, and these are ways to it.
+    // Only `connect` makes requests, and these lead to it.
     ("LockClient", &["builder", "connect", "from_env"]),
     (
         "ClientBuilder",
@@ -36,7 +36,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
             "request_timeout",
         ],
     ),
-    // They make what asks.
+    // These make the values that make requests.
     ("LockClient", &["election", "fence", "leases", "request", "request_all", "request_any"]),
     ("LockAllRequest", &["each", "lock_id", "max_hold", "wait", "wait_until"]),
     ("Leases", &["fence", "namespace"]),
@@ -48,7 +48,7 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ("LockRequest LockAnyRequest", &["max_holders", "on_loss", "on_wait", "on_wait_every", "on_warning", "owner"]),
     ("LockRequest LockAnyRequest", &["same_owner", "shared", "wait", "wait_until", "warn_before"]),
     ("LockAnyRequest", &["in_order"]),
-    // What is known here.
+    // These answer from what the process knows.
     ("LockClient", &["held"]),
     ("LockGuard", &["ensure_held", "fencing_token", "info", "into_lock", "is_held", "key", "lock_id", "loss", "mode"]),
     ("LockGuard", &["remaining", "shared_info", "sleep"]),
@@ -58,7 +58,8 @@ const ASKS_NOTHING: &[(&str, &[&str])] = &[
     ("Leadership", &["fencing_token", "guard", "is_leader", "loss", "name", "remaining"]),
     ("Election", &["fencing_token", "id", "is_leader", "is_standing", "iterations", "lease", "name", "terms", "wait"]),
 ];
-/// What needs a server, or a connection of the user's: `tests/stores` and `tests/promises/fenced` have its faults.
+/// What needs a server or a connection of the user's: the faults of these are in `tests/stores` and
+/// `tests/promises/fenced`.
 const ELSEWHERE: [&str; 5] = ["dynamodb", "mongodb", "postgres", "spanner", "sqlite"];
 
 /// The functions of the public API, and the fields of its values: their types and names.

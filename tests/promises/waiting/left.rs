@@ -1,5 +1,5 @@
-//! A waiter whose predecessor in the line took the lock along, and then nobody releases it: that its lease ends is told to
-//! nobody, so it looks when that is.
+//! The waiter before it in the line took the lock, and nobody releases it. The end of that lease is no event, so the
+//! next waiter must look when the lease can have ended.
 
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::waiting::queue::waiter;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The lock of one, and another behind it that only looks when it is told something.
+/// The lock of the first waiter, and a second waiter behind it that polls only once an hour.
 fn behind_one_that_has_it() -> (Bench, LockGuard, JoinHandle<Result<LockGuard>>) {
     let bench = Bench::new();
     bench.faults.never_wakes();
@@ -34,7 +34,7 @@ fn the_end_of_a_lock_as_data_is_looked_for() {
     assert!(second.join().unwrap().unwrap().fencing_token() > lock.fencing_token());
 }
 
-/// Its guard is there still: its user hangs.
+/// Its guard still exists, because its user hangs.
 #[test]
 fn the_end_of_a_lock_that_was_lost_is_looked_for() {
     let (bench, first, second) = behind_one_that_has_it();

@@ -1,4 +1,4 @@
-//! Who waits: the line within a process, and waiters that the store tells of a release.
+//! Waiting: the line within a process, and waiters that the store wakes after a release.
 
 mod left;
 mod queue;

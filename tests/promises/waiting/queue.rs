@@ -13,17 +13,17 @@ use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{CancelToken, Error, ErrorKind, LockClient, LockGuard, LockRequest, Mutex};
 
 const HOUR: Duration = Duration::from_secs(3600);
-/// For those who wait a poll, so that other processes have their turn.
+/// A poll so short that waiters soon go on after the pause in which other processes get their turn.
 const SHORT: Duration = Duration::from_millis(20);
 
-/// Waits on a thread of its own; returns once it stands in the line, at this place.
+/// Waits on a thread of its own. Returns once it is in the line, at this place.
 pub(super) fn waiter(
     client: &LockClient,
     place: usize,
     ask: impl FnOnce(LockRequest) -> LockRequest + Send + 'static,
 ) -> JoinHandle<Result<LockGuard, Error>> {
     let (told, tells) = mpsc::channel();
-    // Told more than once, and listened to once.
+    // The callback is called more than once, but only its first report is read.
     let request = client.request("k").on_wait(move |waiting| told.send(waiting.place).unwrap_or_default());
     let thread = std::thread::spawn(move || ask(request).lock());
     assert_eq!(tells.recv_timeout(LONG).unwrap(), place);
@@ -49,14 +49,14 @@ fn a_thousand_waiters_make_the_requests_of_one() {
         };
         std::thread::Builder::new().stack_size(128 * 1024).spawn(body).unwrap()
     };
-    // The first one was refused and polls; whoever comes then stands behind it.
+    // The first waiter was refused and polls. Those that come after it are in the line behind it.
     let mut threads = vec![spawn(0)];
     bench.wait_for_call(Call::Read, 0);
     threads.extend((1..WAITERS).map(spawn));
     bench.wait_for_call(Call::Read, bench.faults.count(Call::Read) + 20);
     let asked = bench.faults.count(Call::Acquire);
     assert_eq!(asked, 1, "{asked} waiters asked");
-    // In this order: a poll in between makes it look longer, not shorter.
+    // The clock is read first: a poll in between makes the time longer, not shorter.
     let (started, reads) = (bench.clock.now(), bench.faults.count(Call::Read));
     bench.wait_for_call(Call::Read, reads + 20);
     let took = bench.clock.now().since(started);
@@ -64,12 +64,12 @@ fn a_thousand_waiters_make_the_requests_of_one() {
     drop(held);
     threads.into_iter().for_each(|thread| thread.join().unwrap());
     assert_eq!(*granted.lock(), WAITERS);
-    // Each was granted by a hand-over or, each ninth time, by a release, a look and a grant.
+    // Each lock was granted by a hand-over or, each ninth time, by a release, a look and a grant.
     assert!(bench.faults.count(Call::Acquire) <= WAITERS + asked + WAITERS / 50);
     assert!(bench.faults.count(Call::Release) <= WAITERS / 9 + 2);
 }
 
-/// Only the first one asks the store: as long as that takes, nobody can say that others hold the lock.
+/// Only the first one asks the store. While that request hangs, nobody can say that others hold the lock.
 #[test]
 fn whoever_stands_behind_one_whose_request_hangs_is_told_so() {
     let bench = Bench::new();
@@ -89,7 +89,7 @@ fn whoever_stands_behind_one_whose_request_hangs_is_told_so() {
     assert!(head.join().unwrap().unwrap().is_held());
 }
 
-/// What the first one is told is true for all; to who asked for nothing a write that is not answered is no more than trouble.
+/// All in line share the first one's trouble. Its unanswered write is no ambiguity to them: they asked for nothing.
 #[test]
 fn whoever_stands_behind_one_in_trouble_ends_with_the_trouble() {
     for fault in [Fault::FailBefore, Fault::LostBefore] {
@@ -117,10 +117,10 @@ fn whoever_stands_behind_one_in_trouble_ends_with_the_trouble() {
 fn who_came_first_is_served_first_by_one_request_each() {
     let (bench, client) = Bench::patient();
     let held = client.lock("k").unwrap();
-    // Nothing is handed over to one that is just told its new place.
+    // Nothing is handed over to a waiter that is just reporting its place, so these report once an hour.
     let waiters: Vec<_> = (0..5).map(|place| waiter(&client, place, |request| request.on_wait_every(HOUR))).collect();
     bench.wait_for_call(Call::Acquire, 1);
-    // On a thread of its own, which may be late.
+    // A thread of its own does this, which may be late.
     bench.wait_for_call(Call::Wake, 0);
     let before = bench.faults.calls().len();
     let mut token = held.fencing_token();
@@ -137,7 +137,7 @@ fn who_came_first_is_served_first_by_one_request_each() {
 
 #[test]
 fn after_eight_hand_overs_the_lock_is_really_released() {
-    // Whoever is told its new place when the lock comes to it is handed nothing: that is a release, too.
+    // A waiter that reports its place just as the lock comes gets no hand-over: that is a release, too.
     assert!((0..100).any(|_| is_handed_over_eight_times()), "there are fewer each time");
 }
 
@@ -153,7 +153,7 @@ fn is_handed_over_eight_times() -> bool {
     let calls = bench.faults.calls();
     let asks = |chain: &[Call]| chain.iter().filter(|call| **call == Call::Acquire).count();
     let asked: Vec<_> = calls.split(|call| *call == Call::Release).map(asks).collect();
-    // In each the one that asks, and eight transfers; in the first the first waiter, too, in vain.
+    // Each part: one acquire and eight transfers. The first: also the refused acquire of the first waiter.
     assert!(asked[0] <= 2 + 8 && asked[1..].iter().all(|asks| *asks <= 1 + 8), "{calls:?}");
     asked[0] == 2 + 8
 }
@@ -168,7 +168,7 @@ fn after_a_whole_lease_of_hand_overs_the_lock_is_really_released() {
     drop(held);
     let first = first.join().unwrap().unwrap();
     for _ in 0..3 {
-        // Without a renewal nine seconds would be left; with one eighteen, less what its answer takes.
+        // Without a renewal nine seconds would be left; with one, eighteen, minus the time that its answer takes.
         bench.clock.advance(Duration::from_secs(9));
         first.ensure_held_for(Duration::from_secs(12)).unwrap();
     }
@@ -191,7 +191,7 @@ fn try_lock_does_not_overtake_who_waits() {
     let error = client.request("k").wait(Duration::from_millis(50)).lock().unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::TimedOut, Some("k")));
     assert_eq!(bench.faults.count(Call::Acquire), asked, "the store was asked");
-    // Data is asked for without standing back.
+    // An acquire as data does not wait behind the line.
     assert_eq!(client.request("k").acquire().unwrap_err().kind(), ErrorKind::Held);
     cancel.cancel();
     assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
@@ -207,7 +207,7 @@ fn a_poller_that_ends_gives_its_turn_to_the_next_at_once() {
     let token = cancel.clone();
     let first = waiter(&client, 0, move |request| request.cancel(&token));
     let second = waiter(&client, 1, |request| request);
-    // Nobody of this process hears of the release; the next looks because its turn comes.
+    // Nobody in this process learns of the release. The next waiter looks because it gets the turn.
     drop(held);
     cancel.cancel();
     assert_eq!(first.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
@@ -272,7 +272,7 @@ fn a_waiter_that_panics_while_it_is_handed_the_lock_releases_it() {
     let token = cancel.clone();
     let gone = waiter(&client, 0, move |request| request.cancel(&token));
     let first = waiter(&client, 1, |request| request);
-    // Its turn comes, and it hangs in its look.
+    // The next waiter gets the turn, and hangs in its look.
     cancel.cancel();
     assert!(gone.join().unwrap().is_err());
     bench.wait_for_call(Call::Read, 0);
@@ -288,7 +288,7 @@ fn a_hand_over_that_is_not_answered_is_given_up_and_the_lock_released() {
     for fault in [Fault::ApplyThenFail, Fault::HangBefore, Fault::ApplyThenHang, Fault::FailBefore] {
         let bench = Bench::new();
         let builder = bench.builder().poll(HOUR..=HOUR).request_timeout(Duration::from_millis(100));
-        // A machine that stands still leaves time to give it up.
+        // The drop timeout leaves time to give it up, even if the machine stalls.
         let client = builder.drop_timeout(LONG).connect().unwrap();
         let held = client.lock("k").unwrap();
         let waiting = waiter(&client, 0, |request| request);
@@ -315,7 +315,7 @@ fn a_hand_over_that_hangs_leaves_half_of_the_bound_for_a_release() {
     assert!(waiting.join().unwrap().unwrap().is_held());
 }
 
-/// Neither the hand-over nor anything that would end it is answered within the bound of the drop.
+/// Within the bound of the drop there is no answer to the hand-over, nor to anything that would end it.
 #[test]
 fn a_hand_over_that_nobody_could_give_up_in_time_is_given_up_later() {
     let bench = Bench::new();
@@ -394,7 +394,7 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
                             assert!(guard.is_held());
                         }
                         Err(error) => {
-                            // On a busy machine the first in line may stand still while it asks.
+                            // On a busy machine the first in line may stall while it asks.
                             let is_behind = error.is_retryable() && error.to_string().contains("had no answer for");
                             let is_over = matches!(error.kind(), ErrorKind::TimedOut | ErrorKind::Cancelled);
                             assert!(is_over || is_behind, "{error:?}");
@@ -411,7 +411,7 @@ fn storms_of_cancelled_and_late_waiters_leave_nobody_behind() {
     assert!(client.try_lock("k").unwrap().is_some(), "somebody is left in the line");
 }
 
-/// What a store or a user may do to a thread at any moment.
+/// A store or a user's code may panic like this at any moment.
 fn perhaps_panic() {
     if fastrand::u8(..) < 60 {
         std::panic::resume_unwind(Box::new("an injected panic"));
@@ -422,9 +422,9 @@ fn perhaps_panic() {
 fn storms_of_panics_leave_nobody_behind_and_no_grant_unowned() {
     let bench = Bench::new();
     let poll = Duration::from_millis(1)..=Duration::from_millis(3);
-    // No lease ends in time to hide what nobody owns, and each takes a renewal before it is held.
+    // No lease ends so early that it hides a grant without an owner. Each lock also takes a renewal first.
     let client = bench.builder().poll(poll).lease(HOUR).request_timeout(LONG).drop_timeout(LONG).connect().unwrap();
-    // A slow machine takes long for the turns of all the others.
+    // On a slow machine the turns of all the others take long.
     let wait = 6 * LONG;
     let hold_one = || {
         let callbacks = client.request("k").wait(wait).on_wait(|_| perhaps_panic()).on_loss(|_| perhaps_panic());
@@ -489,7 +489,7 @@ fn a_panic_of_the_store_does_not_come_out_of_a_release() {
         bench.faults.next(Call::Release, fault.clone());
         drop(guard);
         assert!(bench.rival().get("k").unwrap().unwrap().is_free(), "{fault:?}");
-        // In the hand-over.
+        // The same in a hand-over.
         let guard = client.lock("k").unwrap();
         let waiting = waiter(&client, 0, |request| request);
         bench.faults.next(Call::Acquire, fault);

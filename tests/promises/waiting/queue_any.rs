@@ -1,4 +1,4 @@
-//! A wait for any of several keys stands in the line of each.
+//! A wait for any of several keys is in the line of each.
 
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -18,14 +18,14 @@ const KEYS: [&str; 3] = ["a", "b", "c"];
 
 type Waiter = JoinHandle<Result<LockGuard, Error>>;
 
-/// Waits for any of the keys on a thread of its own; returns once it stands in all lines, at these places.
+/// Waits for any of the keys on a thread of its own. Returns once it is in all lines, at these places.
 fn any(client: &LockClient, places: [usize; 3], cancel: &CancelToken) -> Waiter {
     let (thread, told, _) = any_placed(client, cancel);
     assert_eq!(told, places);
     thread
 }
 
-/// The same, with the places that it was told, and what it is told later.
+/// The same. Also returns the places that it was told, and a receiver of what it is told later.
 fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3], mpsc::Receiver<(String, usize)>) {
     let hang = KEYS.map(|key| in_users_code(client, key));
     let (told, tells) = mpsc::channel();
@@ -41,7 +41,7 @@ fn any_placed(client: &LockClient, cancel: &CancelToken) -> (Waiter, [usize; 3],
     (thread, places, tells)
 }
 
-/// Waits for one key behind all others.
+/// Waits for one key, behind all others.
 fn one(client: &LockClient, key: &str) -> Waiter {
     one_until(client, key, &CancelToken::new())
 }
@@ -63,20 +63,21 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     let (any, places, tells) = any_placed(&client, &CancelToken::new());
     assert_eq!(places, [1, 0, 0]);
     let late = one(&client, "b");
-    // On a thread of its own, which may be late.
+    // A thread of its own does this, which may be late.
     bench.wait_for_call(Call::Wake, 0);
-    // It looks and says so once more after that, and who runs such code is handed nothing.
-    // How long that is to be seen is as long as the machine is late, and by then heartbeats may be due.
+    // After that the waiter looks once more and reports, and nothing is handed over to a waiter in its callback. How
+    // long this must be watched depends on how late the machine is. Heartbeats may be due by then, so they do not
+    // count.
     let asked = || bench.faults.calls().into_iter().filter(|call| *call != Call::Renew).collect::<Vec<_>>();
     let before = at_rest("it asks no more", || asked().len());
     wait_until("it has said so", || KEYS.iter().all(|key| in_users_code(&client, key) == 0));
     let first = held.remove(0);
     let token = first.fencing_token();
     drop(first);
-    // Not its turn.
+    // It was the turn of the earlier waiter, not of `any`.
     let early = early.join().unwrap().unwrap();
     assert!(early.fencing_token() > token && !any.is_finished());
-    // It is told its new place, and nothing is handed over to it meanwhile.
+    // It is told its new place, and nothing is handed over to it during that callback.
     while tells.recv_timeout(LONG).unwrap() != ("a".to_owned(), 0) {}
     wait_until("it has said so", || KEYS.iter().all(|key| in_users_code(&client, key) == 0));
     drop(held.remove(0));
@@ -84,7 +85,7 @@ fn it_is_served_in_its_turn_and_by_a_hand_over() {
     assert_eq!(guard.key(), "b");
     assert_eq!(asked()[before..], [Call::Acquire, Call::Acquire], "one transfer each");
     assert!(!late.is_finished());
-    // It has left the other lines.
+    // Once it has a lock, it has left the other lines.
     drop((early, held));
     assert!(["a", "c"].iter().all(|key| client.try_lock(key).unwrap().is_some()));
     drop(guard);
@@ -130,7 +131,7 @@ fn a_wait_that_ends_leaves_all_lines() {
     drop(held);
     cancel.cancel();
     assert_eq!(any.join().unwrap().unwrap_err().kind(), ErrorKind::Cancelled);
-    // Its turn came, so it looked.
+    // It got its turn, so it looked.
     assert_eq!(late.join().unwrap().unwrap().key(), "b");
     assert!(KEYS.iter().all(|key| client.try_lock(key).unwrap().is_some()));
 }
@@ -149,17 +150,17 @@ fn asking_once_does_not_overtake_who_waits() {
     assert_eq!(waiting.join().unwrap().unwrap_err().kind(), ErrorKind::Closed);
 }
 
-/// The store tells: no polls, and the first that is released is taken.
+/// The store wakes waiters: there are no polls, and the first lock that is released is taken.
 #[test]
 fn a_told_wait_makes_one_look_at_each_key() {
     let bench = Bench::new();
     let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
-    // Their ends are looked for, too.
+    // The leases are long, because a waiter also looks when a lease ends.
     let hold = |key| bench.rival().request(key).lease(HOUR).lock().unwrap();
     let mut held = KEYS.map(hold).into_iter().collect::<Vec<_>>();
     let any = any(&client, [0; 3], &CancelToken::new());
     wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
-    // One each, or one more where two keys were told one after the other.
+    // One look at each key, or one more where two keys were reported one after the other.
     let reads = at_rest("it asks no more", || bench.faults.count(Call::Read));
     assert!(reads <= 6, "{reads} reads");
     drop(held.remove(2));
@@ -181,10 +182,10 @@ fn keys_that_are_freed_at_once_are_taken_in_order_where_that_is_asked_for() {
         let any = any(&client, [0; 3], &CancelToken::new());
         let looks = || bench.faults.count(Call::Read);
         wait_until("it asked for all keys", || looks() >= 3 && looks().is_multiple_of(3));
-        // The last look counts from its begin, and may be still to see the key.
+        // A look counts when it is answered, because the last one may have begun and may still see the key.
         let before = requests.0.lock().iter().filter(|(operation, _)| *operation == Operation::Read).count();
         bench.clock.advance(HOUR);
-        // Between two rounds of looks, unless this thread was late.
+        // The clock moved between two rounds of looks, unless this thread was late.
         let is_at_once = before.is_multiple_of(3) && looks() == before;
         let guard = any.join().unwrap().unwrap();
         if is_at_once {
@@ -217,7 +218,7 @@ fn what_the_store_refuses_ends_the_call_whatever_the_other_keys_would_say() {
 
 #[test]
 fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() {
-    // Where the machine stands still, a key may take all of its time.
+    // On a machine that stalls, a key may take all of its time.
     let is_granted = [1, 4, 16].map(Duration::from_secs).into_iter().any(|timeout| {
         let bench = Bench::new();
         let client = bench.builder().request_timeout(timeout).connect().unwrap();
@@ -230,7 +231,7 @@ fn asking_once_gives_each_key_its_time_and_ends_with_one_that_takes_all_of_it() 
     });
     assert!(is_granted, "it did not come to the last key");
     let bench = Bench::new();
-    // For one request.
+    // Time for only one request.
     let client = bench.builder().request_timeout(Duration::from_secs(1)).connect().unwrap();
     let asked = bench.faults.count(Call::Acquire);
     bench.faults.next(Call::Acquire, Fault::HangBefore);
@@ -272,14 +273,14 @@ fn what_the_store_refuses_while_it_waits_ends_the_call() {
     assert_eq!((error.kind(), error.key()), (ErrorKind::Permission, Some("a")));
 }
 
-/// One key is told again and again; the lease of another one ends, which nobody tells.
+/// One key is reported again and again, while the lease of another one ends, which nothing reports.
 #[test]
 fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     let bench = Bench::new();
     let client = bench.builder().poll(HOUR..=HOUR).connect().unwrap();
     let _readers = bench.rival().lock_shared("a").unwrap();
     let _c = bench.rival().lock("c").unwrap();
-    // The others' are renewed long before theirs end.
+    // The leases of the other keys are renewed long before they end.
     let lease = Duration::from_secs(10);
     bench.rival().request("b").lease(lease).acquire().unwrap();
     let any = any(&client, [0; 3], &CancelToken::new());
@@ -301,8 +302,8 @@ fn a_key_that_is_told_all_the_time_keeps_it_from_looking_at_no_other() {
     telling.join().unwrap();
 }
 
-/// Waits on a thread of its own, and hangs each time in what it is told: by the first channel it says so, by the second it is
-/// let go.
+/// Waits on a thread of its own, and hangs in each callback. The first channel reports that it hangs, and the second
+/// one lets it go on.
 fn hangs(request: LockRequest) -> (Waiter, mpsc::Receiver<()>, mpsc::Sender<()>) {
     let (enter, entered) = mpsc::channel();
     let (leave, left) = mpsc::channel::<()>();
@@ -316,7 +317,7 @@ fn hangs(request: LockRequest) -> (Waiter, mpsc::Receiver<()>, mpsc::Sender<()>)
     (thread, entered, leave)
 }
 
-/// Who was first hangs in code of its user's, and the key was free before that was known of it.
+/// The first waiter hangs in its user's code, and the key became free before the library knew that.
 #[test]
 fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
     let bench = Bench::new();
@@ -324,7 +325,7 @@ fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
     let [_a, b, _c] = KEYS.map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
     let (hangs, _entered, leave) = hangs(client.request("b"));
     let (any, places, _) = any_placed(&client, &CancelToken::new());
-    // On a busy machine it is known by then.
+    // On a busy machine the library knows it by then.
     assert!(matches!(places, [0, 0 | 1, 0]), "{places:?}");
     drop(b);
     wait_until("it is through", || any.is_finished());
@@ -334,7 +335,7 @@ fn who_is_first_behind_one_that_hangs_looks_although_nobody_told_it() {
     assert_eq!(hangs.join().unwrap().unwrap().key(), "b");
 }
 
-/// It came back, had what is reported in its turn, and hangs again.
+/// The hanging waiter came back, took the report that came in its turn, and hangs again.
 #[test]
 fn who_is_first_again_behind_one_that_hangs_again_looks_once_more() {
     let (bench, requests) = (Bench::new(), Arc::new(Requests::default()));
@@ -356,7 +357,7 @@ fn who_is_first_again_behind_one_that_hangs_again_looks_once_more() {
     assert_eq!(hangs.join().unwrap().unwrap().key(), "b");
 }
 
-/// The turn of other processes is over before it knows when to look next.
+/// The turn of other processes is over before the waiter knows when to look next.
 #[test]
 fn what_is_reported_in_the_turn_of_others_is_looked_at_after_it() {
     alone("waiting::queue_any::what_is_reported_in_the_turn_of_others_is_looked_at_after_it", || {
@@ -366,7 +367,7 @@ fn what_is_reported_in_the_turn_of_others_is_looked_at_after_it() {
         let _others = ["b", "c"].map(|key| bench.rival().request(key).lease(24 * HOUR).acquire().unwrap());
         let any = any(&client, [0; 3], &CancelToken::new());
         wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
-        // For a whole lease in a row: then it is really released.
+        // The guard is held for a whole lease, so it is really released and not handed over.
         for _ in 0..3 {
             bench.clock.advance(HOUR * 9 / 20);
             held.ensure_held_for(HOUR * 6 / 10).unwrap();
@@ -384,12 +385,12 @@ fn what_is_reported_in_the_turn_of_others_is_looked_at_after_it() {
     });
 }
 
-/// They had been told that it is free, and nobody tells that again.
+/// The waiters before it were woken because the key is free, and the store does not report that again.
 #[test]
 fn what_it_stood_back_from_is_looked_at_once_those_are_gone() {
     alone("waiting::queue_any::what_it_stood_back_from_is_looked_at_once_those_are_gone", || {
         let (bench, client) = Bench::patient();
-        // Their ends are looked for, too.
+        // The leases are long, because a waiter also looks when a lease ends.
         let [a, _b] = ["a", "b"].map(|key| bench.rival().request(key).lease(HOUR).lock().unwrap());
         let cancel = CancelToken::new();
         let early = one_until(&client, "a", &cancel);
@@ -406,7 +407,7 @@ fn what_it_stood_back_from_is_looked_at_once_those_are_gone() {
     });
 }
 
-/// The store tells, and the key that it told looked free: nobody tells that again.
+/// The store reported a key that then looked free, and it does not report that again.
 #[test]
 fn what_could_not_be_asked_for_is_asked_for_again_soon() {
     let bench = Bench::new();
@@ -416,7 +417,7 @@ fn what_could_not_be_asked_for_is_asked_for_again_soon() {
     let (told, tells) = mpsc::channel();
     let request = client.request_any(KEYS).on_wait(move |_| told.send(()).unwrap_or_default());
     let any = std::thread::spawn(move || request.lock());
-    // Once for what was asked, once because the store tells now.
+    // One look at each key after the refused acquire, and one because the store reports from now on.
     wait_until("it asked for all keys", || bench.faults.count(Call::Read) >= 3);
     let asked = bench.faults.count(Call::Acquire);
     bench.faults.always(Call::Acquire, Fault::FailBefore);
@@ -429,7 +430,7 @@ fn what_could_not_be_asked_for_is_asked_for_again_soon() {
     assert_eq!(any.join().unwrap().unwrap().key(), "a");
 }
 
-/// The requests in their order.
+/// The requests, in their order.
 #[derive(Default)]
 struct Requests(Mutex<Vec<(Operation, String)>>);
 
@@ -452,14 +453,14 @@ fn trouble_with_one_key_keeps_it_from_looking_at_no_other() {
     let asks = (Operation::Acquire, "a".to_owned());
     let asked = || requests.0.lock().iter().filter(|request| **request == asks).count();
     let before = asked();
-    // Some of them are done, and nobody knows.
+    // The first of these acquires is done, and the waiter does not know it.
     bench.faults.next(Call::Acquire, Fault::ApplyThenFail);
     bench.faults.always(Call::Acquire, Fault::FailBefore);
     drop(a);
     wait_until("it goes on asking", || asked() >= before + 5);
     let in_vain = requests.0.lock().windows(3).any(|three| three.iter().all(|request| *request == asks));
     assert!(!in_vain, "asked for a again and again: {:?}", requests.0.lock());
-    // What was done is given up all the same.
+    // The acquire that was done is given up all the same.
     let _a = bench.rival().lock("a").unwrap();
     drop(b);
     bench.faults.heal();
@@ -469,7 +470,7 @@ fn trouble_with_one_key_keeps_it_from_looking_at_no_other() {
 #[test]
 fn asking_once_goes_on_after_a_grant_that_came_too_late_to_be_held() {
     let bench = Bench::new();
-    // Long enough that a busy machine does not make the second one late as well.
+    // The lease is so long that on a busy machine the second grant is not late as well.
     let lease = Duration::from_secs(4);
     let client = bench.builder().lease(lease).request_timeout(LONG).connect().unwrap();
     bench.faults.next(Call::Acquire, Fault::ApplyThenDelay(lease));

@@ -1,4 +1,4 @@
-//! Waiters that the store tells: they make no polls, and nothing is lost when it stops to tell.
+//! Waiters that the store wakes: they do not poll, and nothing is lost if the store stops reporting.
 #![cfg(target_os = "linux")]
 
 use std::sync::mpsc;
@@ -43,7 +43,7 @@ fn patient(store: &Store) -> LockClient {
     builder.request_timeout(PATIENCE).drop_timeout(PATIENCE).connect().expect("a client")
 }
 
-/// Waits on a thread of its own; its answer is the token.
+/// Waits on a thread of its own, and answers with the token.
 fn waiter(
     client: &LockClient,
     key: &str,
@@ -58,12 +58,12 @@ fn waiter(
     thread
 }
 
-/// So many requests of waiters were made.
+/// How many requests the waiters have made.
 fn asked(store: &Store) -> usize {
     store.plan.count(Call::Acquire) + store.plan.count(Call::Read)
 }
 
-/// Returns once the waiter of this key sleeps: after one request for the lock, and one look once it is told.
+/// Returns once the waiter of this key sleeps: after one acquire, and one look once the store reports on the key.
 fn settled(store: &Store) {
     wait_until("it looks once more", || store.plan.count(Call::Read) == 1);
     assert_eq!(store.plan.count(Call::Acquire), 1, "on {}", store.name);
@@ -74,7 +74,7 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     let held = other.request("k").lease(HOUR).lock().expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
     settled(&store);
-    // Other keys change the file, too; nothing comes of that, and that has no event.
+    // Other keys change the file, too. That must have no effect, and there is no event to wait for.
     for n in 0..20 {
         drop(other.lock(&format!("other-{n}")).expect("a lock"));
         std::thread::sleep(millis(10));
@@ -85,14 +85,14 @@ fn a_told_waiter_makes_no_request_until_the_release(store: Store) {
     drop(held);
     assert!(waiting.join().expect("a waiter").expect("a lock") > token);
     assert!(released.elapsed() < slack(released), "{:?} on {}", released.elapsed(), store.name);
-    // A look and a request for the lock.
+    // One look and one acquire are added.
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
 }
 
-/// How often threads of this process slept and were woken, and the time that they ran.
+/// How often the threads of this process slept and were woken, and how long they ran.
 fn woken() -> (u64, Duration) {
     let switches = |task: std::path::PathBuf| {
-        // The test's own clock.
+        // The tests' own measurement of lateness does not count.
         if std::fs::read_to_string(task.join("comm")).ok()?.trim_end() == "lateness" {
             return None;
         }
@@ -105,7 +105,7 @@ fn woken() -> (u64, Duration) {
     (switches, ran.into())
 }
 
-/// How often a second somebody was woken during `doing`.
+/// How often a second some thread was woken during `doing`.
 fn woken_a_second(what: &str, doing: impl FnOnce()) -> f64 {
     let (started, before) = (Instant::now(), woken());
     doing();
@@ -115,14 +115,14 @@ fn woken_a_second(what: &str, doing: impl FnOnce()) -> f64 {
     woken
 }
 
-/// What an idle waiter costs, counted: each time that it is woken takes some microseconds.
+/// Counts what an idle waiter costs: each wake-up takes some microseconds.
 fn an_idle_waiter_is_woken_seldom(store: Store) {
     let (client, other) = (patient(&store), store.bystander());
     let held = other.request("k").lease(LEASE).acquire().expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
     settled(&store);
     let idle = woken_a_second(&format!("idle on {}", store.name), || std::thread::sleep(millis(2000)));
-    // Ten looks a second at the file that nobody writes to, and one of each thread.
+    // Ten looks a second at a file that nobody writes to, and one wake-up of each thread.
     assert!(idle < 25.0, "{idle} on {}", store.name);
     let (began, mut written) = (Instant::now(), Duration::ZERO);
     let writes = || {
@@ -134,7 +134,7 @@ fn an_idle_waiter_is_woken_seldom(store: Store) {
         }
     };
     let busy = woken_a_second(&format!("with ten writes on {}", store.name), writes);
-    // While a commit is synced, and twice as long afterwards, it looks each 5 ms.
+    // While a commit is synced, and for twice as long afterwards, the thread looks every 5 ms.
     let most = 100.0 + 600.0 * written.as_secs_f64() / began.elapsed().as_secs_f64();
     assert!(busy < most, "{busy}, at most {most}, on {}", store.name);
     other.release(&held).expect("a release");
@@ -160,7 +160,7 @@ fn the_end_of_a_lease_makes_no_event_and_is_looked_for(store: Store) {
     let client = patient(&store);
     let lease = millis(700);
     store.bystander().request("k").lease(lease).acquire().expect("a lock");
-    // Not by a waiter that says that it waits: on a busy machine the lease may be over by then.
+    // Here the waiter does not report that it waits: on a busy machine the lease might be over by then.
     let taken = within("the takeover", 2 * lease, || client.try_lock_for("k", 2 * PATIENCE));
     assert!(taken.expect("an answer").is_some());
     assert!(asked(&store) <= 5, "{:?} on {}", store.plan.calls(), store.name);
@@ -175,7 +175,7 @@ fn a_clock_that_jumps_lets_it_look(store: Store) {
     assert!(waiting.join().expect("a waiter").is_ok());
 }
 
-/// Else a holder that died would keep it out for all of a pause.
+/// Otherwise the grant of a dead holder would block the waiter for a whole pause.
 fn a_look_that_fails_is_repeated_however_seldom_it_polls(store: Store) {
     let _dead = store.bystander().request("k").lease(millis(1_000)).acquire().expect("a lock");
     store.plan.next(Call::Read, Fault::FailBefore);
@@ -187,12 +187,12 @@ fn a_look_that_fails_is_repeated_however_seldom_it_polls(store: Store) {
 fn one_call_watches_for_many_waiters(store: Store) {
     const KEYS: usize = 100;
     let (client, other) = (patient(&store), store.bystander());
-    // For longer than all of it takes: what ends sooner is looked for.
+    // The leases outlast all of this: a lease that ended sooner would be looked for.
     let hold = |n: usize| other.request(&format!("k{n}")).lease(LEASE).lock().expect("a lock");
     let held: Vec<_> = (0..KEYS).map(hold).collect();
     let waiting: Vec<_> = (0..KEYS).map(|n| waiter(&client, &format!("k{n}"), |request| request)).collect();
     wait_until("each looks once more", || store.plan.count(Call::Read) >= KEYS);
-    // Each key has one look: those of the set before are not looked at again.
+    // Each key gets one look: keys that were already watched are not looked at again when the set changes.
     assert!(asked(&store) <= 2 * KEYS + 10, "{} requests", asked(&store));
     drop(held);
     for waiter in waiting {
@@ -206,7 +206,7 @@ fn a_line_of_waiters_makes_no_request_while_it_waits(store: Store) {
     let first = waiter(&client, "k", |request| request);
     settled(&store);
     let line: Vec<_> = (0..50).map(|_| waiter(&client, "k", |request| request)).collect();
-    // Each has said that it waits.
+    // Each of them has reported that it waits.
     assert_eq!(at_rest("they ask no more", || asked(&store)), 2, "on {}", store.name);
     drop(held);
     for waiter in [first].into_iter().chain(line) {
@@ -219,7 +219,7 @@ fn a_store_that_can_not_tell_is_asked_once_and_polled(store: Store) {
     let client = store.builder().lease(LEASE).connect().expect("a client");
     let held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
-    // On a thread of its own, which may be late.
+    // A thread of its own does this, which may be late.
     wait_until("it is asked", || store.plan.count(Call::Wake) > 0);
     let looks = store.plan.count(Call::Read);
     wait_until("it polls", || store.plan.count(Call::Read) > looks + 10);
@@ -241,7 +241,7 @@ fn a_wake_that_fails_is_tried_again_and_polled_for_meanwhile(store: Store) {
         let tried = store.plan.count(Call::Wake);
         store.plan.heal();
         wait_until("it is tried again", || store.plan.count(Call::Wake) > tried);
-        // Not before the poll that was under way, and the look after the telling began.
+        // Only after the poll that was under way, and the look after the store began to report.
         let what = format!("it polls {} no more after {fault:?}", store.name);
         at_rest(&what, || store.plan.count(Call::Read));
         drop(held);
@@ -265,9 +265,9 @@ fn a_wake_that_hangs_holds_up_nobody(store: Store) {
     drop(unstick);
 }
 
-/// The store told of its key until just before, and tells of nothing from then on.
+/// The store reported on the key until just before, and from then on reports on nothing.
 fn who_comes_while_its_key_is_let_go_counts_on_nobody(store: Store) {
-    // Who counts on being told looks a hundredth as often.
+    // A waiter that relies on reports would look a hundredth as often.
     let longest = millis(500);
     let client = store.builder().lease(LEASE).poll(millis(300)..=longest).connect().expect("a client");
     let other = store.bystander();
@@ -322,16 +322,16 @@ fn a_store_that_is_slow_to_tell_is_not_asked_for_each_waiter_that_goes() {
     let keys: Vec<String> = (0..6).map(|n| format!("k{n}")).collect();
     let held: Vec<_> = keys.iter().map(|key| other.lock(key).expect("a lock")).collect();
     let waiting: Vec<_> = keys.iter().map(|key| waiter(&client, key, |request| request)).collect();
-    // Each of them looks once more when it is told.
+    // Each of them looks once more when the store begins to report on its key.
     wait_until("all are told", || store.plan.count(Call::Read) == keys.len());
     let (started, before) = (Instant::now(), store.plan.count(Call::Wake));
     for (held, waiting) in held.into_iter().zip(waiting) {
         drop(held);
         assert!(waiting.join().expect("a waiter").is_ok());
-        // Longer than it lingers for who may come back.
+        // Longer than the watching of a key lingers in case a waiter comes back.
         std::thread::sleep(millis(150));
     }
-    // At most one for each ten times that a call takes, and one more.
+    // At most one call for each ten times the duration of a call, and one more.
     let asked = store.plan.count(Call::Wake) - before;
     let most = started.elapsed().as_millis() / 500 + 1;
     assert!(asked as u128 <= most, "{asked} calls in {:?}", started.elapsed());
@@ -343,10 +343,10 @@ fn a_telling_that_breaks_off_is_noticed_and_begun_again() {
     let client = store.builder().lease(LEASE).connect().expect("a client");
     let held = store.bystander().lock("k").expect("a lock");
     let waiting = waiter(&client, "k", |request| request);
-    // It polls until the telling has begun, which may be late.
+    // The waiter polls until the store has begun to report, which may be late.
     let looks = at_rest("it is told", || store.plan.count(Call::Read));
     assert_eq!(store.plan.count(Call::Acquire), 1);
-    // As a stream that ends: the store lets go of the channel. No new one stands before it was seen to poll.
+    // Like a stream that ends: the store drops the channel. No new one may begin before the waiter was seen to poll.
     store.plan.always(Call::Wake, Fault::FailBefore);
     store.stop_telling();
     wait_until("it polls", || store.plan.count(Call::Read) > looks + 4);
@@ -368,7 +368,7 @@ fn a_file_that_is_gone_ends_the_wait() {
     std::fs::rename(store.folder.file(), store.folder.path().join("elsewhere.db")).expect("a move");
     let moved = Instant::now();
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Store));
-    // While a commit may still come, only each second whether the file is where it was.
+    // While a commit may still come, the place of the file is only checked once a second.
     assert!(moved.elapsed() < millis(1000) + slack(moved), "{:?}", moved.elapsed());
     drop(held);
 }
@@ -391,9 +391,9 @@ fn a_cancelled_wait_and_a_close_end_the_telling(store: Store) {
     client.close().expect("a close");
     assert_ours(&[]);
     assert_eq!(waiting.join().expect("a waiter"), Err(ErrorKind::Closed));
-    // Without a close: with the last handle.
+    // Without a close: the drop of the last handle ends it.
     let client = patient(&store);
-    // A machine that stands still may use up the time of the only request.
+    // A machine that stalls may use up the time of the only request.
     let refused = [1, 20, 200].into_iter().find_map(|longer| client.try_lock_for("k", longer * millis(100)).ok());
     assert!(refused.expect("an answer").is_none());
     drop(client);

@@ -1,4 +1,4 @@
-//! Each call that writes, under each fault: it fails before or after, hangs, is late or comes twice.
+//! Each call that writes, under each fault: it fails before or after the write, hangs, is late or arrives twice.
 
 use std::time::{Duration, Instant};
 
@@ -15,7 +15,7 @@ use crate::support::lateness::{Slowness, measure, slack};
 use crate::support::stores::{Opened, Store};
 
 const PATIENCE: Duration = Duration::from_millis(150);
-/// How much longer a call may take that hangs for as long.
+/// How much longer than its deadline a call that hangs may take.
 const HANG: Duration = Duration::from_secs(5);
 
 fn faults() -> [Fault; 5] {
@@ -32,7 +32,7 @@ fn faults() -> [Fault; 5] {
 struct Case {
     fault: Fault,
     server: Option<Slowness>,
-    /// What is written there to measure it is in nobody's way.
+    /// A store of its own, in which the slowness is measured, so that nothing under test is in the way.
     _beside: Option<Opened>,
 }
 
@@ -54,7 +54,7 @@ impl std::fmt::Debug for Case {
     }
 }
 
-/// How a call came back.
+/// How a call ended.
 #[derive(Debug, PartialEq, Eq)]
 enum Came {
     Answered,
@@ -62,10 +62,10 @@ enum Came {
     Failed,
 }
 
-/// Does the call, whose fault it suffers, and checks that it came back as that fault should.
+/// Makes the call, which meets this fault, and checks that it ended as it should.
 fn suffer<T>(case: &Case, call: impl FnOnce(&Deadline) -> Result<T>, is_unknown: fn(&T) -> Option<ErrorKind>) -> Came {
     let (started, fault) = (Instant::now(), &case.fault);
-    // A store that syncs its files takes its time; only the hang is meant to need it all.
+    // A store that syncs its files takes its time. Only a call that hangs should use all of it.
     let patience = if matches!(fault, Fault::ApplyThenHang) { PATIENCE } else { Duration::from_secs(30) };
     let came = match call(&Deadline::after(patience)) {
         Ok(answer) => match is_unknown(&answer) {
@@ -87,14 +87,14 @@ fn suffer<T>(case: &Case, call: impl FnOnce(&Deadline) -> Result<T>, is_unknown:
     };
     assert_eq!(came, right, "{fault:?}");
     if let Some(server) = &case.server {
-        // Before it hangs the store does it, which takes its time where a server stands still.
+        // The store carries out the write before it hangs, which takes a while if a server stalls.
         let (took, bound) = (started.elapsed(), PATIENCE + HANG + slack(started) + server.slack(started));
         assert!(took >= PATIENCE && took < bound, "{took:?}, not {bound:?}");
     }
     came
 }
 
-/// The kind of the error of an answer that is none.
+/// The kind of the error, if the answer is `Unknown`.
 macro_rules! is_unknown {
     ($answer:ident) => {
         |answer: &$answer| match answer {
@@ -104,7 +104,7 @@ macro_rules! is_unknown {
     };
 }
 
-/// Does this on an empty store for each fault, which the next call of this kind suffers.
+/// Runs `test` on an empty store for each fault, which the next call of this kind meets.
 fn under_each_fault(store: &Store, call: Call, test: impl Fn(&Opened, &Faulty, &Case)) {
     for fault in faults() {
         let (at, case) = ((store.open)(), Case::new(store, fault.clone()));
@@ -197,7 +197,7 @@ pub fn a_transfer_survives_every_fault(store: &Store) {
     });
 }
 
-/// Give up the new one, then release the old one.
+/// The new one is given up, then the old one is released.
 pub fn a_transfer_that_is_given_up_leaves_nothing(store: &Store) {
     under_each_fault(store, Call::Acquire, |at, faulty, fault| {
         let mut a = exclusive(at, "k");

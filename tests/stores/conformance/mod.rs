@@ -93,7 +93,7 @@ macro_rules! contract {
 use contract;
 
 crate::support::stores::for_each_store!(on_one_store);
-// Another form of its table, with the same clock.
+// DynamoDB's other form of a table, with the same clock.
 #[cfg(feature = "dynamodb")]
 mod dynamodb_sorted {
     crate::conformance::contract! { dynamodb_sorted }

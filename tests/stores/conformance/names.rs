@@ -1,4 +1,4 @@
-//! Odd names and texts. The empty one is refused higher up, and so are control characters.
+//! Unusual names and texts. The empty one and control characters are refused by a higher layer.
 
 use leasehold::internals::store::{Released, Which};
 
@@ -83,7 +83,7 @@ pub fn every_name_is_a_key_of_its_own(store: &Store) {
     let mut held = Vec::new();
     for name in &names {
         let mut attempt = exclusive(&at, name);
-        // A busy machine takes longer for all of them than a usual lease lasts.
+        // On a busy machine all of them take longer than a usual lease.
         attempt.ask.lease = 60 * LEASE;
         let holder = granted(&*at.store, &mut attempt);
         held.push((attempt, holder));

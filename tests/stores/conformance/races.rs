@@ -1,4 +1,4 @@
-//! Eight threads at one key.
+//! Eight threads compete for one key.
 
 use std::sync::{Arc, Barrier};
 
@@ -9,7 +9,7 @@ use crate::support::stores::{Opened, Store, soon};
 
 const ROUNDS: usize = 20;
 
-/// What each of the threads got, which all begin at once, by turns as one client and the other.
+/// What each thread got. They all begin at once, and use the two clients alternately.
 fn race<T: Send>(at: &Opened, run: impl Fn(usize, &dyn Backend) -> T + Sync) -> Vec<T> {
     let start = Barrier::new(8);
     std::thread::scope(|scope| {
@@ -27,7 +27,7 @@ fn race<T: Send>(at: &Opened, run: impl Fn(usize, &dyn Backend) -> T + Sync) -> 
     })
 }
 
-/// The token, if it was granted.
+/// The token, if the lock was granted.
 fn token(by: &dyn Backend, mut attempt: Attempt) -> Option<u64> {
     match by.acquire(&mut attempt, &soon()).unwrap() {
         Acquired::Granted { holder, .. } => Some(holder.token),
@@ -53,7 +53,7 @@ pub fn one_of_eight_is_granted(store: &Store) {
         let held = at.holders(&key);
         assert_eq!((tokens.len(), held.len()), (1, 1));
         assert_eq!(held[0].token, tokens[0]);
-        // The next race is for an expired holder.
+        // The next race is for a lock whose holder has expired.
         at.expire();
     }
 }
@@ -105,7 +105,7 @@ pub fn one_of_eight_swaps(store: &Store) {
         let run = |i: usize, by: &dyn Backend| {
             let seen = seen[i].lock().unwrap();
             let mut new = raised(&seen.record);
-            // What changes nothing may come twice.
+            // A change that is there already may be tried twice.
             let pin = format!("pin {i}");
             if !new.pins.remove(&pin) {
                 new.pins.insert(pin);

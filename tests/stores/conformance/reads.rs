@@ -1,4 +1,4 @@
-//! What read, swap and schema must do, and when every call must be back.
+//! What `read`, `swap` and `schema` must do, and by when every call must return.
 
 use std::time::{Duration, Instant};
 
@@ -29,7 +29,7 @@ pub fn the_time_of_the_answers_goes_on(store: &Store) {
     let second =
         at.second.read(&Which::Key("k".to_owned()), None, Consistency::Eventual, &soon()).unwrap().records[0].times.now;
     assert!(second >= before, "both clients have one clock");
-    // Where rows get older the store's own clock stays as it is, and goes on by itself.
+    // Where a test makes rows older instead, the store's own clock is not moved, and only runs on by itself.
     let passed = Duration::from_millis(if at.age.is_some() { 100 } else { 7_000 });
     at.advance(passed + at.slack);
     let started = Instant::now();
@@ -71,7 +71,7 @@ pub fn pages_have_every_record_once(store: &Store) {
         let first = at.page(&which, None);
         assert!(first.records.len() < names.len() && first.next.is_some(), "not all at once");
     }
-    // The end falls on the end of a page.
+    // The last row is also the end of a page.
     assert_eq!(at.all(&Which::Prefix("p/1".to_owned())).len(), 111);
     let first = at.page(&Which::Prefix("p/".to_owned()), None);
     let is_there = |name: &String| first.records.iter().any(|seen| seen.record.key == *name);
@@ -97,7 +97,7 @@ pub fn a_lock_id_finds_every_holder(store: &Store) {
     granted(&*at.store, &mut shared(&at, "s"));
     granted(&*at.store, &mut exclusive(&at, "other"));
     let mut found = at.all(&Which::LockId("it's".to_owned()));
-    // `s` was granted to another one after the first holder expired.
+    // `s` was granted to another holder after the first one had expired.
     found.retain(|record| record.key != "s");
     assert_eq!(keys(&found), ["expired", "x"], "expired ones, too");
     assert_eq!(at.all(&Which::LockId("it".to_owned())), [], "the whole lock id, not its beginning");
@@ -138,7 +138,7 @@ pub fn a_swap_sees_every_change(store: &Store) {
     changed(&mut || drop(granted(&*at.second, &mut shared(&at, "k"))));
     changed(&mut || at.edit("k", |record| record.pins.extend(["pin".to_owned()])));
     changed(&mut || drop(at.store.swap(&at.get("k"), None, &soon())));
-    // Made anew it is another row.
+    // If it is made anew, it counts as another row.
     granted(&*at.store, &mut exclusive(&at, "k"));
     changed(&mut || {
         at.store.swap(&at.get("k"), None, &soon()).unwrap();
@@ -169,7 +169,7 @@ pub fn the_schema_can_be_made_again(store: &Store) {
     assert!(!at.store.info().label.is_empty());
 }
 
-/// It may do its work or fail, but not wait.
+/// Such a call may do its work or fail, but it must not wait.
 pub fn a_call_whose_deadline_is_over_returns(store: &Store) {
     let at = (store.open)();
     let mut a = exclusive(&at, "k");

@@ -1,5 +1,5 @@
-//! Leases in real time: nothing is made older, every key waits for its end, and every answer is held against the
-//! store's own clock. Each is refused to a rival while its lease runs, and granted as soon as it is over.
+//! Leases in real time: nothing is made older, every key waits for its end, and every answer is compared with the
+//! store's own clock. Each key is refused to a rival while its lease runs, and granted as soon as the lease is over.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
@@ -13,29 +13,29 @@ use crate::support::seed::{seed, sow};
 use crate::support::stores::{Opened, Store, soon};
 
 const KEYS: usize = 500;
-/// The emulator of Spanner has one transaction at a time, some 25 in a second for all tests together: 500 keys, each granted,
-/// refused some three times and granted again, would have it for themselves for at least 100 seconds.
+/// Spanner's emulator handles one transaction at a time, about 25 a second for all tests together. 500 keys, each
+/// granted, refused about three times and granted again, would take all of that for at least 100 seconds.
 const KEYS_OF_SPANNER: usize = 100;
-/// On a busy machine some are asked for only when their lease is over, which tells nothing: they come again, with a lease
-/// twice as long each time.
+/// On a busy machine some keys are asked for only after their lease is over, which proves nothing: they are repeated,
+/// with a lease twice as long each time.
 const TRIES: u32 = 4;
-/// As soon as a lease has no more than this left, whoever grants looks after those that were granted: a busy machine
-/// takes longer for all of them than the first lease lasts.
+/// As soon as one of the leases has only this much left, the thread that grants goes on to those it has granted: on a
+/// busy machine, granting all of them takes longer than the first lease lasts.
 const SPARE: Duration = Duration::from_millis(600);
-/// Who was refused asks again from so long before it may be granted, and so often.
+/// A refused rival asks again from this long before it may be granted the lock, and then this often.
 const BEFORE: Duration = Duration::from_millis(150);
 const AFTER: Duration = Duration::from_millis(40);
 
-/// Which key, and how often it came before.
+/// The number of the key, and how often it was tried before.
 type Key = (usize, u32);
 
-/// A holder that nobody renews, when its lease ends on this host's clock, and who waits for that.
+/// A holder that nobody renews, when its lease ends on this host's clock, and the rival that waits for that.
 struct Granted {
     key: Key,
     holder: Holder,
     ends: Instant,
     rival: Attempt,
-    /// When it was asked for the last time while it was respected.
+    /// When the rival was last refused.
     refused: Option<Instant>,
 }
 
@@ -46,7 +46,7 @@ fn end_of(holder: &Holder) -> StoreTime {
     }
 }
 
-/// A lease of one to four seconds, or of several times that, in either mode.
+/// Grants a lease of one to four seconds (doubled for each try before), in either mode.
 fn grant(at: &Opened, key: Key) -> Granted {
     let name = format!("k{}-{}", key.0, key.1);
     let mut attempt = if fastrand::bool() { exclusive(at, &name) } else { shared(at, &name) };
@@ -57,7 +57,7 @@ fn grant(at: &Opened, key: Key) -> Granted {
             let until = end_of(&holder);
             assert_eq!(until.since(holder.created), attempt.ask.lease, "{name}: a grant is what was asked for");
             let rival = crate::support::contract::attempt(&*at.second, &name, Mode::Exclusive);
-            // Of an answer that comes after the end nothing is left.
+            // If the answer arrives after the end, nothing is left of the lease.
             Granted { key, holder, ends: asked + until.since(now), rival, refused: None }
         }
         other => panic!("{name}: {other:?}"),
@@ -65,12 +65,12 @@ fn grant(at: &Opened, key: Key) -> Granted {
 }
 
 impl Granted {
-    /// Asks once for what it holds: refused while the lease runs, granted after it. How long after, by the store's
-    /// clock.
+    /// Asks once for the key: refused while the lease runs, granted after it. Returns how long after the end it was
+    /// granted, by the store's clock.
     fn ask(&mut self, at: &Opened) -> Option<Duration> {
         let (until, key, old, began) = (end_of(&self.holder), self.rival.key.clone(), &self.holder, Instant::now());
         let answer = at.second.acquire(&mut self.rival, &soon());
-        // A lease is respected for so long after its end, as far as its time is known.
+        // How long a lease is respected after its end, as far as its time is known.
         let respected = at.store.info().grace + at.slack + slack(began);
         match answer {
             Ok(Acquired::Granted { holder, .. }) => {
@@ -78,7 +78,7 @@ impl Granted {
                 assert!(holder.token > old.token, "{key}: {holder:?} after {old:?}");
                 let late = holder.created.since(until);
                 if let Some(refused) = self.refused {
-                    // It ran then, and no more of the store's time is gone since than of this host's.
+                    // The lease ran then, and since then no more time has passed for the store than for this host.
                     let most = respected + refused.elapsed();
                     assert!(late <= most, "{key}: granted {late:?} after its end, {most:?} at most");
                 }
@@ -97,8 +97,7 @@ impl Granted {
         }
     }
 
-    /// When it is asked for next: in the last quarter of its lease, and, once refused, from shortly before it may be
-    /// granted.
+    /// When to ask next: in the last quarter of the lease and, once refused, from shortly before it may be granted.
     fn next(&self, grace: Duration) -> Instant {
         if self.refused.is_some() {
             return (self.ends + grace - BEFORE).max(Instant::now() + AFTER);
@@ -107,7 +106,7 @@ impl Granted {
     }
 }
 
-/// Takes over all of these, each as soon as it can be: how long after its end, if it was refused before.
+/// Takes over all of these, each as soon as possible. For each, how long after its end, if it was refused before.
 fn take_over(at: &Opened, mut granted: Vec<Granted>) -> Vec<(Key, Option<Duration>)> {
     let grace = at.store.info().grace;
     let mut due: BTreeSet<(Instant, usize)> = granted.iter().map(|one| one.next(grace)).zip(0..).collect();
@@ -123,7 +122,7 @@ fn take_over(at: &Opened, mut granted: Vec<Granted>) -> Vec<(Key, Option<Duratio
     taken
 }
 
-/// Grants and takes over all of these, each until it was refused before: how late each was.
+/// Grants and takes over all of these, and repeats each that was not refused first. Returns how late each was.
 fn work(at: &Opened, mut keys: VecDeque<Key>) -> Vec<Duration> {
     let mut late = Vec::new();
     while !keys.is_empty() {

@@ -279,7 +279,7 @@ pub fn giving_up_stops_the_copy_that_comes_later(store: &Store) {
         }
         assert!(at.holders(key).iter().all(|h| h.grant != attempt.ask.grant));
     };
-    // Two on a free row, one while another holds, and one that stood.
+    // Two were given up on a free row, one while another holder was there, and one that was a holder itself.
     let (mut a, mut b, mut c) = (exclusive(&at, "k"), shared(&at, "k"), exclusive(&at, "k"));
     give_up(&*at.store, &mut a);
     give_up(&*at.second, &mut b);

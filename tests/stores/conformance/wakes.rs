@@ -1,4 +1,4 @@
-//! Telling waiters: on a store that can't, each of these says so and is done.
+//! Waking waiters. A store that can't do so says it, and then each of these tests is done.
 
 use std::time::{Duration, Instant};
 
@@ -15,11 +15,12 @@ use crate::support::wait::wait_until;
 /// Longer than anything takes on a busy machine.
 const LONG: Duration = Duration::from_secs(20);
 
-/// Watches the keys on the first client; none where the store can't tell, which then lets go of the channel.
+/// Watches the keys on the first client. Returns `None` if the store can't report, which then drops the channel.
 fn watch(store: &Store, at: &Opened, keys: &[&str]) -> Option<Receiver<String>> {
     let keys: Vec<String> = keys.iter().map(|key| (*key).to_owned()).collect();
     let mut watching = None;
-    // PostgreSQL's listener that does not hear itself within a second, as from a server that stands still, says that it can't.
+    // PostgreSQL's listener reports that it can't if it does not hear itself within a second, for example if the server
+    // stalls.
     wait_until("it tells, or need not", || {
         let (to, told) = crossbeam_channel::unbounded();
         let tells = at.store.wake(&keys, to, &soon()).unwrap();
@@ -35,7 +36,8 @@ fn watch(store: &Store, at: &Opened, keys: &[&str]) -> Option<Receiver<String>> 
     None
 }
 
-/// The same for one key, where nothing is told any more of what was written before: MongoDB tells the last writes, too.
+/// The same for one key, returned once no earlier write is reported any more: MongoDB also reports the last writes
+/// before.
 fn watch_from_now(store: &Store, at: &Opened, key: &str) -> Option<Receiver<String>> {
     let told = watch(store, at, &[key, "mark"])?;
     let mut mark = exclusive(at, "mark");
@@ -45,7 +47,7 @@ fn watch_from_now(store: &Store, at: &Opened, key: &str) -> Option<Receiver<Stri
     Some(told)
 }
 
-/// That `key` is told soon, whatever else is.
+/// Asserts that `key` is reported soon, whatever else is reported.
 #[track_caller]
 fn assert_told(told: &Receiver<String>, key: &str) {
     let by = Instant::now() + LONG;
@@ -67,14 +69,14 @@ pub fn a_release_is_told(store: &Store) {
     release(&*at.second, &mut b);
     release(&*at.second, &mut a);
     let by = Instant::now() + LONG;
-    // What nobody asked for is not told.
+    // Keys that were not asked for are not reported.
     assert_eq!(told.recv_deadline(by).as_deref(), Ok("k"));
-    // A row that was not there yet.
+    // The row of this key did not exist yet.
     let mut c = exclusive(&at, "none");
     granted(&*at.second, &mut c);
     release(&*at.second, &mut c);
     assert_told(&told, "none");
-    // Once more, and by this very client.
+    // Once more, and by the client that watches.
     let mut d = exclusive(&at, "k");
     granted(&*at.store, &mut d);
     release(&*at.store, &mut d);
@@ -104,7 +106,7 @@ pub fn an_end_that_comes_sooner_is_told(store: &Store) {
     let Some(told) = watch(store, &at, &["k", "transferred"]) else { return };
     renewed(&*at.second, &mut a, Renewal { lease: Lease::For(LEASE), may_end_endless: true });
     assert_told(&told, "k");
-    // To a shorter lease.
+    // A transfer to a shorter lease.
     let old = at.holders("transferred").remove(0);
     granted(&*at.second, &mut instead_of(&at, "transferred", &old));
     assert_told(&told, "transferred");
@@ -135,7 +137,7 @@ pub fn a_new_set_takes_the_place_of_the_old_one(store: &Store) {
     assert_eq!(heard, ["b", "c"]);
 }
 
-/// Whoever is told by the old channel or the new one: nothing is lost while the set changes.
+/// Either the old channel or the new one reports: nothing is lost while the set changes.
 pub fn a_key_of_both_sets_is_told_without_a_gap(store: &Store) {
     let at = (store.open)();
     for round in 0..10 {
@@ -178,7 +180,7 @@ pub fn an_empty_set_ends_the_telling(store: &Store) {
     let Some(told) = watch(store, &at, &["k"]) else { return };
     watch(store, &at, &[]);
     assert_over(&told);
-    // And it can begin again.
+    // The watching can begin again.
     let told = watch_from_now(store, &at, "k").expect("it can tell");
     release(&*at.second, &mut a);
     assert_told(&told, "k");
@@ -198,7 +200,7 @@ pub fn nobody_who_listens_is_no_harm(store: &Store) {
     assert_told(&told, "k");
 }
 
-/// A call to wake returns by its deadline, too.
+/// A call of `wake` also returns by its deadline.
 pub fn a_wake_whose_deadline_is_over_returns(store: &Store) {
     let at = (store.open)();
     let (to, _told) = crossbeam_channel::unbounded();

@@ -1,7 +1,7 @@
-//! Draws operations, does them on a store and on the pure rules, and compares.
+//! Draws operations, runs them on a store and on the pure rules, and compares.
 //!
-//! The model takes its times from the store: a grant and a renewal say in the stored record when
-//! they were decided; what writes nothing was decided between the reads before and after it.
+//! The model takes its times from the store: a grant and a renewal leave in the stored record when they were decided,
+//! and what wrote nothing was decided between the reads before and after it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -16,24 +16,24 @@ use crate::support::stores::{Opened, Store, fresh, soon};
 
 const KEYS: [&str; 4] = ["a", "a_b", "A", "é/%"];
 const LEASES: [u64; 4] = [150, 1_000, 5_000, 60_000];
-/// Where a swap or a transfer gives up for the grants that it removes, more than this make place for a floor under the
-/// tokens to come.
+/// If a swap or a transfer gives up the grants that it removes, and the row has more given-up grants than this, a floor
+/// under the coming tokens replaces them.
 const CROWD: usize = 8;
 
 fn gives_up_for(before: &LockRecord, next: &mut LockRecord, gone: impl IntoIterator<Item = GrantId>) {
     next.given_up.extend(gone);
-    // One more than that may come at once.
+    // One swap may add more than one at once.
     if next.given_up.len() > CROWD + 1 && next.given_up != before.given_up {
         next.given_up.clear();
     }
 }
 
-/// Whose lock is taken away, live or not.
+/// The holders whose lock is taken away, live or not.
 fn removed(before: &LockRecord, next: &LockRecord) -> Vec<Holder> {
     before.holders().map(|(_, old)| old).filter(|old| next.standing(&old.grant).is_none()).cloned().collect()
 }
 
-/// Whose lock is taken away while they are live.
+/// The live holders whose lock is taken away.
 fn gone(before: &LockRecord, next: &LockRecord, now: StoreTime) -> Vec<Holder> {
     let live = before.live(now).map(|(_, holder)| holder).filter(|_| before.kind == Kind::Lock);
     live.filter(|holder| next.standing(&holder.grant).is_none()).cloned().collect()
@@ -50,12 +50,12 @@ pub struct Driver {
     wiped: Instant,
     rng: fastrand::Rng,
     grace: Duration,
-    /// What the rules say that the store holds.
+    /// What the store must hold, by the rules.
     model: BTreeMap<String, LockRecord>,
-    /// The highest token ever seen, over deleted rows, too.
+    /// The highest token ever seen, even if its row was deleted since.
     highest: BTreeMap<String, u64>,
     attempts: Vec<(String, Ask)>,
-    /// Records as they were read some time ago, with what the model held then.
+    /// Records that were read some time ago, with what the model held then.
     old: Vec<(Seen, LockRecord)>,
     done: BTreeMap<&'static str, usize>,
 }
@@ -81,7 +81,7 @@ impl Driver {
         }
     }
 
-    /// How often each kind of answer came: a run that never saw one proves nothing about it.
+    /// How often each kind of answer came: a run that never had some answer proves nothing about it.
     pub fn done(&self) -> &BTreeMap<&'static str, usize> {
         &self.done
     }
@@ -100,7 +100,7 @@ impl Driver {
     }
 
     pub fn step(&mut self) {
-        // Such a store forgets who gave up after half a minute, and the model never does.
+        // Such a store forgets given-up grants after half a minute, but the model never does.
         if self.adoptions_give_up && self.wiped.elapsed() > Duration::from_secs(5) {
             for key in std::mem::take(&mut self.model).into_keys() {
                 let seen = self.at.get(&key);
@@ -123,7 +123,7 @@ impl Driver {
             73..85 => self.swap(key),
             85..88 => self.read_some(key),
             88..90 => {
-                // A clock step: tokens rise all the same.
+                // A step of the wall clock: tokens rise all the same.
                 let micros = self.rng.i64(-3_000_000..3_000_000);
                 self.at.clock.set_wall_offset(micros);
             }
@@ -135,7 +135,7 @@ impl Driver {
         }
     }
 
-    /// Where time passes by making rows older, so does it for what the model holds of them.
+    /// Where time passes by making rows older, the model's copies are made older, too.
     fn age(&mut self, by: Duration) {
         if self.at.age.is_none() {
             return;
@@ -151,7 +151,7 @@ impl Driver {
                 }
             }
         }
-        // No row is as it was read.
+        // No row is any more as it was read.
         self.old.clear();
     }
 
@@ -173,7 +173,7 @@ impl Driver {
         }
     }
 
-    /// Now and then a transfer from what stands, with the right token or another.
+    /// Now and then this asks for a transfer from a current holder, with the right token or another one.
     fn ask_for(&mut self, key: &str) -> Ask {
         let mut ask = self.ask();
         let standing: Vec<(GrantId, u64)> =
@@ -187,7 +187,7 @@ impl Driver {
     }
 
     fn with_attempt(&mut self, run: fn(&mut Self, &str, &Ask)) {
-        // Mostly the latest: the others are long gone.
+        // Mostly one of the latest: the others are long gone.
         let near = self.attempts.len().min(if self.rng.bool() { 6 } else { 60 });
         if near > 0 {
             let (key, ask) = self.attempts[self.attempts.len() - 1 - self.rng.usize(..near)].clone();
@@ -203,7 +203,7 @@ impl Driver {
         Times { expired_before: now.minus(self.grace), ..Times::without_grace(now, stamp) }
     }
 
-    /// The step of the rules at the first of these times that `fits` what the store said.
+    /// Applies the rule at each of these times, and takes the first step whose answer `fits` that of the store.
     fn model<A: std::fmt::Debug>(
         &mut self,
         key: &str,
@@ -275,13 +275,13 @@ impl Driver {
         self.check_record(&after);
     }
 
-    /// One more than the stored one, or the store's time.
+    /// The token must be one more than the stored one, or the store's time.
     fn check_token(&mut self, before: &Seen, after: &Seen, holder: &Holder) {
         let key = &before.record.key;
         let (token, stored) = (holder.token, before.record.token);
         assert!(token > stored, "token {token} after {stored}");
-        // Where many gave up there may be a floor above all that they asked for. The row also notes when the last one
-        // gave up; the record has the later of the two, so the floor is not known to the microsecond.
+        // If many gave up, there may be a floor above all tokens that they asked for. The row also notes when the last
+        // one gave up, and the record has the later of the two, so the floor is not known to the microsecond.
         let with_floor = before.times.stamp..=before.record.gave_up_at + 1;
         let fits = token == stored + 1
             || (before.times.stamp..=after.times.stamp).contains(&token)
@@ -289,7 +289,7 @@ impl Driver {
         assert!(fits, "{token}: no rule makes it: {before:?} then {after:?}");
         assert!(token >= before.times.stamp, "token {token} is behind the store's time {}", before.times.stamp);
         let highest = self.highest.entry(key.clone()).or_default();
-        // Over a deleted row they rise as far as the clock did.
+        // After a deleted row, tokens rise as far as the clock did.
         assert!(token > *highest || before.times.stamp <= *highest, "token {token} after {highest}");
         *highest = token.max(*highest);
     }
@@ -350,10 +350,11 @@ impl Driver {
         }
         if let Some(record) = self.model.get_mut(key).filter(|_| !self.remembers_who_gave_up) {
             record.given_up.clear();
-            // A row that is made for it has a token, as any lock's.
+            // If the store makes a row for it, the row gets a token, as that of any lock does.
             record.token = if before.record.exists() { record.token } else { after.record.token };
         }
-        // A store may note once more who gave up already, where the rules write nothing: it is another row.
+        // A store may note once more a grant that was given up already, where the rules write nothing: it counts as
+        // another row.
         if after.record.version > before.record.version && self.record(key) == known {
             self.model.entry(key.to_owned()).and_modify(|record| record.version += 1);
         }
@@ -384,14 +385,14 @@ impl Driver {
         let mut next = known.clone();
         next.version += 1;
         let new = match self.rng.u32(..7) {
-            // By an operator, who does not ask the purge: only the tokens must outlast it.
+            // As by an operator, who deletes without asking the purge: only the tokens must survive that.
             6 if known.holders().all(|(_, h)| !h.until.is_after(now)) => None,
             0 => match transition::purge(&known, now.minus(self.grace), stamp) {
                 transition::Step { answer, .. } if answer.delete => None,
                 transition::Step { record: Some(record), .. } => Some(record),
                 _ => Some(next),
             },
-            // By force.
+            // A forced release.
             1 => {
                 (next.exclusive, next.shared) = (None, Vec::new());
                 Some(next)
@@ -408,7 +409,7 @@ impl Driver {
                 next.pins.clear();
                 Some(next)
             }
-            // A grant: the token comes from the stamp that was read.
+            // A grant, whose token comes from the stamp that was read.
             _ => {
                 let ask = Ask { instead_of: None, ..self.ask() };
                 let step = transition::acquire(&known, &ask, &self.times(now, stamp));
@@ -417,14 +418,15 @@ impl Driver {
         };
         let new = new.map(|record| LockRecord { version: seen.record.version + 1, ..record });
         let unchanged = self.record(&key) == known;
-        // A row made anew can look like the old one to a store that compares version and token.
+        // If a store compares version and token, a row that was made anew can look like the old one to it.
         let before = self.at.record(&key);
         if !unchanged && (before.version, before.token) == (seen.record.version, seen.record.token) {
             return;
         }
         let swap = |seen: &Seen| self.at.store.swap(seen, new.as_ref(), &soon()).unwrap();
         let mut swapped = swap(&seen);
-        // DynamoDB deletes nothing by a time that the last answer contradicts, as where the machine's clock was set.
+        // DynamoDB deletes nothing by a time that the last answer contradicts, for example after the machine's clock
+        // was set.
         for _ in 0..if new.is_none() && unchanged { 5 } else { 0 } {
             swapped = if matches!(swapped, Swapped::Changed) { swap(&self.at.get(&key)) } else { break };
         }

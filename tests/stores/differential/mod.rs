@@ -8,9 +8,10 @@ use crate::support::seed::{seed, setting};
 use crate::support::stores::{Store, for_each_store, on};
 use driver::Driver;
 
-/// Each with a store and a part of the operations, side by side: most of the time is that of the way to a server.
+/// Each lane has a store and a part of the operations, and they run concurrently: most of the time is spent on the way
+/// to a server.
 const LANES: usize = 4;
-/// With so many, each kind of answer has come with any seed.
+/// After this many steps, each kind of answer has come with any seed.
 const MOST: usize = 10_000;
 
 macro_rules! does_what_the_rules_say {
@@ -23,7 +24,8 @@ macro_rules! does_what_the_rules_say {
 }
 for_each_store!(does_what_the_rules_say);
 
-/// The emulator of Spanner, which takes twenty times as long for each as the others, does a third of them in each run.
+/// Spanner's emulator takes twenty times as long for each operation as the others, so it does a third of them in each
+/// run.
 fn ops(store: &Store) -> usize {
     setting("LEASEHOLD_TEST_OPS").unwrap_or(if store.module == "spanner" { 700 } else { 2_000 })
 }
@@ -43,7 +45,7 @@ fn does_what_the_rules_say(store: &Store) {
         let lanes: Vec<_> = (0..LANES).map(|n| scope.spawn(move || lane(n))).collect();
         lanes.into_iter().map(|lane| lane.join().expect("as the rules say")).collect()
     });
-    // A run that never saw an answer proves nothing about it.
+    // A run that never had some answer proves nothing about it.
     let is_seen = |answer: &str, drivers: &[Driver]| drivers.iter().any(|driver| driver.done().contains_key(answer));
     let mut more = ops..MOST;
     while let Some(answer) = ANSWERS.into_iter().find(|answer| !is_seen(answer, &drivers)) {

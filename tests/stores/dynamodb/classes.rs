@@ -1,5 +1,5 @@
-//! What each answer of a service in trouble means: repeat it, nobody knows, or give up; and the message. The proxy
-//! answers as the service does; the requests behind it reach the real server.
+//! What each answer of a service in trouble means: repeat, unknown, or give up; and the message. The proxy gives the
+//! answers of the service, and the other requests reach the real server.
 
 use std::error::Error as _;
 
@@ -39,7 +39,8 @@ const SKEWED: &str = says!("InvalidSignatureException", "Signature expired: 2026
 pub const UNKNOWN: &str =
     says!("UnrecognizedClientException", "The security token included in the request is invalid.");
 
-/// Of a client that was let in before. Status, answer, what it means, and what the message must say: what was going on and what would be right.
+/// For a client that was let in before. Status, answer, what it means, and what the message must say: what happened and
+/// what would be right.
 const ANSWERS: [(u16, &str, Means, &str); 27] = [
     (400, THROTTLED, Means::Repeat, "limits the rate"),
     (400, says!("ProvisionedThroughputExceededException", "x"), Means::Repeat, "limits the rate"),
@@ -51,7 +52,7 @@ const ANSWERS: [(u16, &str, Means, &str); 27] = [
     (503, says!("ServiceUnavailable", "x"), Means::Unknown, "no answer settled"),
     (502, "<html>Bad Gateway</html>", Means::Unknown, "no answer settled"),
     (504, "{}", Means::Unknown, "no answer settled"),
-    // Some proxies say so after they have passed the request on.
+    // Some proxies say so after they passed the request on.
     (408, "<html>Request Timeout</html>", Means::Unknown, "no answer settled"),
     (400, says!("ResourceNotFoundException", "x"), Means::Fatal(ErrorKind::Schema), "create_schema() makes it"),
     (
@@ -88,7 +89,7 @@ const ANSWERS: [(u16, &str, Means, &str); 27] = [
     (400, says!("RequestExpired", "x"), Means::Repeat, "any more"),
     (400, UNKNOWN, Means::Repeat, "any more"),
     (400, SKEWED, Means::Repeat, "wall clock"),
-    // The service says how it would have signed the request: with the token of the session.
+    // The service shows how it would have signed the request, which includes the token of the session.
     (
         400,
         says!(
@@ -114,7 +115,7 @@ impl Behind {
     }
 }
 
-/// The error says what it should, where, and nothing that nobody should see.
+/// Asserts that the error says what it should and where, and shows nothing secret.
 #[track_caller]
 fn check(error: &Error, means: Means, says: &str, of: &str) {
     let text = format!("{error} {error:?} {:?}", error.source());
@@ -170,7 +171,7 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
                 }
             }
         }
-        // A read that was not answered is no more than that.
+        // For a read, an unanswered request is only trouble with the store, and not ambiguous.
         for which in [Which::Key(held.key.clone()), Which::Prefix(String::new())] {
             let error = at.store.read(&which, None, Consistency::Strong, &soon()).unwrap_err();
             match means {
@@ -186,7 +187,8 @@ fn each_answer_of_the_service_means_one_thing_for_every_call() {
     }
 }
 
-/// A reason at the place of the check: it was not looked at where the service had no room for it, nor where it was refused.
+/// A reason in the place of the lock's check. If the service had no room for the transaction, or refused it, the check
+/// was never made.
 #[test]
 fn each_reason_of_a_cancelled_transaction_says_whether_to_repeat_it() {
     let at = needs_server!(Behind::new());
@@ -206,7 +208,7 @@ fn each_reason_of_a_cancelled_transaction_says_whether_to_repeat_it() {
     }
 }
 
-/// A captive portal, a proxy that wants a password, one that takes nothing large, one that has lost the service.
+/// A captive portal, a proxy that wants a password, one that accepts nothing large, and one that lost the service.
 #[test]
 fn an_answer_that_is_none_of_the_service_is_told_as_one() {
     let at = needs_server!(Behind::new());
@@ -229,7 +231,7 @@ fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
     let at = needs_server!(Behind::new());
     at.proxy.add(Rule::always(Network::HoleToServer));
     let by = || Deadline::after(Duration::from_secs(3));
-    // On a busy machine its time may be over before it is sent.
+    // On a busy machine the time of the call may be over before it is sent.
     match sent(|| at.store.acquire(&mut exclusive("k"), &by())) {
         Acquired::Unknown(error) => check(&error, Means::Unknown, "no answer settled", "a timeout"),
         other => panic!("{other:?}"),
@@ -238,13 +240,13 @@ fn a_timeout_of_a_write_is_unknown_and_of_a_read_may_be_repeated() {
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, true), "{error}");
 }
 
-/// What is fatal ends a call at once; what is not, does not end a wait.
+/// A fatal answer ends a call at once, and any other does not end a wait.
 #[test]
 fn a_wait_outlasts_trouble_and_ends_at_once_where_waiting_is_of_no_use() {
     let at = needs_server!(Behind::new());
     let client = at.client();
-    // A token ends, or a clock steps: the next request comes with what is right.
-    // So do credentials that the service does not know yet, or not any more.
+    // A token that has ended, or a clock that stepped: the next request is right. The same applies to credentials that
+    // the service does not know yet, or no longer knows.
     let broken = says!("InternalServerError", "x");
     for (status, json) in [(400, THROTTLED), (500, broken), (400, EXPIRED), (400, SKEWED), (400, UNKNOWN)] {
         all_were_met(&at.proxy);
@@ -271,7 +273,7 @@ fn a_service_that_lets_nobody_in_is_told_at_connect() {
     }
 }
 
-/// The SDK signs the second request for the time that the first one's answer says.
+/// The SDK signs the second request with the time that the first answer told.
 #[test]
 fn a_host_whose_wall_clock_is_minutes_off_connects() {
     let at = needs_server!(Behind::new());
@@ -292,7 +294,7 @@ fn where_nobody_may_describe_the_table_that_is_said_once() {
         }
         let told = logs::kept("");
         assert!(told.len() == 1 && told[0].contains("replicas were not checked"), "{told:?}");
-        // Who makes the table has to see it.
+        // A client that makes the table must be able to see it.
         let error = at.client().create_schema().unwrap_err();
         check(&error, Means::Fatal(ErrorKind::Permission), "dynamodb:DescribeTable", "making the table");
         assert!(error.source().unwrap().to_string().contains("not authorized to perform"), "{error:?}");

@@ -1,4 +1,4 @@
-//! What the service charges for, as its answers tell it.
+//! What the service charges for, as its answers report it.
 
 use std::sync::Arc;
 
@@ -28,10 +28,10 @@ struct Meter(Arc<Mutex<Bill>>);
 struct Bill {
     reads: u32,
     writes: u32,
-    /// They were refused, and then the service does not say what they cost: a unit, by its manual.
+    /// Writes that were refused. The service does not report what they cost: one unit, by its manual.
     refused: u32,
     strong_reads: u32,
-    /// Of the reads: who waits does not wait for the last one.
+    /// How many of the reads were answered: a waiter does not wait for its last one.
     answered: u32,
     read_units: f64,
     write_units: f64,
@@ -102,7 +102,7 @@ struct Metered {
 impl Metered {
     fn on(table: &Table) -> Metered {
         let (clock, meter) = (Clock::system(), Meter::default());
-        // Slow answers would make one that learns the time ask for it.
+        // A client that still learns the time would make extra requests after slow answers.
         let mut options = knowing(table, &clock, Duration::ZERO);
         options.interceptors.push(SharedInterceptor::new(meter.clone()));
         let store = Arc::new(open(options, &clock));
@@ -129,7 +129,7 @@ fn docs_say(what: &str) {
 #[test]
 fn each_step_of_a_hold_is_one_write_unit() {
     let at = needs_server!(Metered::on(&Table::fresh()));
-    // Longer texts than the defaults have, and as many given-up grants as a row may keep.
+    // Texts longer than the defaults, and as many given-up grants as a row may keep.
     let mut a = exclusive("a key of the length that keys have, and then some more of it");
     for _ in 0..8 {
         at.store.release(&mut exclusive(&a.key), Purpose::GiveUp, &soon()).unwrap();
@@ -151,8 +151,9 @@ fn each_step_of_a_hold_is_one_write_unit() {
 #[test]
 fn a_guard_writes_only_its_heartbeats() {
     let at = needs_server!(Metered::on(&Table::fresh()));
-    // A request has many seconds: one that was not waited for would be repeated, and count twice. So has the next heartbeat:
-    // the release calls off one that is under way, and nobody hears what that cost.
+    // A request has many seconds: an attempt that was not waited for would be repeated, and count twice. The next
+    // heartbeat comes late for the same reason: a release cancels one that is under way, and its cost is never
+    // reported.
     let client = builder_over(at.store.clone(), at.clock.clone()).lease(LEASE).heartbeat(Duration::from_secs(5));
     let client = client.connect().unwrap();
     at.meter.take();
@@ -166,8 +167,8 @@ fn a_guard_writes_only_its_heartbeats() {
     assert!(bill.writes >= 3, "{bill:?}");
 }
 
-/// What so many who wait in vain for `k` cost, and how long they waited: longer where the server stood still for so long
-/// that one was not answered.
+/// What this many callers that wait in vain for `k` cost, and how long they waited: longer if the server stalled for so
+/// long that a request got no answer.
 fn waiting(table: &Table, threads: u32, least: Duration) -> (Duration, Bill) {
     let waited = [1, 2, 4, 8].into_iter().find_map(|times: u32| {
         let (at, waits) = (Metered::on(table), times * least);
@@ -179,7 +180,7 @@ fn waiting(table: &Table, threads: u32, least: Duration) -> (Duration, Bill) {
         });
         let bill = at.meter.take();
         println!("{threads} for {waits:?}: {bill:?}");
-        // Who was not answered gives up what it asked for, which is a write, too.
+        // A waiter without an answer gives up its acquire, which is also a write.
         let none_gave_up = bill.writes <= threads && bill.write_units == 0.0;
         (none_gave_up && bill.refused > 0 && bill.answered > 0).then_some((waits, bill))
     });
@@ -195,11 +196,11 @@ fn an_idle_waiter_reads_eventually_consistent_and_writes_nothing() {
     assert_eq!(bill.strong_reads, 0);
     assert_eq!(bill.read_units, f64::from(bill.answered) / 2.0, "{bill:?}");
     assert!(bill.answered + 1 >= bill.reads, "{bill:?}");
-    // At the poll rate: never more often than its lower end, and it does look.
+    // At the poll rate: never more often than its lower end allows, and at least once.
     assert!((1..=waits.as_millis() / 150).contains(&u128::from(bill.reads)), "{bill:?}");
     holder.release().unwrap();
 
-    // An hour of it, at the middle of the default poll.
+    // One hour of waiting, at the middle of the default poll range.
     let (mut waited, mut reads) = (Duration::ZERO, 0_u32);
     let poll = Duration::from_millis(150)..=Duration::from_millis(350);
     while waited < Duration::from_secs(3_600) {
@@ -216,7 +217,7 @@ fn all_waiters_of_a_client_cost_what_one_does() {
     let table = needs_server!(Table::fresh());
     let holder = Metered::on(&table).client(Duration::from_secs(20)).lock("k").unwrap();
     let (waits, bill) = waiting(&table, 10, Duration::from_secs(3));
-    // Whoever came before the line stood asked once; each that came to its head looks once.
+    // Callers that came before there was a line asked once, and each that became its head looks once.
     assert!(bill.writes <= 10 && u128::from(bill.reads) <= waits.as_millis() / 150 + 10, "{bill:?}");
     assert_eq!(bill.write_units, 0.0);
     holder.release().unwrap();

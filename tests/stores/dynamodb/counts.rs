@@ -40,12 +40,12 @@ struct Counted {
 }
 
 impl Counted {
-    /// Of a client that knows the time: else slow answers would make it ask for that, too.
+    /// For a client that knows the time: otherwise slow answers would make it ask for the time as well.
     fn new() -> Counted {
         Counted::by(|table, clock| knowing(table, clock, Duration::ZERO))
     }
 
-    /// Of one that learns the time.
+    /// For a client that learns the time.
     fn learning() -> Counted {
         Counted::by(|table, clock| options(&table.0, clock))
     }
@@ -57,7 +57,7 @@ impl Counted {
         Counted { store: open(options, &clock), clock, counter }
     }
 
-    /// Does `step`, which must take so many requests.
+    /// Runs `step`, which must take this many requests.
     #[track_caller]
     fn takes<T>(&self, requests: usize, what: &str, step: impl FnOnce(&Dynamodb) -> T) -> T {
         let (answer, sent) = self.sent(step);
@@ -66,7 +66,7 @@ impl Counted {
         answer
     }
 
-    /// How many requests it takes.
+    /// How many requests `step` takes.
     fn sent<T>(&self, step: impl FnOnce(&Dynamodb) -> T) -> (T, usize) {
         self.counter.0.store(0, Ordering::SeqCst);
         let answer = step(&self.store);
@@ -81,11 +81,11 @@ fn connecting_takes_one_read() {
     assert!((1..=2).contains(&sent), "{sent}: one more where the first answer took long");
 }
 
-/// An answer of some seconds ago is as good as a new one, but for what this host's clock was moved by since.
+/// An answer from some seconds ago is as good as a new one, except for what this host's clock was corrected by since.
 #[test]
 fn where_the_hosts_clock_is_being_corrected_the_time_is_asked_for_again() {
     needs_server!();
-    // An answer that is slow tells the time so badly that it is asked for once more.
+    // A slow answer tells the time so badly that the client asks once more.
     let is_so = (0..10).any(|_| {
         let at = Counted::learning();
         granted(&at.store, &mut exclusive("a"));
@@ -172,7 +172,7 @@ fn many_that_gave_up_take_one_more() {
         assert_eq!(get(&at.store, key).record.given_up.len(), 0);
         let mut a = exclusive(key);
         let (held, requests) = at.sent(|store| granted(store, &mut a));
-        // The floor under the tokens is some seconds ahead: a busy machine may come later.
+        // The floor under the tokens is some seconds ahead: a busy machine may be later than that.
         if began.elapsed() > Duration::from_secs(2) {
             return false;
         }

@@ -1,4 +1,4 @@
-//! Sources of credentials that take long, hang, or stand still: what that costs the locks.
+//! Sources of credentials that take long, hang, or stop running: what that costs the locks.
 
 use std::future::{Future, poll_fn};
 use std::pin::pin;
@@ -24,11 +24,11 @@ use crate::support::wait::wait_until;
 enum Load {
     /// It never ends.
     Hangs,
-    /// It takes so long, and what it gives ends so much later.
+    /// It takes the first duration, and its credentials end after the second one.
     Takes(Duration, Duration),
 }
 
-/// A source that does this, one after the other; the last one for good.
+/// A source that behaves like this, load after load. The last entry applies to all later loads.
 #[derive(Debug)]
 struct Source {
     loads: Vec<Load>,
@@ -59,7 +59,7 @@ impl Source {
     }
 }
 
-/// For `Arc` of a foreign trait.
+/// Needed because a foreign trait can't be implemented for `Arc`.
 #[derive(Clone, Debug)]
 struct Of(Arc<Source>);
 
@@ -84,7 +84,7 @@ fn client_of(source: &Arc<Source>, table: &Table) -> LockClient {
 
 const DAY: Duration = Duration::from_secs(86_400);
 
-/// The user's own client is loading credentials on a runtime that stands still while our call blocks it.
+/// The user's own client is loading credentials on a runtime that does not run while our call blocks it.
 #[test]
 fn a_load_of_the_users_own_client_holds_up_no_call() {
     needs_server!();
@@ -107,8 +107,8 @@ fn a_load_of_the_users_own_client_holds_up_no_call() {
     assert_eq!(source.begun(), 2);
 }
 
-/// Each heartbeat has less time than a load takes: a third of what is left of the lease, 3.8 s. What a source gives ends after some seconds here, as after an hour
-/// elsewhere.
+/// A load takes longer than a heartbeat's time, which is a third of what is left of the lease, 3.8 s. Credentials end
+/// after some seconds here, as they do after an hour elsewhere.
 #[test]
 fn a_load_that_takes_longer_than_a_heartbeat_has_costs_no_lock() {
     needs_server!();
@@ -119,13 +119,13 @@ fn a_load_that_takes_longer_than_a_heartbeat_has_costs_no_lock() {
     let ended = || source.ended.load(Ordering::SeqCst);
     let before = ended();
     wait_until("it is loaded anew, or the lock is lost", || ended() > before || !guard.is_held());
-    // And renewed with it, if not yet.
+    // The lock is renewed with these credentials, if it was not yet.
     wait_until("it is renewed, or lost", || guard.remaining() > lease / 2 || !guard.is_held());
     assert!(guard.is_held(), "{:?} are left", guard.remaining());
     guard.release().unwrap();
 }
 
-/// By this host's clock, which may be behind, it would serve for a day.
+/// By this host's clock, which may be behind, the token would be valid for a day.
 #[test]
 fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
     let at = needs_server!(Behind::new());
@@ -136,11 +136,11 @@ fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
     at.proxy.add(Rule::always(Mode::Say(400, EXPIRED)).on("token of load 0"));
     client.try_lock("k").unwrap().unwrap().release().unwrap();
     assert_eq!(source.begun(), 2);
-    // Nor are those of a user that was deleted meanwhile.
+    // Nor are the credentials of a user that was deleted meanwhile used again.
     at.proxy.add(Rule::always(Mode::Say(400, UNKNOWN)).on("token of load 1"));
     client.try_lock("k").unwrap().unwrap().release().unwrap();
     assert_eq!(source.begun(), 3);
-    // Of what is not to be loaded for the end of a token.
+    // A refusal for another reason must not load them again.
     all_were_met(&at.proxy);
     at.proxy.add(Rule::next(1, Mode::Say(400, DENIED)));
     client.try_lock("k").unwrap_err();
@@ -148,7 +148,7 @@ fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
     assert_eq!(source.begun(), 3);
 }
 
-/// What it gave still serves for ten seconds by then.
+/// Its last credentials are still valid for ten seconds by then.
 #[test]
 fn a_source_that_hangs_holds_up_nothing_while_its_last_credentials_serve() {
     needs_server!();

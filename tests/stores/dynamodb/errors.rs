@@ -1,4 +1,4 @@
-//! Bad input and a service that is not there: told within the deadline, without a secret.
+//! Bad input and a service that is not there: reported within the deadline, and without secrets.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -43,7 +43,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
     ]);
 }
 
-/// The SDK takes it as it is, and quotes it where it is wrong.
+/// The SDK takes the endpoint as it is, and quotes it if it is wrong.
 #[test]
 fn an_endpoint_that_is_wrong_is_not_shown() {
     for endpoint in ["me:canary@localhost:8000", "http://me:can^ary@localhost:8000"] {
@@ -67,7 +67,7 @@ fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
     let told = RefCell::new(BTreeSet::new());
     no_server_is_told(&[1, 5], at, |host, error| {
         assert!(error.to_string().contains("endpoint"), "{host}: {}", text(error));
-        // A busy machine may need all of the time to begin; then it is known of which table alone.
+        // A busy machine may need all of the time to begin, and then the error only knows the table.
         if error.store() != Some("dynamodb://locks") || !error.to_string().contains("no request could be sent") {
             assert_eq!(error.store(), Some(&*format!("dynamodb://locks?region=us-east-1&endpoint={host}")));
             told.borrow_mut().insert(host.to_owned());
@@ -94,7 +94,7 @@ fn no_credentials_are_said() {
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
-/// Other SDKs know it.
+/// Other SDKs know this mode.
 #[test]
 fn a_mode_of_retries_that_the_sdk_does_not_know_is_nothing_to_it() {
     needs_server!();
@@ -115,16 +115,16 @@ fn a_mode_of_retries_that_the_sdk_does_not_know_is_nothing_to_it() {
 
 #[test]
 fn connects_with_odd_settings() {
-    // Only as the other process of the test before.
+    // Runs only as the other process of the test above.
     let Ok(url) = std::env::var("LEASEHOLD_TEST_ODD_URL") else { return };
-    // There is no such table, which the first use tells.
+    // There is no such table, which the first use reports.
     let told = LockClient::connect(&url).and_then(|client| client.try_lock("k")).unwrap_err();
     assert_eq!(told.kind(), ErrorKind::Schema, "{told:?}");
 }
 
 #[test]
 fn connects_without_credentials() {
-    // Only as the other process of no_credentials_are_said.
+    // Runs only as the other process of `no_credentials_are_said`.
     if std::env::var_os("LEASEHOLD_TEST_URL").is_none() {
         return;
     }
@@ -173,7 +173,7 @@ fn the_last_clone_ends_the_thread() {
     });
 }
 
-/// How often the thread of the SDK has gone to sleep or was stopped.
+/// How often the SDK's thread has gone to sleep or was stopped.
 fn switches() -> u64 {
     let tasks = crate::support::threads::tasks().into_iter();
     let status = tasks.filter_map(|task| std::fs::read_to_string(task.join("status")).ok());
@@ -195,7 +195,7 @@ fn an_idle_client_does_nothing() {
             crate::support::threads::ours().len() == 1
         });
         client.lock("k").unwrap().release().unwrap();
-        // Until what the last answer left to do is done, which on a busy machine takes longer.
+        // By then the work that the last answer left should be done, which takes longer on a busy machine.
         std::thread::sleep(Duration::from_secs(2));
         let is_at_rest = |_| {
             let before = switches();
@@ -208,8 +208,8 @@ fn an_idle_client_does_nothing() {
     });
 }
 
-/// Credentials that a command says, which are over at once and so loaded again for each request. As many loads fail
-/// as `failures` has bytes; each takes one away.
+/// Credentials from a command, which end at once and so are loaded again for each request. As many loads fail as the
+/// file `failures` has bytes, and each of them removes a byte.
 fn refreshed(failures: &std::path::Path) -> SdkConfig {
     let script = r#"if [ -s "$1" ]; then truncate -s -1 "$1"; exit 1; fi
         echo '{"Version":1,"AccessKeyId":"key","SecretAccessKey":"secret-canary","Expiration":"2020-01-01T00:00:00Z"}'"#;
@@ -234,7 +234,7 @@ fn a_refresh_that_fails_for_a_moment_ends_no_wait() {
     std::fs::write(&failures, "x".repeat(1_000)).unwrap();
     let error = client.request("k").wait(Duration::from_secs(2)).lock().unwrap_err();
     assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
-    // Nobody knows whether the first ones failed for a moment.
+    // For a first connection, nobody can know whether the failures are only temporary.
     let error = patient(refreshed(&failures), &table.0).connect().unwrap_err();
     assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{}", text(&error));
     assert!(error.to_string().contains("credentials could not be loaded"), "{}", text(&error));

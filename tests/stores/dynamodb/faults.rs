@@ -1,4 +1,4 @@
-//! A network that fails: how it is between this store and its service, and what only this one does then.
+//! A network that fails: what it can do between this store and its service, and what only this store does then.
 
 use leasehold::internals::builder_over;
 use leasehold::internals::lease::End;
@@ -21,7 +21,7 @@ fn behind() -> crate::network::Behind<Table> {
         write: WRITE,
         driver_repeats: false,
         remembers_who_gave_up: true,
-        // To give up one who holds it takes two.
+        // Giving up a grant that holds the key takes two writes.
         ends: &[Purpose::Release],
         late: Network::CutLate(LATE),
         given_up: &[
@@ -70,7 +70,7 @@ fn giving_up_survives_it_too() {
     });
 }
 
-/// It was sent twice, and then the lock was given an end.
+/// The renewal was sent twice, and then the lock was given an end.
 #[test]
 fn a_first_renewal_that_is_late_takes_back_no_end_that_was_given_since() {
     let at = needs_server!(behind());
@@ -81,7 +81,7 @@ fn a_first_renewal_that_is_late_takes_back_no_end_that_was_given_since() {
         let forever = crate::support::calls::renewal(Lease::Forever);
         let late = sent(|| at.store.renew(&mut a, forever, &soon()));
         assert!(matches!(late, Renewed::Unknown(_)), "{late:?}");
-        // The second one is a repeat of what was done.
+        // The second of these repeats what was done already.
         for _ in 0..2 {
             let endless = sent(|| at.store.renew(&mut a, forever, &soon()));
             assert!(matches!(endless, Renewed::Until { until: End::Never, .. }), "{endless:?}");
@@ -95,8 +95,8 @@ fn a_first_renewal_that_is_late_takes_back_no_end_that_was_given_since() {
     }
 }
 
-/// A copy of the acquire that is still on its way when the lock is handed on, to a client that takes the time to be
-/// earlier: the new token is behind the copy's.
+/// A copy of the acquire is still on its way when the lock is handed over to a client that believes the time to be
+/// earlier, so that the new token is below the copy's.
 #[test]
 fn a_copy_of_what_was_handed_on_is_not_granted() {
     let at = needs_server!(behind());
@@ -112,7 +112,8 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
     let other = open(behind_by_20_s, &clock);
     for mode in MODES {
         let mut a = attempt(&mode.to_string(), mode);
-        // Granted, a copy under way, found: one request each, but for what is not sent.
+        // The acquire is granted, then a copy is under way, then it is found: one request each, apart from any that was
+        // not sent.
         for network in [Network::CutAfter, Network::CutHeld] {
             at.fault(network);
             let answer = sent(|| {
@@ -136,8 +137,8 @@ fn a_copy_of_what_was_handed_on_is_not_granted() {
     }
 }
 
-/// An end is a time of the service's, so a copy that arrives after its lease arrives after its end, too: what nobody
-/// could give up is granted to nobody, and holds up nobody.
+/// An end is a time of the service, so a copy that arrives after its lease also arrives after its end: what nobody
+/// could give up is granted to nobody, and holds nobody up.
 #[test]
 fn what_could_not_be_given_up_within_its_lease_is_over_by_then() {
     let at = needs_server!(behind());
@@ -149,14 +150,15 @@ fn what_could_not_be_given_up_within_its_lease_is_over_by_then() {
     let other = patient(config(), &at.room.0).connect().unwrap();
     let of_key = |key: &str| format!("{{\"S\":\"{key}\"}}");
     let is_write = |one: &Request, key: &str| one.has(WRITE) && one.has(&of_key(key));
-    // Twice the lease, and half of it for how long the call takes; and time to get it before, where it is held.
+    // Twice the lease, plus half of it for the duration of the call; for the key that is held, time to acquire it
+    // first.
     let late = |halves| Network::CutLate(Dynamodb::MIN_LEASE * halves / 2);
     for (key, fault) in [("done", Network::CutAfter), ("late", late(5)), ("held", late(12))] {
         at.all_were_met();
         // What was done for the last key may still be given up in the background.
         at.proxy.add(Rule::next(1, fault).on(WRITE).on(&of_key(key)));
         at.proxy.add(Rule::always(Network::CutBefore).on(WRITE));
-        // Its time may be over before it is sent.
+        // The time of the call may be over before it is sent.
         wait_until("it is sent", || {
             client.request(key).wait(SHORT).lock().unwrap_err();
             at.proxy.requests().iter().any(|one| is_write(one, key))

@@ -25,16 +25,16 @@ fn who_connects_to_wait_for_less_than_others_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Config, "{error}");
         assert!(error.to_string().contains(right), "{error}");
     };
-    // It was made with the default.
+    // The table was made with the default.
     refused(500, "grace=1000ms");
-    // A look is no reason to wait for more.
+    // A read is no reason to wait for longer.
     assert!(with_grace(&table, 60_000).unwrap().list(&Filter::new()).unwrap().is_empty());
     let client = with_grace(&table, 3_000).unwrap();
     with_grace(&table, 1_000).unwrap();
     client.request("k").acquire().unwrap();
     refused(1_000, "grace=3000ms");
     with_grace(&table, 3_000).unwrap();
-    // The note is nobody's lock.
+    // The row of the note is not a lock.
     assert_eq!(client.list(&Filter::new()).unwrap().len(), 1);
     assert_eq!(client.purge(Duration::ZERO).unwrap().deleted, 0);
     refused(1_000, "grace=3000ms");
@@ -49,7 +49,7 @@ fn waiting(table: &Table, grace: Duration) -> (Dynamodb, Arc<Clock>) {
 #[test]
 fn who_runs_already_waits_for_as_long_as_others_do() {
     needs_server!();
-    // Whose estimate is good for minutes looks too.
+    // A client whose estimate is good for minutes reads the note again, too.
     for own in [1, 5].map(Duration::from_secs) {
         let table = Table::fresh();
         let (store, clock) = waiting(&table, own);
@@ -89,7 +89,7 @@ fn who_was_there_before_the_table_looks_before_its_first_lock() {
     assert_eq!(refused(&early, &mut exclusive("k")).live().count(), 1);
 }
 
-/// As one that CloudFormation made, and that others use.
+/// As on a table that CloudFormation made, and that others use.
 #[test]
 fn create_schema_notes_no_smaller_grace_than_a_table_that_is_there_has() {
     needs_server!();
@@ -103,7 +103,7 @@ fn create_schema_notes_no_smaller_grace_than_a_table_that_is_there_has() {
     assert!(raw.get("\u{1}time").is_empty(), "nothing is noted");
 }
 
-/// A table without a note, of which the service says the next time that it is being made.
+/// A table without a note. The service says once that the table is still being made.
 struct Making {
     table: Table,
     proxy: Proxy,
@@ -124,7 +124,7 @@ impl Making {
         Making { table, proxy, store, clock }
     }
 
-    /// Makes the table; does `meanwhile` once that has looked for the note.
+    /// Makes the table, and runs `meanwhile` once that has looked for the note.
     fn create(&self, meanwhile: impl FnOnce()) -> leasehold::Result<String> {
         let looks = |all: &[Request]| all.iter().filter(|request| request.target == "GetItem").count();
         let before = looks(&self.proxy.requests());
@@ -137,7 +137,7 @@ impl Making {
     }
 }
 
-/// Several processes make the table, and the first one has not come to its note.
+/// Several processes make the table, and the first one has not yet written its note.
 #[test]
 fn create_schema_waits_for_the_note_of_who_is_making_the_table() {
     needs_server!();
@@ -146,7 +146,7 @@ fn create_schema_waits_for_the_note_of_who_is_making_the_table() {
     assert!(said.contains("is there, with the key"), "{said}");
 }
 
-/// The first one is gone. Or it was this one, whose request was not answered: it can't know.
+/// The first process is gone. Or it was this one, whose request was not answered: it can't know.
 #[test]
 fn create_schema_does_not_wait_for_long_for_a_note_that_nobody_writes() {
     needs_server!();
@@ -172,7 +172,7 @@ fn in_a_table_without_a_note_the_default_counts() {
 fn nobody_relies_on_more_than_others_of_the_table_respect() {
     let table = needs_server!(Table::fresh());
     note(&Raw::new(&table), 100_000);
-    // Whoever connected with 100 ms waits for no longer until it looks again.
+    // Clients that connected with 100 ms wait for no longer until they read the note again.
     let knows_a_second = || {
         let clock = Clock::system();
         open(knowing(&table, &clock, Duration::ZERO), &clock)
@@ -182,21 +182,21 @@ fn nobody_relies_on_more_than_others_of_the_table_respect() {
         Acquired::Granted { holder, now, .. } => now.since(holder.created),
         other => panic!("{other:?}"),
     };
-    // One answer tells the time to a second: half of what is not covered by 100 ms comes off the lease.
+    // One answer tells the time to a second: half of what 100 ms do not cover is taken off the lease.
     let at_least = Duration::from_millis(350);
     assert!(reserve(&first, "a") > at_least, "the first that waits for more");
     assert!(reserve(&first, "b") > at_least);
     let second = knows_a_second();
     assert!(reserve(&second, "c") > at_least, "who finds the larger grace noted");
-    // A table of the default's relies on it.
+    // In a table with the default's note, a client relies on it.
     let other = Table::fresh();
     let relies = waiting(&other, Dynamodb::GRACE).0;
-    // What an answer takes comes off, too, and a busy machine may take long for some of them.
+    // The time that an answer takes is also taken off, and on a busy machine some answers take long.
     let is_whole = |n: u8| reserve(&relies, &format!("{n}")) < Duration::from_millis(150);
     assert!((0..20).any(is_whole), "the lease is shorter than it may be");
 }
 
-/// Of the table that one is making with a small grace, before that is noted.
+/// A client makes the table with a small grace, and has not noted it yet.
 #[test]
 fn nobody_relies_on_more_than_it_was_told_itself() {
     needs_server!();
@@ -211,7 +211,7 @@ fn nobody_relies_on_more_than_it_was_told_itself() {
     }
 }
 
-/// Whoever makes the table may be about to note less.
+/// The process that makes the table may be about to note a smaller one.
 #[test]
 fn who_relies_on_the_default_where_nothing_is_noted_notes_it() {
     needs_server!();
@@ -224,7 +224,7 @@ fn who_relies_on_the_default_where_nothing_is_noted_notes_it() {
     assert!(error.to_string().contains("other clients of this table use 1s"), "{error}");
 }
 
-/// Who has not looked yet waits for as long as others may rely on.
+/// A client that has not read the note yet waits for as long as others may rely on.
 #[test]
 fn a_look_before_the_first_lock_ends_no_lease_early() {
     needs_server!();
@@ -235,7 +235,7 @@ fn a_look_before_the_first_lock_ends_no_lease_early() {
 fn is_live_at_its_first_look() -> bool {
     let (table, clock) = (Table(crate::support::stores::unique()), Clock::system());
     let grace = Duration::from_millis(100);
-    // In the middle of a second of the service, so that it is right, and does not know that.
+    // In the middle of a second of the service, so that the client's time is right, which it does not know.
     wait_until("the second is half over", || (450..550).contains(&jiff::Timestamp::now().subsec_millisecond()));
     let early = open(DynamodbOptions { grace, ..knowing(&table, &clock, Duration::ZERO) }, &clock);
     let other = waiting(&table, Dynamodb::GRACE).0;
@@ -260,7 +260,7 @@ fn a_margin_that_the_error_of_the_time_could_use_up_is_refused() {
         assert!(error.to_string().contains(part), "{error}");
     }
     let client = with(100).unwrap();
-    // The default's tenth of the shortest lease is enough. A busy machine may need all of it.
+    // The default margin, a tenth of the shortest lease, is enough. A busy machine may use up all of the lease.
     let is_held = || client.request("k").lease(Dynamodb::MIN_LEASE).lock().unwrap().release().is_ok();
     wait_until("it is held until its release", is_held);
     let (store, clock) = waiting(&table, Dynamodb::GRACE);
@@ -277,7 +277,7 @@ fn a_diagnosis_shows_the_grace_that_counts() {
     assert_eq!(client.diagnose().unwrap().grace, Duration::from_secs(3));
 }
 
-/// Nor can a name's lease be expired in it, though its time is over.
+/// The lease of a name can't be expired during the grace either, although its time is over.
 #[test]
 fn what_is_in_its_grace_is_listed_as_live() {
     let table = needs_server!(Table::fresh());
@@ -296,7 +296,7 @@ fn what_is_in_its_grace_is_listed_as_live() {
     names.expire("name").unwrap();
 }
 
-/// `DescribeTable` says nothing of the replicas of a global table of the old kind, but each of its items does.
+/// `DescribeTable` says nothing about the replicas of a global table of the old kind, but each of its items does.
 #[test]
 fn a_global_table_of_the_old_kind_is_refused() {
     let table = needs_server!(Table::fresh());
@@ -315,7 +315,8 @@ fn a_global_table_of_the_old_kind_is_refused() {
 fn a_minimum_hold_counts_from_when_its_grant_may_have_been_made_at_the_latest() {
     let table = needs_server!(Table::fresh());
     let clock = Clock::system();
-    // As over a link whose answers take three seconds: the time is known to four, of which the grace covers one.
+    // As over a link whose answers take three seconds: the time is known to four seconds, of which the grace covers
+    // one.
     let slow = knowing(&table, &clock, Duration::from_millis(1_500));
     let slow = builder_over(Arc::new(open(slow, &clock)), clock).connect().unwrap();
     let least = Duration::from_secs(30);

@@ -1,4 +1,4 @@
-//! What a row holds is bounded, whatever is called and however often.
+//! The size of a row is bounded, whichever calls are made and however often.
 
 use std::collections::HashMap;
 
@@ -13,13 +13,13 @@ use crate::support::proxy::{Mode as Network, Rule};
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
 
-/// A row of a few holders and nobody who gave up has some 700 bytes.
+/// A row with a few holders and no given-up grants has about 700 bytes.
 const MOST: usize = 2_000;
-/// So often is each call made: were a grant id of 36 bytes left each time, that would be 2,160.
+/// How often each call is made: if each left a grant id of 36 bytes, that would be 2,160.
 const ROUNDS: usize = 60;
 const LATE: Duration = Duration::from_secs(3);
 
-/// As the service counts: names and values.
+/// The size as the service counts it: names and values.
 fn size(item: &HashMap<String, AttributeValue>) -> usize {
     let of = |value: &AttributeValue| match value {
         AttributeValue::S(text) | AttributeValue::N(text) => text.len(),
@@ -30,7 +30,7 @@ fn size(item: &HashMap<String, AttributeValue>) -> usize {
     item.iter().map(|(name, value)| name.len() + of(value)).sum()
 }
 
-/// A call or two, on this key.
+/// One call or two, on this key.
 type Calls = fn(&LockClient, &str);
 
 fn ends(client: &LockClient, key: &str, end: impl Fn(&LockClient, &str)) {
@@ -83,7 +83,7 @@ const CALLS: [(&str, Calls); 12] = [
     }),
 ];
 
-/// Handed on without a heartbeat between.
+/// Handed over several times without a heartbeat in between.
 fn chain(client: &LockClient, key: &str) {
     let mut lock = client.request(key).acquire().unwrap();
     for _ in 0..3 {
@@ -111,7 +111,7 @@ fn no_call_makes_a_row_grow() {
     assert!(too_large.is_empty(), "{too_large:?}");
 }
 
-/// What no public call does by itself: it takes answers that never come.
+/// No public call does this by itself: it takes answers that never arrive.
 #[test]
 fn what_is_given_up_makes_no_row_grow() {
     let table = needs_server!(Table::fresh());
@@ -142,7 +142,7 @@ fn what_is_given_up_makes_no_row_grow() {
     granted(&store, &mut exclusive("held"));
 }
 
-/// As dynamodb-lock-go does when it releases what it took over.
+/// dynamodb-lock-go does so when it releases a lock that it took over.
 #[test]
 fn tokens_rise_again_soon_after_a_floor_although_another_deletes_the_row() {
     let table = needs_server!(Table::fresh());
@@ -180,7 +180,7 @@ fn a_group_is_not_lost_by_a_time_in_doubt() {
     assert!(until.left(get(&at.beside, "k").times.now).unwrap() < LEASE + Duration::from_secs(3), "{until:?}");
 }
 
-/// The row has no place for the grant ids of all of them: what stops them is that later tokens are above theirs.
+/// The row has no room for all their grant ids: they are stopped because later tokens are above theirs.
 #[test]
 fn of_many_that_gave_up_none_is_granted_however_late_it_comes() {
     let at = needs_server!(Behind::new());
@@ -226,7 +226,7 @@ fn a_floor_that_is_made_while_the_time_is_in_doubt_stops_them_too() {
     let gives_up = |key: &str| store.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
     (0..9).for_each(|_| drop(gives_up("k")));
     let before = get(&at.beside, "k").times.stamp;
-    // The answer by which the row is found to be full.
+    // This shifts the answer that shows that the row is full.
     at.proxy.add(Rule::next(1, Network::ShiftDate(-3_600)).on("UpdateItem"));
     gives_up("k");
     let row = Raw::new(&at.table).get("k");
@@ -249,7 +249,7 @@ fn a_purge_deletes_nothing_while_the_time_is_in_doubt() {
     assert!(at.record("k").token > 0);
 }
 
-/// It waits for a missing row, as the first one was.
+/// The late copy expects a missing row, as the first pin found it.
 #[test]
 fn a_late_copy_of_a_pin_does_not_bring_it_back_after_a_purge() {
     let at = needs_server!(Behind::new());
@@ -266,7 +266,7 @@ fn a_late_copy_of_a_pin_does_not_bring_it_back_after_a_purge() {
     assert!(leases.pinned_by("app").unwrap().is_empty());
 }
 
-/// A year ago.
+/// Moves the times of the row back by a year.
 fn aged(raw: &Raw, key: &str) {
     let mut row = raw.get(key);
     for (name, value) in &mut row {
@@ -302,14 +302,14 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
         if key.ends_with("old") {
             aged(&raw, key);
             let mut row = raw.get(key);
-            // A row without a token that has a later end is one of dynamodb-lock-go.
+            // A row without a token but with a later end would count as one of dynamodb-lock-go.
             if row.contains_key("fence") {
                 row.insert("leasedUntil".to_owned(), AttributeValue::S("2026-01-01T00:00:00.000000000Z".to_owned()));
                 raw.put(row);
             }
         }
     }
-    // As those wrote it who did not note when.
+    // As older clients wrote it, which did not note when.
     let now = get(&store, "k").times.stamp;
     for (key, version) in [("gave up old", now - 365 * 86_400_000_000), ("gave up new", now)] {
         raw.put(HashMap::from([
@@ -325,14 +325,14 @@ fn what_nobody_used_for_a_month_is_deleted_whatever_it_holds() {
     let lease = |name: &str| format!("\u{1}growth\u{1}{name}");
     let mut right =
         ["free new", "held new", "held old", "pinned new", "pinned old", "unpinned new"].map(lease).to_vec();
-    // Among them the note of the grace.
+    // Also the note of the grace.
     right.extend(["\u{1}time", "crowd new", "expired new", "gave up new", "never held new"].map(str::to_owned));
     assert_eq!((purged.deleted, left), (6, right));
-    // Its holder keeps it until somebody expires it.
+    // A lease remains its holder's until somebody expires it.
     leases.expire("held old").unwrap();
 }
 
-/// What a service allows in a condition has no place for all of them.
+/// The service's limit for a condition has no room for all of them.
 #[test]
 fn any_number_of_expired_shared_holders_lets_one_join() {
     let table = needs_server!(Table::fresh());
@@ -359,7 +359,7 @@ fn any_number_of_expired_shared_holders_lets_one_join() {
     assert!(get(&store, "k").record.standing(first.grant()).is_some());
 }
 
-/// It adds its time to the row.
+/// A first heartbeat adds its time to the row.
 #[test]
 fn whoever_joins_leaves_room_for_everybodys_first_heartbeat() {
     let table = needs_server!(Table::fresh());
@@ -369,7 +369,7 @@ fn whoever_joins_leaves_room_for_everybodys_first_heartbeat() {
     let mut row = raw.get("k");
     let AttributeValue::M(holders) = row.get_mut("shared").unwrap() else { panic!("no map") };
     let AttributeValue::M(mut large) = holders[all[0].ask.grant.as_str()].clone() else { panic!("no entry") };
-    // Twenty of them are some 4 KB less than what the service allows.
+    // Twenty of these are about 4 KB less than what the service allows.
     large.insert("comment".to_owned(), AttributeValue::S("c".repeat(20_000)));
     for _ in 0..20 {
         let one = shared("k");
@@ -425,7 +425,7 @@ fn more_shared_holders_than_can_renew_are_refused() {
         for word in ["max_holders", &format!("at most {most} "), "1,000 KB", "256 bytes", "400 KB"] {
             assert!(told.contains(word), "{word}: {told}");
         }
-        // Of a second, a busy machine may need all.
+        // A busy machine may use up a lease of one second.
         let release = || ask(lease, most).try_lock().unwrap().is_some_and(|guard| guard.release().is_ok());
         wait_until("it is allowed", release);
     }

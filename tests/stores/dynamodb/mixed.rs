@@ -1,4 +1,4 @@
-//! A table that processes of dynamodb-lock-go use, too: what becomes of a lock of theirs that ours want, and of one of
+//! A table that processes of dynamodb-lock-go also use: what happens to a lock of theirs that ours want, and to one of
 //! ours that they want. The guide's page on moving from there names each outcome, good or bad.
 
 use leasehold::internals::store::fleet::Fleet;
@@ -11,13 +11,13 @@ use crate::support::dynamodb::{Table, options};
 use crate::support::go::Unavailable;
 use crate::support::go::dynamodb::{Go, GoLock};
 
-/// After the end of a lease both wait for 5 s; ours know the service's time to a second.
+/// Both libraries wait for 5 s after the end of a lease, and ours know the service's time to a second.
 const SURELY_RESPECTED: Duration = Duration::from_secs(63);
 const SURELY_OVER: Duration = Duration::from_secs(67);
-/// Their owner, and ours where it is the same.
+/// The owner that theirs use, and ours where it is the same.
 const OWNER: &str = "worker-1";
 
-/// A table with a client of each library, for whom time passes alike.
+/// A table with a client of each library, whose clocks are moved together.
 pub(super) struct World {
     pub table: Table,
     pub clock: Arc<Clock>,
@@ -84,7 +84,7 @@ pub(super) fn of(table: &Table, clock: &Arc<Clock>, fleet: Fleet) -> LockClient 
     builder_over(Arc::new(store), clock.clone()).lease(LEASE).connect().unwrap()
 }
 
-/// It hears of it at its next heartbeat.
+/// Asserts that the guard is lost. It learns that from a heartbeat.
 #[track_caller]
 pub(super) fn assert_lost(guard: &LockGuard, is_right: fn(&LossReason) -> bool) {
     assert_eq!(guard.ensure_held_for(LEASE).unwrap_err().kind(), ErrorKind::Lost);
@@ -111,7 +111,7 @@ fn theirs_see_our_owner_with_a_suffix_and_our_end() {
     let left = seen.leased_until - world.go.now();
     let gone = began.elapsed().as_secs().cast_signed();
     assert!(left.get_seconds() + left.get_minutes() * 60 >= 55 - gone, "{left}");
-    // The suffix is the store's, and nobody of ours sees it.
+    // The suffix is the store's, and our users don't see it.
     assert_eq!(world.ours.get("ours").unwrap().unwrap().holders()[0].owner(), "billing");
     assert_eq!(held.info().owner(), "billing");
 }
@@ -134,7 +134,7 @@ fn a_late_heartbeat_after_a_takeover_changes_nothing() {
     let mine = world.ours.request("ours").owner("billing").acquire().unwrap();
     world.pass(SURELY_OVER);
     let guard = world.guard("theirs", SameOwner::Respect).unwrap();
-    // Also with the same owner's text: its own row ends in our grant id.
+    // Not even with the same owner's text: our row's ends in our grant id.
     assert_eq!(world.go.heartbeat(&theirs, LEASE), Err(Unavailable));
     assert_eq!(world.go.release(&theirs), Err(Unavailable));
     guard.ensure_held_for(LEASE / 2).unwrap();
@@ -155,12 +155,12 @@ fn the_same_owner_gets_nobodys_lock() {
     assert_eq!(world.go.heartbeat(&as_if, LEASE), Err(Unavailable));
     assert_eq!(world.go.release(&as_if), Err(Unavailable));
     guard.ensure_held_for(LEASE / 2).unwrap();
-    // It renews what it has as it stands, and releases it.
+    // Our renewal left the row's owner as it was, with the suffix, and our release succeeds.
     assert!(world.go.current("ours").unwrap().owner.starts_with("worker-1#"));
     guard.release().unwrap();
 }
 
-/// The price of replacing by the owner: the bare label, by which theirs do the same with us.
+/// This is the price of replacing by owner: the row has the bare label, by which theirs replace us as well.
 #[test]
 fn who_replaces_the_same_owner_is_replaced_by_it() {
     let world = needs_server!(World::new());
@@ -168,7 +168,7 @@ fn who_replaces_the_same_owner_is_replaced_by_it() {
     let guard = world.guard("k", SameOwner::Replace).unwrap();
     assert_eq!(world.go.current("k").unwrap().owner, OWNER);
     guard.ensure_held_for(LEASE / 2).unwrap();
-    // By its lock id, which writes the whole row.
+    // A renewal by lock id writes the whole row.
     world.ours.renew(guard.lock_id(), 2 * LEASE).unwrap();
     assert_eq!(world.go.current("k").unwrap().owner, OWNER);
     world.go.heartbeat(&theirs, LEASE).unwrap();
@@ -176,7 +176,7 @@ fn who_replaces_the_same_owner_is_replaced_by_it() {
     let guard = world.guard("k", SameOwner::Replace).unwrap();
     world.go.release(&theirs).unwrap();
     assert_lost(&guard, is_gone);
-    // One of ours replaces one of ours, whichever text the row has.
+    // One of ours replaces one of ours, whichever form of the text the row has.
     let held = world.guard("k", SameOwner::Respect).unwrap();
     let next = world.guard("k", SameOwner::Replace).unwrap();
     assert!(next.fencing_token() > held.fencing_token());
@@ -192,7 +192,7 @@ fn a_clock_that_is_off_by_four_seconds_is_within_the_grace() {
         let began = Instant::now();
         world.go.acquire(&theirs, OWNER, LEASE).unwrap();
         let mine = world.ours.request(&ours).acquire().unwrap();
-        // Real time goes on, too.
+        // Real time passes as well.
         world.pass((LEASE - S).saturating_sub(began.elapsed()));
         let passed = Instant::now();
         let is_refused = world.ours.try_lock(&theirs).unwrap().is_none();
@@ -211,7 +211,7 @@ fn a_clock_that_is_off_by_four_seconds_is_within_the_grace() {
     }
 }
 
-/// Bad, and theirs as much as ours: their hosts' clocks decide.
+/// A bad outcome, and the fault of both libraries: their hosts' clocks decide.
 #[test]
 fn a_clock_that_is_off_by_more_than_the_grace_lets_two_hold_one_lock() {
     let world = needs_server!(World::new());
@@ -229,7 +229,7 @@ fn a_clock_that_is_off_by_more_than_the_grace_lets_two_hold_one_lock() {
     assert!(world.ours.try_lock("behind").unwrap().is_some(), "its end seemed earlier than it was");
 }
 
-/// The service deletes by numbers alone, so none of theirs.
+/// The service deletes only by times that are numbers, so none of their rows.
 #[test]
 fn the_tables_time_to_live_deletes_what_nobody_holds() {
     let world = needs_server!(World::new());
@@ -246,7 +246,7 @@ fn the_tables_time_to_live_deletes_what_nobody_holds() {
     world.ours.lock("released").unwrap().release().unwrap();
     world.pass(day);
     world.ours.heartbeat(&mine, LEASE).unwrap();
-    // The machine may be busy, and real time goes on, too.
+    // The machine may be busy, and real time passes as well.
     world.pass(day + LEASE / 4);
     assert_eq!(sweep(), [""; 0]);
     world.pass(LEASE);
@@ -256,7 +256,7 @@ fn the_tables_time_to_live_deletes_what_nobody_holds() {
     world.ours.heartbeat(&mine, LEASE).unwrap();
 }
 
-/// Theirs have neither tokens nor grant ids.
+/// Their rows have neither tokens nor grant ids.
 #[test]
 fn a_forced_release_spares_who_of_theirs_came_after_it() {
     let world = needs_server!(World::new());
@@ -266,7 +266,7 @@ fn a_forced_release_spares_who_of_theirs_came_after_it() {
     mixed::a_forced_release_spares_who_of_theirs_came_after_it(Arc::new(store), &world.clock, acquire);
 }
 
-/// Theirs: a release goes by the condition of an acquire.
+/// The fault is theirs: a release uses the condition of an acquire.
 #[test]
 fn their_release_deletes_an_expired_row_whoever_wrote_it() {
     let world = needs_server!(World::new());

@@ -1,4 +1,4 @@
-//! A table that processes of dynamodb-lock-go use, too: the rows of both, what is refused, and what is told.
+//! A table that processes of dynamodb-lock-go also use: the rows of both, what is refused, and what is reported.
 
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::{ErrorKind, LockClient};
@@ -15,7 +15,7 @@ use crate::support::{logs, stores::unique};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
-/// The rebuilt client, whose clock shows what the real one's did, writes the recorded rows to the letter.
+/// The rebuilt client, with its clock set to that of the real one, writes the recorded rows exactly.
 #[test]
 fn the_rebuilt_client_writes_what_was_recorded() {
     let world = needs_server!(World::new());
@@ -74,7 +74,7 @@ fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
         }
     };
     let check = || {
-        // Read once: a heartbeat may write it meanwhile.
+        // Read only once: a heartbeat may write the row meanwhile.
         let row = world.raw.get("k");
         let digits = &row["grantId"].as_s().unwrap()[..8];
         assert_eq!(row["owner"].as_s().unwrap(), &format!("billing#{digits}"));
@@ -88,14 +88,14 @@ fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
     world.pass(Duration::from_secs(30));
     guard.ensure_held_for(LEASE / 2).unwrap();
     assert!(check() >= before + 28);
-    // By its lock id, which writes the whole row; and handed over.
+    // By its lock id, which writes the whole row; and after an adopt.
     world.ours.renew(guard.lock_id(), 2 * LEASE).unwrap();
     check();
     let adopted = world.ours.request("k").owner("billing").adopt(guard.into_lock()).unwrap();
     check();
     adopted.release().unwrap();
     assert_eq!(names("k"), "createdAt fence format givenUp key kind leasedUntil version");
-    // Over one of theirs, in another zone, which is parsed.
+    // Over a row of theirs in another time zone, which has to be parsed.
     let until = world.go.now() + jiff::SignedDuration::from_secs(20);
     let text = until.display_with_offset(jiff::tz::offset(-8)).to_string();
     world.go.acquire_until("k", "x", until, text).unwrap();
@@ -105,7 +105,7 @@ fn a_row_of_ours_has_an_owner_of_its_own_and_a_time_to_live() {
     check();
 }
 
-/// The service would delete a live lock by an older time to live.
+/// With an older time to live, the service would delete a live lock.
 #[test]
 fn a_client_without_the_option_leaves_no_time_to_live_behind() {
     let world = needs_server!(World::new());
@@ -122,7 +122,8 @@ fn a_client_without_the_option_leaves_no_time_to_live_behind() {
     let released = mixed.request("released").acquire().unwrap();
     own.release(&released).unwrap();
     assert_eq!(ttl("released"), None);
-    // A group of shared holders of theirs, renewed by one with the option: each end of the row has its own.
+    // A group of shared holders of a client without the option, renewed by one with it: each end of the row has its own
+    // time to live.
     let ask = || own.request("shared").shared().lease(LEASE);
     let (one, other) = (ask().lock_id("one").acquire().unwrap(), ask().lock_id("other").acquire().unwrap());
     let ends_after = || {
@@ -134,7 +135,7 @@ fn a_client_without_the_option_leaves_no_time_to_live_behind() {
     assert_eq!(ends_after(), 2 * 24 * 3600);
     mixed.heartbeat(&other, 3 * LEASE).unwrap();
     assert_eq!(ends_after(), 2 * 24 * 3600);
-    // Not the latest end: the row keeps its own.
+    // This is not the latest end, so the row keeps its time to live.
     own.heartbeat(&one, 2 * LEASE).unwrap();
     assert_eq!(ends_after(), 2 * 24 * 3600);
     mixed.release(&other).unwrap();
@@ -149,7 +150,8 @@ fn a_client_without_the_option_leaves_no_time_to_live_behind() {
     assert_eq!(ttl("shared"), None);
 }
 
-/// What is not known of the service's time takes no more of the grace than elsewhere: the rest is for their hosts.
+/// What is unknown of the service's time must take no more of the grace than elsewhere: the rest is for the clocks of
+/// their hosts.
 #[test]
 fn who_was_idle_asks_for_the_time_first() {
     needs_server!();
@@ -157,29 +159,31 @@ fn who_was_idle_asks_for_the_time_first() {
     let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
     let first_request = |fleet: Fleet| {
         let settings = Settings::Given(Box::new(config_at(&proxy.url())));
-        // To within a second, however the answers came.
+        // Known to within a second, however the answers came.
         let known = knowing(&table, &clock, Duration::ZERO);
         let options = DynamodbOptions { settings, grace: Duration::from_secs(5), ..known };
         let store = open(options.of(fleet), &clock);
         granted(&store, &mut exclusive(&unique()));
-        // Three tenths more by then, and the grace of the table is looked up after ten minutes only.
+        // The uncertainty grows by three tenths of a second, and the note of the grace is read again only after ten
+        // minutes.
         clock.advance(Duration::from_secs(300));
         let before = proxy.requests().len();
-        // Whatever comes of it: no answer tells the time.
+        // The answer does not matter: no answer tells the time here.
         let _ = store.acquire(&mut exclusive(&unique()), &soon());
         proxy.requests()[before].target.clone()
     };
     assert_eq!([Fleet::Mixed, Fleet::Own].map(first_request), ["GetItem", "UpdateItem"]);
 }
 
-/// Whole seconds and short fractions sort after longer texts of the same second: they seem up to a second later.
+/// As text, whole seconds and short fractions sort after longer texts of the same second, so they seem up to a second
+/// later.
 #[test]
 fn ends_of_any_form_are_respected_for_the_grace() {
     needs_server!();
     assert!((0..5).any(|_| are_respected_for_the_grace()), "late each time");
 }
 
-/// Whether they were asked for in time.
+/// Returns whether the locks were asked for in time.
 fn are_respected_for_the_grace() -> bool {
     let world = World::new();
     let (began, second) = (Instant::now(), jiff::Timestamp::from_second(world.go.now().as_second()).unwrap());
@@ -199,7 +203,7 @@ fn are_respected_for_the_grace() -> bool {
     let mut passed = Duration::ZERO;
     for (after, is_free) in [(59, false), (62, false), (68, true)] {
         let since = Instant::now();
-        // Real time goes on, too.
+        // Real time passes as well.
         let more = Duration::from_secs(after).saturating_sub(passed + began.elapsed());
         world.pass(more);
         passed += more;
@@ -251,7 +255,7 @@ fn the_word_in_the_url_is_checked() {
     }
 }
 
-/// The row of the grace, which all clients of a table have in common, keeps those of the other kind out.
+/// All clients of a table share the row of the grace, and it keeps clients of the other kind out.
 #[test]
 fn clients_without_the_option_are_refused_by_the_tables_own_record() {
     let world = needs_server!(World::new());
@@ -263,18 +267,19 @@ fn clients_without_the_option_are_refused_by_the_tables_own_record() {
     };
     let error = connect(1).unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("grace=5000ms"), "{error}");
-    // One that was connected before hears of it within ten minutes, and waits for as long as the others from then on.
+    // A client that connected before reads the note within ten minutes, and from then on waits for as long as the
+    // others.
     world.pass(Duration::from_secs(11 * 60));
     let is_refused = |key: &str| {
         let since = Instant::now();
         world.go.acquire(key, "worker-1", LEASE).unwrap();
-        // More than its own grace, and a second less than theirs also where it is off by as much as it may be.
+        // More than its own grace, and a second less than theirs, even if its time is as wrong as it may be.
         world.pass(Duration::from_secs(62));
         are_in_time(before.try_lock(key).unwrap().is_none(), since)
     };
     assert!(["t1", "t2", "t3", "t4", "t5"].into_iter().any(is_refused), "late each time");
     drop(held);
-    // With the same grace they exclude each other, and are respected by the other library.
+    // With the same grace they exclude each other, and the other library respects them.
     let held = before.try_lock("k").unwrap().unwrap();
     assert!(world.ours.try_lock("k").unwrap().is_none() && world.go.acquire("k", "w", LEASE) == Err(Unavailable));
     held.release().unwrap();
@@ -307,14 +312,14 @@ fn who_did_not_expect_them_is_warned_once() {
     let warned = logs::kept(&first);
     assert!(warned.len() == 1 && warned[0].contains("fleet=mixed"), "{warned:?}");
     assert_eq!(logs::kept(&second), [""; 0], "once is enough");
-    // By a look, and by a takeover that saw nothing before.
+    // Also by a look, and by a takeover that had seen nothing before.
     assert!(of(&table, &clock, Fleet::Own).get(&second).unwrap().is_some());
     assert_eq!(logs::kept(&second).len(), 1);
     clock.advance(LEASE + Duration::from_secs(3));
     let ours = of(&table, &clock, Fleet::Own);
     drop(ours.lock(&third).unwrap());
     assert_eq!(logs::kept(&third).len(), 1);
-    // Who only holds hears of it by the loss.
+    // A client that only holds learns of it from the loss.
     for is_released in [false, true] {
         let (ours, key) = (of(&table, &clock, Fleet::Own), key());
         let held = ours.request(&key).owner("worker-1").acquire().unwrap();
@@ -326,7 +331,7 @@ fn who_did_not_expect_them_is_warned_once() {
         };
         assert_eq!(logs::kept(&key).len(), 1, "{is_released}");
     }
-    // Older versions of theirs do not write since when.
+    // Older versions of theirs do not write when a lock was made.
     let aged = key();
     let mut row = Raw::new(&table).get(&second);
     row.remove("createdAt");
@@ -357,8 +362,8 @@ fn a_diagnosis_says_which_libraries_write_to_the_table() {
     assert_eq!(written(), [("leasehold", 1), ("dynamodb-lock-go", 2)]);
 }
 
-/// As the guide says: their release deletes the row, and with it what is above all tokens that copies of many acquires
-/// may still ask for. Tokens begin at the time again.
+/// As the guide says: their release deletes the row, and with it the token that is above all those that copies of many
+/// acquires may still ask for. Tokens then begin again at the time.
 #[test]
 fn over_a_row_that_they_deleted_tokens_may_fall_by_what_the_guide_says() {
     let world = needs_server!(World::new());
@@ -393,7 +398,7 @@ fn over_a_row_that_they_deleted_tokens_may_fall_by_what_the_guide_says() {
     assert!((0..5).any(falls), "late each time");
 }
 
-/// It may be what somebody looks with before anything is decided: it must not keep everybody else out.
+/// Somebody may run a diagnosis before anything is decided, so it must not keep all other clients out.
 #[test]
 fn a_diagnosis_notes_no_grace() {
     needs_server!();
@@ -405,7 +410,7 @@ fn a_diagnosis_notes_no_grace() {
     drop(patient(config(), &table.0).connect().unwrap().lock("k").unwrap());
 }
 
-/// As text it is smaller than a time of now.
+/// As text, this end is smaller than the present time.
 #[test]
 fn what_is_written_in_another_way_is_read_and_not_compared() {
     let world = needs_server!(World::new());
@@ -426,7 +431,7 @@ fn what_is_written_in_another_way_is_read_and_not_compared() {
     }
 }
 
-/// Their client, told no end, writes the first time that Go knows.
+/// If their client is given no end, it writes the first time that Go knows.
 #[test]
 fn an_end_before_all_times_is_over() {
     let world = needs_server!(World::new());

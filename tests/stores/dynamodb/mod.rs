@@ -1,4 +1,4 @@
-//! What only the DynamoDB store has to keep, on the real DynamoDB Local: requests, rows, time, errors, the table.
+//! What only the DynamoDB store must keep, on the real DynamoDB Local: requests, rows, time, errors, the table.
 mod classes;
 mod cost;
 mod counts;
@@ -38,7 +38,7 @@ use crate::support::dynamodb::{Table, config, config_at, dateless, options};
 use crate::support::proxy::Proxy;
 use crate::support::stores::soon;
 
-/// What a test makes on the server, where there is one.
+/// What a test makes on the server; without a server the test ends here.
 macro_rules! needs_server {
     ($($made:expr)?) => {{
         if $crate::support::servers::dynamodb_local().is_none() {
@@ -49,7 +49,7 @@ macro_rules! needs_server {
 }
 pub(crate) use needs_server;
 
-/// The server's own client, as any other program would have one.
+/// The server's own client, as any other program would have it.
 struct Raw {
     runtime: tokio::runtime::Runtime,
     client: sdk::Client,
@@ -102,27 +102,28 @@ fn open(options: DynamodbOptions, clock: &Arc<Clock>) -> Dynamodb {
     Dynamodb::open(options, clock.clone(), &soon()).unwrap()
 }
 
-/// What a program would connect by, but a server on a busy machine has time to answer.
+/// A builder as a program would use it, with enough time for a server on a busy machine to answer.
 fn patient(config: SdkConfig, table: impl Into<leasehold::dynamodb::Table>) -> ClientBuilder {
     crate::support::harness::patient(leasehold::dynamodb::builder(config, table))
 }
 
-/// A store of its own clock and estimate on this table.
+/// A store on this table, with a clock and an estimate of its own.
 fn client(table: &Table) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
     (open(options(&table.0, &clock), &clock), clock)
 }
 
-/// What the service's `Date` says, whose time has moved with `clock`, and when: read again where this thread stood still between
-/// the two. Two that are told of one moment must be the same second, or it would be known much better than by one.
+/// The service's `Date`, with its time moved along with `clock`, and when it was read; read again if this thread
+/// stalled between the two. Two answers about one moment must name the same second, or the time would be known much
+/// better than to a second.
 fn date_at(clock: &Clock) -> (i64, BootTime) {
     let (before, ahead) = (clock.now(), clock.now().since(Clock::system().now()));
     let (date, now) = ((jiff::Timestamp::now() + ahead).as_second(), clock.now());
     if now.since(before) < Duration::from_millis(20) { (date, now) } else { date_at(clock) }
 }
 
-/// What two hosts told of the service's time, which is so far ahead of this host's, with answers that took twice as long as
-/// `around`. A slow answer that comes later makes it no less well known, and is confirmed already.
+/// An estimate from two hosts of the service, whose time is this far ahead of this host's, with answers that took twice
+/// as long as `around`. It is confirmed already, and a slow later answer makes it no less exact.
 fn told_by_two(clock: &Clock, ahead: i64, around: Duration) -> Arc<Estimate> {
     let estimate = Arc::new(Estimate::default());
     let (date, now) = date_at(clock);
@@ -132,7 +133,7 @@ fn told_by_two(clock: &Clock, ahead: i64, around: Duration) -> Arc<Estimate> {
     estimate
 }
 
-/// A client that knows of the service's time, which has moved with `clock`, just that, and learns no more.
+/// A client that knows only this of the service's time, which has moved with `clock`, and learns no more.
 fn knowing(table: &Table, clock: &Arc<Clock>, around: Duration) -> DynamodbOptions {
     let mut options = options(&table.0, clock);
     options.interceptors.push(dateless());
@@ -157,12 +158,12 @@ fn granted(store: &dyn Backend, attempt: &mut Attempt) -> Holder {
     acquired(store, attempt).0
 }
 
-/// A renewal for so long.
+/// A renewal for this lease.
 fn renewal(lease: Duration) -> Renewal {
     crate::support::calls::renewal(Lease::For(lease))
 }
 
-/// A store behind a faulty network, and one beside it.
+/// A store behind a faulty network, and one next to it that meets no fault.
 struct Behind {
     proxy: Proxy,
     table: Table,

@@ -1,5 +1,5 @@
-//! The least rights, as the docs list them: what they allow is enough, and each of them is needed. A proxy denies the
-//! rest, as the service does.
+//! The least rights, as the docs list them: they are enough, and each of them is needed. A proxy denies all others, as
+//! the service does.
 
 use leasehold::{Error, ErrorKind, LockClient};
 
@@ -11,7 +11,7 @@ use crate::support::stores::unique;
 
 const DENIED: &str =
     r#"{"__type":"com.amazonaws.dynamodb.v20120810#AccessDeniedException","message":"not authorized"}"#;
-/// Everything that is ever sent.
+/// All actions that are ever sent.
 const ACTIONS: [&str; 8] = [
     "GetItem",
     "UpdateItem",
@@ -23,7 +23,7 @@ const ACTIONS: [&str; 8] = [
     "UpdateContinuousBackups",
 ];
 
-/// The actions that the docs give to this kind of user, at least.
+/// The actions that this kind of user needs at least, as the docs list them.
 fn documented(who: &str) -> Vec<String> {
     let docs = include_str!("../../../src/api/stores/dynamodb.rs");
     let row = docs.lines().find(|line| line.starts_with(&format!("//! | {who}: "))).expect("its row in the docs");
@@ -31,7 +31,7 @@ fn documented(who: &str) -> Vec<String> {
     least.split('`').filter_map(|word| word.strip_prefix("dynamodb:")).map(str::to_owned).collect()
 }
 
-/// The actions of this kind of user's statement in the policy that the docs show.
+/// The actions in this kind of user's statement of the policy that the docs show.
 fn policy(who: &str) -> Vec<String> {
     let docs = include_str!("../../../src/api/stores/dynamodb.rs");
     let json = docs.split("```json\n").nth(1).and_then(|rest| rest.split("```").next()).expect("the policy");
@@ -54,7 +54,7 @@ fn the_policies_say_what_the_table_of_rights_says() {
     }
 }
 
-/// A client that may do no more than these.
+/// A client that may only use these actions.
 fn client_with(allowed: &[String], table: &Table) -> (Proxy, LockClient) {
     let proxy = Proxy::http(&crate::support::servers::dynamodb_local().unwrap());
     for action in ACTIONS.iter().filter(|action| !allowed.iter().any(|allowed| allowed == *action)) {
@@ -99,7 +99,7 @@ fn the_documented_rights_are_enough_and_each_is_needed() {
         let table = || if who == "operator" { Table(unique()) } else { Table::fresh() };
         let (_proxy, client) = client_with(&all, &table());
         works(&client).unwrap_or_else(|error| panic!("{who} with {all:?}: {error}"));
-        // Connecting needs GetItem. A purge deletes only what was free for a month.
+        // Connecting needs GetItem, and a purge deletes only what was free for a month.
         for less in all.iter().filter(|action| !["GetItem", "DeleteItem"].contains(&action.as_str())) {
             let rest: Vec<String> = all.iter().filter(|action| *action != less).cloned().collect();
             let (_proxy, client) = client_with(&rest, &table());

@@ -32,7 +32,7 @@ fn time(offset_s: i64, zone: i32) -> String {
 fn rows_of_the_go_library_are_respected_while_they_live() {
     let table = needs_server!(Table::fresh());
     let (raw, (store, _)) = (Raw::new(&table), client(&table));
-    // In the zone -8 the text of a live end is less than that of now.
+    // In the time zone -8, the text of a live end sorts before that of now.
     for (i, zone) in [0, -8, 5].into_iter().enumerate() {
         for until in [time(40, zone), format!("2{}", &time(40, zone)[1..])] {
             let key = format!("live {i}");
@@ -65,7 +65,7 @@ fn the_recorded_rows_of_the_go_library_are_read() {
             let (_, holder) = seen.record.holders().next().unwrap();
             assert_eq!(holder.labels.owner, item["owner"]["S"].as_str().unwrap());
             assert!(seen.record.exists() && seen.record.token == 0);
-            // Those that lasted 20 s in 2026 are over; those of 2030 live.
+            // Those that lasted 20 s in 2026 are over, and those of 2030 are live.
             if item["leasedUntil"]["S"].as_str().unwrap().starts_with("2030") {
                 refused(&store, &mut exclusive(key));
             } else {
@@ -105,7 +105,7 @@ fn a_row_that_the_go_library_took_over_is_lost() {
     let lost = store.renew(&mut a, renewal, &soon()).unwrap();
     assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)), "{lost:?}");
     assert!(matches!(store.release(&mut a, Purpose::Release, &soon()).unwrap(), Released::HeldByOther(_)));
-    // Giving up marks it, and it still is its row.
+    // Giving up notes the grant id in the row, which still belongs to the other library.
     assert!(matches!(store.release(&mut a, Purpose::GiveUp, &soon()).unwrap(), Released::HeldByOther(_)));
     refused(&store, &mut exclusive("ours"));
 }
@@ -169,7 +169,7 @@ fn set(row: &mut HashMap<String, AttributeValue>, name: &str, value: Option<&Att
     row.extend(value.map(|value| (name.to_owned(), value.clone())));
 }
 
-/// What somebody left out, or wrote in another way, in a row of ours: no write of ours would ever fit it.
+/// An attribute of our row that somebody removed, or wrote in another form: no write of ours would ever match it.
 #[test]
 fn a_damaged_row_of_ours_is_named_and_left_as_it_is() {
     let table = needs_server!(Table::fresh());
@@ -182,7 +182,7 @@ fn a_damaged_row_of_ours_is_named_and_left_as_it_is() {
         assert_eq!(raw.get(key), *row);
     };
     let both = [Mode::Exclusive, Mode::Shared];
-    // Beside each acquire: whose renewal meets it, and whose release.
+    // In addition to each acquire: the modes in which a renewal meets the damage, and those in which a release does.
     type Damage<'a> = (&'a str, Option<AttributeValue>, &'a [Mode], &'a [Mode]);
     let damages: [Damage; 5] = [
         ("version", None, &both, &both),
@@ -197,7 +197,7 @@ fn a_damaged_row_of_ours_is_named_and_left_as_it_is() {
             granted(&store, &mut held);
             let mut row = raw.get(&held.key);
             set(&mut row, name, damage.as_ref());
-            // The end stands in the entry of a shared holder, too.
+            // The entry of a shared holder also contains the end.
             if let ("leasedUntil", Some(AttributeValue::M(shared))) = (*name, row.get_mut("shared")) {
                 for entry in shared.values_mut() {
                     let mut inner = entry.as_m().unwrap().clone();
@@ -217,7 +217,7 @@ fn a_damaged_row_of_ours_is_named_and_left_as_it_is() {
             }
         }
     }
-    // A free one, where the write meets it.
+    // A free row, where the write meets the damage.
     let mut over = exclusive("free");
     granted(&store, &mut over);
     store.release(&mut over, Purpose::Release, &soon()).unwrap();
@@ -244,7 +244,7 @@ fn a_release_of_what_was_sent_twice_stops_the_second_copy() {
     }
 }
 
-/// There is no guard that would clear it away.
+/// There is no guard that would remove such traces.
 #[test]
 fn a_lock_as_data_leaves_nothing_in_its_row() {
     let table = needs_server!(Table::fresh());
@@ -259,7 +259,7 @@ fn a_lock_as_data_leaves_nothing_in_its_row() {
     assert_eq!(sizes, [7; 3], "{:?}", raw.get("k"));
 }
 
-/// Somebody's item of that key, in a table for all things.
+/// Somebody's own item with that key, in a table for all things.
 #[test]
 fn giving_up_leaves_an_item_that_is_no_lock_as_it_is() {
     needs_server!();
@@ -280,7 +280,7 @@ fn giving_up_leaves_an_item_that_is_no_lock_as_it_is() {
         assert!(error.kind() == ErrorKind::Schema && !error.is_retryable(), "{error}");
         assert_eq!(raw.get("k"), item);
     }
-    // What nobody has is noted as given up, as before.
+    // Where there is no item, the given-up grant is noted as always.
     let mut lost = exclusive("missing");
     assert!(matches!(at.store.release(&mut lost, Purpose::GiveUp, &soon()).unwrap(), Released::Free));
     refused(&at.store, &mut lost);

@@ -1,4 +1,4 @@
-//! Calls over the whole table: as long as it takes, a page at a time.
+//! Calls over the whole table: they take as long as needed, one page at a time.
 
 use std::collections::BTreeSet;
 
@@ -15,14 +15,14 @@ use crate::support::logs;
 use crate::support::proxy::{Mode as Network, Rule};
 
 const ROWS: usize = 240;
-/// Rows of a page.
+/// The rows of a page.
 const PAGE: i32 = 20;
-/// Longer than a server on a busy machine stands still.
+/// Longer than a server on a busy machine stalls.
 const TIMEOUT: Duration = Duration::from_secs(8);
-/// So that the pages of one scan take longer than one request may.
+/// The pages of one scan together take longer than one request may.
 const EACH: Duration = Duration::from_millis(700);
 
-/// Pages as the service has them of a table of larger rows.
+/// Makes pages as small as the service's are for a table with larger rows.
 #[derive(Debug)]
 struct Short;
 
@@ -44,7 +44,7 @@ impl Intercept for Short {
     }
 }
 
-/// A client of a slow service, whose table is large for it.
+/// A client of a slow service with a table that is large for it.
 fn at(proxy: &Proxy, table: &Table) -> LockClient {
     let clock = Clock::system();
     let settings = Settings::Given(Box::new(config_at(&proxy.url())));
@@ -59,7 +59,7 @@ fn fill(table: &Table) {
     let (raw, (store, _)) = (Raw::new(table), client(table));
     granted(&store, &mut exclusive("row"));
     let text = |text: &str| AttributeValue::S(text.to_owned());
-    // None of them ends meanwhile.
+    // None of them ends during the test.
     let until = jiff::Timestamp::now() + jiff::SignedDuration::from_hours(24);
     let mut row = raw.get("row");
     row.insert("leasedUntil".to_owned(), text(&format!("{until:.9}")));
@@ -99,11 +99,11 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
     proxy.add(Rule::always(Network::Delay(EACH)).on("Scan"));
     let started = Instant::now();
     let keys = |of: &[leasehold::LockStatus]| of.iter().map(|one| one.key().to_owned()).collect::<BTreeSet<_>>();
-    // At once: none takes the pages of another.
+    // All at once: no call may take the pages of another.
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut all = client.list(&Filter::new()).unwrap();
-            // Those below may be unlocked before its last pages come.
+            // The calls below may unlock these before the last pages of this one arrive.
             all.retain(|one| one.lock_id() != "group 8");
             let others = (3..ROWS).filter(|i| i / 4 != 8).map(|i| format!("row {i}"));
             let right: BTreeSet<String> = others.chain(["row".to_owned()]).collect();
@@ -130,7 +130,7 @@ fn a_large_table_takes_as_many_pages_as_it_needs() {
     }
 }
 
-/// In a table that has more than locks.
+/// A table that also has items that are no locks.
 #[test]
 fn what_is_no_lock_is_neither_listed_nor_purged() {
     let table = needs_server!(Table::fresh());

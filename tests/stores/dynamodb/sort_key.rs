@@ -1,4 +1,4 @@
-//! A table with a sort key, of which the locks have one value. The contract's whole suite runs on such a table, too.
+//! A table with a sort key, in which all locks have one value. The whole contract's suite runs on such a table, too.
 
 use leasehold::dynamodb::{ConditionCheck, Table as Settled};
 use leasehold::{ErrorKind, Filter, LockClient};
@@ -10,7 +10,7 @@ use crate::support::stores::unique;
 
 type Item = std::collections::HashMap<String, AttributeValue>;
 
-/// The client of the rows with this value.
+/// A client for the rows with this value.
 fn of(table: &Table, value: &str) -> LockClient {
     try_of(table, value).unwrap()
 }
@@ -20,7 +20,7 @@ fn try_of(table: &Table, value: &str) -> leasehold::Result<LockClient> {
     patient(config(), table).connect()
 }
 
-/// A row that reads like a lock that is over.
+/// A row that looks like a lock that is over.
 fn row(key: &str, value: &str) -> Item {
     let text = |text: &str| AttributeValue::S(text.to_owned());
     let number = |number: u32| AttributeValue::N(number.to_string());
@@ -63,7 +63,7 @@ fn create_schema_makes_such_a_table_and_clients_with_other_values_share_nothing(
         let all = listed(client);
         assert_eq!(all.iter().map(|one| one.fencing_token()).collect::<Vec<_>>(), [guard.fencing_token()]);
     }
-    // Data of one is not the other's.
+    // A lock as data of one client is not valid in the other.
     let data = guard.into_lock();
     assert_eq!(others.adopt(data.clone()).unwrap_err().kind(), ErrorKind::InvalidInput);
     locks.release(&data).unwrap();
@@ -75,10 +75,10 @@ fn rows_of_others_are_neither_listed_nor_purged_over_all_pages() {
     let table = needs_server!(Table::sorted());
     let raw = Raw::new(&table);
     let locks = of(&table, "lock");
-    // More than a page of them; the same keys before and behind ours.
+    // More than a page of rows, with the same keys before and behind ours.
     let theirs = || (0..130).flat_map(|n| ["a", "z"].map(|value| row(&format!("{n}"), value)));
     raw.put_all(theirs().collect());
-    // Longer than all of them take on a busy machine.
+    // The leases outlast all of them, even on a busy machine.
     let lock = |n: u32| locks.request(&format!("{n}")).lease(Duration::from_secs(600)).lock().unwrap();
     let guards: Vec<_> = (0..130).map(lock).collect();
     let mut keys: Vec<u32> = locks.list(&Filter::new()).unwrap().iter().map(|one| one.key().parse().unwrap()).collect();

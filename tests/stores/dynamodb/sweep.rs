@@ -1,5 +1,5 @@
 //! Each numbered request of each step x each fault: what is repeated until it is answered ends as if nothing had
-//! happened, and nothing comes of what arrives late, neither on a free row nor while another holds it.
+//! happened, and what arrives late has no effect, neither on a free row nor while another holds it.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -9,12 +9,12 @@ use leasehold::internals::sys::deadline::Deadline;
 use crate::dynamodb::*;
 use crate::support::proxy::{Answer, Mode as Network, Rule};
 
-/// Longer than a request takes when a hundred are under way, shorter than what is late.
+/// Longer than a request takes when a hundred are under way, and shorter than what is late.
 const SHORT: Duration = Duration::from_millis(900);
 const LATE: Duration = Duration::from_secs(2);
 
-/// Fail before, apply then fail, late, twice; and a repeat that is late though the first one was applied. What is late
-/// is seen as an end of the connection or not at all.
+/// Fails before, is applied and then fails, is late, arrives twice; and a repeat that is late although the first one
+/// was applied. The client of a late request sees the connection end, or nothing.
 const FAULTS: [&[Network]; 7] = [
     &[Network::CutBefore],
     &[Network::CutAfter],
@@ -50,7 +50,7 @@ fn steps() -> Vec<Step> {
     steps
 }
 
-/// How many requests the step takes when nothing fails, counted on a row of its own.
+/// How many requests the step takes if nothing fails, counted on a row of its own.
 fn requests(at: &Behind, step: Step) -> usize {
     let mut case = Case::new(at, format!("{step:?} counted"), step);
     case.prepare();
@@ -61,34 +61,34 @@ fn requests(at: &Behind, step: Step) -> usize {
     count
 }
 
-/// What the requests for a key have in their body.
+/// What all requests for a key contain in their body.
 fn of_key(key: &str) -> String {
     format!("{{\"S\":\"{key}\"}}")
 }
 
-/// What stands on the row when the late ones arrive.
+/// The state of the row when the late requests arrive.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Meanwhile {
-    /// It was released, and nobody came since.
+    /// It was released, and nobody has come since.
     Untouched,
-    /// Somebody came and went.
+    /// Somebody was granted it and released it.
     Free,
     Held,
 }
 
-/// One case: a key of its own, so that all run at once.
+/// One case: it has a key of its own, so that all can run at once.
 struct Case<'a> {
     at: &'a Behind,
     name: String,
     step: Step,
     attempt: Attempt,
-    /// Other holders that stand beside it.
+    /// Other holders next to it.
     others: Vec<Attempt>,
-    /// The grant that it takes the place of.
+    /// The grant that it replaces.
     old: Option<Attempt>,
 }
 
-/// Faults are met by the first tries; a server on a busy machine may take longer for the others.
+/// The first tries meet the faults. For the others, a server on a busy machine may take longer.
 fn by(tries: u32) -> Deadline {
     Deadline::after(if tries < 5 { SHORT } else { 10 * SHORT })
 }
@@ -112,7 +112,7 @@ impl Case<'_> {
         self.attempt.ask.mode
     }
 
-    /// Another shared holder, whose end is later or earlier than that of the attempt.
+    /// Adds another shared holder, whose end is later or earlier than that of the attempt.
     fn other(&mut self, is_later: bool) {
         let mut other = shared(&self.name);
         other.ask.lease = if is_later { LEASE * 10 } else { LEASE / 2 };
@@ -125,7 +125,7 @@ impl Case<'_> {
         granted(&self.at.beside, &mut self.attempt);
     }
 
-    /// What must stand before the step.
+    /// Makes what the step needs.
     fn prepare(&mut self) {
         match self.step {
             Step::Acquire(_) | Step::GiveUp(_) => {}
@@ -168,7 +168,7 @@ impl Case<'_> {
         }
     }
 
-    /// The step once, after so many tries; whether it was answered.
+    /// Does the step once, after this many tries. Returns whether it was answered.
     fn once(&mut self, tries: u32) -> bool {
         let (store, by) = (&self.at.store, by(tries));
         let answer = match self.step {
@@ -202,7 +202,7 @@ impl Case<'_> {
         })
     }
 
-    /// It stands once, or not at all; the others stand as they did.
+    /// Asserts that the attempt holds once, or not at all, and the others as they did.
     fn check(&self, others: &[Holder]) {
         let record = self.record();
         let holds =
@@ -213,12 +213,12 @@ impl Case<'_> {
         assert!(others.iter().all(|other| standing.contains(&other)), "{}: {record:?}", self.name);
     }
 
-    /// The end of everything that stands, as a guard ends it.
+    /// Ends all holders, as a guard would.
     fn end_all(&mut self, purpose: Purpose) {
         let ends = !matches!(self.step, Step::GiveUp(_) | Step::GiveUpStanding(_));
         if ends {
-            // A step takes one request less where the service's time passed the old token before it began: then
-            // the fault meets this one, which a guard repeats as well.
+            // A step takes one request less if the service's time passed the old token before it began. Then the fault
+            // meets this release, which a guard would also repeat.
             let released = (0..3).any(|_| {
                 let ended = self.at.store.release(&mut self.attempt, purpose, &soon()).unwrap();
                 !matches!(ended, Released::Unknown(_))
@@ -266,7 +266,7 @@ impl Case<'_> {
             let lost = self.at.beside.renew(old, renewal(2 * LEASE), &soon()).unwrap();
             assert!(matches!(lost, Renewed::Lost(_)), "{}: {lost:?}", self.name);
         }
-        // A guard gives up what it had to repeat; a plain release must do as well.
+        // A guard gives up what it had to repeat, but a plain release must work as well.
         let gives_up = self.attempt.sends > 1 && meanwhile == Meanwhile::Free;
         self.end_all(if gives_up { Purpose::GiveUp } else { Purpose::Release });
         let mut highest = self.record().token;

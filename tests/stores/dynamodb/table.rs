@@ -44,7 +44,7 @@ fn a_table_is_protected_from_deletion_where_that_is_wanted() {
     assert_eq!(is_protected(&raw), Some(true), "made so");
     let delete = raw.client.delete_table().table_name(&table.0);
     assert!(raw.runtime.block_on(delete.send()).is_err(), "the service refuses");
-    // Who does not ask for it does not take it away.
+    // A client that does not ask for the protection does not remove it.
     assert!(plain.create_schema().unwrap().contains("the table is there, with the key"));
     assert_eq!(is_protected(&raw), Some(true));
 
@@ -57,8 +57,8 @@ fn a_table_is_protected_from_deletion_where_that_is_wanted() {
     assert_eq!(is_protected(&raw), Some(true), "a table that was there");
 }
 
-/// DynamoDB Local has no backups, so the proxy answers in its place: what the request asks for, and that a service
-/// which can't do it yet is asked again.
+/// DynamoDB Local has no backups, so the proxy answers in its place. It checks what the request asks for, and that a
+/// service which can't do it yet is asked again.
 #[test]
 fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
     needs_server!();
@@ -83,17 +83,17 @@ fn point_in_time_recovery_is_turned_on_where_that_is_wanted() {
     }
     let made = proxy.requests().iter().filter(|request| request.target == "CreateTable").count();
     assert_eq!(made, 1);
-    // Without the wish nobody asks.
+    // A client that does not want it sends no request for it.
     connect(&table).unwrap().create_schema().unwrap();
 
-    // Where the service can't, that is said, and the table is there.
+    // If the service can't do it, the error says so, and the table exists.
     let wanted = leasehold::dynamodb::Table::new(&table.0).point_in_time_recovery(true);
     let error = patient(config(), wanted).connect().unwrap().create_schema().unwrap_err();
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Store, false), "{error}");
     assert!(connect(&table).unwrap().try_lock("k").unwrap().is_some());
 }
 
-/// Of the region and the endpoint of this client. Each value is one word of the shell, whatever stands in it.
+/// With the region and the endpoint of this client. Each value is one word of the shell, whatever it contains.
 #[test]
 fn the_command_that_is_printed_can_be_pasted() {
     let table = needs_server!(Table(unique()));
@@ -108,7 +108,7 @@ fn the_command_that_is_printed_can_be_pasted() {
     let keyed = leasehold::dynamodb::Table::new(&table.0).partition_key(name).point_in_time_recovery(true);
     let command = patient(config(), keyed).connect().unwrap().schema().unwrap();
     let folder = tempfile::tempdir().unwrap();
-    // The words that the shell makes of it, one a line.
+    // The words that the shell makes of the command, one per line.
     let script = format!("aws() {{ printf '%s\\n' \"$@\"; }}\n{command}");
     let said = std::process::Command::new("sh").args(["-c", &script]).current_dir(folder.path()).output().unwrap();
     let words = String::from_utf8(said.stdout).unwrap();
@@ -214,7 +214,7 @@ fn another_name_of_the_partition_key_is_used() {
     store.schema(Schema::Check, &soon()).unwrap();
 }
 
-/// DynamoDB Local has tables of its own for each region.
+/// DynamoDB Local has separate tables for each region.
 #[test]
 fn a_lock_is_released_only_where_it_stands_not_in_a_table_of_the_same_name_elsewhere() {
     let table = needs_server!(Table::fresh());
@@ -239,7 +239,7 @@ fn a_lock_is_released_only_where_it_stands_not_in_a_table_of_the_same_name_elsew
     here.release(&lock).unwrap();
 }
 
-/// A lock of a version that wrote the table's name alone.
+/// A lock of a version that wrote only the table's name.
 #[test]
 #[cfg(feature = "serde")]
 fn of_a_lock_that_names_the_table_alone_no_other_store_is_named() {
@@ -260,7 +260,7 @@ fn of_a_lock_that_names_the_table_alone_no_other_store_is_named() {
 fn a_url_leads_to_it() {
     let table = needs_server!(Table::fresh());
     let endpoint = crate::support::servers::dynamodb_local().unwrap();
-    // The environment of a test can't be changed safely, so another process connects.
+    // The environment of a test process can't be changed safely, so another process connects.
     let url = format!("dynamodb://{}?region=us-east-1&endpoint={endpoint}&grace=2s&deletion_protection=1", table.0);
     let status = std::process::Command::new(std::env::current_exe().unwrap())
         .args(["--exact", "dynamodb::table::connects_to_the_url_of_the_environment"])
@@ -274,7 +274,7 @@ fn a_url_leads_to_it() {
 
 #[test]
 fn connects_to_the_url_of_the_environment() {
-    // Only as the other process of a_url_leads_to_it.
+    // Runs only as the other process of `a_url_leads_to_it`.
     if std::env::var_os("LEASEHOLD_TEST_URL").is_none() {
         return;
     }
@@ -286,7 +286,7 @@ fn connects_to_the_url_of_the_environment() {
     guard.release().unwrap();
 }
 
-/// What the service says of a table that is still being made. DynamoDB Local makes one at once.
+/// What the service says of a table that is still being made. DynamoDB Local makes a table at once.
 pub const MAKING: &str = r#"{"Table":{"TableStatus":"CREATING","KeySchema":[{"AttributeName":"key","KeyType":"HASH"}],"AttributeDefinitions":[{"AttributeName":"key","AttributeType":"S"}]}}"#;
 
 #[test]
@@ -298,17 +298,17 @@ fn a_table_that_takes_longer_than_a_request_is_waited_for() {
         let timeout = Duration::from_secs(4) * times;
         let client = sent(|| patient(config_at(&proxy.url()), &table.0).request_timeout(timeout).connect());
         let of_connect = proxy.requests().len();
-        // A look each 250 ms; the first sees that there is none.
+        // There is a look every 250 ms, and the first one sees that there is no table.
         proxy.add(Rule::next(looks, Network::Say(200, MAKING)).on("DescribeTable").after(1));
         if let Err(error) = client.create_schema() {
-            // As long as that the server itself may have stood still.
+            // The server itself may have stalled for that long.
             assert!(error.is_retryable(), "{error}");
             return false;
         }
         let requests = proxy.requests().split_off(of_connect);
         let looked = requests.iter().filter(|request| request.target == "DescribeTable").count();
         assert_eq!(looked as u64, looks + 2, "one before it is made, the rest after");
-        // Who does not answer is noticed as soon as by any call.
+        // If the server stops answering, that is noticed as soon as in any call.
         all_were_met(&proxy);
         proxy.add(Rule::always(Network::HoleToServer));
         let error = within("one that hangs", timeout, || client.create_schema()).unwrap_err();

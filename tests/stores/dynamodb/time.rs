@@ -1,4 +1,4 @@
-//! Two clients with an estimate each, services whose time is off, and hosts whose clock is.
+//! Two clients with an estimate each, services whose time is wrong, and hosts whose clock is.
 
 use std::collections::HashMap;
 use std::time::Instant;
@@ -36,12 +36,12 @@ fn a_takeover_waits_for_the_grace_and_not_longer_by_much() {
     let guard = b.request("k").wait(Duration::from_secs(20)).lock().unwrap();
     let took = started.elapsed();
     assert!(guard.fencing_token() > held.fencing_token());
-    // The two estimates are up to half a second off, each.
+    // Each of the two estimates may be wrong by up to half a second.
     let bound = lease + Duration::from_millis(2_700) + slack(started) + server.slack(started);
     assert!(took >= lease && took < bound, "{took:?}, not {bound:?}");
 }
 
-/// A store that reaches the server by way of this proxy, which moves the `Date` of the answers.
+/// A store that reaches the server through this proxy, which moves the `Date` of the answers.
 fn by_way_of(proxy: &Proxy, table: &Table) -> DynamodbOptions {
     let settings = Settings::Given(Box::new(config_at(&proxy.url())));
     DynamodbOptions::new(&table.0, settings)
@@ -50,7 +50,7 @@ fn by_way_of(proxy: &Proxy, table: &Table) -> DynamodbOptions {
 #[test]
 fn the_services_clock_decides_and_the_hosts_wall_clock_nothing() {
     let at = needs_server!(Behind::new());
-    // To these two the service tells a time an hour ahead of this host's wall clock.
+    // The service tells these two a time that is an hour ahead of this host's wall clock.
     at.proxy.shift_dates(3_600);
     let connect = || patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap();
     let (a, b) = (connect(), connect());
@@ -73,7 +73,7 @@ fn a_step_of_the_services_clock_is_followed() {
     assert!(back > Duration::from_secs(595) && back < Duration::from_secs(605) + began.elapsed(), "{back:?}");
 }
 
-/// What an operator writes by hand.
+/// The note of the grace, as an operator writes it by hand.
 pub(super) fn note(raw: &Raw, micros: u64) {
     raw.put(HashMap::from([
         ("key".to_owned(), AttributeValue::S("\u{1}time".to_owned())),
@@ -88,11 +88,11 @@ fn who_knows_the_time_badly_takes_over_all_the_same_and_holds_for_less() {
     let mut a = exclusive("expired");
     granted(&store, &mut a);
     note(&Raw::new(&table), 100_000);
-    // With so small a grace, one answer that is cut to a second and took 200 ms tells too little.
+    // With such a small grace, one answer that is cut to a second and took 200 ms tells too little.
     let grace = Duration::from_millis(100);
     clock.advance(LEASE + Duration::from_secs(10));
     let unsure = open(DynamodbOptions { grace, ..knowing(&table, &clock, grace) }, &clock);
-    // Whoever asks only once would never learn more.
+    // A client that asks only once would never learn more.
     assert_eq!(get(&unsure, "expired").live().count(), 0, "a purge frees him, too");
     granted(&unsure, &mut exclusive("expired"));
     match unsure.acquire(&mut exclusive("free"), &soon()).unwrap() {
@@ -105,14 +105,14 @@ fn who_knows_the_time_badly_takes_over_all_the_same_and_holds_for_less() {
 
 const DAYS: u64 = 4 * 86_400;
 
-/// A store behind the proxy that has known the service's time since now, and its clock.
+/// A store behind the proxy that learned the service's time just now, and its clock.
 pub(super) fn idle(at: &Behind) -> (Dynamodb, Arc<Clock>) {
     let clock = Clock::system();
-    // So wide that no slow answer makes it ask for the time again.
+    // The grace is so wide that no slow answer makes the client ask for the time again.
     let grace = Duration::from_secs(5);
     let estimate = Some(told_by_two(&clock, at.proxy.dates_shift(), Duration::ZERO));
     let store = open(DynamodbOptions { grace, estimate, ..by_way_of(&at.proxy, &at.table) }, &clock);
-    // Which notes the grace.
+    // This grant notes the grace.
     granted(&store, &mut attempt("first", Mode::Shared));
     (store, clock)
 }
@@ -126,7 +126,7 @@ pub(super) fn holding(at: &Behind) -> (Dynamodb, Attempt) {
     (store, held)
 }
 
-/// How many requests a step takes on its way through the proxy.
+/// The answer of a step, and how many requests it sent through the proxy.
 pub(super) fn sent<T>(at: &Behind, step: impl FnOnce() -> T) -> (T, u64) {
     let before = at.proxy.count();
     let answer = step();
@@ -139,12 +139,12 @@ fn who_was_idle_for_days_asks_for_the_time_before_it_takes_a_lock() {
     assert!((0..5).any(|_| asks_for_the_time_after_days()), "an answer took long each time");
 }
 
-/// Whether the answers came so soon that none of them asks for more.
+/// Returns whether the answers came so soon that none of them asks for more.
 fn asks_for_the_time_after_days() -> bool {
     let at = Behind::new();
     let (idle, clock) = idle(&at);
     granted(&idle, &mut exclusive("once"));
-    // 50 ppm fast.
+    // The clock is 50 ppm fast.
     at.proxy.shift_dates(DAYS as i64);
     clock.advance(Duration::from_secs(DAYS + 25));
     let (store, mut held) = holding(&at);
@@ -173,7 +173,7 @@ fn an_idle_client_whose_clock_is_slow_writes_no_end_in_the_past() {
     let Renewed::Until { until, now } = answer else { panic!("{answer:?}") };
     let (store, _) = self::idle(&at);
     let rivals = get(&store, "held");
-    // With what went by until then, and what the two may differ by.
+    // Plus what has passed since, and with room for what the two may differ by.
     let left = until.left(rivals.times.now).unwrap() + began.elapsed();
     assert!(left > Duration::from_secs(17), "{left:?} of {lease:?} are left");
     assert!(until.left(now).unwrap() <= left + Duration::from_secs(1));
@@ -202,12 +202,12 @@ fn a_holder_counts_on_no_more_than_its_lease_whatever_time_it_is_told() {
     let clock = Clock::system();
     let builder = builder_over(Arc::new(open(by_way_of(&at.proxy, &at.table), &clock)), clock);
     let client = builder.heartbeat(Duration::from_secs(1)).connect().unwrap();
-    // A busy machine does not use it up.
+    // So long that a busy machine does not use it up.
     let lease = Duration::from_secs(60);
     let guard = client.request("k").lease(lease).lock().unwrap();
-    // Told twice, it is believed: what stands seems to end in an hour.
+    // A time that was told twice is believed: the current lease then seems to end in an hour.
     at.proxy.shift_dates(-3_600);
-    // The renewal that is contradicted, its repeat, and the next one.
+    // The renewal whose answer contradicts the time, its repeat, and the next one.
     let renewals =
         |all: &[proxy::Request]| all.iter().filter(|one| one.has("SET #leasedUntil") && one.answered > 0).count();
     at.proxy.wait_until("renewals", |all| renewals(all) >= 3);
@@ -228,7 +228,7 @@ fn the_date_of_a_proxy_is_not_the_services() {
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
-/// A proxy that passes on what the service says, but for the time: nginx does so with what it is not told to pass.
+/// A proxy that passes on all that the service says except the time, as nginx does without a special setting.
 #[test]
 fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
     needs_server!();
@@ -238,7 +238,7 @@ fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
     let names = ["Server: nginx", "server: nginx/1.24.0", "Server: openresty/1.25", "Server: Tengine", "Age: 3"];
     for name in names {
         let before = get(&idle, "other").times.now;
-        // Told twice, it would be believed.
+        // If it came twice from the service, it would be believed.
         at.proxy.add(Rule::next(2, proxy::Mode::Relay(3_600, name)));
         let after = [(); 2].map(|()| get(&idle, "other").times.now)[1];
         assert!(after.since(before) < Duration::from_secs(600), "{name}: {before:?}, then {after:?}");
@@ -246,14 +246,14 @@ fn the_date_of_a_proxy_that_passes_on_all_else_is_not_the_services() {
         refused(&idle, &mut exclusive("k"));
     }
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-    // Where all answers come so, it is said what would be right.
+    // If all answers come like this, the error says what would be right.
     let at = Behind::new();
     at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
     let error = patient(config_at(&at.proxy.url()), &at.table.0).connect().unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("proxy_pass_header"), "{error}");
 }
 
-/// As when nginx is deployed anew without what tells it to pass the time on.
+/// As when nginx is deployed again without the setting that passes the time on.
 #[test]
 fn when_no_answer_tells_the_time_any_more_that_is_said() {
     alone("dynamodb::time::when_no_answer_tells_the_time_any_more_that_is_said", || {
@@ -265,17 +265,17 @@ fn when_no_answer_tells_the_time_any_more_that_is_said() {
         granted(&store, &mut held);
         granted(&store, &mut exclusive("expired"));
         at.proxy.add(Rule::always(proxy::Mode::Relay(0, "Server: nginx")));
-        // By then it may be off by more than a second, however well it was known.
+        // By then the time may be wrong by more than a second, however well it was known.
         let passed = 1_300;
         clock.advance(Duration::from_secs(passed));
         let look = |consistency| store.read(&Which::Key("expired".to_owned()), None, consistency, &soon());
-        // Else a takeover would wait for longer and longer. A waiter polls.
+        // Otherwise a takeover would wait for longer and longer. A waiter polls.
         let acquired = store.acquire(&mut exclusive("expired"), &soon()).map(drop);
         for error in [acquired, look(Consistency::Eventual).map(drop)].map(Result::unwrap_err) {
             assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
             assert!(error.to_string().contains("proxy_pass_header"), "{error}");
         }
-        // What stands goes on, and what has been over for long is seen to be.
+        // A current holder can go on, and a lock that has been over for long is seen to be over.
         assert_eq!(look(Consistency::Strong).unwrap().records[0].live().count(), 0);
         let renewed = store.renew(&mut held, renewal(Duration::from_secs(5)), &soon()).unwrap();
         assert!(matches!(renewed, Renewed::Until { .. }), "{renewed:?}");
@@ -290,14 +290,14 @@ fn when_no_answer_tells_the_time_any_more_that_is_said() {
         assert_eq!(warned.iter().filter(|said| said.contains("proxy_pass_header")).count(), 1, "{warned:?}");
         at.proxy.shift_dates((passed + hours) as i64);
         all_were_met(&at.proxy);
-        // A slow answer tells little.
+        // A slow answer tells little about the time.
         wait_until("it is taken over", || {
             matches!(store.acquire(&mut exclusive("expired"), &soon()), Ok(Acquired::Granted { .. }))
         });
     });
 }
 
-/// It may be over by as much as the time is unsure.
+/// It may be over, by as much as the time is uncertain.
 #[test]
 fn when_no_answer_tells_the_time_any_more_no_lease_is_said_to_run() {
     let at = needs_server!(Behind::new());
@@ -319,7 +319,7 @@ fn when_no_answer_tells_the_time_any_more_no_lease_is_said_to_run() {
     wait_until("it is expired", || leases.expire("over").is_ok());
 }
 
-/// It may pass the date on, or write its own: nothing says which.
+/// The proxy may pass the date on or write its own: nothing shows which.
 #[test]
 fn a_proxy_that_hides_the_server_is_warned_of_once() {
     alone("dynamodb::time::a_proxy_that_hides_the_server_is_warned_of_once", || {
@@ -344,7 +344,7 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     let (_, requests) = sent(&at, || refused(&idle, &mut exclusive("k")));
     assert_eq!(requests, 2, "a read for the time, and the acquire");
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-    // The wrong one may also be the answer to a write: what it did stays, if it was right.
+    // The wrong date may also be in the answer to a write: if the write was right, it stays.
     at.proxy.add(Rule::next(1, proxy::Mode::ShiftDate(3_600)));
     let mut free = exclusive("free");
     let (holder, requests) = sent(&at, || granted(&idle, &mut free));
@@ -352,7 +352,7 @@ fn one_wrong_date_of_the_service_is_asked_about_before_the_next_write() {
     assert!(holder.until.left(get(&at.beside, "free").times.now).unwrap() <= LEASE + Duration::from_secs(1));
 }
 
-/// Each host of the service says the time of its own clock: of one that is wrong all answers agree.
+/// Each host of the service tells the time of its own clock: if that is wrong, all its answers agree.
 #[test]
 fn a_host_of_the_service_whose_clock_is_wrong_takes_nobodys_lock() {
     let at = needs_server!(Behind::new());
@@ -363,14 +363,14 @@ fn a_host_of_the_service_whose_clock_is_wrong_takes_nobodys_lock() {
     let mut renew = || store.renew(&mut held, renewal(LEASE), &soon()).unwrap();
     assert!(matches!(renew(), Renewed::Unknown(_)), "that host answers the holder, too");
     assert!(matches!(renew(), Renewed::Until { .. }));
-    // Also where it answers a grant.
+    // Also if that host answers a grant.
     at.proxy.shift_dates_of_open(-3_600);
     let mut free = exclusive("free");
     let Acquired::Granted { holder, now, .. } = idle.acquire(&mut free, &soon()).unwrap() else { panic!("refused") };
     assert!(holder.until.left(now).unwrap() <= LEASE + Duration::from_secs(1));
 }
 
-/// Nothing says of a client's first connection whether the host at its end has the right time.
+/// On a client's first connection, nothing shows whether the host at the other end has the right time.
 #[test]
 fn a_clients_first_host_takes_nobodys_lock() {
     let at = needs_server!(Behind::new());
@@ -378,36 +378,36 @@ fn a_clients_first_host_takes_nobodys_lock() {
     let connect = |seconds| {
         at.proxy.shift_dates_of_next(seconds);
         let clock = Clock::system();
-        // As the holder's, which is noted.
+        // The same as the holder's, which is noted.
         let grace = Duration::from_secs(5);
         (open(DynamodbOptions { grace, ..by_way_of(&at.proxy, &at.table) }, &clock), clock)
     };
     refused(&connect(3_600).0, &mut exclusive("k"));
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-    // What it writes is respected by others.
+    // Others respect what this client writes.
     let (behind, clock) = connect(-3_600);
     let behind = builder_over(Arc::new(behind), clock).connect().unwrap();
     let guard = behind.lock("free").unwrap();
     refused(&at.beside, &mut exclusive("free"));
     assert!(guard.is_held());
-    // Nor does its time stand in the row for longer than asked, as if this process died now.
+    // Nor does its end remain in the row for longer than asked, if this process died now.
     let (ahead, _) = connect(3_600);
     granted(&ahead, &mut exclusive("another"));
     let end = get(&at.beside, "another").record.exclusive.unwrap().until;
     assert!(end.left(get(&at.beside, "another").times.now).unwrap() < LEASE + Duration::from_secs(10), "{end:?}");
-    // A transfer by it ends nothing.
+    // A transfer by this client ends nothing.
     let (behind, _) = connect(-3_600);
     let mut heir = exclusive("k");
     heir.ask.instead_of = Some((held.ask.grant.clone(), get(&at.beside, "k").record.token));
     let left = granted(&behind, &mut heir).until.left(get(&at.beside, "k").times.now).unwrap();
     assert!(left > Duration::ZERO, "{left:?}");
-    // Else each first acquire would cost one request more.
+    // Otherwise each first acquire would cost one more request.
     let (right, _) = connect(0);
     let (_, requests) = sent(&at, || granted(&right, &mut exclusive("one more")));
     assert_eq!(requests, 1);
 }
 
-/// What drift has left room for contradicts nothing.
+/// The new time is within the room that drift leaves, so it contradicts nothing.
 #[test]
 fn after_idle_days_one_host_takes_nobodys_lock() {
     let at = needs_server!(Behind::new());
@@ -435,7 +435,7 @@ fn a_purge_after_a_pause_frees_what_is_over() {
     assert_eq!(client.purge(Duration::ZERO).unwrap().freed.len(), 1);
 }
 
-/// Between two of its looks drift leaves room each time.
+/// Between two of its looks, drift makes the time uncertain each time.
 #[test]
 fn who_looks_seldom_takes_over_all_the_same() {
     let at = needs_server!(Behind::new());
@@ -446,7 +446,7 @@ fn who_looks_seldom_takes_over_all_the_same() {
         let hours = look * 3_600;
         at.proxy.shift_dates(hours);
         clock.advance(Duration::from_secs(3_600));
-        // Of the two answers that confirm the time, a slow one tells so little that a third is needed.
+        // Two answers confirm the time, but a slow one tells so little that a third is needed.
         wait_until("it is seen to be over", || {
             let began = Instant::now();
             let seen = store.read(&Which::Key("over".to_owned()), None, Consistency::Eventual, &soon()).unwrap();
@@ -457,7 +457,7 @@ fn who_looks_seldom_takes_over_all_the_same() {
     }
 }
 
-/// Who adopts has no lock as data any more.
+/// After an adopt, the caller no longer has the lock as data.
 #[test]
 fn a_transfer_that_was_done_is_never_said_to_be_undone_where_its_doubt_is_not_settled() {
     let at = needs_server!(Behind::new());

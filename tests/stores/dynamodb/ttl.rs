@@ -1,5 +1,5 @@
-//! A row that is deleted under its holders, as a time to live that somebody put on the table would do it: the service
-//! deletes without a condition, whatever stands there.
+//! A row that is deleted while it has holders, as a time to live on the table would do it: the service deletes without
+//! a condition, whatever the row contains.
 
 use std::time::Duration;
 
@@ -9,20 +9,20 @@ use crate::dynamodb::*;
 use crate::support::harness::{PATIENCE, millis, within};
 use crate::support::wait::wait_until;
 
-/// Long: nothing below waits for its end.
+/// So long that no test waits for its end.
 const LEASE: Duration = Duration::from_secs(600);
 const BEAT: Duration = millis(300);
-/// For some answers of a server that may stand still for seconds; see `within`.
+/// Time for some answers of a server that may stall for seconds; see `within`.
 const SOON: Duration = Duration::from_secs(10);
 
-/// What two clients may take the service's time to be apart: tokens over a deleted row rise by that time alone.
+/// How far apart two clients' ideas of the service's time may be: after a deleted row, tokens rise only by that time.
 const APART: Duration = millis(1_100);
 
 fn connect(table: &Table) -> LockClient {
     patient(config(), &table.0).lease(LEASE).heartbeat(BEAT).connect().unwrap()
 }
 
-/// It hears of it at its next heartbeat, and does not bring the row back.
+/// Asserts that the guard learns of the loss at its next heartbeat, and does not bring the row back.
 #[track_caller]
 fn assert_lost(raw: &Raw, guard: LockGuard, is_right: fn(&LossReason) -> bool) {
     let loss = within("a loss", SOON, || guard.loss().wait_timeout(PATIENCE).expect("a loss"));
@@ -56,13 +56,13 @@ fn a_holder_whose_row_is_deleted_hears_of_it_and_tokens_still_rise() {
     assert!(client.lock("k").unwrap().fencing_token() > highest);
 }
 
-/// Nobody can know who stood there: whoever comes first is granted the key, and the old holder is told by its next
-/// heartbeat. Until then the token protects.
+/// Nobody can know who the holder was: the first to come is granted the key, and the old holder learns of it at its
+/// next heartbeat. Until then the token protects.
 #[test]
 fn a_rival_that_comes_first_is_left_alone_by_the_old_holder() {
     needs_server!();
     let (table, is_taken) = (Table::fresh(), |reason: &LossReason| matches!(reason, LossReason::TakenOver { .. }));
-    // No heartbeat comes of itself: that of the old holder is asked for below, and one of the next would change its row.
+    // No heartbeat comes by itself: the old holder's is asked for below, and one of the next would change its row.
     let quiet = || patient(config(), &table.0).lease(LEASE).connect().unwrap();
     let (raw, client, rival) = (Raw::new(&table), quiet(), quiet());
     for mode in [Mode::Exclusive, Mode::Shared] {
@@ -83,8 +83,8 @@ fn a_rival_that_comes_first_is_left_alone_by_the_old_holder() {
     }
 }
 
-/// By the service itself: it deletes what has a number that is past, and neither what a mixed fleet holds nor a row of the
-/// other library, whose time is a text.
+/// Here the service itself deletes: rows with a number in the past, but neither what a mixed fleet holds nor a row of
+/// the other library, whose time is a text.
 #[test]
 fn the_service_deletes_no_live_row_of_a_mixed_fleet() {
     let table = needs_server!(Table::fresh());
@@ -98,7 +98,7 @@ fn the_service_deletes_no_live_row_of_a_mixed_fleet() {
     let go = crate::support::go::dynamodb::Go::new(&table, &Clock::system());
     go.is_ahead_by(-4 * 24 * 3_600_000);
     go.acquire("theirs", "worker-1", LEASE).unwrap();
-    // Each heartbeat sets it anew, so until the service looks it is set back again and again.
+    // Each heartbeat sets the time anew, so it is set back again and again until the service looks.
     let past = sdk::types::AttributeValue::N((go.now().as_second()).to_string());
     let token = doomed.fencing_token();
     wait_until("the service deletes it", || {

@@ -1,4 +1,4 @@
-//! A grant by a wrong time that replaced a live holder: it is undone, or used by nobody.
+//! A grant by a wrong time that replaced a live holder: it is undone, or nobody uses it.
 
 use std::sync::Mutex;
 
@@ -17,7 +17,7 @@ fn a_grant_that_its_own_answer_contradicts_is_undone() {
         let (idle, clock) = idle(&at);
         let (store, mut held) = holding(&at);
         let before = get(&at.beside, "k").record;
-        // The host's clock jumps, and the estimate is too young to be doubted.
+        // The host's clock jumps, while the estimate is too young to be doubted.
         clock.advance(Duration::from_secs(60));
         let (seen, requests) = sent(&at, || refused(&idle, &mut attempt("k", mode)));
         assert_eq!(seen.live().count(), 1, "{seen:?}");
@@ -27,20 +27,21 @@ fn a_grant_that_its_own_answer_contradicts_is_undone() {
         (after.version, after.given_up) = (before.version, before.given_up.clone());
         assert_eq!(after, before, "the holder stands as before");
         assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
-        // What nobody holds is granted all the same.
+        // A lock that nobody holds is granted all the same.
         clock.advance(Duration::from_secs(60));
         granted(&idle, &mut attempt("free", mode));
     }
 }
 
-/// By a time that is behind the mark would seem old at once: a purge drops it, and a copy that is on its way is granted.
+/// A mark with a time that is too early would seem old at once: a purge drops it, and then a copy on its way is
+/// granted.
 #[test]
 fn a_mark_by_what_one_host_told_is_not_stamped_too_early() {
     const DAYS: i64 = 4 * 86_400;
     let at = needs_server!(Behind::new());
     let (idle, clock) = idle(&at);
     clock.advance(Duration::from_secs(DAYS as u64));
-    // After days a host says, in one answer, a time that is 100 s behind, which contradicts nothing.
+    // After days, a host tells a time in one answer that is 100 s behind, which contradicts nothing.
     at.proxy.shift_dates(DAYS - 100);
     let gives_up = |key| idle.release(&mut exclusive(key), Purpose::GiveUp, &soon()).unwrap();
     assert!(matches!(gives_up("other"), Released::Free));
@@ -76,7 +77,7 @@ fn who_gives_up_what_it_could_not_undo_gives_it_back_too() {
         at.proxy.add(Rule::next(2, proxy::Mode::CutBefore).on("UpdateItem").after(1));
         let mut late = attempt("k", mode);
         assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
-        // As the engine does when the call's time is over. The first try is not answered either.
+        // As the engine does when the time of the call is over. The first try is not answered either.
         assert!(matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
         let other = idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap();
         assert!(matches!(other, Released::HeldByOther(_)), "{other:?}");
@@ -101,7 +102,7 @@ fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
             assert!(matches!(answer, Acquired::Unknown(_)), "{answer:?}");
         }
         assert!(!matches!(idle.release(&mut late, Purpose::GiveUp, &soon()).unwrap(), Released::Unknown(_)));
-        // It stands until the one whom it replaced has heard of it.
+        // The grant remains until the holder that it replaced has learned of it.
         let seen = refused(&at.beside, &mut exclusive("k"));
         let (_, stands) = seen.record.standing(late.grant()).unwrap();
         assert!(stands.until.left(seen.times.now).unwrap() < LEASE + Duration::from_secs(3), "{stands:?}");
@@ -110,7 +111,7 @@ fn a_wrong_takeover_that_was_not_answered_is_used_by_nobody() {
     }
 }
 
-/// The service tells a wrong time between two sends of one acquisition: the second one, which landed, was wrong.
+/// The service tells a wrong time between two sends of one acquisition, and the second one, which arrived, was wrong.
 #[test]
 fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
     let at = needs_server!(Behind::new());
@@ -120,7 +121,7 @@ fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
     at.proxy.add(Rule::next(1, proxy::Mode::CutBefore).on("UpdateItem"));
     assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
     at.proxy.shift_dates(3_600);
-    // Told twice, it is believed.
+    // A time that was told twice is believed.
     for _ in 0..2 {
         get(&idle, "other");
     }
@@ -137,14 +138,14 @@ fn a_wrong_takeover_by_a_repeat_is_used_by_nobody_either() {
     assert!(matches!(store.renew(&mut held, renewal(LEASE), &soon()).unwrap(), Renewed::Lost(_)));
 }
 
-/// The service tells a time that is behind, and rivals go by the right one.
+/// The service tells a time that is behind, while rivals go by the right one.
 #[test]
 fn who_finds_itself_by_a_wrong_time_counts_its_lease_by_the_right_one() {
     let at = needs_server!(Behind::new());
     let idle = idle(&at).0;
     let behind = 20;
     at.proxy.shift_dates(-behind);
-    // Told twice, it is believed.
+    // A time that was told twice is believed.
     for _ in 0..2 {
         get(&idle, "other");
     }
@@ -178,7 +179,7 @@ fn nobody_is_put_back_beside_those_who_share_the_lock_by_now() {
     assert!(matches!(at.beside.renew(&mut joined, renewal(LEASE), &soon()).unwrap(), Renewed::Until { .. }));
 }
 
-/// One who joins has counted those whom it saw, and only the token tells it that there are more by the time it is written.
+/// A client that joins has counted the holders that it saw. Only the token shows that there are more when it writes.
 #[test]
 fn nobody_joins_those_who_were_put_back_without_having_counted_them() {
     let at = needs_server!(Behind::new());
@@ -194,11 +195,11 @@ fn nobody_joins_those_who_were_put_back_without_having_counted_them() {
     let mut late = shared("k");
     assert!(matches!(idle.acquire(&mut late, &soon()).unwrap(), Acquired::Unknown(_)));
     granted(&at.beside, &mut shared("k"));
-    // Between the answer that tells whom it has to count and the join that it sends then.
+    // This runs between the answer with the holders that it has to count and the join that it sends then.
     let undoing = Arc::new(Mutex::new(None::<(Arc<Dynamodb>, Attempt)>));
     let (own, theirs) = (Clock::system(), undoing.clone());
     let mut all = options(&at.table.0, &own);
-    // As the table notes it.
+    // The grace that the table notes.
     all.grace = Duration::from_secs(5);
     all.interceptors.push(on_answer(move |_| {
         if let Some((idle, mut late)) = theirs.lock().unwrap().take() {
@@ -210,7 +211,7 @@ fn nobody_joins_those_who_were_put_back_without_having_counted_them() {
     *undoing.lock().unwrap() = Some((idle.clone(), late));
     let mut fourth = shared("k");
     fourth.ask.max_holders = Some(3);
-    // It ends before another, with and without those who are put back.
+    // It ends before another one, with and without those who are put back.
     fourth.ask.lease = LEASE / 2;
     assert_eq!(refused(&store, &mut fourth).live().count(), 3);
     assert!(undoing.lock().unwrap().is_none() && at.holders("k").len() == 3);

@@ -1,4 +1,4 @@
-//! The rows of version 0.1.0: those of a table that dynamodb-lock-go uses, and the noted grace, among them.
+//! The rows of version 0.1.0, including those of a table that dynamodb-lock-go uses, and the noted grace.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ use crate::dynamodb::sdk::types::AttributeValue;
 use crate::dynamodb::*;
 use crate::upgrade::rows::{self, Restored};
 
-/// Of who shares a table with dynamodb-lock-go: it is noted, since it is more than the default.
+/// The grace of a client that shares a table with dynamodb-lock-go. It is noted because it is more than the default.
 const GRACE: Duration = Duration::from_secs(5);
 const CENTURY: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
@@ -35,7 +35,7 @@ impl rows::Table for Table {
         Raw::new(self).put(item(row));
     }
 
-    /// A row with a time to live, and one on which many gave up while the service's clock was ahead.
+    /// A row with a time to live, and one that many gave up while the service's clock was ahead.
     fn fill(&self, _: &LockClient) {
         of(self, &Clock::system(), Fleet::Mixed).request("beside").acquire().unwrap();
         let clock = Clock::system();
@@ -80,11 +80,11 @@ fn what_0_1_0_stored_is_read_and_written() {
     let Some(restored) = Restored::of(&table) else { return };
     let raw = Raw::new(&table);
     let number = |key: &str, name: &str| raw.get(key)[name].as_n().unwrap().parse::<u64>().unwrap();
-    // Who waits for less than was noted is refused.
+    // A client that waits for less than the noted grace is refused.
     assert_eq!([number("\u{1}time", "graceMicros"), number("\u{1}time", "leastGraceMicros")], [5_000_000, 1_000_000]);
     let error = patient(config(), &table.0).connect().unwrap_err();
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("grace=5000ms"), "{error}");
-    // When somebody gave up is asked before a purge deletes the row.
+    // Before a purge deletes the row, it asks when somebody last gave up there.
     assert_eq!(get(&*restored.store, "unmade").record.gave_up_at, number("unmade", "givenUpAt"));
     let ends = number("beside", "ttl");
     let guard = of(&table, &Clock::system(), Fleet::Mixed).try_lock("beside").unwrap().expect("it is over");
@@ -92,7 +92,7 @@ fn what_0_1_0_stored_is_read_and_written() {
     guard.release().unwrap();
     restored.goes_on();
 
-    // So many gave up that tokens go on above a floor, be it ahead of the time.
+    // So many gave up that the next tokens are above a floor, even if it is ahead of the time.
     let floor = number("crowded", "floor");
     let crowded = restored.client.try_lock("crowded").unwrap().expect("nobody holds it");
     assert!(crowded.fencing_token() > floor && floor > 2 * restored.told("free")["token"].as_u64().unwrap());

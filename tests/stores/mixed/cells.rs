@@ -1,5 +1,5 @@
-//! What becomes of a lock of theirs that ours want, and of one of ours that they want: what is the same with each of the
-//! three Go libraries. A store's `mixed` has its world, and the cells that are its own.
+//! What happens to a lock of theirs that ours want, and to one of ours that they want, where it is the same with each
+//! of the three Go libraries. A store's `mixed` has its world, and the cases of its own.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +7,7 @@ use leasehold::{ErrorKind, LockClient, SameOwner};
 
 pub const S: Duration = Duration::from_secs(1);
 
-/// What one of theirs does.
+/// What one of their clients does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     Acquire,
@@ -15,34 +15,35 @@ pub enum Step {
     Release,
 }
 
-/// A table with a client of each library, for whom time passes alike.
+/// A table with a client of each library, whose clocks are moved together.
 pub trait World {
     const LEASE: Duration;
-    /// So long after a grant both sides still respect it.
+    /// This long after a grant, both sides still respect it.
     const RESPECTED: Duration;
-    /// So long after a grant both sides take it over.
+    /// This long after a grant, both sides take it over.
     const OVER: Duration;
-    /// Who theirs is, to ours.
+    /// The owner that ours see in a lock of theirs.
     const HOLDER: &str;
-    /// Whether it has such a step.
+    /// Whether their library can release.
     const RELEASES: bool = true;
 
     fn fresh() -> Self;
     fn ours(&self) -> &LockClient;
-    /// One of ours without `fleet=mixed`.
+    /// A client of ours without `fleet=mixed`.
     fn own(&self) -> LockClient;
     fn pass(&self, by: Duration);
-    /// Whether it was done.
+    /// Returns whether the step was done.
     fn theirs(&self, key: &str, step: Step) -> bool;
 }
 
-/// Whether what is asked for is refused as it must be; `false`: a busy machine used up what was left of it since then.
+/// Whether the requests were refused, as they must be. `false`: a busy machine used up the time that was left at
+/// `since`.
 pub fn are_in_time(are_refused: bool, since: Instant) -> bool {
     assert!(are_refused || since.elapsed() > S, "it was granted within its grace");
     are_refused
 }
 
-/// Makes a test of each of these cells.
+/// Makes a test of each of these cases.
 macro_rules! cells {
     ($world:ty: $($cell:ident),+ $(,)?) => {$(
         #[test]
@@ -61,14 +62,14 @@ pub fn a_live_lock_is_refused<W: World>() {
     assert!(world.ours().try_lock("theirs").unwrap().is_none());
     let status = world.ours().get("theirs").unwrap().unwrap();
     assert_eq!(status.holders()[0].owner(), W::HOLDER);
-    // Real time goes on, too.
+    // Real time passes as well.
     assert!(status.holders()[0].remaining() > Some((W::LEASE - 5 * S).saturating_sub(began.elapsed())));
     let guard = world.ours().lock("ours").unwrap();
     assert!(!world.theirs("ours", Step::Acquire));
     guard.ensure_held_for(W::LEASE / 2).unwrap();
 }
 
-/// What decides is who holds it, not by what name.
+/// The holder decides, and not its name.
 pub fn the_same_owner_gets_no_live_lock<W: World>() {
     let world = W::fresh();
     let ask = |key: &str| world.ours().request(key).owner(W::HOLDER).try_lock().unwrap();
@@ -79,7 +80,7 @@ pub fn the_same_owner_gets_no_live_lock<W: World>() {
     guard.ensure_held_for(W::LEASE / 2).unwrap();
 }
 
-/// Unless ours ask for that: the owner is the text that stands there, whoever wrote it.
+/// If ours ask for that, they replace theirs: the owner is the text in the row, whoever wrote it.
 pub fn who_replaces_the_same_owner_takes_theirs<W: World>() {
     let world = W::fresh();
     assert!(world.theirs("theirs", Step::Acquire));
@@ -99,7 +100,7 @@ fn who_crashed_is_taken_over<W: World>() -> bool {
     let began = Instant::now();
     assert!(world.theirs("theirs", Step::Acquire));
     let crashed = ours.request("ours").acquire().unwrap();
-    // Real time goes on, too.
+    // Real time passes as well.
     let (took, since) = (began.elapsed(), Instant::now());
     world.pass(W::RESPECTED.saturating_sub(took));
     let is_refused = ours.try_lock("theirs").unwrap().is_none();
@@ -108,7 +109,7 @@ fn who_crashed_is_taken_over<W: World>() -> bool {
     }
     world.pass(W::OVER - W::RESPECTED + took);
     let guard = ours.try_lock("theirs").unwrap().unwrap();
-    // Between the two, since a node takes a grant of this very millisecond for none.
+    // Ours ask between these two calls, because a node treats a grant of this very millisecond as none.
     assert!(world.theirs("ours", Step::Acquire) && ours.try_lock("ours").unwrap().is_none());
     assert!(!world.theirs("theirs", Step::Heartbeat));
     assert!(!W::RELEASES || !world.theirs("theirs", Step::Release));
@@ -117,7 +118,7 @@ fn who_crashed_is_taken_over<W: World>() -> bool {
     assert_eq!(ours.release(&crashed).unwrap_err().kind(), ErrorKind::Held);
     assert!(ours.try_lock("ours").unwrap().is_none());
     world.pass(W::OVER);
-    // Where theirs dropped the token, too.
+    // Even where their library dropped the token.
     assert!(ours.try_lock("ours").unwrap().unwrap().fencing_token() > crashed.fencing_token());
     true
 }
@@ -142,7 +143,8 @@ pub fn heartbeats_keep_a_lock<W: World>() {
     assert!(world.theirs("theirs", Step::Acquire));
     let mine = world.ours().request("ours").acquire().unwrap();
     for _ in 0..3 {
-        // The other half is for a busy machine. Three times is more than anybody respects.
+        // Half of the lease is left for a busy machine. Three halves are more than anybody respects without a
+        // heartbeat.
         world.pass(W::LEASE / 2);
         assert!(world.ours().try_lock("theirs").unwrap().is_none());
         assert!(!world.theirs("ours", Step::Acquire));
@@ -174,7 +176,7 @@ pub fn clients_of_both_kinds_of_ours_exclude_each_other<W: World>() {
         assert!(shared.fencing_token() > token && asks.try_lock("k").unwrap().is_none());
         assert!(asks.try_lock_shared("k").unwrap().is_some());
     }
-    // Either takes the other over, and is not taken over before.
+    // Each kind takes the other over, but not too early.
     let is_taken_over = |holds: &LockClient, asks: &LockClient, key: &str| {
         let began = Instant::now();
         holds.request(key).acquire().unwrap();
@@ -193,7 +195,7 @@ pub fn clients_of_both_kinds_of_ours_exclude_each_other<W: World>() {
     }
 }
 
-/// A forced release that is done and not answered, and after it one of theirs gets the key `k`.
+/// A forced release is done but not answered, and after it a client of theirs acquires the key `k`.
 #[cfg(any(feature = "dynamodb", feature = "mongodb"))]
 pub fn a_forced_release_spares_who_of_theirs_came_after_it(
     store: std::sync::Arc<dyn leasehold::internals::store::Backend>,

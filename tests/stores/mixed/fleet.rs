@@ -1,6 +1,6 @@
-//! Eight processes on one table, half of them of the Go kind, which are killed and stopped while they lock. The oracle
-//! is outside of the table: files in which each holder writes down when it believed to hold. `LEASEHOLD_TEST_OPS` says how
-//! many acquisitions.
+//! Eight processes on one table, half of them of the Go kind, are killed and stopped while they lock. The oracle is
+//! outside of the table: files in which each holder notes when it believed to hold a lock. `LEASEHOLD_TEST_OPS` says
+//! how many acquisitions.
 
 use std::fs;
 use std::path::Path;
@@ -15,30 +15,30 @@ use crate::support::wait::wait_until;
 
 const SIZE: usize = 8;
 const LEASE: Duration = Duration::from_secs(3);
-/// How many are killed or stopped.
+/// How many processes are killed or stopped.
 const BLOWS: usize = 12;
 
-/// A table as its processes know it.
+/// A table, as its processes know it.
 struct Place {
     store: &'static str,
     address: String,
     keys: usize,
-    /// For how long after its end a lease is respected.
+    /// How long a lease is respected after its end.
     grace: Duration,
-    /// Whether tokens rise over what the Go library writes, too.
+    /// Whether tokens also rise over what the Go library writes.
     tokens_rise: bool,
 }
 
-/// What was seen.
+/// What the oracle saw.
 #[derive(Debug, Default)]
 struct Figures {
     ours: usize,
     theirs: usize,
     killed: usize,
     stopped: usize,
-    /// Two believed that they held one lock.
+    /// How often two believed that they held one lock.
     overlaps: usize,
-    /// The same, where the second of them is a node that took a live lock for a free one.
+    /// The same, if the second of them is a node that took a live lock for a free one.
     beside_misread: usize,
     /// How many took a live lock for a free one, of ours or of their own kind.
     misread: usize,
@@ -48,7 +48,7 @@ struct Members<'a> {
     place: &'a Place,
     kinds: [&'static str; 2],
     folder: Folder,
-    /// That of the next process.
+    /// The seed of the next process.
     seed: u64,
     all: Vec<Worker>,
     stopped: Option<(usize, Instant)>,
@@ -77,7 +77,8 @@ impl Members<'_> {
         usize::try_from(fs::metadata(self.folder.path().join("grants")).unwrap().len()).unwrap()
     }
 
-    /// One at a time stands still for longer than anybody respects its lease.
+    /// One process at a time is stopped, for longer than anybody respects its lease. This lets it go on when that time
+    /// is over.
     fn go_on_by(&mut self, now: Instant) {
         let outlasts = LEASE + self.place.grace + Duration::from_secs(1);
         if let Some((n, _)) = self.stopped.take_if(|(_, since)| now > *since + outlasts) {
@@ -98,7 +99,7 @@ impl Members<'_> {
         }
     }
 
-    /// However long that takes, while it goes on.
+    /// Waits for this many acquisitions, for as long as they go on.
     fn lock_until(&mut self, acquisitions: usize) {
         let mut granted = self.granted();
         while granted < acquisitions {
@@ -151,7 +152,7 @@ impl Figures {
     }
 }
 
-/// With ours; and, when it is to go on for long, without.
+/// Runs the fleet with ours and, if a number of acquisitions is set, also without ours.
 fn fleet(place: &Place) {
     let wanted = setting("LEASEHOLD_TEST_OPS");
     let acquisitions = wanted.unwrap_or(150);
@@ -159,7 +160,7 @@ fn fleet(place: &Place) {
     assert!(mixed.ours > 0 && mixed.theirs > 0 && mixed.killed > 5 && mixed.stopped > 0, "{mixed:?}");
     assert_eq!(mixed.overlaps, 0, "{mixed:?}");
     if wanted.is_some() {
-        // What nodes do to ours they do to each other.
+        // What nodes do to ours, they also do to each other.
         let alone = Members::start(place, ["go", "go"]).run(acquisitions, BLOWS);
         assert!(alone.overlaps == 0 && (alone.misread > 0 || mixed.misread == 0), "{alone:?}");
     }
@@ -171,7 +172,7 @@ fn no_two_hold_one_lock_in_dynamodb() {
     let address = crate::support::dynamodb::Table::fresh().0;
     let place = Place { store: "dynamodb", address, keys: 12, grace: Duration::from_secs(5), tokens_rise: false };
     fleet(&place);
-    // The oracle sees what their own bug allows: two of one owner.
+    // The oracle does see what a bug of their own allows: two clients with one owner.
     let same = Members::start(&Place { keys: 2, ..place }, ["same", "same"]).run(60, 0);
     assert!(same.overlaps > 0, "{same:?}");
 }
@@ -188,6 +189,6 @@ fn no_two_hold_one_lock_in_spanner() {
     let Some(_) = crate::support::servers::spanner_emulator() else { return };
     let database = crate::support::spanner::Database::fresh();
     let address = format!("{}|{}", database.host, database.path);
-    // A node never releases: each of its turns keeps a lock from the next for the lease and the grace.
+    // A node never releases: each of its turns keeps a lock from the next one for the lease and the grace.
     fleet(&Place { store: "spanner", address, keys: 24, grace: Duration::from_secs(1), tokens_rise: true });
 }

@@ -1,4 +1,4 @@
-//! Tables that the Go libraries use, too: what is the same for all three of them.
+//! Tables that the Go libraries also use: what is the same for all three of them.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "spanner"))]
 pub mod cells;
 #[cfg(all(target_os = "linux", feature = "dynamodb", feature = "mongodb", feature = "spanner"))]

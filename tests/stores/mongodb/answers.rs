@@ -1,6 +1,6 @@
 //! A server that answers with an error, once or twice, at every step: it steps down or shuts down, is in conflict or
 //! limits the rate, before the write or after it. What is repeated until it is answered ends as if nothing had
-//! happened, and who is told that nothing was written finds the row as it was.
+//! happened, and a caller that is told that nothing was written finds the row as it was.
 
 mod other_commands;
 
@@ -16,24 +16,24 @@ use crate::mongodb::*;
 use crate::support::contract::{LEASE, granted, raised, renewal};
 use crate::support::wait::wait_until;
 
-/// Nothing is written, in the order of the codes: HostUnreachable, HostNotFound, LockTimeout, MaxTimeMSExpired,
-/// NetworkTimeout, ShutdownInProgress, WriteConflict, PrimarySteppedDown, ExceededTimeLimit,
-/// TemporarilyUnavailable, IngressRequestRateLimitExceeded, SocketException, NotWritablePrimary,
-/// InterruptedAtShutdown, InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk.
+/// Errors before which nothing was written, in the order of the codes: HostUnreachable, HostNotFound, LockTimeout,
+/// MaxTimeMSExpired, NetworkTimeout, ShutdownInProgress, WriteConflict, PrimarySteppedDown, ExceededTimeLimit,
+/// TemporarilyUnavailable, IngressRequestRateLimitExceeded, SocketException, NotWritablePrimary, InterruptedAtShutdown,
+/// InterruptedDueToReplStateChange, NotPrimaryNoSecondaryOk.
 const BEFORE: [i32; 16] = [6, 7, 24, 50, 89, 91, 112, 189, 262, 365, 462, 9001, 10107, 11600, 11602, 13435];
-/// It is written, and the majority did not say that it has it: WriteConcernFailed, ShutdownInProgress,
+/// Errors after a write that the majority did not confirm: WriteConcernFailed, ShutdownInProgress,
 /// UnsatisfiableWriteConcern, PrimarySteppedDown, InterruptedAtShutdown, InterruptedDueToReplStateChange.
 const AFTER: [i32; 6] = [64, 91, 100, 189, 11600, 11602];
 
-/// How often it comes, and whether it has the label by which the driver repeats by itself.
+/// How often the error comes, and whether it has the label that makes the driver repeat by itself.
 const VARIANTS: [(i32, bool); 3] = [(1, true), (1, false), (2, true)];
 
-/// What makes the answers before a write.
+/// The failures before a write.
 fn before() -> Vec<(i32, Document)> {
     BEFORE.map(|code| (code, doc! { "errorCode": code })).to_vec()
 }
 
-/// The same after it.
+/// The failures after a write.
 fn after() -> Vec<(i32, Document)> {
     AFTER.map(|code| (code, doc! { "writeConcernError": { "code": code, "errmsg": "made by the test" } })).to_vec()
 }
@@ -49,7 +49,8 @@ impl At {
         stores
     }
 
-    /// Runs `case` under each of these answers to `command`, and each variant. It is given a name, too.
+    /// Runs `case` with each of these answers to `command`, in each variant. It is given a name and what starts the
+    /// answers.
     fn under_each(&self, command: &str, answers: Vec<(i32, Document)>, mut case: impl FnMut(&str, &dyn Fn())) {
         for (nth, (code, answer)) in answers.iter().enumerate() {
             for (times, is_labeled) in VARIANTS {
@@ -63,8 +64,8 @@ impl At {
         }
     }
 
-    /// Runs `case` under this answer to the command, which must be met so many times. It is given what makes them come
-    /// from then on.
+    /// Runs `case` with this answer to the command, which must be met `times` times. It is given a closure that starts
+    /// the answers.
     fn under<T>(
         &self,
         name: &str,
@@ -95,7 +96,7 @@ enum Step {
     GiveUp,
 }
 
-/// One case on a key of its own.
+/// One case, with a key of its own.
 struct Case<'a> {
     store: &'a Mongodb,
     beside: &'a Mongodb,
@@ -108,7 +109,7 @@ impl Case<'_> {
         get(self.beside, &self.attempt.key).record
     }
 
-    /// The step once. None where it was not answered; an error says that nothing was written.
+    /// Does the step once. Returns `None` if it was not answered; an error says that nothing was written.
     fn once(&mut self) -> leasehold::Result<Option<()>> {
         let Case { store, step, attempt, .. } = self;
         match step {
@@ -199,7 +200,7 @@ fn every_step_survives_every_answer_of_a_server_in_trouble() {
     }
 }
 
-/// A record is made, changed and deleted as a whole by a command each.
+/// A whole record is made, changed and deleted by one command each.
 #[test]
 fn every_swap_survives_every_answer_of_a_server_in_trouble() {
     let Some(at) = At::start() else { return };
@@ -234,7 +235,8 @@ fn every_swap_survives_every_answer_of_a_server_in_trouble() {
                 }
             });
             if is_duplicate {
-                // That it is a duplicate is answered before the majority has what was there, and a strong look sees it.
+                // The duplicate is reported before the majority has the other document, and a strong look sees only
+                // what the majority has.
                 wait_until("the majority has it", || get(&beside, key).record.exists());
             }
             let stands = get(&beside, key).record;

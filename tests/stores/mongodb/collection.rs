@@ -1,4 +1,4 @@
-//! The collection and its indexes: looked at, told about, made; and collections that cannot be used.
+//! The collection and its indexes: checked, described, made; and collections that can't be used.
 
 use std::sync::Barrier;
 
@@ -19,7 +19,7 @@ fn indexes(rows: &Rows) -> Vec<Document> {
     keys
 }
 
-/// The key can't be locked, nor its record written, because of the collection: and that is said.
+/// Asserts that because of the collection the key can't be locked, nor its record written, and that the error says so.
 fn refuses(store: &Mongodb, key: &str, why: &str) {
     let none = get(store, key);
     let acquired = store.acquire(&mut exclusive(store, key), &soon()).map(drop);
@@ -46,7 +46,7 @@ fn the_schema_makes_the_indexes_of_mongo_lock_and_takes_those_that_are_there() {
     assert_eq!(keys, wanted);
     assert!(create(&store).ends_with("the collection is there, with its indexes"));
     assert_eq!(indexes(&rows), made);
-    // One under another name, and not sparse.
+    // A unique index with another name, which is not sparse.
     let rows = Rows::unmade();
     let options = IndexOptions::builder().unique(true).name("mine".to_owned()).build();
     rows.raw().create_index(IndexModel::builder().keys(doc! { "resource": 1 }).options(options).build()).run().unwrap();
@@ -69,14 +69,14 @@ fn nothing_is_written_without_the_unique_index() {
         let error = store.acquire(&mut exclusive(&store, "k"), &soon()).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::Schema);
         assert!(error.to_string().contains("unique index") && error.to_string().contains("create_schema()"), "{error}");
-        // Also where the collection is there.
+        // The same once the collection exists.
         rows.raw().insert_one(doc! { "x": 1 }).run().unwrap();
     }
     for what in [Schema::Connect(Missing::IsRefused), Schema::Check] {
         assert_eq!(store.schema(what, &soon()).unwrap_err().kind(), ErrorKind::Schema);
     }
     assert_eq!(rows.row("k"), None);
-    // Another client makes it: nobody needs to connect again.
+    // Another client makes the index, and no client needs to connect again.
     rows.open().schema(Schema::Create, &soon()).unwrap();
     granted(&store, &mut exclusive(&store, "k"));
 }
@@ -100,12 +100,12 @@ fn an_index_in_the_way_is_explained() {
     of(IndexOptions::builder().unique(true).partial_filter_expression(doc! { "fence": { "$gt": 5 } }).build());
     let collation = Collation::builder().locale("de".to_owned()).build();
     of(IndexOptions::builder().unique(true).collation(collation).build());
-    // Two documents of one key.
+    // Two documents with one key.
     let rows = Rows::unmade();
     rows.raw().insert_many([doc! { "resource": "k" }, doc! { "resource": "k" }]).run().unwrap();
     let error = rows.open().schema(Schema::Create, &soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("two documents"), "{error}");
-    // Another index with the name that ours would get.
+    // Another index that has the name ours would get.
     let rows = Rows::unmade();
     let options = IndexOptions::builder().name("resource_1".to_owned()).build();
     rows.raw().create_index(IndexModel::builder().keys(doc! { "other": 1 }).options(options).build()).run().unwrap();
@@ -113,7 +113,7 @@ fn an_index_in_the_way_is_explained() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("resource_1"), "{error}");
 }
 
-/// It would delete a lock that is held, and where a reader crashed, those of all the others.
+/// Such an index would delete a held lock, and after a crash of one reader the locks of all others.
 #[test]
 fn an_index_that_deletes_locks_is_refused() {
     needs_server!();
@@ -135,14 +135,14 @@ fn an_index_that_deletes_locks_is_refused() {
         assert_eq!(error.kind(), ErrorKind::Schema, "{error}");
         assert_eq!(rows.row("k"), None);
     }
-    // The application's own documents may end.
+    // The application's own documents may end by themselves.
     let rows = Rows::unmade();
     let store = with_ttl(&rows, "endsAt");
     store.schema(Schema::Create, &soon()).unwrap();
     granted(&store, &mut exclusive(&store, "k"));
 }
 
-/// The first lock may be made, and no other: it is no race with another client.
+/// The index allows the first lock but no other. The error must not look like a race with another client.
 #[test]
 fn a_unique_index_of_others_is_told() {
     let rows = needs_server!(Rows::fresh());
@@ -190,7 +190,7 @@ fn what_is_no_ordinary_collection_is_refused() {
     refused(&collated, "collation");
 }
 
-/// Clients look for the unique index once; `drop()` and `mongorestore --drop` take it away under them.
+/// Clients look for the unique index only once, and `drop()` or `mongorestore --drop` remove it later.
 #[test]
 fn a_key_has_one_document_also_where_the_index_was_dropped_under_its_clients() {
     let rows = needs_server!(Rows::fresh());
@@ -206,7 +206,7 @@ fn a_key_has_one_document_also_where_the_index_was_dropped_under_its_clients() {
                 .map(|(i, client)| {
                     let at_once = &at_once;
                     scope.spawn(move || {
-                        // Every fourth writes a whole record, as a claim of a lease does.
+                        // Every fourth one writes a whole record, as a claim of a lease does.
                         if i % 4 == 3 {
                             let seen = get(client, "k");
                             at_once.wait();
@@ -237,7 +237,7 @@ fn documents_that_have_an_id_of_another_kind_are_used_as_they_are() {
     let none = get(&store, "swapped");
     assert!(matches!(store.swap(&none, Some(&raised(&none.record)), &soon()).unwrap(), Swapped::Done));
     assert_eq!(rows.row("swapped").unwrap().get_str("_id"), Ok("swapped"));
-    // Of mongo-lock, and of older versions of ours.
+    // Documents of mongo-lock, and of older versions of ours.
     let theirs = doc! { "resource": "$theirs", "exclusive": { "acquired": false }, "shared": { "count": 0 } };
     let id = rows.raw().insert_one(theirs).run().unwrap().inserted_id;
     granted(&store, &mut exclusive(&store, "$theirs"));
@@ -245,7 +245,7 @@ fn documents_that_have_an_id_of_another_kind_are_used_as_they_are() {
     assert!(row.get("_id") == Some(&id) && row.get_document("exclusive").unwrap().get_bool("acquired").unwrap());
     granted(&store, &mut exclusive(&store, "$new"));
     assert_eq!(rows.row("$new").unwrap().get_str("_id"), Ok("$new"));
-    // Of something that is no lock at all.
+    // A document that is no lock at all.
     rows.raw().insert_one(doc! { "_id": "taken", "locked": true }).run().unwrap();
     refuses(&store, "taken", "_id");
     let kept = rows.raw().find_one(doc! { "_id": "taken" }).run().unwrap();

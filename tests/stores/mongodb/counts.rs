@@ -34,17 +34,17 @@ impl Counted {
             }));
         });
         let store = sent(|| {
-            // Each try sends them.
+            // Each try sends these commands.
             commands.lock().clear();
             Mongodb::open(options.clone(), &soon())
         });
         let counted = Counted { rows, store, commands };
-        // The first write looks for the unique index, where connecting did not.
+        // The first write looks for the unique index, unless connecting did so.
         counted.store.schema(leasehold::internals::store::Schema::Check, &soon()).unwrap();
         counted
     }
 
-    /// Does `step`, which must send these commands.
+    /// Runs `step`, which must send these commands.
     #[track_caller]
     fn sends<T>(&self, commands: &[&str], what: &str, step: impl FnOnce(&Mongodb) -> T) -> T {
         self.commands.lock().clear();
@@ -61,13 +61,13 @@ impl Counted {
         answer
     }
 
-    /// One `findAndModify`.
+    /// The same for a step that sends one `findAndModify`.
     #[track_caller]
     fn one<T>(&self, what: &str, step: impl FnOnce(&Mongodb) -> T) -> T {
         self.sends(&["findAndModify"], what, step)
     }
 
-    /// What was ever written for this collection.
+    /// How many writes of this collection the oplog has.
     fn oplog(&self) -> u64 {
         let filter = doc! { "ns": { "$regex": format!("{}$", self.rows.0) } };
         server().database("local").collection::<Document>("oplog.rs").count_documents(filter).run().unwrap()
@@ -183,7 +183,7 @@ fn many_that_want_a_lock_leave_connections_to_heartbeats() {
         std::thread::scope(|scope| (0..40).for_each(|_| drop(scope.spawn(what))));
         most.load(Ordering::SeqCst)
     };
-    // More connections are made for them, each of which a server that stands still for two seconds does not give.
+    // More connections are made for these calls, and a server that stalls for two seconds makes none of them.
     let read = |consistency| sent(|| store.read(&Which::Key("k".to_owned()), None, consistency, &soon()).map(drop));
     let asks = || {
         let answer = sent(|| store.acquire(&mut exclusive(&store, "k"), &soon()));
@@ -219,7 +219,7 @@ fn what_changes_nothing_writes_nothing() {
     ));
     assert!(matches!(store.release(&mut exclusive(store, "none"), Purpose::GiveUp, &by).unwrap(), Released::Free));
     assert_eq!(at.oplog(), before);
-    // The count sees a write.
+    // The count does notice a write.
     assert!(matches!(store.renew(&mut a, longer(2 * LEASE), &by).unwrap(), Renewed::Until { .. }));
     assert_eq!(at.oplog(), before + 1);
 }

@@ -1,4 +1,4 @@
-//! A user who may lock but not open change streams, on a replica set that has them.
+//! A user that may lock but may not open change streams, on a replica set that has them.
 
 use std::os::unix::fs::OpenOptionsExt;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::contract::granted;
 use crate::support::mongodb::{DATABASE, Rows, settings, with_database};
 use crate::support::wait::wait_until;
 
-/// A replica set with the users `root`, `hears`, who may all that a lock takes, and `deaf`, who may not watch.
+/// A replica set with the users `root`, `hears`, which may do all that locks need, and `deaf`, which may not watch.
 struct Guarded {
     cluster: Cluster,
     rows: Rows,
@@ -31,7 +31,7 @@ impl Guarded {
         let cluster = Cluster::one(&["--auth", "--keyFile", key.to_str().unwrap()])?;
         let at = Guarded { cluster, rows: Rows::unmade(), _key: folder };
         let run = |client: &Client, command: Document| client.database("admin").run_command(command).run().unwrap();
-        // The first user may be made by anybody on this host.
+        // Any client on this host may create the first user.
         let nobody = Client::with_uri_str(at.cluster.uri()).unwrap();
         run(&nobody, doc! { "createUser": "root", "pwd": "canary", "roles": ["root"] });
         let root = Client::with_uri_str(at.uri("root")).unwrap();
@@ -61,7 +61,7 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
     warnings(&at.rows);
     let url = with_database(&at.uri("hears"), &format!("collection={}", at.rows.0));
     let holder = connect(&url);
-    // The server has streams: who may is told.
+    // The server has change streams: a user that may use them gets reports.
     let (to, _told) = crossbeam_channel::unbounded();
     assert!(at.open("hears").wake(&["x".to_owned()], to, &soon()).unwrap());
     assert_eq!(warnings(&at.rows), Vec::<String>::new());
@@ -74,14 +74,14 @@ fn who_may_not_watch_polls_which_is_said_once_and_has_its_locks() {
         commands.lock().clear();
         std::thread::scope(|scope| {
             let waiting = ["a", "b"].map(|key| scope.spawn(|| waiter.lock(key).unwrap()));
-            // Both were refused and look again: so they poll.
+            // Both were refused and look again, so they poll.
             let is_look = |name: &&String| ["find", "findAndModify"].contains(&name.as_str());
             wait_until("they poll", || names(&commands).iter().filter(is_look).count() >= 8);
             held.into_iter().for_each(|guard| guard.release().unwrap());
             waiting.into_iter().for_each(|waiting| waiting.join().unwrap().release().unwrap());
         });
     }
-    // A holder that is gone: its lease's end is no event that anybody could be told of.
+    // The holder is gone, and the end of its lease is no event that could be reported.
     let store = at.open("hears");
     let mut gone = exclusive(&store, "gone");
     gone.ask.lease = Duration::from_secs(1);

@@ -1,4 +1,4 @@
-//! Documents: those of mongo-lock are read as it means them, and ours keep what it relies on.
+//! Documents: those of mongo-lock are read as that library means them, and ours keep what it relies on.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::mongodb::*;
 use crate::support::contract::{LEASE, acquired, give_up, granted, lost, raised, refused, release, renewal, renewed};
 use crate::support::mongodb::Rows;
 
-/// What mongo-lock left in its collection after each of these steps.
+/// What mongo-lock left in its collection after each of its steps.
 fn golden() -> Vec<(String, Vec<Document>)> {
     let text = include_str!("../../golden/mongo-lock.json");
     let json: serde_json::Value = serde_json::from_str(text).unwrap();
@@ -25,7 +25,7 @@ fn golden() -> Vec<(String, Vec<Document>)> {
     json["steps"].as_array().unwrap().iter().map(of).collect()
 }
 
-/// The collection as it was after the step that begins so.
+/// Restores the collection as it was after the step that begins with this text.
 fn after(rows: &Rows, step: &str) {
     rows.raw().delete_many(doc! {}).run().unwrap();
     let (_, documents) = golden().into_iter().find(|(when, _)| when.starts_with(step)).unwrap();
@@ -87,7 +87,8 @@ fn live_holders_of_mongo_lock_are_respected_and_expired_ones_replaced() {
     let before = get(&store, "nightly");
     let taken = granted(&store, &mut exclusive(&store, "nightly"));
     assert!(taken.token >= before.times.stamp, "the store's time, for there was no token");
-    // One shared holder never ends, the other has; an exclusive one has to wait, a shared one joins.
+    // One shared holder has no end, and the other one has expired. An exclusive holder has to wait, and a shared one
+    // joins.
     refused(&store, &mut exclusive(&store, "report"));
     let mut a = shared(&store, "report");
     a.ask.max_holders = Some(2);
@@ -96,7 +97,7 @@ fn live_holders_of_mongo_lock_are_respected_and_expired_ones_replaced() {
     understood(&rows, "report");
 }
 
-/// What mongo-lock needs of every document: else it takes the lock for held, for ever, or for free.
+/// Asserts what mongo-lock needs in every document: otherwise it treats the lock as held for ever, or as free.
 fn understood(rows: &Rows, key: &str) {
     let row = rows.row(key).unwrap();
     let exclusive = row.get_document("exclusive").unwrap();
@@ -128,7 +129,7 @@ fn understood(rows: &Rows, key: &str) {
     assert_eq!(ids.len(), count, "each lock id once: {row}");
     if !acquired {
         for name in ["lockId", "owner", "host", "comment", "createdAt", "renewedAt", "expiresAt"] {
-            // Missing where mongo-lock made the document for shared holders.
+            // The field is missing where mongo-lock made the document for shared holders.
             assert!(matches!(exclusive.get(name), None | Some(Bson::Null)), "{row}");
         }
     }
@@ -202,13 +203,13 @@ fn what_is_not_known_stays() {
     let seen = get(&store, "k");
     let mut pinned = raised(&seen.record);
     pinned.pins.insert("p".to_owned());
-    // A read brings what a swap compares, also of the holder.
+    // A read returns everything that a swap compares, also what is known of the holder.
     assert!(matches!(store.swap(&seen, Some(&pinned), &soon()), Ok(Swapped::Done)));
     let row = rows.row("k").unwrap();
     assert_eq!((row.get_str("later"), row.get_document("exclusive").unwrap().get_i32("later")), (Ok("x"), Ok(1)));
 }
 
-/// What was written is never told as left, though the rest of the document can't be read.
+/// If something was written, the error must not say that the document was left, although the rest of it can't be read.
 #[test]
 fn what_a_holder_writes_to_a_damaged_document_is_not_told_as_left() {
     let rows = needs_server!(Rows::fresh());
@@ -226,7 +227,7 @@ fn what_a_holder_writes_to_a_damaged_document_is_not_told_as_left() {
         let before = rows.row(&a.key);
         let answer = store.renew(&mut a, renewal(Lease::For(2 * LEASE)), &soon());
         let is_left = rows.row(&a.key) == before;
-        // Where the damage was in what is written it is none any more.
+        // If the damage was in a field that is written, it is repaired.
         let is_told = match &answer {
             Ok(Renewed::Unknown(error)) => !crate::errors::text(error).contains("left as it is"),
             answer => matches!(answer, Ok(Renewed::Until { .. })),
@@ -293,7 +294,7 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
         }
         assert_eq!(rows.row(&key), Some(before), "{damage}");
     }
-    // A group passes over it.
+    // A call for a group skips this document.
     let mut b = exclusive(&store, "good");
     b.ask.lock_id = "group".to_owned();
     granted(&store, &mut b);
@@ -304,7 +305,7 @@ fn a_damaged_document_is_named_and_left_as_it_is() {
     lost(&store, &mut exclusive(&store, "good"));
 }
 
-/// One more would be a double, which is no token.
+/// One more would be stored as a double, which is no token.
 #[test]
 fn the_greatest_token_stays() {
     let rows = needs_server!(Rows::fresh());
@@ -322,7 +323,7 @@ fn the_greatest_token_stays() {
     }
 }
 
-/// Somebody's document with that field, in a collection for all things.
+/// Somebody's own document with that field, in a collection for all things.
 #[test]
 fn a_document_that_is_no_lock_is_not_taken_for_a_free_one() {
     needs_server!();
@@ -349,7 +350,7 @@ fn a_document_that_is_no_lock_is_not_taken_for_a_free_one() {
         }
         assert_eq!(rows.row(key), Some(before));
     }
-    // One that says that nobody holds it is one.
+    // A document that says that nobody holds it is a free lock.
     for (i, free) in [doc! { "exclusive": {} }, doc! { "exclusive": null }, doc! { "shared": null }].iter().enumerate()
     {
         let mut row = doc! { "resource": i.to_string() };
@@ -370,7 +371,7 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
         doc! { "x": 1 },
     ];
     rows.raw().insert_many(&others).run().unwrap();
-    // It may be deleted.
+    // Such a document may be deleted.
     rows.raw().insert_one(doc! { "resource": "free", "exclusive": { "acquired": false } }).run().unwrap();
     let _guard = client.lock("held").unwrap();
     let keys = |found: Vec<leasehold::LockStatus>| -> Vec<String> {
@@ -385,7 +386,7 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     assert!(rows.row("free").is_none());
 }
 
-/// The server finds an array by what is in it, and puts it among the texts.
+/// The server matches an array by its elements, and sorts it among the texts.
 #[test]
 fn documents_of_others_that_fill_a_page_end_no_listing() {
     let rows = needs_server!(Rows::fresh());
@@ -433,7 +434,7 @@ fn nothing_of_a_newer_format_is_written() {
 fn a_document_of_a_newer_form_is_told_as_that() {
     let rows = needs_server!(Rows::fresh());
     crate::newer::its_version_is_told(rows.open(), |key| {
-        // The server's own rules fail on this one.
+        // The server's own rules fail on this document.
         let newer = doc! { "$set": { "format": "2.0", "kind": { "of": "loan" } } };
         rows.raw().update_one(doc! { "resource": key }, newer).run().unwrap();
     });
@@ -446,7 +447,7 @@ fn a_margin_is_as_long_as_the_time_is_not_known() {
     assert!(error.kind() == ErrorKind::InvalidInput && error.to_string().contains("at least 1ms"), "{error}");
 }
 
-/// Longer than elsewhere, so that a guard outlives an election.
+/// Longer than on other stores, so that a guard outlives an election of the replica set.
 #[test]
 fn a_lease_that_nobody_set_is_as_long_as_an_election_needs() {
     let rows = needs_server!(Rows::fresh());

@@ -1,4 +1,4 @@
-//! Bad input and a server that is not there: told within the deadline, without a secret.
+//! Bad input and a server that is not there: reported within the deadline, and without secrets.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -51,7 +51,7 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
     assert!(error.kind() == ErrorKind::Config && error.to_string().contains("database"), "{error}");
 }
 
-/// A driver that is built without compression says of the option that it is none.
+/// A driver that is built without compression says that there is no such option.
 #[test]
 fn compression_in_a_url_is_left_out() {
     let rows = needs_server!(Rows::fresh());
@@ -72,7 +72,7 @@ fn a_server_that_is_not_there_is_said_within_the_deadline() {
             told.borrow_mut().insert(host.to_owned());
         }
     });
-    // On a busy machine the time may be over before the driver has a reason, but not both times.
+    // On a busy machine the time may be over before the driver has a reason, but not in both cases.
     let told = told.into_inner();
     assert_eq!(told.len(), 4, "a reason is told only of {told:?}");
 }

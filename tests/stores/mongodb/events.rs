@@ -1,4 +1,4 @@
-//! What a user's settings bring along: handlers of the driver's events, and how often servers are looked at.
+//! What a user's settings bring: handlers of the driver's events, and how often the driver checks its servers.
 
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ use crate::support::wait::wait_until;
 
 const LONG: Duration = Duration::from_secs(60);
 
-/// The ends of channels to a handler: dropped, the first lets it go on; the second hears each time that it is called.
+/// The ends of the channels to a handler: dropping the first lets it go on, and the second receives each of its calls.
 type Ends = (Sender<()>, Receiver<()>);
 
-/// A handler that tells that it is called, and then hangs until it is let go.
+/// A handler that reports each call, and then hangs until it is let go.
 fn hanging<T: Send + Sync + 'static>() -> (Option<EventHandler<T>>, Ends) {
     let ((leave, left), (enter, entered)) = (bounded::<()>(0), unbounded());
     let handler = EventHandler::callback(move |_: T| {
@@ -60,12 +60,12 @@ fn a_handler_that_hangs_holds_up_no_request() {
             client.try_lock("k").unwrap().unwrap().release().unwrap();
         }
         drop(leave);
-        // What came meanwhile is told, in the end.
+        // The events that came meanwhile are delivered in the end.
         entered.recv_timeout(LONG).unwrap();
     }
 }
 
-/// The thread on which the driver sends heartbeats must not run them.
+/// Handlers must not run on the thread that sends the driver's heartbeats.
 #[cfg(target_os = "linux")]
 #[test]
 fn without_a_thread_for_handlers_events_are_left_out() {
@@ -85,7 +85,7 @@ fn without_a_thread_for_handlers_events_are_left_out() {
         wait_until("all is told", || !tells.is_empty() && has_ended());
         threads::no_new_threads();
         (0..20).for_each(|_| drop(client.get("k").unwrap()));
-        // One that came in between may still have had its thread.
+        // An event that came in between may still have had a thread of its own.
         tells.try_iter().for_each(|thread| assert_eq!(thread.as_deref(), Some("leasehold-told")));
         threads::threads_again();
         client.get("k").unwrap();
@@ -105,7 +105,7 @@ fn a_channel_that_nobody_reads_keeps_no_more_than_it_holds() {
     for _ in 0..10 {
         client.try_lock("k").unwrap().unwrap().release().unwrap();
     }
-    // What waits for room comes as soon as there is some.
+    // An event that waits for room comes as soon as there is some.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     let kept = runtime.block_on(async {
         let mut kept = 0;
@@ -117,7 +117,7 @@ fn a_channel_that_nobody_reads_keeps_no_more_than_it_holds() {
     assert_eq!(kept, 1);
 }
 
-/// Where the driver polls its servers nothing else tells it that a primary is dead.
+/// If the driver polls its servers, it learns in no other way that a primary is dead.
 #[test]
 fn servers_are_looked_at_often_enough_whatever_is_set() {
     needs_server!();

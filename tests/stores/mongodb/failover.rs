@@ -1,4 +1,4 @@
-//! A replica set of three members whose primary steps down, is killed, or is stopped and wakes up again.
+//! A replica set of three members whose primary steps down, is killed, or is stopped and goes on again.
 #![cfg(target_os = "linux")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -18,7 +18,7 @@ use leasehold::mongodb::driver::options::ClientOptions;
 use leasehold::mongodb::driver::sync::Client;
 use leasehold::{LockClient, LockGuard};
 
-/// Longer than an election: what it is where nobody sets it.
+/// Longer than an election: the default lease on this store.
 const LEASE: Duration = Duration::from_secs(30);
 /// How long an election may take on a busy machine.
 const LONG: Duration = Duration::from_secs(60);
@@ -32,7 +32,7 @@ impl At {
     fn start() -> Option<At> {
         let cluster = Cluster::start()?;
         let at = At { cluster, rows: "locks".to_owned() };
-        // The first primary may not be the last.
+        // The first primary may not remain the primary.
         crate::network::sent(|| at.open().schema(Schema::Create, &Deadline::after(LONG)));
         Some(at)
     }
@@ -52,7 +52,7 @@ impl At {
     }
 
     fn step_down(&self) {
-        // On a busy machine it may be no primary any more by the time that it is told.
+        // On a busy machine the member may no longer be the primary when the command arrives.
         wait_until("it steps down", || {
             let primary = Client::with_uri_str(self.cluster.uri_of(self.cluster.primary())).unwrap();
             primary.database("admin").run_command(doc! { "replSetStepDown": 10, "force": true }).run().is_ok()
@@ -60,7 +60,7 @@ impl At {
     }
 }
 
-/// Repeats until it is answered: no error, and no answer that is none.
+/// Repeats the call until it is answered, that is, until it gives neither an error nor `None`.
 fn settled<T>(mut call: impl FnMut(&Deadline) -> leasehold::Result<Option<T>>) -> T {
     let started = Instant::now();
     loop {
@@ -101,7 +101,7 @@ fn holders(store: &Mongodb, key: &str) -> Vec<Holder> {
     page.records[0].record.holders().map(|(_, holder)| holder.clone()).collect()
 }
 
-/// Stops the others when dropped.
+/// Stops the other threads when dropped.
 struct Stopping<'a>(&'a AtomicBool);
 
 impl Drop for Stopping<'_> {
@@ -110,8 +110,8 @@ impl Drop for Stopping<'_> {
     }
 }
 
-/// What an election must not change: held guards stay, grants stay, waiters wait and are served, and what goes on
-/// meanwhile ends in an answer. `disturb` takes the primary away and returns when there is another.
+/// What an election must not change: guards stay held, grants remain, waiters wait and are served, and each call under
+/// way ends with an answer. `disturb` takes the primary away, and returns when there is another one.
 fn live_through(disturb: impl Fn(&mut At)) {
     for _ in 0..3 {
         let Some(mut at) = At::start() else { return };
@@ -122,29 +122,29 @@ fn live_through(disturb: impl Fn(&mut At)) {
     panic!("each election took too long for the lease");
 }
 
-/// Whether it was over in time: where two members stand for election at once nobody is elected, and ten seconds later they
-/// begin anew.
+/// Returns whether the election was over in time: if two members stand for election at once, neither is elected, and
+/// they begin again ten seconds later.
 fn lives_through(at: &mut At, disturb: impl Fn(&mut At)) -> bool {
     let (client, rival, store) = (at.client(), at.client(), at.open());
     let began = Instant::now();
     let held: Vec<LockGuard> = (0..5).map(|i| client.lock(&format!("held {i}")).unwrap()).collect();
     let contended = client.lock("contended").unwrap();
-    // Grants that were acknowledged and that nobody renews.
+    // Grants that were acknowledged, and that nobody renews.
     let kept: Vec<Holder> = (0..20)
         .map(|i| {
             let mut a = attempt(&store, &format!("kept {i}"), Mode::Exclusive);
             a.ask.lease = 6 * LEASE;
-            // A machine that stands still for two seconds elects another primary at any time.
+            // If the machine stalls for two seconds, another primary may be elected at any time.
             acquired(&store, &mut a).expect("nobody else asks for it")
         })
         .collect();
     let (stop, started) = (AtomicBool::new(false), Instant::now());
     let rounds: [AtomicU64; 2] = Default::default();
     let is_in_time = std::thread::scope(|scope| {
-        // Also where something fails below: else the others would go on for ever.
+        // Dropped also when something below fails: otherwise the other threads would go on for ever.
         let _stopping = Stopping(&stop);
         let waiting = scope.spawn(|| rival.try_lock_for("contended", LONG).unwrap().expect("it is released"));
-        // Acquires and releases go on all the time, each until it is answered.
+        // Acquires and releases go on all the time, and each is repeated until it is answered.
         let busy: Vec<_> = rounds
             .iter()
             .enumerate()
@@ -169,7 +169,7 @@ fn lives_through(at: &mut At, disturb: impl Fn(&mut At)) -> bool {
         let before = done();
         println!("another primary after {:?}", started.elapsed());
         let after = Instant::now();
-        // Everybody goes on.
+        // All clients go on.
         let mut again = attempt(&store, "after", Mode::Exclusive);
         assert!(acquired(&store, &mut again).is_some());
         println!("writable for a client {:?} later", after.elapsed());
@@ -183,14 +183,14 @@ fn lives_through(at: &mut At, disturb: impl Fn(&mut At)) -> bool {
         contended.release().unwrap();
         let taken = waiting.join().unwrap();
         assert!(taken.is_held());
-        // One that was begun before the other primary came may end after it; the next was not.
+        // A round that began before the new primary came may end after it, but the next one did not begin before.
         wait_until("they go on", || std::iter::zip(done(), before).all(|(now, before)| now > before + 1));
         println!("{before:?} rounds, then {:?}", done());
         stop.store(true, Ordering::SeqCst);
         busy.into_iter().for_each(|busy| busy.join().unwrap());
         true
     });
-    // However long the election took.
+    // This must hold however long the election took.
     for (i, kept) in kept.iter().enumerate() {
         assert_eq!(holders(&store, &format!("kept {i}")), std::slice::from_ref(kept), "an acknowledged grant");
     }
@@ -206,7 +206,7 @@ fn lives_through(at: &mut At, disturb: impl Fn(&mut At)) -> bool {
     true
 }
 
-/// It may be far behind, and say of a lock that is held that nobody holds it.
+/// A secondary may be far behind, and report a held lock as free.
 #[test]
 fn no_lock_is_read_of_a_member_that_is_no_primary() {
     let Some(at) = At::start() else { return };
@@ -215,9 +215,9 @@ fn no_lock_is_read_of_a_member_that_is_no_primary() {
         let other = at.options(&at.cluster.uri_of((primary + 1) % 3));
         let by = Deadline::after(Duration::from_secs(5));
         let read = |store: Mongodb| store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by);
-        // Whether it is one is asked of it.
+        // The read itself finds out whether the member is the primary.
         let answer = read(super::open(other));
-        // An election between would have made it one.
+        // An election in between may have made it the primary.
         if at.cluster.primary() == primary {
             assert!(answer.is_err(), "{answer:?}");
             return;
@@ -262,7 +262,7 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     let mut free = attempt(&store, "free", Mode::Exclusive);
     acquired(&store, &mut free).expect("nobody else asks for it");
     released(&store, &mut free);
-    // Clients that know no other member, which on a busy machine may be replaced meanwhile.
+    // These clients know only the primary, which may be replaced meanwhile on a busy machine.
     let of_primary = (0..5).find_map(|_| {
         let old = at.cluster.primary();
         let stuck: Vec<Mongodb> = (0..4).map(|_| super::open(at.options(&at.cluster.uri_of(old)))).collect();
@@ -277,7 +277,7 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     });
     let (old, stuck) = of_primary.expect("one that stays the primary");
     at.cluster.stop(old);
-    // Sent before it wakes: it finds them in its sockets.
+    // Sent before the old primary goes on: it will find the requests in its sockets.
     let sent: Vec<_> = std::thread::scope(|scope| {
         let sending: Vec<_> = stuck
             .iter()
@@ -294,7 +294,7 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
         sending.into_iter().map(|sending| sending.join().unwrap()).collect()
     });
     at.cluster.primary();
-    // The others grant it again, to somebody else, as soon as the lease is over.
+    // The other members grant the lock again, to another holder, as soon as the lease is over.
     let mut c = attempt(&store, "k", Mode::Exclusive);
     let by = Instant::now() + LONG;
     let second = loop {
@@ -321,7 +321,7 @@ fn a_stopped_primary_that_wakes_up_grants_nothing() {
     }
     assert_eq!((holders(&store, "k"), holders(&store, "free")), (vec![second], vec![third]));
     assert!(sent.iter().all(|b| !holders(&store, &b.key).iter().any(|h| h.grant == *b.grant())));
-    // The first holder finds out.
+    // The first holder learns of its loss.
     let lost = settled(|by| {
         Ok(match store.renew(&mut a, renewal(Lease::For(LEASE)), by)? {
             Renewed::Unknown(_) => None,
@@ -339,11 +339,11 @@ fn what_the_majority_does_not_have_is_no_answer() {
     held.ask.lease = 6 * LEASE;
     let stands = acquired(&store, &mut held).expect("nobody else asks for it");
     let within = |time: u64| Deadline::after(Duration::from_millis(time));
-    // The primary still takes writes, for as long as it takes it to notice: a busy machine may be too late for that.
+    // Until it notices, the old primary still accepts writes: a busy machine may be too late for that.
     let written = (0..5).find_map(|_| {
         let primary = at.cluster.primary();
         let direct = super::open(at.options(&at.cluster.uri_of(primary)));
-        // One that was stopped in the round before may just have been elected in its place.
+        // A member that was stopped in the round before may just have been elected instead.
         if let Err(error) = direct.schema(Schema::Check, &soon()) {
             assert!(error.is_retryable(), "{error:?}");
             return None;
@@ -362,17 +362,17 @@ fn what_the_majority_does_not_have_is_no_answer() {
         None
     });
     let (direct, secondaries, a) = written.expect("a primary that has not noticed");
-    // Nor does a look say that it is not there, for it may stay.
+    // Nor may a look say that there is no such lock, because the write may survive.
     let look = direct.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &within(700));
     assert!(look.is_err(), "{look:?}");
-    // Also an answer that writes nothing: what it saw may be undone.
+    // An answer that writes nothing must not come either: what it saw may be undone.
     let refusal = direct.acquire(&mut attempt(&direct, "held", Mode::Exclusive), &within(700));
     assert!(!matches!(refusal, Ok(Acquired::Refused(_) | Acquired::Granted { .. })), "{refusal:?}");
     let renewal = direct.renew(&mut held.without_native(), renewal(Lease::For(6 * LEASE)), &within(700));
     assert!(!matches!(renewal, Ok(Renewed::Until { .. } | Renewed::Lost(_))), "{renewal:?}");
     secondaries.iter().for_each(|i| at.cluster.go_on(*i));
     at.cluster.primary();
-    // The same attempt finds itself, or is granted now.
+    // The same attempt finds its own grant, or is granted the lock now.
     let mut again = a.without_native();
     let holder = acquired(&store, &mut again).unwrap();
     assert_eq!(holders(&store, "k"), [holder]);

@@ -1,4 +1,4 @@
-//! Faults that the server makes itself, where it takes the commands for tests: in a replica set of a test's own.
+//! Faults that the server itself makes on a command for tests, in a replica set of the test's own.
 
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -24,7 +24,7 @@ use crate::support::wait::wait_until;
 
 const NAME: &str = "locks";
 const HANG: &str = "hangAfterStartingIndexBuild";
-/// The server is the primary all the time, so it has no news for a driver that waits for them to look again.
+/// The server is the primary all the time, so a driver that waits for news before it checks again would get none.
 pub const POLL: &str = "&serverMonitoringMode=poll";
 
 pub struct At {
@@ -43,12 +43,12 @@ impl At {
         self.open_with("")
     }
 
-    /// With more options in its URL.
+    /// A store with more options in its URL.
     pub fn open_with(&self, more: &str) -> Mongodb {
         open(Rows::options_named(NAME, &format!("{}{more}", self.cluster.uri())))
     }
 
-    /// With the commands that it sends.
+    /// A store, and the commands that it sends.
     pub fn open_listening(&self) -> (Mongodb, Commands) {
         let mut settings = settings(&format!("{}{POLL}", self.cluster.uri()));
         let commands = listen(&mut settings);
@@ -65,9 +65,9 @@ impl At {
         self.client.database("admin").run_command(command).run().unwrap()
     }
 
-    /// Does this until the server has begun to build an index, and no further before [`At::build`].
+    /// Runs this until the server has begun to build an index, and no further until [`At::build`] is called.
     fn hang_while<T: Send + 'static>(&self, make: impl FnOnce() -> T + Send + 'static) -> JoinHandle<T> {
-        // Of an empty collection it is made at once.
+        // The index of an empty collection would be made at once.
         self.raw().insert_one(doc! { "x": 1 }).run().unwrap();
         let entered = self.admin(doc! { "configureFailPoint": HANG, "mode": "alwaysOn" }).get_i32("count").unwrap();
         let making = std::thread::spawn(make);
@@ -79,7 +79,7 @@ impl At {
         self.admin(doc! { "configureFailPoint": HANG, "mode": "off" });
     }
 
-    /// The next one of these commands fails so, without a label by which the driver would repeat it.
+    /// The next one of these commands fails with this code, without a label that makes the driver repeat it.
     fn fail_once(&self, command: &str, code: i32) {
         self.fail(command, code, doc! { "times": 1 });
     }
@@ -90,7 +90,7 @@ impl At {
     }
 }
 
-/// A server that is still building it does not keep keys apart, but lists it.
+/// While the server builds the index, it lists it, but does not yet keep keys unique.
 #[test]
 fn a_unique_index_that_is_being_built_is_not_there_yet() {
     let Some(at) = At::start() else { return };
@@ -110,11 +110,11 @@ fn a_unique_index_that_is_being_built_is_not_there_yet() {
     granted(&store, &mut exclusive(&store, "k"));
 }
 
-/// The indexes of a large collection take longer than one request may; the server ends a build with its request.
+/// The indexes of a large collection take longer than one request may, and the server ends a build with its request.
 #[test]
 fn indexes_may_take_longer_than_a_request() {
     let Some(mut at) = At::start() else { return };
-    // Longer than the server on a busy machine stands still.
+    // Longer than the server on a busy machine stalls.
     let each = Duration::from_secs(7);
     let create = |store: Mongodb| {
         let by = Deadline::after(each).with_long(Duration::from_secs(120));
@@ -122,22 +122,22 @@ fn indexes_may_take_longer_than_a_request() {
     };
     let store = at.open();
     let making = at.hang_while(create(at.open()));
-    // As long as it may not take.
+    // This is longer than a request may take.
     std::thread::sleep(2 * each);
     assert!(!making.is_finished());
     at.build();
     making.join().unwrap().unwrap();
     granted(&store, &mut exclusive(&store, "k"));
-    // A server that hangs ends it, as it ends any call.
+    // A server that hangs ends this call, as it ends any other.
     at.raw().drop().run().unwrap();
     let making = at.hang_while(create(at.open()));
     at.cluster.stop(0);
-    // The request that waits, and one that asks whether the server is there.
+    // Time for the request that waits, and for one that asks whether the server is there.
     within("what hangs", 2 * each, || making.join().unwrap()).unwrap_err();
     at.cluster.go_on(0);
 }
 
-/// It asks meanwhile whether the server is still there, which any answer shows.
+/// Meanwhile the client asks whether the server is still there, and any answer shows that it is.
 #[test]
 fn a_build_of_indexes_goes_on_whatever_is_answered_meanwhile() {
     let Some(at) = At::start() else { return };
@@ -146,10 +146,10 @@ fn a_build_of_indexes_goes_on_whatever_is_answered_meanwhile() {
     let (store, beside) = (open(Rows::options_named(NAME, &url)), at.open());
     let by = Deadline::after(Duration::from_secs(7)).with_long(Duration::from_secs(120));
     let making = at.hang_while(move || store.schema(Schema::Create, &by));
-    // Interrupted, refused, and not the primary any more.
+    // Interrupted, refused, and no longer the primary.
     let codes = [50, 9999, 10107];
     for code in codes {
-        // What the driver asks for itself has no session.
+        // A `hello` that the driver sends for itself has no session.
         proxy.add(Rule::next(1, Network::Say(code, "made by the test")).on("hello").on("lsid"));
     }
     let is_said = |request: &Request| request.sent == 0 && request.has("hello") && request.has("lsid");
@@ -169,7 +169,7 @@ fn what_ends_a_build_of_indexes_late_is_said() {
     let by = Deadline::after(Duration::from_secs(7)).with_long(Duration::from_secs(120));
     commands.lock().clear();
     let making = at.hang_while(move || store.schema(Schema::Create, &by));
-    // It asks meanwhile whether the server is still there.
+    // Meanwhile the client asks whether the server is still there.
     wait_until("it asks", || names(&commands).contains(&"hello".to_owned()));
     let raw = at.raw();
     let dropping = std::thread::spawn(move || raw.drop_indexes().run());
@@ -179,7 +179,7 @@ fn what_ends_a_build_of_indexes_late_is_said() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("IndexBuildAborted"), "{error:?}");
 }
 
-/// A router says so where it lost its connection to the shard after it had passed the write on.
+/// A router answers like this if it lost its connection to the shard after it had passed the write on.
 #[test]
 fn a_router_that_lost_its_shard_has_not_said_that_nothing_was_written() {
     let Some(at) = At::start() else { return };
@@ -196,13 +196,14 @@ fn a_router_that_lost_its_shard_has_not_said_that_nothing_was_written() {
     }
 }
 
-/// Seen where the index or the database was dropped under acquires, on the real server by chance (175: 1 of 600).
+/// These codes came by chance when the index or the database was dropped under acquires on a real server (175: 1 of
+/// 600).
 #[test]
 fn what_was_dropped_under_an_acquire_does_not_end_a_wait() {
     let Some(at) = At::start() else { return };
     let store = at.open();
     store.schema(Schema::Create, &soon()).unwrap();
-    // QueryPlanKilled, DatabaseDropPending; a cache that is full.
+    // QueryPlanKilled, DatabaseDropPending, and a cache that is full.
     for code in [175, 215, 365] {
         let mut a = exclusive(&store, &code.to_string());
         at.fail_once("findAndModify", code);
@@ -212,7 +213,7 @@ fn what_was_dropped_under_an_acquire_does_not_end_a_wait() {
     }
 }
 
-/// The token up to which a stream has told may be of no use to the server any more.
+/// The server may no longer be able to use the token up to which a stream has reported.
 #[test]
 fn a_stream_that_cannot_go_on_begins_anew() {
     let Some(at) = At::start() else { return };
@@ -229,7 +230,7 @@ fn a_stream_that_cannot_go_on_begins_anew() {
     }
 }
 
-/// What happened since the last one is not known then.
+/// It is then not known what happened since the last report.
 #[test]
 fn where_a_stream_cannot_go_on_all_keys_are_told() {
     let Some(at) = At::start() else { return };
@@ -261,12 +262,12 @@ fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
     };
     let told = wake(&store, &["a"]);
     assert!(!goes_on());
-    // One that lives is gone on with.
+    // If a stream still runs, the next one continues it.
     let more = wake(&store, &["a", "b"]);
     assert!(goes_on());
     assert!(told.recv_timeout(LONG).is_err_and(|error| error == RecvTimeoutError::Disconnected));
 
-    // It breaks, whatever else asks for more just now.
+    // The stream breaks, whatever else asks for more at that moment.
     at.fail("getMore", 8, "alwaysOn");
     release(&store, &mut held[0]);
     while more.recv_timeout(LONG).map_err(|error| assert_eq!(error, RecvTimeoutError::Disconnected)).is_ok() {}
@@ -274,12 +275,12 @@ fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
     let told = wake(&store, &["a", "b"]);
     assert!(!goes_on(), "after a break");
 
-    // Begun anew behind a write that it does not tell, it goes on by a token.
+    // The stream begins anew after a write that it does not report, and then continues by a token.
     drop(told);
     assert!(store.wake(&[], crossbeam_channel::unbounded().0, &soon()).unwrap());
     granted(&store, &mut exclusive(&store, "z"));
     let told = wake(&store, &["a", "b"]);
-    // Another one can't be opened beside it.
+    // Another stream can't be opened at the same time.
     at.fail_once("aggregate", 8);
     let keys = ["a", "b", "c"].map(str::to_owned);
     store.wake(&keys, crossbeam_channel::unbounded().0, &soon()).unwrap_err();
@@ -288,6 +289,6 @@ fn a_stream_does_not_go_on_where_one_that_is_gone_was() {
     assert!(!goes_on(), "after one that could not be opened");
     drop(told);
     release(&store, &mut held[1]);
-    // The last writes before it may be told, too.
+    // The last writes before it may be reported, too.
     while more.recv_timeout(LONG).unwrap() != "b" {}
 }

@@ -1,4 +1,4 @@
-//! A network that fails: how it is between this store and its server, and what only this one does then.
+//! A network that fails: what it can do between this store and its server, and what only this store does then.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ fn behind() -> Behind<Rows> {
     let kind = Kind {
         write: "findAndModify",
         driver_repeats: true,
-        // What was given up is stopped by its session.
+        // The session of a given-up acquire stops its late copies.
         remembers_who_gave_up: false,
         ends: &[Purpose::Release, Purpose::GiveUp],
         late: Network::Late(2 * LATE),
@@ -32,12 +32,12 @@ fn behind() -> Behind<Rows> {
 
 crate::network::steps!(behind);
 
-/// What would happen without the session of what is given up. Else the test of it would prove nothing.
+/// What would happen without that session. If nothing came back here, the test of the session would prove nothing.
 #[test]
 fn what_is_given_up_in_another_session_comes_back() {
     let at = needs_server!(behind());
     let mut a = exclusive(&*at.store, "negative control");
-    // Late enough that a busy machine gives it up before.
+    // So late that even a busy machine gives it up before.
     at.fault(Network::Late(3 * LATE));
     at.unanswered(&mut a);
     let released = at.store.release(&mut a.without_native(), Purpose::GiveUp, &soon()).unwrap();
@@ -46,7 +46,8 @@ fn what_is_given_up_in_another_session_comes_back() {
     assert_eq!(at.holders("negative control").len(), 1);
 }
 
-/// The driver repeats an acquire under one number, of which the server keeps no note where it refused it.
+/// The driver repeats an acquire under one number, and the server does not remember the number if it refused the
+/// acquire.
 #[test]
 fn a_copy_of_an_acquire_whose_repeat_was_refused_is_granted_to_nobody() {
     let Behind { proxy, store, beside, room: _room, .. } = needs_server!(behind());
@@ -66,8 +67,8 @@ fn a_copy_of_an_acquire_whose_repeat_was_refused_is_granted_to_nobody() {
     }
 }
 
-/// The driver looks up a host's name on a thread of its runtime. Where none can be started, that must end none of the tasks
-/// that make its connections.
+/// The driver looks up host names on a thread of its runtime. If no thread can be started, that must not end any of the
+/// tasks that make its connections.
 #[cfg(target_os = "linux")]
 #[test]
 fn connections_that_break_while_no_thread_can_be_started_are_made_again() {
@@ -91,7 +92,7 @@ fn connections_that_break_while_no_thread_can_be_started_are_made_again() {
             options.direct_connection = Some(true);
             options.sdam_event_handler = Some(EventHandler::callback(move |event| drop(tell.send(event))));
         }));
-        // The runtime ends a thread for look-ups that had nothing to do for ten seconds.
+        // The runtime ends a look-up thread that had nothing to do for ten seconds.
         let opened = Instant::now();
         wait_until("those are over", || opened.elapsed() > Duration::from_secs(15));
         threads::no_new_threads();
@@ -102,7 +103,7 @@ fn connections_that_break_while_no_thread_can_be_started_are_made_again() {
         };
         comes(|event| matches!(event, SdamEvent::ServerHeartbeatFailed(_)));
         comes(|event| matches!(event, SdamEvent::ServerHeartbeatStarted(_)));
-        // It passes through the thread on which that goes on at once.
+        // This call shows that the thread on which the driver goes on is free.
         let brief = Deadline::after(Duration::from_millis(300));
         drop(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &brief));
         threads::threads_again();
@@ -114,7 +115,7 @@ fn connections_that_break_while_no_thread_can_be_started_are_made_again() {
     });
 }
 
-/// Ends all connections of this process to that port. A proxy would need a thread for each new one.
+/// Ends all connections of this process to that port. A proxy would need a new thread for each new connection.
 #[cfg(target_os = "linux")]
 fn cut(port: u16) {
     use nix::sys::socket::{Shutdown, SockaddrIn, getpeername, shutdown};

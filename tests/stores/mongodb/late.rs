@@ -1,4 +1,4 @@
-//! A server that stands still: what waits in its socket longer than its sender did.
+//! A server that stalls: requests wait in its socket for longer than their sender did.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const LEASE: Duration = Duration::from_secs(600);
 /// How long the holder waits.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// Nobody holds it any more: it would keep the key for one more lease.
+/// The holder has given up, so the renewal would keep the key locked for one more lease.
 #[test]
 fn a_renewal_that_was_given_up_prolongs_nothing() {
     let Some(mut cluster) = Cluster::one(&[]) else { return };
@@ -45,15 +45,15 @@ fn a_renewal_that_was_given_up_prolongs_nothing() {
         assert!(matches!(answer, Ok(Renewed::Unknown(_))), "{answer:?}");
         cluster.go_on(0);
         wait_until("it did what was sent", || begun() > so_far && is_idle());
-        // By a connection that must be made for it: a server that has just gone on may be too slow for one.
+        // This read needs a new connection, and a server that has just gone on may be too slow for one.
         let seen = sent(|| store.read(&Which::Key(a.key.clone()), None, Consistency::Strong, &soon())).records;
         assert_eq!(seen[0].record.holders().next().unwrap().1.until, before, "{mode}");
-        // While somebody waits for the answer it is never too late.
+        // While a caller waits for the answer, a renewal is never too late.
         assert!(renewed(&store, &mut a, renewal(Lease::For(LEASE))) > before);
     }
 }
 
-/// A host that stood still, or a slow network: what is known of the server's time is old.
+/// The host stalled, or the network is slow: what is known of the server's time is old.
 #[test]
 fn a_late_answer_makes_no_renewal_too_late() {
     needs_server!();
@@ -70,7 +70,7 @@ fn a_late_answer_makes_no_renewal_too_late() {
         proxy.flow(Flow::Pass, Flow::Pass);
         let began = Instant::now();
         match store.renew(&mut a, renewal(Lease::For(LEASE)), &Deadline::after(SHORT)) {
-            // A server that stood still for all of that time.
+            // The server stalled for all of that time.
             Ok(Renewed::Unknown(_)) | Err(_) if began.elapsed() >= SHORT => false,
             answer => {
                 assert!(matches!(answer, Ok(Renewed::Until { until, .. }) if until > before), "{answer:?}");
@@ -83,7 +83,7 @@ fn a_late_answer_makes_no_renewal_too_late() {
     }
 }
 
-/// Where it gets no connection the driver says what went wrong with making one, as if a request had left.
+/// If the driver gets no connection, it reports what went wrong with making one, as if a request had been sent.
 #[test]
 fn what_had_no_connection_is_called_undone() {
     needs_server!();
@@ -91,7 +91,7 @@ fn what_had_no_connection_is_called_undone() {
     let proxy = Proxy::mongodb(&host(&crate::support::servers::mongod().unwrap()));
     let brief = "directConnection=true&serverMonitoringMode=poll&heartbeatFrequencyMS=600000&maxIdleTimeMS=50&\
                  serverSelectionTimeoutMS=300";
-    // What it says is a matter of chance: whether a request or its look at the server comes first.
+    // Chance decides what the driver says: whether a request or its own check of the server comes first.
     for round in 0..5 {
         let store = open(rows.options_at(&format!("mongodb://{}/?{brief}", proxy.addr())));
         sent(|| store.schema(Schema::Check, &soon()));
@@ -110,21 +110,21 @@ fn what_had_no_connection_is_called_undone() {
     }
 }
 
-/// The driver closes the connections of a server that it finds silent, also those on which a write waits for its answer.
+/// The driver closes all connections of a server that it finds silent, even if a write waits there for its answer.
 #[test]
 fn a_write_whose_connection_the_driver_closed_is_not_called_undone() {
     let Some(mut cluster) = Cluster::one(&[]) else { return };
-    // It looks often, and finds no other server soon.
+    // The driver checks often, and soon gives up looking for another server.
     let often = "&serverMonitoringMode=poll&heartbeatFrequencyMS=500&connectTimeoutMS=500&serverSelectionTimeoutMS=500";
     let store = open(Rows::options_named("locks", &format!("{}{often}", cluster.uri())));
     let beside = open(Rows::options_named("locks", &cluster.uri()));
     beside.schema(Schema::Create, &soon()).unwrap();
-    // Which an acquire would look at first.
+    // Otherwise an acquire would check the schema first.
     sent(|| store.schema(Schema::Check, &soon()));
     let is_closed = (0..20).any(|nth| {
         let mut a = exclusive(&store, &format!("k{nth}"));
         a.sends = 1;
-        // Else it may not have a connection yet.
+        // Otherwise the store may not have a connection yet.
         sent(|| store.read(&Which::Key(a.key.clone()), None, Consistency::Strong, &soon()).map(drop));
         cluster.stop(0);
         let answer = store.acquire(&mut a, &soon());

@@ -1,5 +1,5 @@
-//! A collection that clients of mongo-lock use, too: what becomes of a lock of theirs that ours want, and of one of ours
-//! that they want. The guide's page on moving from there names each outcome, good or bad.
+//! A collection that clients of mongo-lock also use: what happens to a lock of theirs that ours want, and to one of
+//! ours that they want. The guide's page on moving from there names each outcome, good or bad.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -37,13 +37,13 @@ impl World {
         World { go: Go::new(&rows), rows, ours }
     }
 
-    /// Everything in the collection is so much older: the server's clock is its own.
+    /// Makes everything in the collection this much older, because the server has its own clock.
     pub fn pass(&self, by: Duration) {
         self.rows.age(by);
     }
 
-    /// Ours have just freed what is over, which they do in the background every ten seconds: what a test lets pass now
-    /// stays until it has looked.
+    /// Returns when ours have just freed what is over, which they do in the background every ten seconds: a lock that a
+    /// test lets expire now remains until the test has looked at it.
     pub fn has_freed(&self) {
         self.go.xlock("freed", "freed", OWNER, TTL).unwrap();
         self.pass(LEASE + S);
@@ -74,7 +74,7 @@ impl mixed::World for World {
         self.pass(by);
     }
 
-    /// The lock id is the key's.
+    /// Here the lock id is the key.
     fn theirs(&self, key: &str, step: Step) -> bool {
         match step {
             Step::Acquire => self.go.xlock(key, key, OWNER, TTL).is_ok(),
@@ -101,7 +101,7 @@ fn assert_lost(guard: &LockGuard) -> LossReason {
     guard.loss().wait().unwrap().reason
 }
 
-/// Ids and times differ; everything else is the same.
+/// The form of a document, without ids and times, which differ.
 fn form(document: &Document) -> serde_json::Value {
     fn plain(value: serde_json::Value) -> serde_json::Value {
         match value {
@@ -189,7 +189,7 @@ fn heartbeats_keep_a_shared_lock() {
     let shared = world.ours.request("shared").shared().acquire().unwrap();
     for _ in 0..2 {
         world.pass(40 * S);
-        // They ask for no end, but see it, as ours do.
+        // Their library asks for no end here, but it sees the end, as ours does.
         assert!(world.go.status(Some(shared.lock_id()), false)[0].ttl > 0);
         assert!(world.ours.try_lock("shared").unwrap().is_none());
         assert_eq!(world.go.xlock("shared", "b", OWNER, TTL), Err(Unavailable));
@@ -197,7 +197,8 @@ fn heartbeats_keep_a_shared_lock() {
     }
 }
 
-/// Whoever knows it may unlock and renew by it, as among their own: bad where theirs was over long ago.
+/// A client of either library that knows the lock id may unlock and renew by it. That is bad if the lock of theirs was
+/// over long ago.
 #[test]
 fn the_same_lock_id_is_the_right_to_both() {
     let world = needs_server!(World::new());
@@ -216,13 +217,13 @@ fn the_same_lock_id_is_the_right_to_both() {
     assert!(matches!(assert_lost(&guard), LossReason::ReleasedByOther));
 }
 
-/// Theirs: it frees every lock of an id of which one is over.
+/// The fault is theirs: their purger frees every lock with a lock id if one of those locks is over.
 #[test]
 fn their_purger_frees_what_shares_a_lock_id() {
     let world = needs_server!(World::new());
     world.go.xlock("over", "job", OWNER, TTL).unwrap();
     world.pass(LEASE + S);
-    // Before ours free it.
+    // Read before ours free it.
     let expired = world.go.expired();
     let guard = world.ours.request("live").lock_id("job").lock().unwrap();
     let other = world.ours.request("other").lock().unwrap();
@@ -231,7 +232,7 @@ fn their_purger_frees_what_shares_a_lock_id() {
     other.ensure_held_for(LEASE / 2).unwrap();
 }
 
-/// Theirs have no tokens.
+/// Their locks have no tokens.
 #[test]
 fn a_forced_release_spares_who_of_theirs_came_after_it() {
     let world = needs_server!(World::new());
@@ -241,7 +242,7 @@ fn a_forced_release_spares_who_of_theirs_came_after_it() {
     mixed::a_forced_release_spares_who_of_theirs_came_after_it(Arc::new(store), &Clock::system(), acquire);
 }
 
-/// An expired entry blocks them until somebody frees it.
+/// An expired entry blocks their clients until somebody frees it.
 #[test]
 fn what_is_over_is_freed_now_and_then() {
     let world = needs_server!(World::new());
@@ -257,7 +258,8 @@ fn what_is_over_is_freed_now_and_then() {
     wait_until("of shared ones, too", || (left("b"), left("c")) == (0, 1));
 }
 
-/// What is damaged stops nothing and stays as it is, as does what is not ours to write; what lives is not looked at.
+/// Damaged documents stop nothing and are left as they are, as are those that are not ours to write. Live ones are not
+/// touched.
 #[test]
 fn freeing_leaves_alone_what_is_not_over() {
     let world = needs_server!(World::new());
@@ -335,7 +337,7 @@ fn freeing_leaves_alone_what_is_not_over() {
     assert_eq!(rows(), before);
 }
 
-/// Bad, and theirs: their hosts' clocks decide, without a grace.
+/// A bad outcome, and the fault of their library: their hosts' clocks decide, without a grace.
 #[test]
 fn a_clock_that_is_off_by_four_seconds_lets_two_hold_one_lock() {
     let world = needs_server!(World::new());
@@ -389,7 +391,7 @@ fn who_did_not_expect_them_is_warned_once_and_a_diagnosis_names_them() {
     world.go.xlock(&first, "a", OWNER, 7_200).unwrap();
     world.pass(Duration::from_secs(3_700));
     let own = client(&world.rows, Fleet::Own);
-    // Who only holds hears of it by the loss.
+    // A client that only holds learns of it from the loss.
     let (lost, released) = (unique(), unique());
     for key in [&lost, &released] {
         let other = client(&world.rows, Fleet::Own);

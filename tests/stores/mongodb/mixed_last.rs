@@ -1,5 +1,5 @@
-//! A collection that clients of mongo-lock use, too: what of ours is in its last second is not extended, for their purger
-//! reads what is over, and frees it later by its lock id.
+//! A collection that clients of mongo-lock also use: in its last second, a lock of ours is not extended, because their
+//! purger reads what is over and frees it later by its lock id.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ use crate::support::mongodb::{Rows, server};
 use crate::support::stores::soon;
 use crate::support::wait::wait_until;
 
-/// Their purger reads what is over, and frees it later by its id: what was renewed meanwhile would be freed, too.
+/// Their purger reads what is over, and frees it later by its id: a lock that was renewed meanwhile would be freed as
+/// well.
 #[test]
 fn nothing_of_the_last_second_is_renewed() {
     needs_server!();
@@ -41,7 +42,7 @@ fn nothing_of_the_last_second_is_renewed() {
     }
 }
 
-/// It would keep its lock id, by which their purger frees what it read as over.
+/// The lock would keep its lock id, by which their purger frees what it read as over.
 #[test]
 fn nothing_of_the_last_second_is_handed_over() {
     let world = needs_server!(World::new());
@@ -56,7 +57,8 @@ fn nothing_of_the_last_second_is_handed_over() {
         assert!(error.kind() == ErrorKind::Lost && error.holders().is_empty(), "{error}");
         world.pass(S);
         assert_eq!(adopt(&late).unwrap_err().kind(), ErrorKind::Lost);
-        // Without the option they have until they are taken over, or one with it frees what is over.
+        // Without the option, holders have until they are taken over, or until a client with the option frees what is
+        // over.
         let rows = Rows::fresh();
         let own = client(&rows, Fleet::Own);
         let over = own.request(key).acquire().unwrap();
@@ -65,14 +67,14 @@ fn nothing_of_the_last_second_is_handed_over() {
     }
 }
 
-/// It is not handed over then, but it is released.
+/// In its last second a lock is not handed over, but it is released.
 #[test]
 fn a_lock_in_its_last_second_is_released_also_where_somebody_waits() {
     let world = needs_server!(World::new());
     assert!((0..10).any(|_| is_released_in_its_last_second(&world)), "it was over each time");
 }
 
-/// False where a busy machine used up what was left: the one that waits may have taken it over.
+/// Returns `false` if a busy machine used up what was left: then the waiter may have taken the lock over.
 fn is_released_in_its_last_second(world: &World) -> bool {
     const LEFT: Duration = Duration::from_millis(800);
     let asked = Instant::now();
@@ -82,7 +84,7 @@ fn is_released_in_its_last_second(world: &World) -> bool {
     let request = world.ours.request("x").on_wait(move |_| told.send(()).unwrap_or_default());
     let waiter = std::thread::spawn(move || request.lock().map(drop));
     tells.recv().unwrap();
-    // Real time goes on, too.
+    // Real time passes as well.
     let passed = granted.elapsed();
     world.pass((LEASE - LEFT).saturating_sub(passed));
     let released = guard.release();
@@ -92,7 +94,8 @@ fn is_released_in_its_last_second(world: &World) -> bool {
     in_time
 }
 
-/// A group is renewed by a swap, which may come long after its look: while a user's transaction has the document.
+/// A group is renewed by a swap, which may come long after its look, for example while a user's transaction has the
+/// document.
 #[test]
 fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
     let world = needs_server!(World::new());
@@ -112,7 +115,7 @@ fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
                 let (mut longer, later) = (seen.record.clone(), End::At(seen.times.now.plus(LEASE)));
                 longer.exclusive.iter_mut().chain(&mut longer.shared).for_each(|holder| holder.until = later);
                 match store.swap(&seen, Some(&longer), &soon())? {
-                    // What a busy server has no time for may be done.
+                    // If a busy server had no time for the swap, it may still be done.
                     Swapped::Unknown(error) => Err(error),
                     renewed => Ok((renewed, seen)),
                 }
@@ -120,7 +123,8 @@ fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
             let (mut shorter, mut gone) = (seen.record.clone(), seen.record.clone());
             assert_eq!(matches!(renewed, Swapped::Done), right, "{key} {left}: {renewed:?}");
             if !right {
-                // To end it, or to take it away, is no renewal. On a busy machine it may be over for seconds already.
+                // Ending the lease or removing the holder is no renewal. On a busy machine it may have been over for
+                // seconds.
                 let earlier = End::At(seen.times.now.minus(LEASE / 2));
                 shorter.exclusive.iter_mut().chain(&mut shorter.shared).for_each(|holder| holder.until = earlier);
                 assert!(matches!(store.swap(&seen, Some(&shorter), &soon()).unwrap(), Swapped::Done));
@@ -133,13 +137,13 @@ fn nothing_of_the_last_second_is_renewed_by_its_lock_id() {
     }
 }
 
-/// What counts as held can be renewed.
+/// A lock that counts as held must be one that can be renewed.
 #[test]
 fn the_margin_is_no_less_than_the_last_second() {
     let world = needs_server!(World::new());
     let builder = |options: MongodbOptions| {
         let store = open(options);
-        // A tenth of it is less than that.
+        // A tenth of this lease is less than a second.
         builder_over(Arc::new(store), Clock::system()).lease(9 * S)
     };
     let mixed = || builder(MongodbOptions { fleet: Fleet::Mixed, ..world.rows.options() });
@@ -153,7 +157,7 @@ fn the_margin_is_no_less_than_the_last_second() {
     builder(world.rows.options()).margin(less).connect().unwrap();
 }
 
-/// The server decides by the time at which a request begins, and that one may wait behind a user's transaction.
+/// The server decides by the time at which a request begins, but the request may then wait for a user's transaction.
 #[test]
 fn nothing_is_extended_that_is_over_when_a_transaction_ends() {
     let world = needs_server!(World::new());
@@ -179,7 +183,7 @@ fn nothing_is_extended_that_is_over_when_a_transaction_ends() {
                 extend.join().unwrap()
             });
             let late = extended.expect_err("their purger is about to free it");
-            // A busy server may not even say that.
+            // A busy server may not even answer that.
             assert!(matches!(late.kind(), ErrorKind::Lost | ErrorKind::Ambiguous), "{key}: {late}");
         }
     }

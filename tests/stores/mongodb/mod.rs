@@ -1,4 +1,4 @@
-//! What only the MongoDB store has to keep, on a real mongod: documents, requests, errors, the collection.
+//! What only the MongoDB store must keep, on a real mongod: documents, requests, errors, the collection.
 #[cfg(target_os = "linux")]
 mod answers;
 mod collection;
@@ -35,17 +35,18 @@ use crate::support::direct::{attempt, exclusive, get, holders, instead_of, share
 use crate::support::harness::{connected, patient};
 use crate::support::stores::soon;
 
-/// A store. The driver has two seconds for a connection, however long the call has: a busy machine may need more tries.
+/// A store. The driver has two seconds for a connection, however long the call has, so a busy machine may need more
+/// tries.
 fn open(options: MongodbOptions) -> Mongodb {
     sent(|| Mongodb::open(options.clone(), &soon()))
 }
 
-/// A client by this URL, for which a server on a busy machine has time to answer.
+/// A client for this URL, with enough time for a server on a busy machine to answer.
 fn connect(url: &str) -> LockClient {
     connected(|| patient(LockClient::builder(url)))
 }
 
-/// What a test makes on the server, where there is one.
+/// What a test makes on the server; without a server the test ends here.
 macro_rules! needs_server {
     ($($made:expr)?) => {{
         if $crate::support::servers::mongod().is_none() {

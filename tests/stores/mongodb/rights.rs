@@ -1,4 +1,5 @@
-//! Users with fewer rights, a server alone, settings that are not used: what works, and what is said.
+//! Users with fewer rights, a server alone, settings that are not used: what works, and what the errors and warnings
+//! say.
 
 use std::sync::Once;
 
@@ -16,7 +17,7 @@ use crate::support::proxy::Proxy;
 use crate::support::servers::mongod_alone;
 use crate::support::wait::wait_until;
 
-/// A server with users: `root`, who may all, `reader`, `writer`, and `bare`, who may only what a lock takes.
+/// A server with the users `root`, `reader`, `writer`, and `bare`, which may do only what a lock needs.
 struct Guarded {
     host: String,
     rows: Rows,
@@ -28,7 +29,7 @@ impl Guarded {
         static USERS: Once = Once::new();
         USERS.call_once(|| {
             let run = |client: &Client, command: Document| client.database("admin").run_command(command).run();
-            // The first user may be made by anybody on this host; later runs find it.
+            // Any client on this host may create the first user. Later runs find it.
             let nobody = Client::with_uri_str(format!("mongodb://{host}/")).unwrap();
             let _ = run(&nobody, doc! { "createUser": "root", "pwd": "canary", "roles": ["root"] });
             let root = Client::with_uri_str(format!("mongodb://root:canary@{host}/")).unwrap();
@@ -79,7 +80,7 @@ fn wrong_credentials_are_told_at_connect() {
     for url in [
         format!("mongodb://root:canary-not@{}/leasehold?authSource=admin", at.host),
         format!("mongodb://nobody:canary@{}/leasehold?authSource=admin", at.host),
-        // The user is of another database.
+        // The user belongs to another database.
         format!("mongodb://root:canary@{}/leasehold", at.host),
         format!("mongodb://{}/leasehold", at.host),
     ] {
@@ -88,7 +89,7 @@ fn wrong_credentials_are_told_at_connect() {
             answer => answer.map(Ok),
         });
         let Err(error) = answer else {
-            // Without any, connecting is not refused, but using it is.
+            // Without a user, connecting is not refused, but using the store is.
             let error = connect(&url).try_lock("k").unwrap_err();
             assert_eq!(error.kind(), ErrorKind::Permission, "{error:?}");
             continue;
@@ -99,7 +100,8 @@ fn wrong_credentials_are_told_at_connect() {
     }
 }
 
-/// A directory of users that is away, a password that is changed on the servers first: who was let in before goes on.
+/// The directory of users is away, or a password is changed on the servers first: a client that was let in before waits
+/// on.
 #[test]
 fn a_user_who_is_not_let_in_for_a_while_goes_on_waiting() {
     let Some(at) = Guarded::new() else { return };
@@ -147,7 +149,7 @@ fn a_right_that_is_missing_is_told_and_named() {
     writer.schema(Schema::Create, &soon()).unwrap();
     granted(&writer, &mut exclusive(&writer, "k"));
 
-    // Who may not look at indexes is believed, with a warning.
+    // A user that may not look at indexes is believed, with a warning.
     warnings(&at.rows);
     let bare = at.open("bare");
     bare.schema(Schema::Check, &soon()).unwrap();
@@ -165,7 +167,7 @@ fn settings_that_locks_cannot_use_are_told_once() {
     let join = if uri.contains('?') { '&' } else { '?' };
     let uri = format!("{uri}{join}w=1&readPreference=secondary&retryWrites=false");
     let store = sent(|| {
-        // Each try says it.
+        // Each try logs the warnings.
         warnings(&rows);
         Mongodb::open(rows.options_at(&uri), &soon())
     });
@@ -178,7 +180,7 @@ fn settings_that_locks_cannot_use_are_told_once() {
     assert!(warned.len() == 1 && warned[0].ends_with("w, readPreference, retryWrites=false"), "{warned:?}");
 }
 
-/// What was warned of this collection since the last call.
+/// The warnings about this collection since the last call.
 pub fn warnings(rows: &Rows) -> Vec<String> {
     logs::take(&rows.0)
 }

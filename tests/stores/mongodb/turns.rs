@@ -1,5 +1,5 @@
-//! Which requests may wait for which: a few connections serve all, and somebody's open transaction makes those wait whose
-//! documents it has written.
+//! Which requests may wait for which: a few connections serve all, and somebody's open transaction makes requests wait
+//! for the documents that it has written.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
@@ -18,10 +18,10 @@ use crate::support::lateness::at_rest;
 use crate::support::mongodb::{DATABASE, Rows, server};
 use crate::support::wait::wait_until;
 
-/// What a call has that waits for nobody: more than a server on a busy machine stands still.
+/// The time of a call that must wait for nobody: longer than a server on a busy machine stalls.
 const SHORT: Duration = Duration::from_secs(8);
 
-/// A store, and how many requests of it wait for an answer.
+/// A store, and how many of its requests wait for an answer.
 fn watched(rows: &Rows) -> (Mongodb, Arc<AtomicUsize>) {
     let now = Arc::new(AtomicUsize::new(0));
     let running = now.clone();
@@ -34,7 +34,7 @@ fn watched(rows: &Rows) -> (Mongodb, Arc<AtomicUsize>) {
     (open(options), now)
 }
 
-/// A transaction that has written the documents of these keys, until its session goes.
+/// A transaction that has written the documents of these keys, until its session is dropped.
 fn writes(rows: &Rows, keys: &str) -> ClientSession {
     let mut session = server().start_session().run().unwrap();
     session.start_transaction().run().unwrap();
@@ -44,7 +44,7 @@ fn writes(rows: &Rows, keys: &str) -> ClientSession {
     session
 }
 
-/// As behind the open transaction of a holder that stands still: nobody is refused, so nobody stands in a line.
+/// As behind the open transaction of a holder that stalls: nobody is refused, so nobody is in a line.
 #[test]
 fn who_waits_for_one_document_keeps_no_other_lock_from_anybody() {
     let rows = needs_server!(Rows::fresh());
@@ -65,7 +65,7 @@ fn who_waits_for_one_document_keeps_no_other_lock_from_anybody() {
     });
 }
 
-/// A transaction that asserts many locks of one client holds up the heartbeats of those alone.
+/// A transaction that asserts many locks of one client holds up only the heartbeats of those.
 #[test]
 fn heartbeats_that_wait_for_their_documents_starve_no_other() {
     let rows = needs_server!(Rows::fresh());

@@ -1,4 +1,4 @@
-//! Waiters that are told: what is sent for it, what is told and what is not.
+//! Waiters that the store wakes: what is sent for that, what is reported and what is not.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::support::stores::unique;
 use crate::support::wait::wait_until;
 
 pub const LONG: Duration = Duration::from_secs(20);
-/// Longer than a change takes to be told.
+/// Longer than it takes to report a change.
 const QUIET: Duration = Duration::from_millis(700);
 
 pub type Commands = Arc<Mutex<Vec<Document>>>;
@@ -43,7 +43,8 @@ pub fn names(commands: &Commands) -> Vec<String> {
 pub fn watch(store: &Mongodb, keys: &[&str]) -> Receiver<String> {
     let mark = unique();
     let told = wake(store, &[keys, &[&mark]].concat());
-    // The last writes before it may be told, too, but not after this one, which is told twice, and all keys once.
+    // The last writes before the watching may be reported, too, but not after this key, which is reported twice; and
+    // all keys once.
     let mut marking = exclusive(store, &mark);
     granted(store, &mut marking);
     release(store, &mut marking);
@@ -79,7 +80,7 @@ fn one_stream_serves_all_keys() {
     assert_eq!(sent.iter().filter(|name| *name == "aggregate").count(), 1, "{sent:?}");
     assert!(sent.len() <= 3, "{sent:?}");
     held.iter_mut().for_each(|a| drop(release(&store, a)));
-    // One may be told twice.
+    // A key may be reported twice.
     let mut unheard: BTreeSet<String> = keys.into_iter().collect();
     while !unheard.is_empty() {
         unheard.remove(&told.recv_timeout(LONG).unwrap());
@@ -101,7 +102,7 @@ fn heartbeats_and_grants_of_what_was_free_are_not_told() {
         renewed(&store, &mut b, renewal(Lease::For(i * LEASE)));
         renewed(&store, &mut s, renewal(Lease::For(i * LEASE)));
     }
-    // By the assert of a fenced transaction, too.
+    // The assertion of a fenced transaction is not reported either.
     rows.raw().update_one(doc! { "resource": "k" }, doc! { "$inc": { "asserts": 1 } }).run().unwrap();
     assert_eq!(told.recv_timeout(QUIET), Err(RecvTimeoutError::Timeout));
     release(&store, &mut s);
@@ -137,7 +138,7 @@ fn a_stream_that_breaks_lets_go_of_the_channel() {
     rows.raw().drop().run().unwrap();
     let by = Instant::now() + LONG;
     while told.recv_deadline(by).map_err(|error| assert!(error.is_disconnected())).is_ok() {}
-    // What is made again under its name is watched again.
+    // If the collection is made again under its name, it is watched again.
     store.schema(leasehold::internals::store::Schema::Create, &soon()).unwrap();
     let mut a = exclusive(&store, "k");
     granted(&store, &mut a);
@@ -150,12 +151,13 @@ fn a_stream_that_breaks_lets_go_of_the_channel() {
 #[test]
 fn a_waiter_leaves_heartbeats_a_connection_where_the_settings_allow_one() {
     needs_server!();
-    // One that has to wait for its connection is lost each time, one of a server that stands still not.
+    // If a heartbeat had to wait for the connection, the lock would be lost each time; if the server stalls, it is not
+    // each time.
     let losses: Vec<_> = (0..3).map_while(|_| lost_beside_a_waiter()).collect();
     assert!(losses.len() < 3, "{losses:?}");
 }
 
-/// How a lock was lost beside a waiter, if it was.
+/// How a lock was lost while another call waited, if it was.
 fn lost_beside_a_waiter() -> Option<leasehold::Loss> {
     let rows = Rows::fresh();
     let holder = connect(&rows.url());
@@ -163,7 +165,7 @@ fn lost_beside_a_waiter() -> Option<leasehold::Loss> {
     settings.max_pool_size = Some(1);
     let commands = listen(&mut settings);
     let builder = || leasehold::mongodb::builder_with(settings.clone(), "leasehold", &rows.0);
-    // Lost before those ten seconds are over, but seconds after a heartbeat is due.
+    // The lease ends before those ten seconds are over, but seconds after a heartbeat is due.
     let client = connected(|| builder().lease(Duration::from_secs(9)));
     let (contended, held) = (holder.lock("contended").unwrap(), client.lock("held").unwrap());
     std::thread::scope(|scope| {
@@ -205,7 +207,7 @@ fn a_waiting_client_asks_less_than_once_a_second_and_has_the_lock_at_once() {
             (Instant::now(), guard)
         });
         wait_until("it asks to be told", || names(&commands).contains(&"aggregate".to_owned()));
-        // It looks once more after the stream stands, which takes its time where the server stands still.
+        // The waiter looks once more after the stream was opened, which takes a while if the server stalls.
         std::thread::sleep(Duration::from_millis(500));
         let sent: Vec<_> = (0..4)
             .map(|_| {

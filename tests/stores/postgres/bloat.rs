@@ -16,7 +16,7 @@ use crate::support::wait::wait_until;
 const VACUUMED: Server = Server {
     start: |_, port, data| {
         let at = ["listen_addresses=127.0.0.1", "unix_socket_directories="];
-        // An ANALYZE has a snapshot, too, under which what is dead is kept.
+        // An ANALYZE has a snapshot, too, for which dead rows are kept.
         postgres::with(
             port,
             data,
@@ -25,7 +25,7 @@ const VACUUMED: Server = Server {
     },
     ..postgres::SERVER
 };
-/// Locks that nobody holds: a vacuum that waits for a share of them would not come.
+/// Locks that nobody holds: with so many rows, a vacuum that waits for a share of them to be dead would not come.
 const IDLE: i64 = 20_000;
 const HELD: usize = 100;
 const ROUNDS: usize = 30;
@@ -42,7 +42,7 @@ impl Table {
         rows[0].iter().map(|number| number.as_deref().unwrap().parse().unwrap()).collect()
     }
 
-    /// How many pages the table has, and its indexes.
+    /// How many pages the table has, and how many its indexes have.
     fn pages(&self) -> [i64; 2] {
         let sizes = "SELECT pg_relation_size('leasehold') / 8192, pg_indexes_size('leasehold') / 8192";
         self.numbers(sizes).try_into().unwrap()
@@ -56,7 +56,7 @@ impl Table {
         opened(PostgresOptions::new(self.server.url().parse().unwrap(), "leasehold").unwrap())
     }
 
-    /// Renews each lock so often; how many of these updates left the indexes alone.
+    /// Renews each lock `ROUNDS` times. Returns how many of these updates left the indexes alone.
     fn renew(&mut self) -> i64 {
         let updates = "SELECT n_tup_upd, n_tup_hot_upd FROM pg_stat_user_tables";
         let (store, before) = (self.store(), self.numbers(updates));
@@ -65,14 +65,14 @@ impl Table {
                 renewed(&store, a, renewal(Lease::For(Duration::from_secs(600))));
             }
         }
-        // Its sessions say what they did as they end.
+        // Sessions report their statistics when they end.
         drop(store);
         wait_until("the statistics come", || self.numbers(updates)[0] == before[0] + RENEWALS);
         self.numbers(updates)[1] - before[1]
     }
 }
 
-/// Also after a session that looked at the table in the morning, and went home in the evening.
+/// This also holds after a session that has had a transaction open for a whole day.
 #[test]
 fn heartbeats_leave_the_table_and_its_indexes_as_large_as_they_are() {
     let Some(server) = Own::start(&VACUUMED) else { return };

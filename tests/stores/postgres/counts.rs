@@ -1,4 +1,4 @@
-//! How many statements each step takes, and each wait; and how often it says that one must look by itself.
+//! How many statements each step takes, and each wait; and how often it is reported that waiters poll.
 
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ impl Counted {
         Counted { proxy, store, _rows: rows }
     }
 
-    /// Does `step`, which must send so many statements, each in one message, and open no connection.
+    /// Runs `step`, which must send this many statements, each in one message, and open no connection.
     #[track_caller]
     fn sends<T>(&self, statements: u64, what: &str, step: impl FnOnce(&Postgres) -> T) -> T {
         let before = self.proxy.count();
@@ -50,14 +50,14 @@ fn an_exclusive_holder_costs_one_statement_a_step() {
     at.sends(1, "renew by hand", |store| renewed(store, &mut a, may_end(Lease::For(3 * LEASE))));
     at.sends(1, "to no end", |store| renewed(store, &mut a, may_end(Lease::Forever)));
     at.sends(1, "a heartbeat of it", |store| renewed(store, &mut a, renewal(Lease::Forever)));
-    // Which may tell waiters.
+    // This may wake waiters.
     let end = at.sends(3, "from no end", |store| renewed(store, &mut a, may_end(Lease::For(2 * LEASE))));
     assert!(matches!(end, End::At(_)), "{end:?}");
     let mut next = instead_of(&at.store, "k", Mode::Exclusive, &old);
     next.replaces_sent_once = true;
     at.sends(1, "transfer", |store| granted(store, &mut next));
     at.sends(1, "lost", |store| store.renew(&mut a, renewal(Lease::For(LEASE)), &soon()).unwrap());
-    // Another try may have ended it, and the standby may not have that yet.
+    // Another try may have ended the grant, and the standby may not have that yet.
     at.sends(2, "not its own", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());
     at.sends(1, "release", |store| store.release(&mut next, Purpose::Release, &soon()).unwrap());
     at.sends(1, "a free key", |store| granted(store, &mut b));
@@ -80,12 +80,12 @@ fn shared_holders_cost_two() {
     at.sends(2, "the first", |store| granted(store, &mut a));
     at.sends(2, "one more", |store| granted(store, &mut b));
     at.sends(2, "renew", |store| renewed(store, &mut b, renewal(Lease::For(2 * LEASE))));
-    // The statement can't tell a free key from one with shared holders.
+    // This statement can't tell a free key from one with shared holders.
     at.sends(1, "an exclusive one is refused", |store| refused(store, &mut exclusive(store, "k")));
     at.sends(2, "release", |store| store.release(&mut a, Purpose::Release, &soon()).unwrap());
 }
 
-/// Less than one query a second, and no poll: it is told.
+/// The waiter sends less than one query a second and does not poll, because the server wakes it.
 #[test]
 fn who_waits_asks_less_than_once_a_second() {
     needs_server!();
@@ -100,7 +100,8 @@ fn who_waits_asks_less_than_once_a_second() {
         assert!(waiter.try_lock_for("k", Duration::from_secs(10)).unwrap().is_none());
         proxy.count() - before
     };
-    // Where the server stood still as one began to listen, that one looks by itself for minutes. To begin is in the count.
+    // If the server stalled when a waiter began to listen, that waiter polls for minutes. The statements that begin the
+    // listening count.
     let mut counts = std::iter::repeat_with(asks).take(5);
     assert!(counts.any(|count| count < 10), "ten requests or more in ten seconds, each time");
 }

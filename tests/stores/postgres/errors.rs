@@ -1,4 +1,4 @@
-//! Bad input and a server that is not there: told within the deadline, without a secret.
+//! Bad input and a server that is not there: reported within the deadline, and without secrets.
 
 use std::time::Duration;
 
@@ -72,10 +72,10 @@ fn what_is_wrong_in_a_url_is_said_before_anything_is_sent() {
     ]);
 }
 
-/// As libpq takes them.
+/// As libpq accepts them.
 #[test]
 fn ports_and_hosts_may_stand_among_the_options() {
-    // Nobody can listen at these of 127.0.0.1, and hardly anybody does at those of ::1.
+    // Nothing can listen at these ports of 127.0.0.1, and hardly anything does at those of ::1.
     let closed = [nobody::Closed::new(), nobody::Closed::new()];
     let [one, two] = closed.each_ref().map(|closed| closed.address().rsplit(':').next().unwrap().to_owned());
     let at = |text: &str| text.replace("ONE", &one).replace("TWO", &two);
@@ -129,7 +129,7 @@ fn a_database_or_a_table_that_is_missing_is_told() {
     assert_eq!(error.key(), Some("k"));
 }
 
-/// SQL_ASCII takes all bytes for what they are; others keep what they have a character for.
+/// SQL_ASCII stores all bytes as they are, and other encodings store what they have a character for.
 #[test]
 fn a_database_of_another_encoding_keeps_locks_and_says_what_it_has_no_character_for() {
     needs_server!();
@@ -165,7 +165,7 @@ fn a_database_of_another_encoding_keeps_locks_and_says_what_it_has_no_character_
     }
 }
 
-/// However slowly: each time is another login, of which a user may have only so many.
+/// Even if the server is slow: each try is another login, and a user may have only so many of them.
 #[test]
 fn what_a_slow_server_refuses_is_not_asked_for_again() {
     needs_server!();
@@ -177,12 +177,12 @@ fn what_a_slow_server_refuses_is_not_asked_for_again() {
         let error = LockClient::builder(&url).request_timeout(PATIENCE).connect().unwrap_err();
         (error.kind(), proxy.heard().len() - before)
     };
-    // One that is not answered in three seconds, as on a busy machine, is asked for again.
+    // A login that is not answered in three seconds, as on a busy machine, is repeated.
     let all = [refused(), refused(), refused()];
     assert!(all.contains(&(ErrorKind::Config, 1)), "{all:?}");
 }
 
-/// The user and the password are right then, and to try again is of no use.
+/// The user and the password are right then, and a repeat would not help.
 #[test]
 fn settings_that_the_server_refuses_are_told_as_that() {
     needs_server!();

@@ -1,4 +1,4 @@
-//! A server that is short of transaction ids: somebody's prepared transaction has kept its old rows for too long.
+//! A server that runs out of transaction ids because somebody's prepared transaction keeps its old rows for too long.
 
 use std::process::Command;
 use std::time::Duration;
@@ -24,7 +24,8 @@ const PREPARES: Server = Server {
     ..postgres::SERVER
 };
 
-/// Counts on to where the server gives out no more ids; the file says what became of those that were never used.
+/// Moves the counter to where the server gives out no more ids. The file says what became of the ids that were never
+/// used.
 const SPEND: &str = r#"
 set -e
 cd /
@@ -35,7 +36,7 @@ $as "$bin/pg_resetwal" -x 2144583648 "$data/db"
 $as sh -c 'head -c 262144 /dev/zero > "$0/db/pg_xact/07FD"' "$data"
 "#;
 
-/// It takes writes again once the old transaction has ended, and it is vacuumed, which it is by itself.
+/// The server accepts writes again after the old transaction has ended and a vacuum has run, which it starts by itself.
 #[test]
 fn a_server_that_is_short_of_transaction_ids_is_waited_for() {
     let Some(reset) = postgres::program("pg_resetwal") else { return skip("there is no pg_resetwal beside initdb") };

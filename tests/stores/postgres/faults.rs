@@ -1,4 +1,4 @@
-//! A network that fails: how it is between this store and its server, and what only this one does then.
+//! A network that fails: what it can do between this store and its server, and what only this store does then.
 
 use std::time::{Duration, Instant};
 
@@ -12,14 +12,14 @@ use crate::support::proxy::{Mode as Network, Proxy};
 use crate::support::servers::{postgres, postgres_server};
 use crate::support::stores::unique;
 
-/// Beyond what a statement may be late by the server's clock.
+/// Later than a statement may be by the server's clock.
 const TOO_LATE: Duration = Duration::from_millis(10_500);
 
 fn behind() -> Behind<Rows> {
     let rows = Rows::fresh();
     let proxy = Proxy::postgres(&postgres::host(&postgres_server().unwrap()).unwrap());
     let store = opened(rows.options_at(&proxy.addr().to_string()));
-    // What is prepared meets the same faults; what comes after one, on a connection that is new, is not.
+    // Prepared statements meet the same faults. After a fault, statements on the new connection are not prepared.
     warm(&store);
     rows.sql("DELETE FROM {T}");
     let kind = Kind {
@@ -30,7 +30,7 @@ fn behind() -> Behind<Rows> {
         late: Network::Late(2 * LATE),
         given_up: &[
             (Network::Late(LATE), &MODES, Meanwhile::Nothing),
-            // A shared one reads first, and sends nothing then.
+            // A shared acquire reads first, and then sends nothing.
             (Network::Late(LATE), &[Mode::Exclusive], Meanwhile::Held),
         ],
     };
@@ -39,17 +39,18 @@ fn behind() -> Behind<Rows> {
 
 crate::network::steps!(behind);
 
-/// What would happen if nobody remembered who gave up. Else the test of it would prove nothing.
+/// What would happen if nobody remembered given-up grants. If nothing came back here, the test of that would prove
+/// nothing.
 #[test]
 fn what_is_forgotten_comes_back() {
     needs_server!();
     let at = behind();
-    // A copy that is ten seconds late does nothing anyway.
+    // A copy that is ten seconds late has no effect anyway.
     let comes_back = |times: u32| comes_back(&at, times * LATE);
     assert!([2, 3, 3].into_iter().any(comes_back), "it came before it was forgotten each time");
 }
 
-/// False if a machine that stood still was too late to forget it before it came.
+/// Returns `false` if a machine that stalled was too late to forget it before it arrived.
 fn comes_back(at: &Behind<Rows>, late: Duration) -> bool {
     let key = format!("negative control {late:?} {}", unique());
     let mut a = exclusive(&*at.store, &key);
@@ -67,7 +68,8 @@ fn comes_back(at: &Behind<Rows>, late: Duration) -> bool {
     true
 }
 
-/// The network was slow, or the server's clock was set: what the statement does not do is done by the answer's time.
+/// The network was slow, or the server's clock was set: the statement does nothing, and is repeated with the answer's
+/// newer time.
 #[test]
 fn what_comes_too_late_and_is_waited_for_is_granted_all_the_same() {
     needs_server!();
@@ -76,7 +78,7 @@ fn what_comes_too_late_and_is_waited_for_is_granted_all_the_same() {
     granted(&*at.store, &mut exclusive(&*at.store, "missing"));
 }
 
-/// A copy that comes ten seconds late does nothing, whoever remembers it: here the clock tells so at once.
+/// Such a copy does nothing, even if nobody remembers the grant. Here the clock alone stops it.
 #[test]
 fn a_copy_that_is_too_late_by_the_servers_clock_does_nothing() {
     needs_server!();

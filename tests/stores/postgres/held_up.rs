@@ -1,5 +1,5 @@
-//! Rows that somebody else's transaction has: no call outlives its deadline, what it leaves behind does nothing that counts,
-//! and whoever wants another row is not held up.
+//! Rows that somebody else's transaction has locked: no call outlives its deadline, what it leaves behind does nothing
+//! that counts, and a client that wants another row is not held up.
 
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
@@ -21,20 +21,21 @@ use crate::support::lateness::{Slowness, measure, slack};
 use crate::support::postgres::{Rows, block_on, config, connect, connected, opened, unless_late};
 use crate::support::wait::wait_until;
 
-/// What a call has that waits for a row in vain.
+/// The time of a call that waits for a row in vain.
 const SHORT: Duration = Duration::from_secs(3);
-/// Half of what the server lets a statement wait for a row.
+/// Half of the time for which the server lets a statement wait for a row.
 const SOON: Duration = Duration::from_secs(5);
-/// What a call has that waits for nobody: more than a server on a busy machine stands still, and less than it lets a
-/// statement wait for a row.
+/// The time of a call that must wait for nobody: longer than a server on a busy machine stalls, and shorter than the
+/// server lets a statement wait for a row.
 const LESS: Duration = Duration::from_secs(8);
 
-/// The sessions that wait for a row of this table.
+/// How many sessions wait for a row of this table.
 pub(super) fn waiting(rows: &Rows) -> usize {
     rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len()
 }
 
-/// Begins a transaction that locks the rows so, and the number of its session: the thread that ends it may not wait for it.
+/// Begins a transaction that locks the rows like this. Also returns the id of its session, because the thread that ends
+/// it may not await it.
 async fn holds(rows: &Rows, lock: &str) -> (Client, i32) {
     let theirs = connect(&config()).await;
     theirs.batch_execute(&format!("BEGIN; SELECT FROM {} {lock}", rows.0)).await.unwrap();
@@ -48,7 +49,7 @@ fn end(rows: &Rows, pid: i32) {
 
 type Call = fn(&Postgres, &mut Attempt, &Seen, &Deadline) -> leasehold::Result<bool>;
 
-/// Each tells whether it was done.
+/// The calls. Each returns whether it was done.
 const CALLS: [(&str, Mode, Call); 9] = [
     ("acquire", Mode::Exclusive, |store, a, _, by| asks(store, &mut exclusive(store, &a.key), by)),
     ("join", Mode::Shared, |store, a, _, by| asks(store, &mut shared(store, &a.key), by)),
@@ -80,19 +81,19 @@ fn releases(store: &Postgres, a: &mut Attempt, purpose: Purpose, by: &Deadline) 
     Ok(matches!(store.release(a, purpose, by)?, Released::Done))
 }
 
-/// What each call begins with, on a key of its own.
+/// The attempt of each call, and what was seen before it, on a key of its own.
 fn before_calls(rows: &Rows) -> Vec<(Attempt, Seen)> {
     let setup = rows.open();
     let key = |at: usize| format!("{at}: {}", CALLS[at].0);
     let mut held: Vec<Attempt> = (0..CALLS.len()).map(|at| attempt(&setup, &key(at), CALLS[at].1)).collect();
     held.iter_mut().for_each(|a| drop(granted(&setup, a)));
-    // What its acquire finds free.
+    // The acquire must find its key free.
     assert!(releases(&setup, &mut held[0], Purpose::Release, &soon()).unwrap());
     let seen = |a: &Attempt| get(&setup, &a.key);
     held.into_iter().map(|a| (seen(&a), a)).map(|(seen, a)| (a, seen)).collect()
 }
 
-/// Where no session keeps a limit of ours: a cancel may be lost.
+/// Here no session keeps a limit of ours, and a cancel may be lost.
 #[test]
 fn behind_a_pooler_the_server_itself_ends_what_waits_for_a_row() {
     needs_server!();
@@ -129,19 +130,19 @@ fn no_call_outlives_its_deadline_and_what_it_leaves_does_nothing() {
             for ((a, seen), (name, _, call)) in held.iter_mut().zip(CALLS) {
                 let rows = &rows;
                 scope.spawn(move || {
-                    // Each with turns of its own.
+                    // Each call has a store, and so turns, of its own.
                     let store = rows.open();
                     let started = Instant::now();
                     let done = call(&store, a, seen, &Deadline::after(SHORT));
                     let (took, bound) = (started.elapsed(), SHORT + slack(started));
                     assert!(!matches!(done, Ok(true)), "{name} went by their lock");
                     assert!(took < bound, "{name} took {took:?}, longer than {bound:?}");
-                    // It is cancelled by the client, which must live so long.
+                    // The client cancels the statement, so it must live until then.
                     wait_until("nothing of it waits any more", || waiting(rows) == 0);
                 });
             }
         });
-        // One whose session stood still waits for its row no sooner than now, and is ended by the server.
+        // If a session stalled, its statement waits for the row only from now on, and the server ends it.
         let sessions = "SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND pid <> pg_backend_pid()";
         wait_until("their sessions have ended", || rows.sql(sessions).is_empty());
         theirs.batch_execute("COMMIT").await.unwrap();
@@ -149,8 +150,8 @@ fn no_call_outlives_its_deadline_and_what_it_leaves_does_nothing() {
     assert_eq!(rows.sql(all), before, "what was left behind wrote something");
 }
 
-/// The client is gone with its cancellation: the copy waits on, and is granted once the row is free, unless somebody gave
-/// it up, who waits behind it.
+/// The client and its cancellation are gone: the copy waits on, and is granted the lock once the row is free, unless
+/// the give-up, which waits behind it, removes it.
 #[test]
 fn what_is_given_up_behind_a_locked_row_is_held_by_nobody() {
     needs_server!();
@@ -182,7 +183,7 @@ fn what_is_given_up_behind_a_locked_row_is_held_by_nobody() {
     granted(&store, &mut exclusive(&store, "k"));
 }
 
-/// Whoever looks for the reason must find the transaction, and not the network.
+/// Somebody who looks for the reason must find the transaction, and not suspect the network.
 #[test]
 fn a_release_that_could_not_wait_for_its_row_says_that_it_is_locked() {
     needs_server!();
@@ -198,15 +199,15 @@ fn a_release_that_could_not_wait_for_its_row_says_that_it_is_locked() {
             for a in &mut held {
                 let (store, is_over) = (&store, &is_over);
                 scope.spawn(move || {
-                    // The server ends each after a while.
+                    // The server ends each of these after a while.
                     while !is_over.load(SeqCst) {
                         drop(releases(store, a, Purpose::Release, &soon()));
                     }
                 });
             }
             wait_until("both wait", || waiting(&rows) == 2);
-            // Where it had a turn, or is told late that nothing was sent, it is not known; a machine that stood still says
-            // that it had no time at all.
+            // If it had a turn, or learns late that nothing was sent, the outcome is unknown. On a machine that stalled
+            // the error says that there was no time at all.
             let says = |error: &leasehold::Error| text(error).contains("another transaction has the row locked");
             let mut answers = Vec::new();
             let is_refused = (0..8).any(|_| {
@@ -220,7 +221,7 @@ fn a_release_that_could_not_wait_for_its_row_says_that_it_is_locked() {
     });
 }
 
-/// Two releases wait for somebody's transactions, as many as may wait at once, for longer than a drop may take.
+/// Two releases wait for somebody's transaction for longer than a drop may take. That is as many as may wait at once.
 #[test]
 fn a_release_of_a_free_row_does_not_wait_for_those_that_are_held_up() {
     needs_server!();
@@ -254,13 +255,13 @@ fn a_release_of_a_free_row_does_not_wait_for_those_that_are_held_up() {
     });
 }
 
-/// To add an index waits for all who write, and all who come then wait behind it.
+/// Adding an index waits for all writers, and all that come then wait behind it.
 #[test]
 fn a_table_that_gets_what_it_lacks_keeps_no_heartbeat_waiting() {
     needs_server!();
     let rows = Rows::fresh();
     let store = rows.open();
-    // Where no session of ours ends it after a while.
+    // Here no session of ours has a limit that would end it after a while.
     let makes = PostgresOptions::new(config(), format!("public.{}", rows.0)).unwrap();
     let makes = opened(makes.pooled().unwrap());
     let mut held = exclusive(&store, "k");
@@ -268,7 +269,7 @@ fn a_table_that_gets_what_it_lacks_keeps_no_heartbeat_waiting() {
     renews(&store, &mut held, &soon()).unwrap();
     rows.sql("DROP INDEX {T}_lock_id");
     block_on(async {
-        // As a release has it that waits for a row.
+        // The same lock on the table that a release has while it waits for a row.
         let table = format!("WHERE false; LOCK TABLE {} IN ROW EXCLUSIVE MODE", rows.0);
         let (_theirs, pid) = holds(&rows, &table).await;
         thread::scope(|scope| {
@@ -283,7 +284,8 @@ fn a_table_that_gets_what_it_lacks_keeps_no_heartbeat_waiting() {
     });
 }
 
-/// It has tried in vain and waits for two others, whose rows somebody has locked as well; its own is free by now.
+/// The release has tried in vain and now waits for two others, whose rows somebody has locked as well. Its own row is
+/// free by now.
 #[test]
 fn a_release_that_waits_for_a_turn_keeps_no_heartbeat_of_its_key_waiting() {
     needs_server!();
@@ -299,7 +301,7 @@ fn a_release_that_waits_for_a_turn_keeps_no_heartbeat_of_its_key_waiting() {
         thread::scope(|scope| {
             for a in &mut held {
                 let (store, is_over) = (&store, &is_over);
-                // The server ends each after a while.
+                // The server ends each of these after a while.
                 scope.spawn(move || {
                     while !is_over.load(SeqCst) && !matches!(releases(store, a, Purpose::Release, &soon()), Ok(true)) {}
                 });
@@ -322,7 +324,7 @@ fn a_release_that_waits_for_a_turn_keeps_no_heartbeat_of_its_key_waiting() {
     });
 }
 
-/// What the others have is no reason to leave all that comes after it.
+/// A row that somebody has locked is no reason to skip all the rows after it.
 #[test]
 fn a_purge_goes_on_after_a_row_that_somebody_has_and_says_so() {
     needs_server!();

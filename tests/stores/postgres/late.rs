@@ -1,4 +1,5 @@
-//! A session that stands still, as all do of a server that does: what waits in its socket longer than its sender did.
+//! A session that stalls, as all sessions do when their server stalls: requests wait in its socket for longer than
+//! their sender did.
 
 use std::time::{Duration, Instant};
 
@@ -21,7 +22,7 @@ const LEASE: Duration = Duration::from_secs(600);
 /// How long the holder waits.
 const SHORT: Duration = Duration::from_secs(3);
 
-/// Nobody holds it any more: it would keep the key for one more lease.
+/// The holder has given up, so the renewal would keep the key locked for one more lease.
 #[test]
 fn a_renewal_that_was_given_up_prolongs_nothing() {
     let Some(server) = Own::start(&postgres::OWN) else { return };
@@ -30,7 +31,7 @@ fn a_renewal_that_was_given_up_prolongs_nothing() {
         let named = "SELECT pid FROM pg_stat_activity WHERE application_name = 'leasehold'";
         let sessions =
             || -> Vec<String> { sql_at(&config, named).into_iter().map(|row| row[0].clone().unwrap()).collect() };
-        // Those of the store before end by themselves, also between a look and a signal.
+        // The sessions of the store before end by themselves, which may also happen between a look and a signal.
         wait_until("those before have ended", || sessions().is_empty());
         let options = PostgresOptions::new(server.url().parse().unwrap(), "public.leasehold").unwrap();
         let store = opened(if is_pooled { options.pooled().unwrap() } else { options });
@@ -50,13 +51,13 @@ fn a_renewal_that_was_given_up_prolongs_nothing() {
         signal(Signal::SIGCONT);
         wait_until("they did what was sent and ended", || sessions().iter().all(|pid| !stopped.contains(pid)));
         assert_eq!(end(), before, "pooled: {is_pooled}");
-        // While somebody waits for the answer it is never too late, nor for the lock as data.
+        // While a caller waits for the answer, a renewal is never too late, and neither is one of a lock as data.
         renewed_anew(&store, &mut a, LEASE);
         assert_ne!(end(), before, "pooled: {is_pooled}");
     }
 }
 
-/// A host that stood still, or a slow network: what is known of the server's time is old.
+/// The host stalled, or the network is slow: what is known of the server's time is old.
 #[test]
 fn a_late_answer_makes_no_renewal_too_late() {
     needs_server!();
@@ -73,7 +74,7 @@ fn a_late_answer_makes_no_renewal_too_late() {
     }
 }
 
-/// Else it would be taken for one behind a pooler, and all would poll for ten minutes.
+/// Otherwise the listener would be taken for one behind a pooler, and all waiters would poll for ten minutes.
 #[test]
 fn a_listener_that_stands_still_for_a_moment_is_told_again() {
     let Some(server) = Own::start(&postgres::OWN) else { return };
@@ -101,7 +102,7 @@ fn a_listener_that_stands_still_for_a_moment_is_told_again() {
         proxy.flow(Flow::Delay(Duration::from_millis(200)), Flow::Pass);
         let is_proven = std::thread::scope(|scope| {
             let wakes = scope.spawn(|| wake(&["k".to_owned()]));
-            // Its session says so only until it has heard itself, which may be over before anybody looks.
+            // The session shows this only until it has heard itself, which may be over before anybody looks.
             let mut listens = None;
             wait_until("it listens, or has begun to", || {
                 listens = pid();
@@ -112,11 +113,11 @@ fn a_listener_that_stands_still_for_a_moment_is_told_again() {
                 return false;
             };
             wait_until("it is told again, or not at all", || told() > before + 1 || wakes.is_finished());
-            // It ends with a store that has left it.
+            // The session ends if its store has left it.
             let _ = kill(listens, Signal::SIGCONT);
             let (again, since) = (told() > before + 1, Instant::now());
             let tells = wakes.join().unwrap();
-            // One that stood still for as long as the listener waits proves nothing, either.
+            // A listener that stalled for as long as it waits proves nothing either.
             assert!(tells || (again && slack(since) > Duration::from_millis(500)), "it says that it tells nothing");
             again && tells
         });

@@ -23,7 +23,8 @@ use crate::support::wait::wait_until;
 
 const LEASE: Duration = Duration::from_secs(600);
 
-/// Five connections for users, and for superusers more than those that have not quite ended on a busy machine.
+/// Five connections for users. For superusers there are more than the sessions that may still be ending on a busy
+/// machine.
 static FEW: Server = Server {
     start: |_, port, data| {
         let few = ["listen_addresses=127.0.0.1", "unix_socket_directories=", "max_connections=25"];
@@ -37,7 +38,7 @@ fn sql(server: &Own, sql: &str) -> Vec<Vec<Option<String>>> {
 }
 
 fn client(url: &str) -> LockClient {
-    // What a drop does not get released while the server stands still, nobody gets in the time of a test.
+    // What a drop could not release while the server stalled, nobody would get during the test.
     connected(|| LockClient::builder(url).lease(LEASE).drop_timeout(PATIENCE))
 }
 
@@ -45,7 +46,7 @@ fn store(url: &str) -> Postgres {
     opened(PostgresOptions::new(url.parse().unwrap(), "leasehold").unwrap())
 }
 
-/// A server with a table of locks, which the role `app` may use.
+/// A server with a table of locks that the role `app` may use.
 fn with_app(kind: &'static Server) -> Option<(Own, String)> {
     let server = Own::start(kind)?;
     client(&server.url()).create_schema().unwrap();
@@ -54,7 +55,7 @@ fn with_app(kind: &'static Server) -> Option<(Own, String)> {
     Some((server, url))
 }
 
-/// Connects until the server refuses it.
+/// Opens connections until the server refuses one.
 async fn take_all(config: &Config) -> Vec<Client> {
     let mut all = Vec::new();
     while let Ok((client, connection)) = config.connect(NoTls).await {
@@ -77,7 +78,7 @@ fn a_server_without_a_connection_left_costs_no_lock_and_no_wait() {
         let their = other.lock("their").unwrap();
         block_on(async {
             let (mut others, mut more) = (Vec::new(), Vec::new());
-            // A session that was about to end may have left its place since the last of them was refused.
+            // A session that was about to end may have left its place since the last refusal.
             let error = loop {
                 others.extend(take_all(&url.parse().unwrap()).await);
                 match unless_late(|| LockClient::connect(&url)) {
@@ -88,12 +89,12 @@ fn a_server_without_a_connection_left_costs_no_lock_and_no_wait() {
             };
             assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error:?}");
             assert!(text(&error).contains("no connection left"), "{error:?}");
-            // On a busy machine its last look may be cut off.
+            // On a busy machine the last look may be cut off.
             let short = ours.try_lock_for("their", Duration::from_secs(3));
             assert!(short.as_ref().map_or_else(|error| error.is_retryable(), Option::is_none), "{short:?}");
             std::thread::scope(|scope| {
                 let waits = scope.spawn(|| ours.lock("their").unwrap());
-                // The one connection may be the waiter's at that moment.
+                // The waiter may be using the only connection at that moment.
                 wait_until("it is renewed", || match ours.heartbeat(&held, LEASE) {
                     Ok(renewed) => renewed.fencing_token() == held.fencing_token(),
                     Err(error) => {
@@ -112,7 +113,7 @@ fn a_server_without_a_connection_left_costs_no_lock_and_no_wait() {
     }
 }
 
-/// As while a directory of users is down, or a password is changed in two steps.
+/// As while a directory of users is down, or while a password is changed in two steps.
 #[test]
 fn who_was_let_in_before_goes_on_once_he_is_again() {
     let Some((server, url)) = with_app(&postgres::OWN) else { return };
@@ -156,12 +157,12 @@ fn the_roles_own_limits_end_no_session_of_ours() {
     assert!((0..5).any(|_| keeps_its_sessions(&server, &url)), "it does not listen");
 }
 
-/// False where it does not listen: who heard nothing of itself for a second, as from a server that stood still, polls for
-/// minutes.
+/// Returns `false` if the store does not listen: after a second in which it did not hear itself, for example because
+/// the server stalled, it polls for minutes.
 fn keeps_its_sessions(server: &Own, url: &str) -> bool {
     let sessions = "SELECT FROM pg_stat_activity WHERE usename = 'app'";
     wait_until("those before have ended", || sql(server, sessions).is_empty());
-    // A look that is left while the server stands still for some seconds would end its session, too.
+    // A look that is abandoned while the server stalls for some seconds would also end its session.
     let ours = connected(|| patient(LockClient::builder(url)).lease(LEASE));
     let other = client(&server.url());
     let their = other.lock("k").unwrap();
@@ -177,7 +178,7 @@ fn keeps_its_sessions(server: &Own, url: &str) -> bool {
         let listens = comes_soon(|| !sql(server, listens).is_empty());
         if listens {
             let before = pids();
-            // Others' sessions are ended.
+            // The server does end the idle sessions of other clients.
             block_on(async {
                 let client = connect(&url.parse().unwrap()).await;
                 let _ = client.batch_execute("BEGIN").await;
@@ -188,7 +189,7 @@ fn keeps_its_sessions(server: &Own, url: &str) -> bool {
                 };
                 tokio::time::timeout(Duration::from_secs(120), over).await.unwrap();
             });
-            // One more may have come.
+            // One more session may have come.
             let after = pids();
             assert!(before.iter().all(|pid| after.contains(pid)), "{before:?}, and then {after:?}");
         }
@@ -225,7 +226,7 @@ fn a_backend_that_is_ended_under_a_statement_settles_nothing_and_costs_no_lock()
             end_it();
             let answer = wants.join().unwrap();
             assert!(matches!(answer, Ok(Acquired::Unknown(_))), "{answer:?}");
-            // One that waits goes on.
+            // A waiter goes on.
             let waiter = client(&url);
             let waits = scope.spawn(move || waiter.lock("next").unwrap().fencing_token());
             end_it();
@@ -250,7 +251,7 @@ fn on_a_full_disk(place: &Path) {
     let lease = renewal(Lease::For(LEASE));
     let mut held = exclusive(&store, "held");
     let token = granted(&store, &mut held).token;
-    // What the table needs is not there.
+    // The table has no room to grow.
     let filler = fill(place);
     let refusal = (0..500).find_map(|n| {
         let mut a = exclusive(&store, &format!("{n}"));
@@ -268,7 +269,7 @@ fn on_a_full_disk(place: &Path) {
     renewed(&store, &mut held, lease);
     std::fs::remove_file(filler).unwrap();
     granted(&store, &mut exclusive(&store, &key));
-    // The log of all writes has no room: the server gives up, and does not come back by itself.
+    // The write-ahead log has no room: the server stops, and does not come back by itself.
     let filler = fill(place);
     let mut unanswered = 0;
     for _ in 0..10 {
@@ -307,7 +308,7 @@ fn a_clock_that_is_set_lets_no_token_fall_and_stops_no_step() {
     }
     let data = room().unwrap();
     let clock = data.path().join("clock");
-    // At once: the server reads it all the time, and an empty one is no time.
+    // In one step, because the server reads the file all the time, and an empty file is no time.
     let set = |to: &str| {
         let new = clock.with_extension("new");
         std::fs::write(&new, to).unwrap();
@@ -328,7 +329,7 @@ fn a_clock_that_is_set_lets_no_token_fall_and_stops_no_step() {
     let token = granted(&store, &mut kept).token;
     let first = granted(&store, &mut taken).token;
     set("+3600");
-    // The time that this client knows is an hour behind, and so is what it says of late copies.
+    // This client knows a time that is an hour behind, and so is the limit that it sends for late copies.
     let mut new = exclusive(&store, "new");
     granted(&store, &mut new);
     renewed(&store, &mut kept, lease);
@@ -341,7 +342,7 @@ fn a_clock_that_is_set_lets_no_token_fall_and_stops_no_step() {
     renewed(&store, &mut kept, lease);
     refused(&second, &mut exclusive(&second, "kept"));
     assert_eq!(holders(&second, "kept")[0].token, token);
-    // Whose holder is gone stays an hour longer.
+    // The lock of a holder that is gone remains an hour longer.
     refused(&store, &mut exclusive(&store, "taken"));
     release(&second, &mut rival);
     let mut last = exclusive(&store, "taken");

@@ -1,4 +1,4 @@
-//! What only the PostgreSQL store has to keep, on a real server: rows, requests, errors, restarts.
+//! What only the PostgreSQL store must keep, on a real server: rows, requests, errors, restarts.
 #[cfg(target_os = "linux")]
 mod bloat;
 #[cfg(unix)]
@@ -46,9 +46,9 @@ use crate::support::direct::{attempt, exclusive, get, holders, instead_of, share
 use crate::support::postgres::unless_late;
 use crate::support::stores::soon;
 
-/// From then on the session keeps what an exclusive holder asks for. It leaves a free row.
+/// After this the session keeps the statements of an exclusive holder prepared. A free row is left.
 pub(crate) fn warm(store: &Postgres) {
-    // Each is sent twice, prepared behind that, and may come once more before that is known.
+    // Each statement is sent twice, prepared after the second time, and may be sent once more before that is known.
     for _ in 0..4 {
         let mut a = exclusive(store, "warm");
         granted(store, &mut a);
@@ -57,7 +57,8 @@ pub(crate) fn warm(store: &Postgres) {
     }
 }
 
-/// It must be granted, though a connection has to be made for it, and a server may stand still for longer than that has.
+/// Acquires where a new connection is needed, and repeats that: a server may stall for longer than a connection may
+/// take.
 fn granted_anew(store: &Postgres, attempt: &mut Attempt) {
     let answer = unless_late(|| store.acquire(attempt, &soon()));
     assert!(matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");

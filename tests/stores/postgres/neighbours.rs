@@ -1,4 +1,4 @@
-//! What others do at the same server: open transactions, standbys that are gone, hosts that are silent, other settings.
+//! What others do on the same server: open transactions, standbys that are gone, hosts that are silent, other settings.
 
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
 use std::time::{Duration, Instant};
@@ -18,10 +18,10 @@ use crate::support::postgres::{Rows, block_on, config, connect, opened, sql_at, 
 use crate::support::servers::{postgres, postgres_server};
 use crate::support::wait::wait_until;
 
-/// After that it is left.
+/// After this time the call is abandoned.
 const SHORT: Duration = Duration::from_secs(3);
-/// What a call has that waits for nobody: more than a server on a busy machine stands still, and less than it lets a
-/// statement wait for a row.
+/// The time of a call that must wait for nobody: longer than a server on a busy machine stalls, and shorter than the
+/// server lets a statement wait for a row.
 const LESS: Duration = Duration::from_secs(8);
 
 #[test]
@@ -54,7 +54,7 @@ fn a_host_that_is_silent_hides_no_other() {
     let silent = silent();
     let store = opened(rows.options_at(&format!("{},{server}", silent.local_addr().unwrap())));
     granted(&store, &mut exclusive(&store, "k"));
-    // Also where each call has less time than a host may take.
+    // The same if each call has less time than a host may take.
     let end =
         "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE '%{T}%' AND pid <> pg_backend_pid()";
     rows.sql(end);
@@ -81,7 +81,7 @@ fn an_answer_that_says_the_connection_broke_settles_nothing() {
     rows.sql("DROP FUNCTION {T}_f() CASCADE");
 }
 
-/// A disk is not the only thing that a server has too little of.
+/// A server can have too little of other things than disk space.
 #[test]
 fn a_limit_of_the_servers_settings_is_not_told_as_a_full_disk() {
     needs_server!();
@@ -100,7 +100,7 @@ fn a_limit_of_the_servers_settings_is_not_told_as_a_full_disk() {
     rows.sql("DROP FUNCTION {T}_f() CASCADE");
 }
 
-/// A session elsewhere that listens and is idle in a transaction for days.
+/// As with a session elsewhere that listens, and is idle in a transaction for days.
 #[test]
 fn a_full_queue_of_notifications_stops_no_release() {
     needs_server!();
@@ -151,7 +151,7 @@ fn shared_locks_that_wait_starve_no_other_heartbeat() {
     });
 }
 
-/// As many guards of one key as have turns that may wait would take them all.
+/// As many guards of one key as there are turns that may wait would otherwise take all of these turns.
 #[test]
 fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
     needs_server!();
@@ -170,7 +170,7 @@ fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
         std::thread::scope(|scope| {
             let renews = |a| {
                 let (store, is_free) = (&store, &is_free);
-                // The server ends each after a while: what begins once the row is free must go on.
+                // The server ends each of these after a while. A renewal that begins once the row is free must succeed.
                 scope.spawn(move || {
                     let (a, began): (&mut Attempt, _) = (a, Instant::now());
                     loop {
@@ -187,11 +187,11 @@ fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
                 || rows.sql("SELECT FROM pg_stat_activity WHERE query LIKE '%{T}%' AND wait_event_type = 'Lock'").len();
             wait_until("one waits", || waiting() > 0);
             at_rest("no more of them wait", waiting);
-            // The server ends what waits for a row only later.
+            // The server ends statements that wait for a row only later than this.
             let renewed = unless_late(|| store.renew(&mut t, renewal, &Deadline::after(LESS)));
             let released = unless_late(|| store.release(&mut e, Purpose::Release, &Deadline::after(LESS)));
-            // Where it is told late that nothing was sent, it is not known; a machine that stood still says that it had no
-            // time at all.
+            // If it learns late that nothing was sent, the outcome is unknown. On a machine that stalled the error says
+            // that there was no time at all.
             let says =
                 |error: &leasehold::Error| text(error).contains("an earlier statement of this client for this row");
             let mut answers = Vec::new();
@@ -205,24 +205,24 @@ fn shared_locks_of_one_key_that_wait_hold_up_no_other_key() {
             assert!(matches!(released, Ok(Released::Done)), "{released:?}");
             assert!(is_refused, "what was not sent: {answers:?}");
             let ended = in_line.into_iter().map(|asks| asks.join().unwrap());
-            // Those that the server ended on a slow machine say so.
+            // On a slow machine the server ends some of them, and their errors say so.
             let renewed = ended.filter(|answer| matches!(answer, Ok(Renewed::Until { .. }))).count();
             assert!(renewed > 0, "nobody goes on once the row is free");
         });
     });
-    // None of those that left is in the way.
+    // None of the abandoned statements is in the way.
     renewed(&store, &mut last, renewal);
 }
 
 #[test]
 fn who_leaves_a_statement_ends_no_connection_that_works() {
     needs_server!();
-    // A machine that stood still meanwhile proves nothing: it has left before that was looked at.
+    // A machine that stalled meanwhile proves nothing: the call was abandoned before anybody looked.
     let is_proven = |times: u32| leaves_within(times * SHORT);
     assert!([1, 2, 2, 2].into_iter().any(is_proven), "it never waited long enough to be looked at");
 }
 
-/// False if it left before all was seen.
+/// Returns `false` if the call was abandoned before all was seen.
 fn leaves_within(time: Duration) -> bool {
     let rows = Rows::fresh();
     let store = rows.open();
@@ -255,7 +255,7 @@ fn leaves_within(time: Duration) -> bool {
     })
 }
 
-/// What anybody may make in a schema of the user's path decides nothing.
+/// What anybody may create in a schema of the user's search path decides nothing.
 #[test]
 fn the_users_search_path_is_not_used() {
     needs_server!();
@@ -274,7 +274,7 @@ fn the_users_search_path_is_not_used() {
         let mut a = exclusive(&store, "k");
         let was = store.acquire(&mut a, &soon());
         refused(&rows.open(), &mut exclusive(&store, "k"));
-        // A table that comes later, in a schema that comes before, is another one.
+        // A table that is created later, in a schema that comes first in the path, is another table.
         rows.sql(&format!(
             "CREATE TABLE {name}.{{T}} (LIKE public.{{T}} INCLUDING ALL); GRANT ALL ON {name}.{{T}} TO {name}"
         ));
@@ -303,7 +303,7 @@ fn the_greatest_numbers_stop_no_step() {
     granted(&store, &mut exclusive(&store, "k"));
 }
 
-/// What was told between the end of the listening and the next one was heard by nobody.
+/// What was reported between the end of one listening and the next was heard by nobody.
 #[test]
 fn a_listening_that_ended_by_itself_tells_all_when_it_begins_anew() {
     needs_server!();
@@ -315,7 +315,7 @@ fn a_listening_that_ended_by_itself_tells_all_when_it_begins_anew() {
         rows.sql(&format!("SELECT pg_terminate_backend(pid) FROM {sessions}"));
         while first.recv_timeout(PATIENCE).map_err(|error| assert!(error.is_disconnected())).is_ok() {}
         let (to, told) = crossbeam_channel::unbounded();
-        // A server that stands still may not be heard in time: then it tells nobody, and says so.
+        // The listener may not hear a server that stalls in time: then it reports nothing, and says so.
         let tells = store.wake(&["k".to_owned()], to, &Deadline::after(PATIENCE)).is_ok_and(|tells| tells);
         tells.then(|| told.try_recv().ok())
     };
@@ -335,10 +335,10 @@ fn the_same_key_of_another_table_wakes_nobody() {
             granted(store, &mut a);
             release(store, &mut a);
         }
-        // They come in the order of the commits.
+        // The reports come in the order of the commits.
         assert_eq!(told.recv_timeout(crate::support::harness::PATIENCE).as_deref(), Ok("k"));
     }
-    // What follows the last word, also one of the other table.
+    // After this last report, no report of the other table may be left.
     let mut last = exclusive(&store, "k");
     granted(&store, &mut last);
     release(&store, &mut last);

@@ -25,8 +25,8 @@ use crate::support::room::room;
 use crate::support::servers::{Server, postgres};
 use crate::support::wait::wait_until;
 
-/// What a heartbeat has here: more than a server on a busy machine stands still. The server ends what waits for a row without
-/// a limit of its own after ten.
+/// The time of a heartbeat here: longer than a server on a busy machine stalls. A statement without a limit of its own
+/// may wait for a row for ten seconds, then the server ends it.
 const SHORT: Duration = Duration::from_secs(8);
 
 static POOLER: Server = Server {
@@ -42,7 +42,7 @@ static POOLER: Server = Server {
     ..postgres::SERVER
 };
 
-/// As another user than root, which it refuses to be; `settings` has what differs.
+/// Runs as another user than root, which PgBouncer refuses to be. `settings` has what differs from the rest.
 const RUN: &str = r#"
 set -e
 program=$1 port=$2 data=$3
@@ -93,7 +93,7 @@ impl Pooled {
         Some(Pooled { server, pooler: Own::start_in(&POOLER, data)? })
     }
 
-    /// Which the URL names, or not.
+    /// A store whose URL names the pooler's mode, or not.
     fn store(&self, is_named: bool) -> Postgres {
         let options = PostgresOptions::new(self.pooler.url().parse().unwrap(), "public.leasehold").unwrap();
         opened(if is_named { options.pooled().unwrap() } else { options })
@@ -105,7 +105,7 @@ impl Pooled {
     }
 }
 
-/// Whether the store says that it tells waiters.
+/// Whether the store says that it wakes waiters.
 fn tells(store: &Postgres) -> bool {
     let (to, _told) = crossbeam_channel::unbounded();
     unless_late(|| store.wake(&["k".to_owned()], to.clone(), &soon())).unwrap()
@@ -144,8 +144,8 @@ fn a_pool_of_transactions_serves_locks_without_wakes_and_keeps_nothing_of_ours()
     assert!(sql_at(&pooled.server.url().parse().unwrap(), "SELECT FROM leasehold").len() >= 3);
 }
 
-/// A pooler ends its connection to the server when its client is gone, which a statement that waits does not notice; and
-/// one that is asked to cancel it by this driver may die of that.
+/// When a client is gone, the pooler ends its connection to the server, which a waiting statement does not notice. A
+/// pooler that this driver asks to cancel the statement may crash.
 #[test]
 fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler_lives() {
     let Some(pooled) = Pooled::start("transaction") else { return };
@@ -164,7 +164,7 @@ fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler
         }
         wait_until("nothing waits for the row any more", || waiting() == 0);
         theirs.batch_execute("COMMIT").await.unwrap();
-        // One that the pooler or the server stood still with waits for the row no sooner than now.
+        // If the pooler or the server stalled with such a statement, it waits for the row only from now on.
         left.iter_mut().for_each(|b| drop(sent(|| store.release(b, Purpose::GiveUp, &soon()))));
     });
     granted(&store, &mut exclusive(&store, "k"));
@@ -196,7 +196,7 @@ fn those_who_wait_for_a_row_leave_a_session_of_the_pool_to_heartbeats() {
                     scope.spawn(move || {
                         let key = if mode == Mode::Shared { "shared" } else { "free" };
                         while !is_over.load(SeqCst) {
-                            // Their transaction ends when all is over.
+                            // The transaction that holds these rows ends when everything is over.
                             let _ = store.acquire(&mut attempt(store, key, mode), &soon());
                         }
                     });
@@ -216,7 +216,7 @@ fn those_who_wait_for_a_row_leave_a_session_of_the_pool_to_heartbeats() {
     });
 }
 
-/// What another program, or the role, has set makes each transaction see the rows as they were when it began.
+/// With this setting, of another program or of the role, each transaction sees the rows as they were when it began.
 #[test]
 fn in_a_pool_of_transactions_an_isolation_that_is_not_ours_fails_nobody() {
     needs_server!();
@@ -239,7 +239,7 @@ fn in_a_pool_of_transactions_an_isolation_that_is_not_ours_fails_nobody() {
             theirs.batch_execute("COMMIT").await.unwrap();
             match joins.join().unwrap() {
                 Ok(Acquired::Granted { .. }) => proven += 1,
-                // It waits for a short time only, in which this machine has to do all that.
+                // The call waits only for a short time, in which this machine has to do all that.
                 Err(error) if text(&error).contains("has the row locked") => {}
                 other => panic!("{other:?}"),
             }
@@ -251,7 +251,8 @@ fn in_a_pool_of_transactions_an_isolation_that_is_not_ours_fails_nobody() {
     });
 }
 
-/// Where its own transactions assert it one after the other, the gaps are short: who gave up at once would meet none.
+/// If transactions assert the lock one after the other, the gaps are short, and a heartbeat that gave up at once would
+/// meet none.
 #[test]
 fn in_a_pool_of_transactions_a_shared_heartbeat_waits_for_one_that_asserts_it() {
     needs_server!();
@@ -264,7 +265,7 @@ fn in_a_pool_of_transactions_a_shared_heartbeat_waits_for_one_that_asserts_it() 
                  AND clock_timestamp() - query_start > interval '300 ms'";
     block_on(async {
         let theirs = connect(&config()).await;
-        // It waits for a short time only, in which this machine has to do all that.
+        // The call waits only for a short time, in which this machine has to do all that.
         for tries in 1..=10 {
             theirs.batch_execute(&format!("BEGIN; SELECT FROM {} FOR SHARE", rows.0)).await.unwrap();
             let (store, held) = (store.clone(), held.clone());
@@ -281,7 +282,7 @@ fn in_a_pool_of_transactions_a_shared_heartbeat_waits_for_one_that_asserts_it() 
     });
 }
 
-/// A commit that tells has the one lock of all that do, until the standby has it.
+/// A commit that notifies has the one lock of all that do, until the standby has it.
 #[test]
 fn in_a_pool_of_transactions_a_release_waits_for_nobody_who_tells() {
     let Some(pooled) = Pooled::start("transaction") else { return };
@@ -290,7 +291,7 @@ fn in_a_pool_of_transactions_a_release_waits_for_nobody_who_tells() {
     granted(&store, &mut held);
     standbys(&server, "nobody");
     let released = thread::scope(|scope| {
-        // Who only tells does not wait.
+        // A commit that only notifies does not wait for the standby, so this one also writes.
         let tells = "SELECT pg_notify('other', ''), pg_logical_emit_message(true, '', '')";
         scope.spawn(|| sql_at(&server, tells));
         let waits = "SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep'";
@@ -302,7 +303,7 @@ fn in_a_pool_of_transactions_a_release_waits_for_nobody_who_tells() {
     assert!(matches!(released, Ok(Released::Done)), "{released:?}");
 }
 
-/// One user differs from himself in his path: what another program sets stays in the session that it had.
+/// One user can have different search paths: what another program sets remains in the session that it used.
 #[test]
 fn in_a_pool_of_transactions_the_table_is_not_what_somebodys_search_path_finds() {
     let Some(pooled) = Pooled::start("transaction") else { return };
@@ -320,16 +321,16 @@ fn in_a_pool_of_transactions_the_table_is_not_what_somebodys_search_path_finds()
     }
 }
 
-/// Which an idle pool shows only to who is told by another session.
+/// An idle pool shows this only if the report comes through another session.
 #[test]
 fn a_pool_of_transactions_that_the_url_does_not_name_is_noticed_and_one_of_sessions_tells() {
     let Some(pooled) = Pooled::start("transaction") else { return };
     assert!(!tells(&pooled.store(false)));
-    // Nor does a request have to have long; one whose time is over before the server has answered says nothing.
+    // The request need not have long either. If its time is over before the server has answered, that says nothing.
     let (store, (to, _told)) = (pooled.store(false), crossbeam_channel::unbounded());
     let briefly = || store.wake(&["k".to_owned()], to.clone(), &Deadline::after(Duration::from_millis(1_900)));
     assert!(!sent(briefly));
-    // By its name another program would find it.
+    // Another program would find a prepared statement by its name.
     let kept = "SELECT count(*), current_setting('plan_cache_mode'), current_setting('enable_seqscan'), \
                 current_setting('synchronous_commit') FROM pg_prepared_statements";
     let before = pooled.sql(kept);

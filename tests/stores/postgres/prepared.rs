@@ -1,4 +1,4 @@
-//! What the session keeps prepared: when, what it saves, and what happens when the server has it no more.
+//! What the session keeps prepared: when, what that saves, and what happens if the server no longer has it.
 
 use std::sync::Mutex;
 
@@ -21,12 +21,12 @@ fn watched() -> (Proxy, Postgres, Rows) {
     (proxy, store, rows)
 }
 
-/// Whether what was asked last was sent by its name alone.
+/// Whether the last statement was sent only by its name.
 fn was_named(proxy: &Proxy) -> bool {
     proxy.requests().last().unwrap().body.starts_with('B')
 }
 
-/// Acquire, refused, renewed, released: of each whether it was sent by its name, and how many requests all took.
+/// Acquire, refused acquire, renewal, release: whether each was sent by its name, and how many requests all took.
 fn steps(proxy: &Proxy, store: &Postgres) -> ([bool; 4], u64) {
     let before = proxy.count();
     let mut named = Vec::new();
@@ -46,9 +46,9 @@ fn steps(proxy: &Proxy, store: &Postgres) -> ([bool; 4], u64) {
 fn what_is_asked_again_and_again_is_prepared_once() {
     needs_server!();
     let (proxy, store, _rows) = watched();
-    // A program that takes a lock once pays for nothing.
+    // A program that takes a lock once pays for no preparation.
     assert_eq!(steps(&proxy, &store), ([false; 4], 4));
-    // The refusal was the second of its statement.
+    // The refused acquire was the second use of its statement.
     assert!(proxy.prepares() <= 1);
     warm(&store);
     let prepares = proxy.prepares();
@@ -59,14 +59,14 @@ fn what_is_asked_again_and_again_is_prepared_once() {
     assert_eq!(proxy.prepares(), prepares);
 }
 
-/// It was planned when the table was small, and is not planned anew when it has grown.
+/// The statement was planned when the table was small, and is not planned again when the table has grown.
 #[test]
 fn what_is_prepared_reads_no_whole_table() {
     needs_server!();
     let rows = Rows::fresh();
     let store = rows.open();
     warm(&store);
-    // One page, as the server knows from now on: to read it all would cost less than the index.
+    // From now on the server knows that there is one page, and reading all of it would cost less than the index.
     rows.sql("ANALYZE {T}");
     let count = |what: &str| {
         let counts = format!("SELECT {what} FROM pg_stat_user_tables WHERE relname = '{{T}}'");
@@ -75,15 +75,15 @@ fn what_is_prepared_reads_no_whole_table() {
     for _ in 0..3 {
         warm(&store);
     }
-    // The session says so at its end.
+    // The session reports its statistics when it ends.
     drop(store);
     wait_until("the statistics come", || count("n_tup_upd") >= 11 + 3 * 12);
-    // To make the indexes takes some.
+    // Making the indexes takes some scans.
     let scans = count("seq_scan");
     assert!(scans < 10, "{scans} scans of the table");
 }
 
-/// A newer version adds columns while older ones run; somebody else changes a type.
+/// A newer version adds columns while older ones run, or somebody changes a type.
 #[test]
 fn a_table_that_is_changed_fails_no_step() {
     needs_server!();
@@ -92,7 +92,7 @@ fn a_table_that_is_changed_fails_no_step() {
     for (change, requests) in [
         ("ALTER TABLE {T} ADD COLUMN newer text NOT NULL DEFAULT 'x'", 4),
         ("ALTER TABLE {T} DROP COLUMN newer", 4),
-        // The answer has another type: of each of the three statements the first is sent once more.
+        // The answer has another type: each of the three statements is sent once more at its first use.
         ("ALTER TABLE {T} ALTER COLUMN owner TYPE varchar(100)", 7),
     ] {
         assert_eq!(steps(&proxy, &store).0, [true; 4], "{change}");
@@ -107,7 +107,7 @@ fn a_table_that_is_changed_fails_no_step() {
     steps(&proxy, &store);
 }
 
-/// As a pooler may that says nothing of itself: what the session has lost was not run, and is sent once more.
+/// As a pooler may do without showing itself: what the session has lost was not run, and is sent once more.
 #[test]
 fn a_session_that_is_made_to_forget_fails_no_step_and_keeps_nothing_more() {
     needs_server!();
@@ -125,8 +125,8 @@ fn a_session_that_is_made_to_forget_fails_no_step_and_keeps_nothing_more() {
     }
 }
 
-/// What a pooler that is not noticed does next: it gives a session in which another client has prepared its own under the
-/// same names, for a table of its own or the same.
+/// What an unnoticed pooler does next: it gives out a session in which another client has prepared its own statements
+/// under the same names, for a table of its own or the same one.
 fn gives_anothers_session(proxy: &Proxy, own: &Rows, other: &Rows) {
     let prepares = format!(
         "DO $do$ DECLARE p record; BEGIN FOR p IN SELECT name, statement, \
@@ -139,7 +139,7 @@ fn gives_anothers_session(proxy: &Proxy, own: &Rows, other: &Rows) {
     proxy.add(Rule::next(1, Network::After(prepares.leak())));
 }
 
-/// What would write there fails, and is sent as a whole.
+/// A statement that would write there fails, and is sent as a whole.
 #[test]
 fn what_another_client_has_prepared_writes_nothing() {
     needs_server!();
@@ -151,11 +151,11 @@ fn what_another_client_has_prepared_writes_nothing() {
     assert!(proxy.clear().is_empty());
 }
 
-/// In another client's table a key that is free here is taken, and what is held here is not there.
+/// In the other client's table, a key that is free here is taken, and a lock that is held here does not exist.
 #[test]
 fn what_another_client_has_prepared_for_another_table_answers_nothing() {
     needs_server!();
-    // One more client in a key's line of holders, kept as it comes and goes.
+    // Prepares the statements for shared holders, which come and go.
     let warm_shared = |store: &Postgres| {
         for key in ["s", "t"].repeat(4) {
             let mut one = shared(store, key);
@@ -228,7 +228,7 @@ impl log::Log for All {
     fn flush(&self) {}
 }
 
-/// Who knows the grant id can end the lock.
+/// A client that knows the grant id can end the lock.
 #[test]
 fn the_drivers_log_shows_no_value() {
     needs_server!();

@@ -17,9 +17,9 @@ use crate::support::room::room;
 use crate::support::servers::{postgres, skip};
 use crate::support::wait::wait_until;
 
-/// Longer than a failover; and what was not released in one is free again after it.
+/// Longer than a failover. What was not released during one is free again after this time.
 const LEASE: Duration = Duration::from_secs(12);
-/// No test takes so long.
+/// Longer than any test.
 const LONG: Duration = Duration::from_secs(600);
 
 struct Pair {
@@ -36,7 +36,7 @@ fn client(url: &str) -> LockClient {
 }
 
 impl Pair {
-    /// With a table of locks on both.
+    /// Starts both, with a table of locks.
     fn start() -> Option<Pair> {
         if !postgres::has("pg_basebackup") {
             skip("there is no pg_basebackup, which makes a standby");
@@ -55,12 +55,12 @@ impl Pair {
         Some(pair)
     }
 
-    /// From now on no commit is answered that the standby does not have.
+    /// From now on no commit is answered before the standby has it.
     fn is_synchronous(&self) {
         self.waits_for("*", "sync");
     }
 
-    /// What the primary makes of the standby then.
+    /// Sets which standbys commits wait for, and waits until the primary counts this standby as `state`.
     fn waits_for(&self, names: &str, state: &str) {
         sql(&self.primary, &format!("ALTER SYSTEM SET synchronous_standby_names = '{names}'"));
         sql(&self.primary, "SELECT pg_reload_conf()");
@@ -70,20 +70,20 @@ impl Pair {
         wait_until("it is waited for, or not", || !sql(&self.primary, &counts).is_empty());
     }
 
-    /// Of both, the standby first.
+    /// The URL of both, with the standby first.
     fn url(&self) -> String {
         let ((host, standby), (_, primary)) = (address(&self.standby), address(&self.primary));
         format!("postgres://leasehold@{host}:{standby},{host}:{primary}/postgres?target_session_attrs=read-write")
     }
 
-    /// The network between the two is gone.
+    /// Cuts the network between the two.
     fn cut(&self) {
         sql(&self.standby, "ALTER SYSTEM SET primary_conninfo = ''");
         sql(&self.standby, "SELECT pg_reload_conf()");
         wait_until("it copies no more", || sql(&self.standby, "SELECT FROM pg_stat_wal_receiver").is_empty());
     }
 
-    /// The primary's machine dies.
+    /// The primary's machine dies, and the standby is promoted.
     fn fail_over(&mut self) {
         self.primary.end(Signal::SIGKILL);
         sql(&self.standby, "SELECT pg_promote()");
@@ -111,7 +111,7 @@ fn no_grant_is_lost_with_a_synchronous_standby() {
                 let guard = client.lock("k").unwrap();
                 let token = guard.fencing_token();
                 let before = last.swap(token, SeqCst);
-                // Of a thread that stood still for a whole lease nothing is said.
+                // A thread that stalled for a whole lease proves nothing.
                 assert!(before < token || !guard.is_held(), "tokens rise: {before}, then {token}");
                 std::thread::yield_now();
                 let now = last.load(SeqCst);
@@ -153,14 +153,14 @@ fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
     let other = client(&url);
     let next = other.request("lost").lease(LONG).lock().unwrap();
     assert!(next.fencing_token() > lost.fencing_token());
-    // The holder has to connect to the other one first.
+    // The holder first has to connect to the other server.
     let error = unless_late(|| holder.heartbeat(&lost, LONG)).unwrap_err();
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert!(next.is_held() && other.try_lock("kept").unwrap().is_none());
     unless_late(|| holder.heartbeat(&kept, LONG)).unwrap();
 }
 
-/// The address of what lets clients in as the primary would, and has the standby answer them.
+/// The address of a balancer that lets clients in like the primary, but passes their requests to the standby.
 fn balances(standby: &Own) -> String {
     let (host, port) = address(standby);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -173,7 +173,7 @@ fn balances(standby: &Own) -> String {
             std::thread::spawn(move || {
                 let mut bytes = [0; 10_000];
                 while let Ok(count @ 1..) = server.read(&mut bytes) {
-                    // The answer to whether it takes no writes.
+                    // The answer to the question whether the server refuses writes.
                     let said = bytes[..count].windows(4).position(|four| four == b"\0\x02on");
                     if let Some(at) = said {
                         bytes[at + 2..at + 4].copy_from_slice(b"no");
@@ -188,7 +188,7 @@ fn balances(standby: &Own) -> String {
     at
 }
 
-/// What it has may be old, and its clock is another one.
+/// The standby's data may be old, and it has another clock.
 #[test]
 fn what_a_balancer_asks_a_standby_is_not_answered() {
     let Some(pair) = Pair::start() else { return };
@@ -218,7 +218,7 @@ fn a_standby_that_copies_is_refused_and_a_diagnosis_says_what_a_failover_costs()
     says("each grant is on 1 of them, not always the same");
     pair.waits_for("FIRST 2 (walreceiver, another)", "sync");
     says("only 1 of the 2 that must confirm a grant copy this server: nothing is granted until they do");
-    // As with anything else that reads the log, a backup or a subscriber.
+    // As with anything else that reads the log, such as a backup or a subscriber.
     pair.waits_for("nobody", "async");
     says("only 0 of the 1 that must confirm a grant copy this server: nothing is granted until they do");
     pair.waits_for("walreceiver", "sync");

@@ -35,7 +35,7 @@ impl Server {
     }
 
     pub(super) fn builder(&self) -> ClientBuilder {
-        // What a drop does not get released while the server stands still, nobody gets in the time of a test.
+        // What a drop could not release while the server stalled, nobody would get during the test.
         LockClient::builder(self.0.url()).lease(LEASE).drop_timeout(PATIENCE)
     }
 
@@ -44,7 +44,7 @@ impl Server {
         opened(options.unwrap())
     }
 
-    /// As behind a pooler that gives each transaction another session.
+    /// A store as behind a pooler that gives each transaction another session.
     pub(super) fn pooled(&self) -> Postgres {
         let options = PostgresOptions::new(self.0.url().parse().unwrap(), "public.leasehold");
         opened(options.unwrap().pooled().unwrap())
@@ -54,7 +54,7 @@ impl Server {
         standbys(&self.0.url().parse().unwrap(), names);
     }
 
-    /// Does this, and cancels each statement that waits for a standby meanwhile.
+    /// Runs `call`, and meanwhile cancels each statement that waits for a standby.
     pub(super) fn frees<T: Send>(&self, call: impl FnOnce() -> T + Send) -> T {
         let frees = "SELECT pg_cancel_backend(pid) FROM pg_stat_activity \
                      WHERE application_name = 'leasehold' AND wait_event = 'SyncRep'";
@@ -77,7 +77,7 @@ impl Server {
     }
 }
 
-/// In this order: it says nothing, nobody is there, it starts.
+/// In this order: it does not answer, then nothing listens, then it starts.
 #[test]
 fn a_server_that_wakes_up_is_connected_to() {
     let Some(mut server) = Server::start() else { return };
@@ -86,7 +86,7 @@ fn a_server_that_wakes_up_is_connected_to() {
     let silent = std::net::TcpListener::bind(postgres::host(&url).unwrap()).unwrap();
     thread::scope(|scope| {
         let connects = scope.spawn(|| LockClient::builder(&url).request_timeout(PATIENCE).connect());
-        // More than one connection may take.
+        // Longer than one connection may take.
         thread::sleep(Duration::from_millis(3_500));
         drop(silent);
         server.0.start_again();
@@ -94,7 +94,7 @@ fn a_server_that_wakes_up_is_connected_to() {
     });
 }
 
-/// Immediate shutdown: what was not written is not.
+/// An immediate shutdown: what was not written to the disk is lost.
 #[test]
 fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
     let Some(mut server) = Server::start() else { return };
@@ -105,7 +105,7 @@ fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
     let mut attempts: Vec<_> = modes.map(|mode| attempt(&store, &format!("{mode}"), mode)).into_iter().collect();
     for a in &mut attempts {
         granted(&store, a);
-        // Wakes the one that would write it a little later.
+        // This wakes the process that would otherwise write the grant to the disk a little later.
         server.sql("CREATE TEMPORARY TABLE other ()");
     }
     let mut next = instead_of(&store, "exclusive", Mode::Exclusive, &holders(&store, "exclusive")[0]);
@@ -125,7 +125,7 @@ fn a_grant_and_a_renewal_outlive_a_crash_whatever_the_users_default_is() {
     }
 }
 
-/// It says so once for the session.
+/// The session is set to wait for the disk only once, not with each statement.
 #[test]
 fn what_is_prepared_waits_for_the_disk() {
     let Some(mut server) = Server::start() else { return };
@@ -146,7 +146,7 @@ fn what_is_prepared_waits_for_the_disk() {
     }
 }
 
-/// That of a lease of at most a minute need not: it ends by itself.
+/// The release of a lease of at most a minute need not outlive a crash, because such a lease ends by itself.
 #[test]
 fn the_release_of_a_long_lease_outlives_a_crash() {
     let Some(mut server) = Server::start() else { return };
@@ -168,7 +168,7 @@ fn the_release_of_a_long_lease_outlives_a_crash() {
     }
 }
 
-/// Who has read it writes over nobody's grant.
+/// A client that has read the release must not write over another's grant.
 #[test]
 fn a_release_that_a_crash_takes_back_leaves_no_version_to_others() {
     let Some(mut server) = Server::start() else { return };
@@ -176,7 +176,7 @@ fn a_release_that_a_crash_takes_back_leaves_no_version_to_others() {
     assert!((0..5).any(|_| is_taken_back(&mut server)), "each release was on the disk");
 }
 
-/// False where the server had written the release, which it does every ten seconds.
+/// Returns `false` if the server had already written the release to the disk, which it does every ten seconds.
 fn is_taken_back(server: &mut Server) -> bool {
     let store = server.store();
     let mut a = exclusive(&store, "k");
@@ -222,7 +222,7 @@ fn a_restart_costs_no_lock() {
     guard.release().unwrap();
 }
 
-/// Sessions that end under every statement: there is one holder at a time, and tokens rise.
+/// Sessions end under every statement, and still there is one holder at a time, and tokens rise.
 #[test]
 fn sessions_that_are_ended_let_nobody_in() {
     let Some(server) = Server::start() else { return };
@@ -270,8 +270,8 @@ fn a_listener_that_is_ended_is_made_anew() {
     assert!((0..5).any(|_| is_made_anew(&server)), "it does not listen");
 }
 
-/// False where it does not listen: who heard nothing of itself for a second, as from a server that stood still, polls for
-/// minutes.
+/// Returns `false` if the waiter does not listen: after a second in which it did not hear itself, for example because
+/// the server stalled, it polls for minutes.
 fn is_made_anew(server: &Server) -> bool {
     let (holder, waiter) = (server.client(), server.client());
     (0..3).all(|_| {
@@ -308,13 +308,13 @@ fn a_standby_is_refused_until_it_is_promoted() {
     assert!(error.kind() == ErrorKind::Store && error.is_retryable(), "{error}");
     server.sql("SELECT pg_promote()");
     assert!(server.client().try_lock("k").unwrap().is_none());
-    // Its connections were of the server that ended.
+    // The client's connections belonged to the server that ended.
     unless_late(|| client.release(&held)).unwrap();
     let next = server.client().lock("k").unwrap();
     assert!(next.fencing_token() > held.fencing_token());
 }
 
-/// Which comes with every write that a trigger answers, or while the server is short of transaction ids.
+/// Such a warning comes with every write that a trigger comments on, or while the server is short of transaction ids.
 #[test]
 fn a_warning_of_something_else_costs_no_lock() {
     let Some(server) = Server::start() else { return };
@@ -329,7 +329,7 @@ fn a_warning_of_something_else_costs_no_lock() {
     }
 }
 
-/// A primary that was replaced: its connections are of no use any more.
+/// A primary that was replaced: its connections are of no more use.
 #[test]
 fn a_server_that_became_read_only_keeps_no_connection() {
     let Some(server) = Server::start() else { return };

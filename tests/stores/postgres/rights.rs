@@ -1,4 +1,4 @@
-//! Users with fewer rights or other defaults: what works, and what is said.
+//! Users with fewer rights or other defaults: what works, and what the errors say.
 
 use leasehold::internals::lease::Lease;
 use leasehold::internals::store::postgres::PostgresOptions;
@@ -10,7 +10,7 @@ use crate::postgres::*;
 use crate::support::contract::{LEASE, granted, refused, release, renewal, renewed};
 use crate::support::postgres::{Rows, config, connected, opened, sql_at, told_of, unless_late};
 
-/// A user of the server who goes with the test, and its table.
+/// A user of the server, who is dropped with the test, and the user's table.
 struct User {
     name: String,
     rows: Rows,
@@ -76,7 +76,7 @@ fn a_right_that_is_missing_is_told_and_named() {
     let read = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon());
     assert_eq!(read.unwrap_err().kind(), ErrorKind::Permission);
     let nobody = User::new(Rows::unmade(), "");
-    // Before 15 everybody may make tables there.
+    // Before version 15 everybody may create tables there.
     sql_at(&config(), "REVOKE CREATE ON SCHEMA public FROM PUBLIC");
     let error = nobody.open().schema(Schema::Create, &soon()).unwrap_err();
     assert!(error.kind() == ErrorKind::Permission && error.to_string().contains("CREATE"), "{error}");
@@ -139,7 +139,7 @@ fn who_makes_the_table_needs_create_and_who_adds_to_it_must_own_it() {
     assert_eq!(works.unwrap(), Err(ErrorKind::Permission));
 }
 
-/// Whatever a policy hides or refuses: nobody is granted what a rival holds, and it is told.
+/// Whatever a policy hides or refuses, nobody is granted what a rival holds, and the error says what is wrong.
 #[test]
 fn a_policy_on_rows_breaks_no_lock_and_what_it_refuses_is_told() {
     needs_server!();
@@ -180,7 +180,7 @@ fn a_policy_on_rows_breaks_no_lock_and_what_it_refuses_is_told() {
     }
 }
 
-/// To whom may not make it: what is there already would be refused.
+/// For a user that may not make it: statements for what exists already would be refused.
 #[test]
 fn what_is_described_of_a_table_that_lacks_something_completes_it() {
     needs_server!();
@@ -194,7 +194,7 @@ fn what_is_described_of_a_table_that_lacks_something_completes_it() {
     assert!(store.schema(Schema::Describe, &soon()).unwrap().contains("CREATE TABLE"));
 }
 
-/// No error comes of it: the server finds no row that may be deleted.
+/// This gives no error: the server finds no row that may be deleted.
 #[test]
 fn a_row_that_no_policy_lets_be_deleted_is_no_right() {
     needs_server!();
@@ -220,7 +220,7 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     let set = |what: &str| drop(sql_at(&config(), &format!("ALTER ROLE {} SET {what}", user.name)));
     set("default_transaction_isolation = serializable");
     set("statement_timeout = 1000");
-    // Since 14.
+    // Since version 14.
     if !sql_at(&config(), "SELECT FROM pg_settings WHERE name = 'idle_session_timeout'").is_empty() {
         set("idle_session_timeout = 200");
     }
@@ -245,7 +245,7 @@ fn defaults_of_the_user_that_would_break_locks_are_not_used() {
     assert!(error.kind() == ErrorKind::Store && error.to_string().contains("primary"), "{error}");
 }
 
-/// No statement was sent, and none waited for a row.
+/// No statement was sent, so none waited for a row.
 #[test]
 fn a_database_that_lets_nobody_in_is_told() {
     needs_server!();

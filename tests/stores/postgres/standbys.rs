@@ -1,4 +1,4 @@
-//! What no standby has, though the server waits for one: it is not known, whoever asks and however often.
+//! What no standby has, although the server waits for one, stays unknown, whoever asks and however often.
 
 use std::thread;
 use std::time::Duration;
@@ -15,7 +15,7 @@ use crate::support::harness::PATIENCE;
 use crate::support::postgres::{connected, unless_late};
 use crate::support::wait::wait_until;
 
-/// The wait for a standby has no end but a cancel; and who finds its grant waits for the standby all the same.
+/// Only a cancel ends the wait for a standby, and a client that finds its own grant also has to wait for the standby.
 #[test]
 fn a_grant_counts_once_the_standby_has_it_and_who_leaves_leaves_no_session() {
     let Some(server) = Server::start() else { return };
@@ -39,7 +39,7 @@ fn a_grant_counts_once_the_standby_has_it_and_who_leaves_leaves_no_session() {
                 server.sql(active).is_empty()
             });
         }
-        // The one that left has no connection any more.
+        // The store that gave up has no connection any more.
         assert_eq!(holders(&server.store(), &a.key).len(), 1);
     }
     server.standbys("");
@@ -49,8 +49,8 @@ fn a_grant_counts_once_the_standby_has_it_and_who_leaves_leaves_no_session() {
     }
 }
 
-/// An operator frees what hangs, by hand: then the server answers as if all were well, and no standby has it. Behind a
-/// pooler the session's own settings may keep that warning back.
+/// An operator cancels by hand what hangs: then the server answers as if all were well, but no standby has it. Behind a
+/// pooler the session's own settings may suppress that warning.
 #[test]
 fn what_no_standby_has_since_its_wait_was_cancelled_is_not_known() {
     let Some(server) = Server::start() else { return };
@@ -72,7 +72,7 @@ fn what_no_standby_has_since_its_wait_was_cancelled_is_not_known() {
     }
 }
 
-/// The next try finds nothing that it would have to write.
+/// The next try finds nothing to write.
 #[test]
 fn a_release_that_no_standby_has_is_not_known() {
     let Some(server) = Server::start() else { return };
@@ -83,7 +83,7 @@ fn a_release_that_no_standby_has_is_not_known() {
     let guards = [client.lock("exclusive").unwrap(), client.request("shared").shared().lock().unwrap()];
     let lock = server.client().request("data").acquire().unwrap();
     server.standbys("nobody");
-    // A machine that stood still may say that it had no time to send it.
+    // A machine that stalled may report that there was no time to send it.
     for mut guard in guards {
         let key = guard.key().to_owned();
         let mut tries = 0;
@@ -103,7 +103,7 @@ fn a_release_that_no_standby_has_is_not_known() {
     server.standbys("");
 }
 
-/// It did nothing itself, so what is not known of the standby's copy is no release of its own.
+/// The call released nothing itself, so what is unknown of the standby's copy is no release of its own.
 #[test]
 fn a_release_of_what_others_have_is_not_called_done() {
     let Some(server) = Server::start() else { return };
@@ -151,7 +151,7 @@ fn a_claim_or_a_renewal_of_a_group_that_no_standby_has_is_not_known() {
     assert!(client.leases("n").claim("job", "b", LEASE).is_err(), "what was claimed may stay");
 }
 
-/// A later one has nothing that it would have to write: it finds what the first one has left.
+/// A later renewal has nothing to write: it finds what the first one left.
 #[test]
 fn a_renewal_that_no_standby_has_is_not_known_by_a_later_one_either() {
     let Some(server) = Server::start() else { return };
@@ -174,7 +174,7 @@ fn a_renewal_that_no_standby_has_is_not_known_by_a_later_one_either() {
     client.renew(lock.lock_id(), LEASE).unwrap();
 }
 
-/// Whoever repeats it finds nobody there.
+/// A caller that repeats it finds no holder.
 #[test]
 fn what_was_freed_is_not_known_until_a_standby_has_it() {
     let Some(server) = Server::start() else { return };
@@ -200,7 +200,7 @@ fn what_was_freed_is_not_known_until_a_standby_has_it() {
     assert_eq!(shared.unwrap_err().kind(), ErrorKind::Held, "others share it");
 }
 
-/// What is answered as granted may be gone after it.
+/// After a crash, a grant that was answered may be gone.
 #[test]
 fn a_server_that_a_crash_may_tear_is_told_of() {
     let Some(server) = Server::start() else { return };

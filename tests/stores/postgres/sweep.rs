@@ -1,5 +1,5 @@
-//! Each statement of each step x each fault: lost, done and lost, hung, late, twice. What is repeated until it is answered
-//! ends as if nothing had happened, and nothing comes of what is late.
+//! Each statement of each step x each fault: lost, done and lost, hung, late, twice. What is repeated until it is
+//! answered ends as if nothing had happened, and what is late has no effect.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -17,13 +17,13 @@ use crate::support::postgres::{Rows, opened, told_of, unless_late};
 use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 use crate::support::servers::{postgres, postgres_server};
 
-/// Longer than a step takes when some are under way.
+/// Longer than a step takes while some others are under way.
 const SHORT: Duration = Duration::from_millis(1_200);
 const THREADS: usize = 12;
-/// More than a page holds.
+/// More rows than a page holds.
 const MANY: usize = 201;
 
-/// What is held comes when a rival has the key, or when it has left.
+/// A request that is held arrives while a rival has the key, or after the rival has left.
 const FAULTS: [Network; 8] = [
     Network::CutBefore,
     Network::CutAfter,
@@ -51,7 +51,7 @@ enum Step {
     ReadLockId,
     Swap,
     Wake,
-    /// Of one more key, by the session that listens.
+    /// Watches one more key, on the session that listens.
     WakeMore,
     Check,
     Create,
@@ -68,8 +68,8 @@ fn steps() -> Vec<Step> {
     steps
 }
 
-/// A table, and a client that no fault meets. All threads have it, and more connections are made for them: each of which a
-/// server that stands still for three seconds does not give.
+/// A table, and a client that meets no fault. All threads share it, and more connections are made for them, but a
+/// server that stalls for three seconds makes none.
 type Beside = (Arc<Rows>, Arc<Postgres>);
 
 fn granted(store: &Postgres, attempt: &mut Attempt) -> Holder {
@@ -99,14 +99,14 @@ struct Case {
     beside: Beside,
     step: Step,
     attempt: Attempt,
-    /// Who else holds the key.
+    /// Another holder of the key.
     other: Option<Attempt>,
-    /// Where the last listener tells.
+    /// Receives what the last listener reports.
     told: Option<Receiver<String>>,
 }
 
 impl Case {
-    /// What stands before the step is there.
+    /// Makes the case, and what must exist before the step.
     fn new(shared: &Beside, name: &str, step: Step) -> Case {
         let beside = if step == Create {
             let rows = Arc::new(Rows::unmade());
@@ -159,7 +159,7 @@ impl Case {
         }
     }
 
-    /// Whether its grant stands in the end.
+    /// Whether its grant is a holder in the end.
     fn holds(&self) -> bool {
         !matches!(self.step, Release(_) | ReleaseAnothers | GiveUp(_) | GiveUpStanding(_) | Create)
     }
@@ -168,12 +168,12 @@ impl Case {
         get(&self.beside.1, &self.attempt.key).record
     }
 
-    /// What a swap replaces, read before its time begins.
+    /// What a swap replaces, read before the swap's time begins.
     fn seen(&self) -> Option<Seen> {
         (self.step == Swap).then(|| get(&self.beside.1, &self.attempt.key))
     }
 
-    /// The step once: whether it is known what came of it.
+    /// Does the step once. Returns whether its outcome is known.
     fn once(&mut self, seen: Option<Seen>, by: &Deadline) -> leasehold::Result<bool> {
         let (store, attempt) = (&self.store, &mut self.attempt);
         let unknown = |error: leasehold::Error| {
@@ -235,7 +235,7 @@ impl Case {
         })
     }
 
-    /// What is there of the lock. That a give-up noted itself before its last look failed is no change of it.
+    /// The state of the lock. If a give-up noted itself before its last look failed, that does not count as a change.
     fn lock(&self) -> LockRecord {
         let record = self.record();
         match self.step {
@@ -244,12 +244,12 @@ impl Case {
         }
     }
 
-    /// The step until it is answered, each time within its deadline.
+    /// Repeats the step until it is answered, each time within its deadline.
     fn settle(&mut self, name: &str) {
         let before = (self.step != Create).then(|| self.lock());
         let mut may_be_done = false;
         for tries in 0..20 {
-            // Faults are met by the first ones; a server on a busy machine may take longer for the others.
+            // The first tries meet the faults. For the others, a server on a busy machine may take longer.
             let time = if tries < 5 { SHORT } else { 10 * SHORT };
             let seen = self.seen();
             match within(name, time, || self.once(seen, &Deadline::after(time))) {
@@ -304,9 +304,9 @@ impl Case {
     }
 }
 
-/// Of each request that the step makes when nothing fails: whether it begins a session.
+/// For each request that the step makes if nothing fails, whether it begins a session.
 fn requests(shared: &Beside, step: Step) -> Vec<bool> {
-    // A server that stands still gives a listener no connection in three seconds, or lets it not hear itself in one.
+    // While a server stalls, a listener gets no connection in three seconds, or does not hear itself in one.
     let counted = (0..5).find_map(|nth| {
         let mut case = Case::new(shared, &format!("{step:?} counted {nth}"), step);
         let before = case.proxy.requests().len();
@@ -343,7 +343,7 @@ fn every_statement_of_every_step_survives_every_fault() {
         for thread in 0..THREADS {
             let (shared, cases) = (&shared, &cases);
             scope.spawn(move || {
-                // Each has some of each step: those of one take equally long.
+                // Each thread has some cases of each step, because those of one step take equally long.
                 for (step, number, network) in cases.iter().skip(thread).step_by(THREADS) {
                     let name = format!("{step:?} {number} {network:?}");
                     let case = Case::new(shared, &name, *step);

@@ -64,7 +64,7 @@ fn what_it_lacks_is_added() {
 #[test]
 fn another_table_is_refused() {
     needs_server!();
-    // A column is shown as the name that it is: for the command an argument has the same one.
+    // The error shows a column in quotes, as a name, because the command has an argument with the same name.
     for (wrong, says) in [
         ("key text COLLATE \"C\", owner text", "primary key"),
         ("key text COLLATE \"POSIX\" PRIMARY KEY", "collation"),
@@ -90,7 +90,7 @@ fn a_table_is_ours_however_the_server_quotes_names() {
     store.schema(Schema::Check, &soon()).unwrap();
 }
 
-/// A crash would empty it, and a standby would not have it.
+/// A crash would empty such a table, and a standby would not have it.
 #[test]
 fn a_table_that_is_not_kept_is_refused() {
     needs_server!();
@@ -109,7 +109,7 @@ fn a_table_that_is_not_kept_is_refused() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("no table of"), "{error}");
 }
 
-/// A crash of the server empties the partition, not only its own table.
+/// A crash of the server empties such a partition, although the table itself is logged.
 #[test]
 fn a_partition_that_is_not_kept_is_refused() {
     needs_server!();
@@ -122,7 +122,7 @@ fn a_partition_that_is_not_kept_is_refused() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("UNLOGGED"), "{error}");
 }
 
-/// Its rows are shown as those of the table, which a unique key does not look at.
+/// The rows of such a table appear among those of the table of locks, but a unique key does not cover them.
 #[test]
 fn a_key_that_stands_in_a_table_which_inherits_is_granted_to_nobody() {
     needs_server!();
@@ -145,7 +145,7 @@ fn a_key_that_stands_in_a_table_which_inherits_is_granted_to_nobody() {
     assert!(error.kind() == ErrorKind::Schema && error.to_string().contains("inherit"), "{error}");
 }
 
-/// As Cloud Spanner's, whose defaults are refused: here each column is written.
+/// As on Cloud Spanner, where defaults are refused: here every column is written.
 #[test]
 fn no_default_of_the_table_stands_in_the_row_of_a_lock() {
     needs_server!();
@@ -163,7 +163,7 @@ fn no_default_of_the_table_stands_in_the_row_of_a_lock() {
     assert_eq!(kept.as_deref(), Some("1"));
 }
 
-/// One that forgets to return the row makes a statement do nothing, and nothing says so.
+/// A trigger that forgets to return the row makes the statement do nothing, and the server reports no error.
 #[test]
 fn a_trigger_that_lets_no_row_be_written_is_told() {
     needs_server!();
@@ -190,7 +190,8 @@ fn a_trigger_that_lets_no_row_be_written_is_told() {
     held.iter_mut().for_each(|a| drop(release(&store, a)));
 }
 
-/// As of a column that somebody's migration has added: on every store that is the schema's fault.
+/// For example because of a column that somebody's migration has added: on every store, such an error blames the
+/// schema.
 #[test]
 fn what_the_table_itself_refuses_is_told() {
     needs_server!();
@@ -209,7 +210,7 @@ fn what_the_table_itself_refuses_is_told() {
     granted(&store, &mut exclusive(&store, "k"));
 }
 
-/// No repeat would help: the server lets nobody change a row that it must publish without a name for it.
+/// A repeat would not help: the server lets nobody change a row that it must publish without an identity.
 #[test]
 fn a_table_whose_rows_may_not_be_changed_is_no_conflict() {
     needs_server!();
@@ -282,7 +283,7 @@ fn a_table_may_have_a_schema() {
     sql_at(&config(), &format!("DROP SCHEMA {schema} CASCADE"));
 }
 
-/// A heartbeat is the write that comes most often: it must leave the indexes alone.
+/// A heartbeat is the most frequent write, so it must leave the indexes alone.
 #[test]
 fn a_renewal_touches_no_index() {
     needs_server!();
@@ -391,7 +392,7 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
     }
 }
 
-/// Of locks that are held alone, shared, and (by hand) both.
+/// Of locks that are held exclusively, shared, and (written by hand) both.
 #[test]
 fn a_lock_id_finds_each_of_its_rows_once_and_in_order() {
     needs_server!();
@@ -425,7 +426,7 @@ fn a_row_of_a_newer_form_is_told_as_that() {
     });
 }
 
-/// Whose name the table was given is no matter: a lock of it that is lost is no lock of another store.
+/// However the table is named in the URL, a lost lock of it is not called a lock of another store.
 #[test]
 fn a_lock_that_was_lost_is_lost_by_every_name_of_its_table() {
     needs_server!();
@@ -443,7 +444,7 @@ fn a_lock_that_was_lost_is_lost_by_every_name_of_its_table() {
     }
 }
 
-/// What could not be read afterwards would be granted to nobody.
+/// A row that could not be read afterwards must be granted to nobody.
 #[test]
 fn a_free_row_that_is_damaged_is_not_granted() {
     needs_server!();

@@ -1,4 +1,4 @@
-//! A lock that is taken away while its holder lives: a copy of the holder's acquire that comes late is granted to nobody.
+//! A lock that is taken away while its holder lives: a late copy of the holder's acquire is granted to nobody.
 
 use leasehold::LockClient;
 use leasehold::internals::lease::{Holder, LockRecord};
@@ -70,13 +70,13 @@ fn a_copy_of_what_was_taken_away_is_not_granted() {
             assert!(matches!(answer, Acquired::Refused(_)), "{name} {mode}: {answer:?}");
             assert_eq!(holders(&store, &a.key), [], "{name} {mode}");
             lost(&store, &mut a);
-            // Everybody else may have it.
+            // Everybody else may get the lock.
             granted(&store, &mut exclusive(&store, &a.key));
         }
     }
 }
 
-/// A lease is shorter than a copy may be late.
+/// A lease may be shorter than a copy is late.
 #[test]
 fn a_copy_of_what_expired_before_or_after_it_was_adopted_is_not_granted() {
     needs_server!();
@@ -100,13 +100,13 @@ fn a_copy_of_what_expired_before_or_after_it_was_adopted_is_not_granted() {
             wait_until("the adopted one ends", is_over);
             let answer = store.acquire(&mut a, &soon()).unwrap();
             assert!(matches!(answer, Acquired::Refused(_)), "{}: {answer:?}", a.key);
-            // Everybody else may have it.
+            // Everybody else may get the lock.
             granted(&store, &mut attempt(&store, &a.key, mode));
         }
     }
 }
 
-/// Else its holder, which was stopped meanwhile, would write what is fenced after a rival has had the lock.
+/// Otherwise its holder, which was stopped meanwhile, would make a fenced write after a rival has had the lock.
 #[test]
 fn a_copy_of_what_expired_is_not_granted_once_another_has_had_it() {
     needs_server!();
@@ -128,7 +128,7 @@ fn a_copy_of_what_expired_is_not_granted_once_another_has_had_it() {
     }
 }
 
-/// As where all who take it die.
+/// As when every client that takes the lock dies.
 #[test]
 fn those_who_expired_are_forgotten_once_no_copy_can_come() {
     needs_server!();
@@ -147,7 +147,7 @@ fn those_who_expired_are_forgotten_once_no_copy_can_come() {
     }
 }
 
-/// There may be thousands a second, and each was sent once.
+/// There may be thousands of these a second, and each acquire was sent only once.
 #[test]
 fn a_lock_that_goes_down_the_line_leaves_no_trace() {
     needs_server!();

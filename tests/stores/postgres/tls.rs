@@ -1,4 +1,4 @@
-//! TLS: what each `sslmode` asks of the server, and that nothing passes plainly where it must not.
+//! TLS: what each `sslmode` requires of the server, and that nothing is sent in plain text where it must not be.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -19,9 +19,9 @@ use crate::support::servers::{need, postgres, postgres_server, skip, skip::skip_
 use crate::support::stores::unique;
 use crate::support::wait::wait_until;
 
-/// The name in the server's certificate, which no resolver knows: the address is always said beside it.
+/// The name in the server's certificate. No resolver knows it, so the address is always given as well.
 const NAME: &str = "db.test";
-/// How a client begins that asks for TLS, and the first byte of a handshake.
+/// The first bytes of a client that asks for TLS, and the first byte of a handshake.
 const ASKS: &[u8] = b"\0\0\0\x08\x04\xd2\x16\x2f";
 const HANDSHAKE: u8 = 0x16;
 
@@ -49,7 +49,7 @@ impl Secure {
         self.shows_of(&self.ca, name);
     }
 
-    /// One that this authority has made.
+    /// The same for a certificate that this authority has made.
     fn shows_of(&self, ca: &Authority, name: &str) {
         let folder = self.own.data().join("db");
         let owner = std::fs::metadata(&folder).unwrap();
@@ -65,7 +65,7 @@ impl Secure {
         self.reload();
     }
 
-    /// Who may come in how, beside the harness's own user.
+    /// Sets who may connect and how, in addition to the harness's own user.
     fn rules(&self, rules: &str) {
         let all = format!("{rules}\nhost all leasehold all trust\nlocal all all trust\n");
         let file = self.own.data().join("db/pg_hba.conf");
@@ -76,7 +76,7 @@ impl Secure {
         assert_eq!(self.sql(count)[0][0].as_deref(), Some((rules.lines().count() + 2).to_string().as_str()), "{first}");
     }
 
-    /// A new postmaster's child knows what was written before.
+    /// Waits until new sessions use what was written before.
     fn reload(&self) {
         let loaded = || self.sql("SELECT pg_conf_load_time()")[0][0].clone();
         let before = loaded();
@@ -92,7 +92,7 @@ impl Secure {
         format!("&sslrootcert={}", self.ca.pem("ca"))
     }
 
-    /// Whether all sessions of that name are encrypted.
+    /// Whether all sessions with that name are encrypted.
     fn are_encrypted(&self, application: &str) -> bool {
         let sql = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name";
         let found = self.sql(&format!("{sql} = '{application}'"));
@@ -103,20 +103,20 @@ impl Secure {
     }
 }
 
-/// At this address, under that name.
+/// The URL of this address, with that host name.
 fn url(host: &str, user: &str, name: &str, options: &str) -> String {
     let (ip, port) = host.rsplit_once(':').unwrap();
     format!("postgres://{user}@{name}:{port}/postgres?hostaddr={ip}{options}")
 }
 
-/// What connecting to this URL says, within its deadline.
+/// What connecting to this URL answers, within its deadline.
 fn answer(url: &str) -> Result<LockClient, Error> {
     let timeout = Duration::from_secs(5);
     let answer = within(url, timeout, || LockClient::builder(url).request_timeout(timeout).connect());
     answer.inspect_err(|error| println!("{url}: {}", text(error)))
 }
 
-/// What it says in the end: a busy machine may take longer than a connection may.
+/// What it answers in the end: on a busy machine it may take longer than one connection may.
 fn settled(url: &str) -> Result<LockClient, Error> {
     let mut last = answer(url);
     wait_until("the server says something", || {
@@ -138,7 +138,7 @@ fn refused(url: &str) -> Error {
     settled(url).unwrap_err()
 }
 
-/// It is the settings that are wrong: said with these words, with the host, and without a fall back.
+/// Asserts that the error blames the settings, with these words and with the host, and that there is no fallback.
 #[track_caller]
 fn wrong(url: &str, says: &[&str]) {
     let error = refused(url);
@@ -179,7 +179,7 @@ fn each_mode_checks_what_it_says() {
         let options = format!("&sslmode={mode}{theirs}");
         wrong(&secure.url("leasehold", NAME, &options), &[&host, "not signed by an authority", "sslrootcert"]);
     }
-    // No authority of the system's knows it.
+    // No authority of the system has signed the certificate.
     for options in ["&sslmode=verify-full", "&sslrootcert=system"] {
         wrong(&secure.url("leasehold", NAME, options), &["sslrootcert"]);
     }
@@ -192,11 +192,11 @@ fn each_mode_checks_what_it_says() {
     let only_address = format!("postgres:///postgres?user=leasehold&hostaddr=127.0.0.1&port={port}&sslmode");
     connects(&format!("{only_address}=require"));
     wrong(&format!("{only_address}=verify-full{ours}"), &["127.0.0.1:", "for other names"]);
-    // Nobody listens in between.
+    // Nobody can listen in on a socket of this host.
     connects(&format!("postgres://leasehold@%2Ftmp:{port}/postgres?sslmode=verify-full{ours}"));
 }
 
-/// The zone says by which network this host finds the address, and is none of the certificate's business.
+/// The zone says on which network this host finds the address, and the certificate does not contain it.
 #[test]
 fn an_address_with_a_zone_is_checked_without_it() {
     needs_server!();
@@ -244,18 +244,18 @@ fn a_server_without_tls_is_used_only_where_that_may_be() {
         let says = [NAME, "offers no TLS", &format!("sslmode={mode}")];
         wrong(&url(&host, "leasehold", NAME, &format!("&sslmode={options}")), &says);
     }
-    // Of several hosts the one that has it.
+    // Of several hosts, the one that has the name.
     let Some(secure) = Secure::start() else { return };
     let both = format!("{host},{}", postgres::host(&secure.own.url()).unwrap());
     connects(&format!("postgres://leasehold@{both}/postgres?sslmode=require"));
-    // While that is away it is no matter of the settings.
+    // While that host is away, the settings are not to blame.
     let nobody = Closed::new();
     let away = nobody.address();
     for hosts in [format!("{away},{host}"), format!("{host},{away}")] {
         let error = refused(&format!("postgres://leasehold@{hosts}/postgres?sslmode=require"));
         assert!(error.is_retryable(), "{hosts}: {}", text(&error));
     }
-    // One without a name has its address.
+    // A host without a name has its address.
     let secure_host = postgres::host(&secure.own.url()).unwrap();
     let (ip, port) = secure_host.rsplit_once(':').unwrap();
     let nameless = format!("postgres://leasehold@:{port}/postgres?hostaddr={ip}");
@@ -263,7 +263,7 @@ fn a_server_without_tls_is_used_only_where_that_may_be() {
     wrong(&format!("{nameless}&sslmode=verify-full{}", secure.ca()), &["127.0.0.1:", "for other names"]);
 }
 
-/// Whoever connects for the first time is told that it will not work; who has connected, that it does not work now.
+/// A first connection fails for good. For a client that has connected before, the certificate is wrong only for now.
 #[test]
 fn a_certificate_that_is_wrong_for_a_while_ends_no_client() {
     let Some(secure) = Secure::start() else { return };
@@ -307,7 +307,7 @@ fn a_lock_is_kept_waited_for_and_given_up_without_a_plain_byte() {
         };
         let listens = "SELECT FROM pg_stat_activity WHERE query LIKE '%unnest%' AND application_name = 'leasehold'";
         let mut waiting = Vec::new();
-        // Who heard nothing of itself for a second, as from a server that stood still, polls for minutes: another is begun.
+        // A listener that did not hear itself for a second (a stalled server) polls for minutes: another is begun.
         let is_told = (0..5).any(|_| {
             waiting.push(scope.spawn(waits));
             comes_soon(|| !secure.sql(listens).is_empty())
@@ -318,7 +318,7 @@ fn a_lock_is_kept_waited_for_and_given_up_without_a_plain_byte() {
     });
     assert!(secure.are_encrypted("leasehold"));
 
-    // What is left is cancelled, over TLS as well.
+    // What is left behind is cancelled, over TLS as well.
     let leaving = format!("{url}&application_name=leaves");
     let leaves = connected(|| LockClient::builder(&leaving).request_timeout(Duration::from_secs(4)));
     let held = holder.request("canary-key").acquire().unwrap();
@@ -330,7 +330,7 @@ fn a_lock_is_kept_waited_for_and_given_up_without_a_plain_byte() {
         let waits = "SELECT FROM pg_stat_activity WHERE application_name = 'leaves' AND wait_event_type = 'Lock'";
         wait_until("nobody waits any more", || secure.sql(waits).is_empty() && proxy.heard().len() > before);
     });
-    // One to which the server said nothing in its time never begins.
+    // A connection to which the server said nothing in its time never begins.
     comes_soon(|| proxy.heard().iter().all(|said| said.len() > ASKS.len()));
     for said in proxy.heard().into_iter().filter(|said| !said.is_empty()) {
         let is_asked = said.starts_with(ASKS) && said.get(ASKS.len()).is_none_or(|byte| *byte == HANDSHAKE);
@@ -339,10 +339,10 @@ fn a_lock_is_kept_waited_for_and_given_up_without_a_plain_byte() {
     }
 }
 
-/// Servers, or those between, that do not answer as they should.
+/// Servers, or hosts between, that do not answer as they should.
 #[test]
 fn a_strange_answer_is_told_in_time_and_gets_nothing() {
-    // What it says to the request for TLS, how it goes on, and whether trying again may help.
+    // The answer to the request for TLS, how it goes on, and whether a repeat may help.
     for (says, ends, is_retryable) in [
         (&b"X"[..], true, false),
         (b"X", false, false),
@@ -374,7 +374,7 @@ fn a_strange_answer_is_told_in_time_and_gets_nothing() {
     }
 }
 
-/// Answers each connection so, until one says that it is the end. What the others said.
+/// Answers each connection like this, until one says that it is the end. Returns what the others said.
 fn serve(server: &TcpListener, says: &[u8], ends: bool) -> Vec<Vec<u8>> {
     let (mut heard, mut open) = (Vec::new(), Vec::new());
     loop {
@@ -391,7 +391,7 @@ fn serve(server: &TcpListener, says: &[u8], ends: bool) -> Vec<Vec<u8>> {
         open.push((said[..count].to_vec(), stream));
     }
     for (mut said, mut stream) in open {
-        // The client has left it by now.
+        // The client has left the connection by now.
         let _ = stream.read_to_end(&mut said);
         heard.push(said);
     }
@@ -429,7 +429,7 @@ fn a_certificate_that_signed_itself_is_trusted_where_it_is_named() {
     secure.shows("old");
     wrong(&url(NAME, &named("old")), &[NAME, "has expired"]);
     connects(&url(NAME, "&sslmode=require"));
-    // So is an authority, though what it has signed has not ended.
+    // An authority can also have expired, although what it signed has not.
     secure.ca.issue_by("old", "server", &names);
     secure.shows("server");
     wrong(&url(NAME, &named("old")), &[NAME, "an authority that has expired"]);
@@ -452,7 +452,7 @@ fn a_client_shows_the_certificate_that_it_was_given() {
     assert_eq!((error.kind(), error.is_retryable()), (ErrorKind::Permission, false), "{}", text(&error));
     let error = refused(&url(&ca.pem("other"), &ca.key("other")));
     assert_eq!(error.kind(), ErrorKind::Permission, "{}", text(&error));
-    // It may be told, or the connection ends.
+    // The server may say why, or the connection ends.
     refused(&url(&stranger.pem("app"), &stranger.key("app")));
     wrong(&url(&ca.pem("app"), &ca.key("other")), &["sslkey=", "sslcert="]);
     wrong(&url(&ca.pem("app"), &ca.pem("app")), &["sslkey=", "private key"]);
@@ -493,7 +493,7 @@ fn tls_from_the_first_byte_is_said_to_need_a_newer_server() {
             said
         });
         let text = text(&answer(&url).unwrap_err());
-        // It is soon over, but for a busy machine.
+        // A short wait is enough, except on a busy machine.
         assert!(text.contains("PostgreSQL 17") || text.contains("it was not made in"), "{text}");
         assert_eq!(serving.join().unwrap()[0], HANDSHAKE);
     });

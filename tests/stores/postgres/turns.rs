@@ -18,14 +18,14 @@ use crate::support::servers::{postgres, postgres_server};
 use crate::support::stores::unique;
 use crate::support::wait::wait_until;
 
-/// What a call has that waits for nobody: more than a server on a busy machine stands still. The server ends what waits
-/// after ten.
+/// The time of a call that must wait for nobody: longer than a server on a busy machine stalls. The server ends a
+/// statement that waits after ten seconds.
 const SHORT: Duration = Duration::from_secs(8);
 
-/// What a heartbeat of a short lease has.
+/// The time of a heartbeat of a short lease.
 const SHORTEST: Duration = Duration::from_millis(400);
 
-/// A network that was silent for less is not taken for dead.
+/// A network that was silent for less than this is not taken for dead.
 const QUIET: Duration = Duration::from_millis(900);
 
 #[test]
@@ -65,7 +65,7 @@ fn what_is_taken_away_under_fenced_transactions_starves_no_heartbeat() {
     });
 }
 
-/// As under the open transaction of a holder that stands still: nobody is refused, so nobody stands in a line.
+/// As under the open transaction of a holder that stalls: nobody is refused, so nobody is in a line.
 #[test]
 fn who_waits_for_one_row_keeps_no_other_lock_from_anybody() {
     needs_server!();
@@ -93,7 +93,7 @@ fn who_waits_for_one_row_keeps_no_other_lock_from_anybody() {
     });
 }
 
-/// It is a holder's release.
+/// A hand-over is a holder's release.
 #[test]
 fn who_hands_a_lock_over_waits_for_nobody_who_wants_another() {
     needs_server!();
@@ -117,7 +117,7 @@ fn who_hands_a_lock_over_waits_for_nobody_who_wants_another() {
             }
             wait_until("all who want a lock wait for one", || waiting(&rows) == keys.len());
             let mut next = instead_of(&store, "mine", Mode::Exclusive, &old);
-            // By its holder, who knows that.
+            // The holder does this, and it knows that its own acquire was sent once.
             next.replaces_sent_once = true;
             let answer = store.acquire(&mut next, &Deadline::after(SHORT));
             drop(client);
@@ -134,7 +134,7 @@ impl Drop for Ends<'_> {
     }
 }
 
-/// A transaction that asserts many shared keys holds up the heartbeats of those alone.
+/// A transaction that asserts many shared keys holds up only the heartbeats of those.
 #[test]
 fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
     needs_server!();
@@ -151,7 +151,7 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
         let asserts = format!("BEGIN; SELECT FROM {} WHERE key LIKE 'k%' FOR SHARE", rows.0);
         client.batch_execute(&asserts).await.unwrap();
         std::thread::scope(|scope| {
-            // Also where this fails.
+            // Dropped also if this fails.
             let _ends = Ends(&is_over);
             for a in &mut held {
                 let (store, is_over) = (&store, &is_over);
@@ -170,7 +170,7 @@ fn shared_heartbeats_that_wait_for_their_rows_starve_no_other() {
     });
 }
 
-/// Many at a time would have to connect anew, and a server that is full has no place for them.
+/// Many clients at a time would have to connect anew, and a server that is full has no room for them.
 #[test]
 fn who_soon_leaves_ends_no_connection_of_others() {
     needs_server!();
@@ -193,7 +193,7 @@ fn who_soon_leaves_ends_no_connection_of_others() {
         client.batch_execute(&lock).await.unwrap();
         let mut proven = 0;
         for _ in 0..20 {
-            // One of three may be that which was left before, about to end.
+            // One of three may be the connection that was abandoned before, and about to end.
             wait_until("two are idle", || {
                 std::thread::scope(|scope| {
                     ["a", "b", "c", "d"].iter().for_each(|key| drop(scope.spawn(|| works(key))));
@@ -217,7 +217,7 @@ fn who_soon_leaves_ends_no_connection_of_others() {
     });
 }
 
-/// A short lease leaves its heartbeats too little time to find each of them dead.
+/// A short lease leaves its heartbeats too little time to find each of the connections dead.
 #[test]
 fn a_network_that_is_silent_to_one_short_statement_after_the_other_is_left() {
     needs_server!();
@@ -249,7 +249,7 @@ fn a_network_that_is_silent_to_one_short_statement_after_the_other_is_left() {
     let works = loop {
         tries += 1;
         let mut a = exclusive(&store, &format!("short {tries}"));
-        // What was left long before says nothing of now.
+        // Statements that were abandoned long before say nothing about now.
         if last.elapsed() > QUIET / 2 {
             started = Instant::now();
         }
@@ -265,7 +265,7 @@ fn a_network_that_is_silent_to_one_short_statement_after_the_other_is_left() {
     }
 }
 
-/// As of many heartbeats on a slow network: what each of them began anew would never be there in time.
+/// As with many heartbeats on a slow network: a connection that each of them began anew would never be ready in time.
 #[test]
 fn connections_whose_callers_had_no_more_time_are_there_for_the_next() {
     needs_server!();
@@ -292,15 +292,15 @@ fn connections_whose_callers_had_no_more_time_are_there_for_the_next() {
         let sql = format!("SELECT FROM pg_stat_activity WHERE application_name = '{name}' AND query LIKE '{with}%'");
         rows.sql(&sql).len()
     };
-    // A machine that stands still for as long as a connection may take proves nothing.
+    // A machine that stalls for as long as a connection may take proves nothing.
     let proven = (0..4).any(|_| {
         wait_until("all are renewed", || renew(SHORT).iter().all(is_renewed));
         proxy.flow(Flow::Pass, Flow::Hold);
-        // The first are asked on connections that end with them.
+        // The first ones are sent on connections that end with them.
         let all: Vec<_> = (0..4).flat_map(|_| renew(SHORTEST)).collect();
         assert!(!all.iter().any(is_renewed), "{all:?}");
         proxy.flow(Flow::Pass, Flow::Pass);
-        // What each new one asks first.
+        // The first statement of each new connection.
         let made = || sessions("SELECT coalesce");
         let are_made = comes_soon(|| made() >= 4);
         at_rest("no more of them are made", made);

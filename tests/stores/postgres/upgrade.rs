@@ -23,7 +23,7 @@ impl Table for Rows {
         rows.iter().map(|row| serde_json::from_str(row[0].as_deref().unwrap()).unwrap()).collect()
     }
 
-    /// Who gave up is remembered for half a minute: it counts as if it had been just now.
+    /// Given-up grants are remembered for half a minute, so their time is set to just now.
     fn put(&self, row: &Json) {
         let mut row = row.clone();
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap();

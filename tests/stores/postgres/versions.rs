@@ -1,4 +1,5 @@
-//! The contract of the stores on the oldest and the newest version; the tests' README says how to run all on others.
+//! The contract of the stores on the oldest and the newest version. The tests' README says how to run all tests on
+//! others.
 
 use std::process::Command;
 
@@ -20,7 +21,7 @@ fn the_newest_version_keeps_the_contract() {
     keeps_the_contract(&VERSIONS[1], "17.");
 }
 
-/// In another process: the server of this one is another.
+/// Runs in another process, because the server of this one has another version.
 fn keeps_the_contract(kind: &'static Server, version: &str) {
     if !is_wanted("postgres") {
         return;

@@ -1,4 +1,4 @@
-//! Each mode of the fault proxy does what it says, and nothing of it is left.
+//! Each mode of the fault proxy does what it says, and leaves nothing behind.
 #![cfg(target_os = "linux")]
 
 mod raw;
@@ -13,7 +13,7 @@ use crate::support::proxy::{Answer, Mode, Proxy, Rule};
 use crate::support::wait::wait_until;
 use upstream::{Client, DATE, Got, Upstream, answer, request};
 
-/// The client's connection is watched so long for what shall not come.
+/// How long the client's connection is watched for what must not come.
 const QUIET: Duration = Duration::from_millis(200);
 const LATE: Duration = Duration::from_millis(1000);
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -28,13 +28,13 @@ fn with(mode: Mode) -> (Upstream, Proxy, Client) {
     (server, proxy, client)
 }
 
-/// A later request on a new connection passes.
+/// Asserts that a later request on a new connection passes.
 fn assert_heals(proxy: &Proxy) {
     let got = Client::connect(proxy.addr()).ask("Next", "healed");
     assert!(matches!(&got, Got::Answer(text) if text.ends_with(": healed")), "{got:?}");
 }
 
-/// Until the server has answered so many.
+/// Waits until the server has given this many answers.
 fn answered(proxy: &Proxy, count: u32) {
     proxy.wait_until("the answers", |all| all.iter().map(|request| request.answered).sum::<u32>() == count);
 }
@@ -134,21 +134,21 @@ fn drop_answer() {
 
 #[test]
 fn late() {
-    // Others are served before, also by a busy machine that stands still for seconds.
+    // Other requests are served before this time, even by a busy machine that stalls for seconds.
     const LATE: Duration = Duration::from_secs(8);
     for (mode, got) in [(Mode::Late(LATE), Got::Nothing), (Mode::CutLate(LATE), Got::End)] {
         let (server, proxy, mut client) = with(mode);
         let started = Instant::now();
         client.send("Op", "a");
         proxy.wait_until("the request is here", |all| all.len() == 1);
-        // Others are served in between.
+        // Other requests are served in between.
         assert_heals(&proxy);
         assert_eq!(server.bodies(), ["healed"], "{mode:?}");
         if got == Got::End {
-            // It has come by now.
+            // The end has come by now.
             assert_eq!(within("the end", Duration::ZERO, || client.got(PATIENCE)), Got::End);
         }
-        // The client's going does not matter.
+        // It does not matter that the client has gone.
         answered(&proxy, 2);
         assert!(server.last() - started >= LATE, "{mode:?}");
         assert_eq!(server.bodies(), ["healed", "a"], "{mode:?}");
@@ -206,7 +206,7 @@ fn dates_are_moved() {
         proxy.shift_dates(seconds);
         assert_eq!(date("all"), moved);
     }
-    // Both together.
+    // Both shifts add up.
     proxy.shift_dates(1);
     proxy.add(Rule::next(1, Mode::ShiftDate(1)));
     assert_eq!(date("both"), "Sun, 06 Nov 1994 08:49:39 GMT");
@@ -226,7 +226,7 @@ fn rules_choose_by_text_and_number() {
     let passed: Vec<bool> = (0..4).map(|_| passes("GetItem", "")).collect();
     assert_eq!(passed, [true, false, false, true]);
 
-    // The first that fits.
+    // The first rule that fits applies.
     proxy.add(Rule::always(Mode::Pass).on("DescribeTable"));
     proxy.add(Rule::always(Mode::CutBefore));
     let passed: Vec<bool> = (0..4).map(|nth| passes(["DescribeTable", "GetItem"][nth % 2], "")).collect();
@@ -265,7 +265,8 @@ fn open_connections_are_ended_amid_a_request() {
 
 #[test]
 fn a_server_that_is_gone_ends_the_connection() {
-    // Its idle connection only: the next request gets a new one, once the end has come, which on a busy machine takes longer.
+    // Only the idle connection ends: the next request gets a new one once the end has come, which takes longer on a
+    // busy machine.
     let gets_a_new_one = |times: u32| {
         let (server, proxy, mut client) = with(Mode::Pass);
         assert_eq!(client.ask("Op", "close"), answer("1: close"));
@@ -273,7 +274,7 @@ fn a_server_that_is_gone_ends_the_connection() {
         client.ask("Op", "a") == answer("2: a") && (server.connections(), proxy.count()) == (2, 2)
     };
     assert!([1, 4, 16, 64].into_iter().any(gets_a_new_one));
-    // All of it.
+    // The whole server is gone.
     let closed = nobody::Closed::new();
     let proxy = Proxy::http(&closed.address());
     assert_eq!(Client::connect(proxy.addr()).ask("Op", "a"), Got::End);
@@ -311,7 +312,7 @@ fn its_end_ends_everything() {
     let started = Instant::now();
     drop(proxy);
     assert!(started.elapsed() < Duration::from_secs(5) + slack(started));
-    // A thread that was joined may be seen for a moment.
+    // A thread that was joined may still be seen for a moment.
     while !threads(port).is_empty() {
         assert!(started.elapsed() < Duration::from_secs(5) + slack(started), "{:?}", threads(port));
     }
@@ -327,7 +328,7 @@ fn it_stands_before_the_real_server() {
     let Some(url) = crate::support::servers::dynamodb_local() else { return };
     let ready = crate::support::servers::dynamodb::SERVER.ready;
     let proxy = Proxy::http(&url);
-    // It has five seconds, and a busy server may stand still.
+    // The proxied server has five seconds, and a busy one may stall.
     wait_until("it answers", || ready(&proxy.url()));
     assert_eq!(proxy.requests()[0].target, "ListTables");
     proxy.add(Rule::next(1, Mode::CutAfter).on("ListTables"));
@@ -335,7 +336,7 @@ fn it_stands_before_the_real_server() {
     wait_until("it answers again", || ready(&proxy.url()));
     let mut client = Client::connect(proxy.addr());
     proxy.shift_dates(-1_000_000_000);
-    // Its answer to what it does not know.
+    // This is its answer to an unknown operation.
     client.send("Op", "{}");
     assert!(matches!(client.got(PATIENCE), Got::Answer(_)));
     assert!(client.head.contains(" 1994 ") || client.head.contains(" 1995 "), "{}", client.head);

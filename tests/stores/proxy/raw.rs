@@ -1,4 +1,4 @@
-//! The proxy of bytes.
+//! The proxy that passes on bytes.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
@@ -14,7 +14,7 @@ fn joined() -> (Proxy, TcpStream, TcpStream) {
     let proxy = Proxy::raw(&listener.local_addr().unwrap().to_string());
     let client = TcpStream::connect(proxy.addr()).unwrap();
     let server = listener.accept().unwrap().0;
-    // Now the proxy knows both.
+    // Now the proxy knows both ends.
     write(&client, "hello");
     assert_eq!(read(&server).unwrap(), "hello");
     (proxy, client, server)

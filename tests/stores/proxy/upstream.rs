@@ -1,11 +1,11 @@
-//! A small server of HTTP/1.1, and a client that sees everything.
+//! A small HTTP/1.1 server, and a client that sees everything.
 
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-/// What the server's answers say.
+/// The date in the server's answers.
 pub const DATE: &str = "Sun, 06 Nov 1994 08:49:37 GMT";
 
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Upstream {
 }
 
 /// A request with `chunked` in its body is answered in chunks, one with `close` ends its connection afterwards without
-/// saying so, one with `until the end` has an answer that only the connection's end ends.
+/// saying so, and the answer to one with `until the end` ends only with the connection.
 fn serve(stream: TcpStream, seen: &Mutex<Seen>) {
     let mut input = BufReader::new(&stream);
     while let Some((_, body)) = read(&mut input).unwrap_or(None) {
@@ -77,7 +77,7 @@ fn serve(stream: TcpStream, seen: &Mutex<Seen>) {
     }
 }
 
-/// A message's head and body; None where the connection ends before it.
+/// A message's head and body; `None` if the connection ends before it.
 fn read(input: &mut impl BufRead) -> io::Result<Option<(String, String)>> {
     let mut head = String::new();
     while !head.ends_with("\r\n\r\n") {
@@ -109,10 +109,10 @@ fn read(input: &mut impl BufRead) -> io::Result<Option<(String, String)>> {
 #[derive(Debug, PartialEq, Eq)]
 pub enum Got {
     Answer(String),
-    /// The connection's end, in order.
+    /// The connection ended in good order.
     End,
     Reset,
-    /// It waits still.
+    /// It is still waiting.
     Nothing,
 }
 
@@ -123,7 +123,7 @@ pub fn answer(text: &str) -> Got {
 /// One connection.
 pub struct Client {
     input: BufReader<TcpStream>,
-    /// Of the last answer.
+    /// The head of the last answer.
     pub head: String,
 }
 
@@ -141,7 +141,7 @@ impl Client {
         self.input.get_ref().write_all(bytes).unwrap();
     }
 
-    /// What comes within the time.
+    /// What arrives within this time.
     pub fn got(&mut self, time: Duration) -> Got {
         self.input.get_ref().set_read_timeout(Some(time)).unwrap();
         match read(&mut self.input) {
@@ -156,7 +156,7 @@ impl Client {
         }
     }
 
-    /// What comes, if it comes ever.
+    /// Sends a request and waits, without a limit, for what comes.
     pub fn ask(&mut self, operation: &str, body: &str) -> Got {
         self.send(operation, body);
         self.got(crate::proxy::PATIENCE)

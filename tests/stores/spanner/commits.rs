@@ -1,4 +1,4 @@
-//! What an answer to a commit says of it: a repeat of one that was written may be answered in many ways.
+//! What the answer to a commit says about it: a repeat of a commit that was written may be answered in many ways.
 
 use std::time::Instant;
 
@@ -14,10 +14,11 @@ use crate::support::spanner::Database;
 
 const ABORTED: u8 = 10;
 const UNAVAILABLE: u8 = 14;
-/// All that are errors, but `ABORTED` and `UNAVAILABLE`, which the SDK repeats.
+/// All codes that are errors, except `ABORTED` and `UNAVAILABLE`, which the SDK repeats.
 const OTHERS: [u8; 14] = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 12, 13, 15, 16];
 
-/// None on the emulator that aborts at random: whether a commit whose answer is lost was written is not known there.
+/// `None` on the emulator that aborts at random: there it is not known whether a commit was written if its answer is
+/// lost.
 fn behind() -> Option<(Grpc, Spanner)> {
     if aborts_at_random() {
         return None;
@@ -35,7 +36,7 @@ fn after_a_repeat_of_a_commit_no_answer_says_that_nothing_was_written() {
     for code in OTHERS {
         let key = format!("status {code}");
         let mut a = exclusive(&key);
-        // It is written, its answer is lost, and the SDK sends it once more.
+        // The commit is written, its answer is lost, and the SDK sends it once more.
         grpc.fault("Commit", 0, Fault::CutAfter);
         grpc.fault("Commit", 1, Fault::Refused(code));
         let answer = store.acquire(&mut a, &soon());
@@ -58,7 +59,7 @@ fn an_aborted_repeat_of_a_commit_finds_what_was_written() {
     assert!(repeated && get(&store, "k").record.exclusive == Some(holder));
 }
 
-/// First what is read is not locked until the commit.
+/// At first, what is read is not locked until the commit.
 #[test]
 fn who_is_aborted_again_and_again_locks_what_it_reads() {
     needs_server!();
@@ -72,7 +73,7 @@ fn who_is_aborted_again_and_again_locks_what_it_reads() {
     assert_eq!(grpc.locks(), [false, false, false, true]);
 }
 
-/// It was deleted since it was read, which nothing locks.
+/// The row was deleted since it was read, and reading it locked nothing.
 #[test]
 fn who_is_to_update_a_row_that_is_deleted_meanwhile_begins_anew() {
     needs_server!();
@@ -86,7 +87,7 @@ fn who_is_to_update_a_row_that_is_deleted_meanwhile_begins_anew() {
     assert_eq!(grpc.locks(), [false, true]);
 }
 
-/// The try after it fails before it has read what the first one wrote.
+/// The next try fails before it has read what the first one wrote.
 #[test]
 fn an_aborted_repeat_of_a_commit_does_not_say_that_nothing_was_written() {
     needs_server!();
@@ -106,7 +107,7 @@ fn an_aborted_repeat_of_a_commit_does_not_say_that_nothing_was_written() {
 fn a_commit_that_is_refused_the_first_time_wrote_nothing() {
     needs_server!();
     let Some((grpc, store)) = behind() else { return };
-    // A token that is accepted no more is soon another one.
+    // A token that is no longer accepted is soon replaced.
     for (code, kind) in [(7, ErrorKind::Permission), (16, ErrorKind::Store), (3, ErrorKind::Schema)] {
         let key = format!("status {code}");
         grpc.fault("Commit", 0, Fault::Refused(code));
@@ -132,11 +133,11 @@ fn a_swap_whose_commit_was_repeated_is_not_taken_for_another_change() {
     assert_eq!(grpc.clear(), 0, "the faults were not met");
     assert_eq!(get(&store, "k").record.pins, new.pins, "it was written");
     assert!(matches!(swapped, Ok(Swapped::Unknown(_))), "{swapped:?}");
-    // What another one changed is.
+    // A change by another client is still noticed.
     assert!(matches!(store.swap(&seen, Some(&new), &soon()), Ok(Swapped::Changed)));
 }
 
-/// A session of the emulator forgets a transaction for a newer one.
+/// A session of the emulator forgets a transaction when it begins a newer one.
 #[test]
 fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
     needs_server!();
@@ -162,12 +163,12 @@ fn a_swap_that_was_written_and_forgotten_is_not_taken_for_another_change() {
     assert!(matches!(swapped, Ok(Swapped::Done | Swapped::Unknown(_))), "{swapped:?}");
 }
 
-/// Nobody holds it any more: it would keep the key for as long as the commit is late.
+/// The holder has given up, so the renewal would keep the key locked for as long as the commit is late.
 #[test]
 fn a_renewal_whose_commit_is_late_prolongs_by_no_more_than_was_asked() {
     needs_server!();
     for mode in [Mode::Exclusive, Mode::Shared] {
-        // A busy machine may not be asked in time; then it begins again.
+        // A busy machine may not send it in time; then this begins again.
         let known = [1, 3, 9].into_iter().any(|times| is_prolonged_in_time(mode, times * Duration::from_secs(3)));
         assert!(known, "{mode}: it is not known by when it was asked");
     }
@@ -190,7 +191,7 @@ fn is_prolonged_in_time(mode: Mode, late: Duration) -> bool {
     assert_eq!(grpc.clear(), 0, "the fault was not met");
     let until = get(&store, &a.key).record.holders().next().unwrap().1.until;
     assert!(before < until && until <= latest, "{mode}: {before:?} < {until:?} <= {latest:?}");
-    // Whoever asks again gets all of it.
+    // A caller that asks again gets the whole lease.
     let Ok(Renewed::Until { until: again, .. }) = store.renew(&mut a, RENEWAL, &soon()) else { panic!("{mode}") };
     assert!(until < again, "{mode}");
     true

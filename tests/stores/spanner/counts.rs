@@ -25,13 +25,13 @@ impl Counted {
         Counted { grpc, store }
     }
 
-    /// Does `step`, which must take these requests.
+    /// Runs `step`, which must send these requests.
     #[track_caller]
     fn takes<T>(&self, requests: &[&str], what: &str, step: impl FnOnce(&Spanner) -> T) -> T {
         self.grpc.restart();
         let answer = step(&self.store);
         let methods = self.grpc.methods();
-        // An abort makes some more.
+        // An abort causes some more requests.
         assert!(methods == requests || (aborts_at_random() && methods.len() > requests.len()), "{what}: {methods:?}");
         answer
     }

@@ -1,4 +1,4 @@
-//! Bad input and a service that is not there: told within the deadline, and nothing is written.
+//! Bad input and a service that is not there: reported within the deadline, and nothing is written.
 
 use std::process::Command;
 
@@ -63,7 +63,7 @@ fn an_endpoint_that_is_not_there_is_said_within_the_deadline() {
 
 #[test]
 fn no_credentials_are_said() {
-    // The second one is there, but holds none.
+    // The second file exists, but contains no credentials.
     for file in ["/nonexistent/credentials.json", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")] {
         let output = Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "spanner::errors::connects_without_credentials", "--nocapture"])
@@ -78,7 +78,7 @@ fn no_credentials_are_said() {
 
 #[test]
 fn connects_without_credentials() {
-    // Only as the other process of no_credentials_are_said.
+    // Runs only as the other process of `no_credentials_are_said`.
     let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
     let connect = || LockClient::builder(&url).request_timeout(REQUEST).connect();
     let error = within("the connect", Duration::from_secs(6), connect).unwrap_err();
@@ -87,7 +87,7 @@ fn connects_without_credentials() {
     assert!(says.iter().all(|part| error.to_string().contains(part)), "{}", text(&error));
 }
 
-/// What making the table by this URL answers in a process with this environment.
+/// The answer to making the table by this URL, in a process with this environment.
 fn made(url: &str, emulator: &str, env: Option<&str>) -> String {
     let mut child = Command::new(std::env::current_exe().unwrap());
     child.args(["--exact", "spanner::errors::makes_the_table", "--nocapture"]);
@@ -99,7 +99,7 @@ fn made(url: &str, emulator: &str, env: Option<&str>) -> String {
 
 #[test]
 fn makes_the_table() {
-    // Only as the other process of where_the_table_is_made_can_be_said.
+    // Runs only as the other process of `where_the_table_is_made_can_be_said`.
     let Ok(url) = std::env::var("LEASEHOLD_TEST_URL") else { return };
     let client = LockClient::builder(&url).request_timeout(REQUEST).connect();
     println!("{:?}", client.and_then(|client| client.create_schema()));
@@ -109,7 +109,7 @@ fn makes_the_table() {
 fn where_the_table_is_made_can_be_said() {
     needs_server!();
     let database = Database::empty();
-    // Ten above its port nobody serves REST, nor anything else.
+    // Ten above its port there is no REST service, nor any other one.
     let port = |grpc: &Grpc| grpc.host.rsplit_once(':').unwrap().1.parse::<u16>().unwrap() + 10;
     let tries = std::iter::repeat_with(|| Grpc::new(&database.host));
     let (grpc, _closed) = tries.take(20).find_map(|grpc| nobody::closed(port(&grpc)).map(|own| (grpc, own))).unwrap();
@@ -123,7 +123,7 @@ fn where_the_table_is_made_can_be_said() {
     let by_env = made(&url, &grpc.host, Some(&right));
     assert!(by_env.contains("Ok("), "{by_env}");
     let other = format!("{url}_too&admin_endpoint={right}");
-    // The URL comes before the environment.
+    // The URL has priority over the environment.
     let by_url = made(&other, &grpc.host, Some(&guessed));
     assert!(by_url.contains("Ok("), "{by_url}");
     let wrong = made(&url, &grpc.host, Some("localhost:9020"));
@@ -144,7 +144,7 @@ fn a_session_that_the_service_forgot_is_made_anew() {
     use crate::support::servers::spanner::rest;
     let database = Database::fresh();
     let builder = leasehold::spanner::builder(settings(&database.host), &database.path, "locks");
-    // A lease that outlasts whatever a busy machine stands still for, and all the same a heartbeat soon.
+    // The lease outlasts any stall of a busy machine, and still a heartbeat comes soon.
     let client = builder.request_timeout(REQUEST).heartbeat(Duration::from_secs(2)).connect().unwrap();
     let guard = client.request("kept").lease(LEASE).lock().unwrap();
     let (_, sessions) = rest(&database.host, "GET", &format!("/v1/{}/sessions", database.path), "").unwrap();
@@ -155,7 +155,7 @@ fn a_session_that_the_service_forgot_is_made_anew() {
         let (status, answer) = rest(&database.host, "DELETE", &format!("/v1/{name}"), "").unwrap();
         assert_eq!(status, 200, "{answer}");
     }
-    // A call waits for the new one.
+    // A call waits for the new session.
     assert!(client.get("kept").unwrap().is_some());
     assert!(client.try_lock("other").unwrap().is_some());
     let renewed = guard.info().renewed();

@@ -1,6 +1,6 @@
-//! A network that fails at every request of every step: it does not arrive, its answer does not, or it arrives late;
-//! and a service that says that it is in trouble, whether it has done it or not. What is repeated finds itself, and what
-//! is given up leaves nothing.
+//! A network that fails at every request of every step: the request does not arrive, its answer does not, or it arrives
+//! late; and a service that reports trouble, whether it did the work or not. A repeat finds the first try, and what is
+//! given up leaves nothing.
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -21,18 +21,18 @@ use crate::support::servers::spanner::aborts_at_random;
 use crate::support::spanner::Database;
 use crate::support::wait::wait_until;
 
-/// Longer than a step takes, shorter than what is late.
+/// Longer than a step takes, and shorter than what is late.
 const SHORT: Duration = Duration::from_millis(700);
 const LATE: Duration = Duration::from_secs(2);
-/// For what is repeated: the emulator has one transaction at a time, and one that was cut off holds up the others.
+/// The time for repeats: the emulator handles one transaction at a time, and one that was cut off delays the others.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const FAULTS: [Fault; 6] =
     [Fault::CutBefore, Fault::CutAfter, Fault::Lost, Fault::AnswerLost, Fault::CutLate(LATE), Fault::Late(LATE)];
-/// What a service in trouble says: cancelled, unknown, too late, exhausted (it limits the rate), internal, unavailable.
-/// Nothing tells whether it was done.
+/// The codes of a service in trouble: cancelled, unknown, too late, exhausted (it limits the rate), internal,
+/// unavailable. They do not show whether the work was done.
 const TROUBLE: [u8; 6] = [1, 2, 4, 8, 13, 14];
-/// Only where nothing was done.
+/// This code comes only if nothing was done.
 const ABORTED: u8 = 10;
 const UNAUTHENTICATED: u8 = 16;
 
@@ -41,7 +41,7 @@ fn faults() -> Vec<Fault> {
     FAULTS.into_iter().chain(said).chain([Fault::Refused(ABORTED)]).collect()
 }
 
-/// A store behind a faulty network, and one beside it.
+/// A store behind a faulty network, and one next to it that meets no fault.
 struct Behind {
     grpc: Grpc,
     store: Spanner,
@@ -55,7 +55,7 @@ fn behind() -> Behind {
     Behind { grpc, store, beside: database.open() }
 }
 
-/// Faults are met by the first tries; the emulator on a busy machine may take longer for the others.
+/// The first tries meet the faults. For the others, the emulator on a busy machine may take longer.
 fn by(tries: u32) -> Deadline {
     Deadline::after(if tries < 5 { SHORT } else { 10 * SHORT })
 }
@@ -73,15 +73,15 @@ impl Behind {
         self.holders(key).into_iter().map(|holder| holder.grant).collect()
     }
 
-    /// Runs `step` with each fault at each of its two requests, for both modes. It is given a key of its own, and
-    /// returns what must stand there in the end.
+    /// Runs `step` with each fault at each of its two requests, for both modes. It is given a key of its own and what
+    /// sets the fault, and returns which grants must be holders in the end.
     fn sweep(&self, step: impl Fn(&str, Mode, &dyn Fn()) -> Vec<GrantId>) {
         let (mut stand, mut late) = (Vec::new(), Vec::new());
         for mode in [Mode::Exclusive, Mode::Shared] {
             for request in 0..2 {
                 for fault in faults() {
                     let key = format!("{mode} {request} {fault:?}");
-                    // Which of all requests meets it.
+                    // Which of all requests meets the fault.
                     let meets = Cell::new(0);
                     let grants = step(&key, mode, &|| {
                         meets.set(self.grpc.methods().len() + request);
@@ -102,8 +102,8 @@ impl Behind {
         }
     }
 
-    /// Repeats an acquire until it is answered. An error says that its try wrote nothing. What was not answered may
-    /// come at any time, but once: then it stays as it is, and is found.
+    /// Repeats an acquire until it is answered. An error says that its try wrote nothing. An unanswered try may arrive
+    /// at any time, but only once: then its grant stays as it is, and is found.
     fn settled(&self, attempt: &mut Attempt) -> Holder {
         let (key, own) = (attempt.key.clone(), attempt.ask.grant.clone());
         let is_done = |stands: &[Holder]| matches!(stands, [holder] if holder.grant == own);
@@ -129,7 +129,7 @@ impl Behind {
     }
 }
 
-/// Repeats what is not answered.
+/// Repeats the step while it is not answered.
 fn until_answered<T>(mut step: impl FnMut(&Deadline) -> Option<T>) -> T {
     let started = Instant::now();
     for tries in 0.. {
@@ -186,7 +186,7 @@ fn a_renewal_that_is_repeated_extends() {
                 Err(error) if error.is_retryable() => {}
                 other => panic!("{key}: {other:?}"),
             }
-            // An error says that its try wrote nothing; what was not answered moves no end back, whenever it comes.
+            // An error says that its try wrote nothing. An unanswered try moves no end back, whenever it arrives.
             let stands = at.holders(key).remove(0);
             let has_come = may_be_done && stands.token == stood.token && stands.until > stood.until;
             assert!(stands == stood || has_come, "{key}: {stood:?}, then {stands:?}");
@@ -252,27 +252,28 @@ fn a_give_up_that_is_repeated_frees() {
 /// What happens to the key while a commit is on its way to it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Meanwhile {
-    /// Nothing: so it is granted.
+    /// Nothing, so the commit is granted.
     Nothing,
-    /// It is given up, as the first thing after it.
+    /// The acquire is given up, before anything else happens.
     GivenUp,
-    /// It is given up by another client, as when its own hangs.
+    /// Another client gives it up, as when its own client hangs.
     GivenUpBeside,
-    /// It is given up, and another one is granted the key.
+    /// It is given up, and another client is granted the key.
     Held,
-    /// And releases it.
+    /// The same, and the other client releases the key.
     Released,
 }
 
-/// Each on a database of its own, since another transaction of the same session, or beside it, would already stop
-/// the late one on the emulator.
+/// Each case has a database of its own: on the emulator, another transaction of the same session, or at the same time,
+/// would already stop the late one.
 fn late(mode: Mode, is_missing: bool, meanwhile: Meanwhile) {
-    // What comes meanwhile is through before, also where ten such tests share the emulator; else it begins again.
+    // What happens meanwhile must be done before the commit arrives, even if ten such tests share the emulator.
+    // Otherwise this begins again.
     let is_in_time = |times: u32| given_up_before(times * LATE, mode, is_missing, meanwhile);
     assert!([3, 6, 12].into_iter().any(is_in_time), "{mode} {meanwhile:?}: too late each time");
 }
 
-/// Whether the commit left in time, and it was given up before that came, which is so late.
+/// Returns whether the commit left in time, and was given up before it arrived, this much later.
 fn given_up_before(late: Duration, mode: Mode, is_missing: bool, meanwhile: Meanwhile) -> bool {
     let (at, what) = (behind(), format!("{mode}, missing: {is_missing}, {meanwhile:?}"));
     if !is_missing {
@@ -322,7 +323,7 @@ fn given_up_before(late: Duration, mode: Mode, is_missing: bool, meanwhile: Mean
         calls.iter().filter(|call| call.method == "Commit").all(|call| call.answered)
     });
     let grants = at.grants("k");
-    // One of the emulators aborts commits at random, and then this one like any other.
+    // One of the emulators aborts commits at random, and may abort this one as well.
     let is_aborted = meanwhile == Meanwhile::Nothing && grants.is_empty() && aborts_at_random();
     assert!(grants == stands || is_aborted, "{what}: {grants:?}, not {stands:?}");
     true
@@ -342,7 +343,8 @@ fn an_acquire_that_was_given_up_is_never_granted_however_late_it_comes() {
 }
 
 impl Behind {
-    /// One more read that is not answered, and how often the store has connected since the calls were restarted.
+    /// Makes one more read that is not answered. Returns how often the store has connected since the calls were
+    /// restarted.
     fn unheard(&self) -> usize {
         let by = Deadline::after(Duration::from_millis(400));
         self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).unwrap_err();
@@ -357,7 +359,7 @@ fn a_service_that_is_slow_is_connected_to_anew_ever_more_seldom() {
     at.grpc.restart();
     let started = Instant::now();
     (0..100).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
-    // As long as until three more would be made at once.
+    // This takes so long that, without pauses, three more connections would be made.
     let made = (0..24).map(|_| at.unheard()).last().unwrap();
     assert!(at.grpc.clear() < 100, "nothing was lost");
     // After 1.5, 3, 6 seconds, and so on.
@@ -376,10 +378,10 @@ fn is_noticed_after_a_slow_spell() -> bool {
     let at = behind();
     at.grpc.restart();
     (0..200).for_each(|_| at.grpc.fault("ExecuteStreamingSql", 0, Fault::Lost));
-    // The spell: the next connection would now be made after six seconds.
+    // This is the spell: the next connection would be made only after six seconds.
     assert!((0..100).any(|_| at.unheard() == 2), "{:?}", at.grpc.methods());
     assert!(at.grpc.clear() < 200, "nothing was lost");
-    // An answer that takes its time does not end the spell.
+    // A slow answer does not end the spell.
     wait_until("it is not slow any more", || {
         let asked = Instant::now();
         get(&at.store, "k");
@@ -394,7 +396,7 @@ fn is_noticed_after_a_slow_spell() -> bool {
     is_noticed
 }
 
-/// The SDK renews a token by a clock that stands still while the host is suspended.
+/// The SDK renews a token by a clock that stops while the host is suspended.
 #[test]
 fn a_token_that_has_ended_is_trouble_for_a_moment_and_another_client_is_made() {
     needs_server!();
@@ -408,7 +410,7 @@ fn a_token_that_has_ended_is_trouble_for_a_moment_and_another_client_is_made() {
         let connected = || at.grpc.methods().iter().filter(|method| *method == "CreateSession").count();
         wait_until("another client is made", || connected() == 1);
         granted(&at.store, &mut attempt);
-        // What is accepted no more is not asked about with each request.
+        // A refused token must not be asked about with each request.
         (0..1000).for_each(|_| at.grpc.fault("", 0, Fault::Refused(UNAUTHENTICATED)));
         let (started, before) = (Instant::now(), connected());
         for _ in 0..20 {

@@ -1,5 +1,5 @@
-//! A table that nodes of spindle use, too: what becomes of a lock of theirs that ours want, and of one of ours that they
-//! want. The guide's page on moving from there names each outcome, good or bad. Their hosts' clocks decide nothing.
+//! A table that nodes of spindle also use: what happens to locks of theirs that ours want, and the reverse. The guide's
+//! page on moving from there names each outcome, good or bad. Their hosts' clocks decide nothing.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -18,10 +18,10 @@ use crate::support::go::spanner::Node;
 use crate::support::logs;
 use crate::support::spanner::{Database, Raw, TABLE, sdk, settings};
 
-/// Of the nodes, and so the lease of ours.
+/// The duration of the nodes, and so the lease of ours.
 pub(super) const DURATION: Duration = Duration::from_secs(20);
 
-/// A table with our client, and nodes as many as are wanted.
+/// A table with our client, and as many nodes as a test wants.
 pub(super) struct World {
     pub database: Database,
     pub raw: Raw,
@@ -40,7 +40,7 @@ impl World {
         Node::new(&self.database, name, id, DURATION)
     }
 
-    /// One that leads.
+    /// A node that leads.
     pub fn leader(&self, name: &str, id: &str) -> Node {
         let mut node = self.node(name, id);
         node.tick();
@@ -48,7 +48,7 @@ impl World {
         node
     }
 
-    /// Every time in the table is so long ago: the service's clock is its own.
+    /// Moves every time in the table into the past, because the service has its own clock.
     pub fn pass(&self, by: Duration) {
         let sql = format!(
             "UPDATE {TABLE} SET heartbeat = TIMESTAMP_SUB(heartbeat, INTERVAL @by MILLISECOND), \
@@ -90,7 +90,7 @@ impl mixed::World for World {
         self.pass(by);
     }
 
-    /// A node for each key.
+    /// Each key has a node of its own.
     fn theirs(&self, key: &str, step: Step) -> bool {
         let mut nodes = self.nodes.borrow_mut();
         let node = nodes.entry(key.to_owned()).or_insert_with(|| self.node(key, "node"));
@@ -121,7 +121,7 @@ pub(super) fn assert_lost(guard: &LockGuard, is_right: fn(&LossReason) -> bool) 
     assert!(is_right(&loss.reason) && !guard.is_held(), "{loss:?}");
 }
 
-/// A row of spindle's golden file: its four columns, times by their order alone.
+/// A row of spindle's golden file: its four columns, with the times only by their order.
 fn form(row: &serde_json::Value) -> String {
     let name = row["name"].as_str().unwrap();
     let contended = name.split_once('_').map_or("the lock", |_| "the lock and a number");
@@ -183,7 +183,7 @@ fn a_leader_is_seen_by_the_other() {
     node.tick();
     assert!(node.leads());
     let _guard = world.ours.lock("ours").unwrap();
-    // They know a leader by what it writes, which is our grant id.
+    // They know a leader by the writer in the row, which is our grant id.
     assert_eq!(world.node("ours", "node-b").leader().unwrap().len(), 36);
 }
 
@@ -201,7 +201,7 @@ fn a_takeover_keeps_other_nodes_out_and_a_leader_that_comes_back() {
     guard.ensure_held_for(DURATION / 2).unwrap();
 }
 
-/// Also where we had renewed it before: what a node writes is never too late.
+/// Even if we had renewed the lock before: what a node writes is never too late.
 #[test]
 fn a_node_that_takes_a_renewed_lock_over_counts_for_one_lease() {
     needs_server!();
@@ -215,7 +215,7 @@ fn a_node_that_takes_a_renewed_lock_over_counts_for_one_lease() {
     assert!(world.ours.try_lock("k").unwrap().is_some());
 }
 
-/// The rows of takeovers are nobody's, and a node takes what was freed.
+/// The rows of takeovers belong to nobody, and a node takes what was freed.
 #[test]
 fn a_purge_frees_no_takeover() {
     needs_server!();
@@ -229,7 +229,7 @@ fn a_purge_frees_no_takeover() {
     assert!(node.has_lock());
 }
 
-/// Its heartbeat asks for nothing: whoever forces its release must stop the node.
+/// A node's heartbeat has no condition: an operator that forces a release must also stop the node.
 #[test]
 fn a_forced_release_is_undone_by_a_live_leader() {
     needs_server!();
@@ -247,7 +247,7 @@ fn a_forced_release_is_undone_by_a_live_leader() {
     assert_lost(&guard, |reason| matches!(reason, LossReason::TakenOver { .. }));
 }
 
-/// A node prolongs what is over, if nobody took it over.
+/// If nobody took a lock over, its node extends it even after its end.
 #[test]
 fn what_is_over_is_prolonged_by_its_node() {
     needs_server!();
@@ -258,7 +258,7 @@ fn what_is_over_is_prolonged_by_its_node() {
     assert!(theirs.leads() && world.ours.try_lock("k").unwrap().is_none());
 }
 
-/// Bad, and theirs: it takes an age of zero for none.
+/// A bad outcome, and the fault of spindle: it treats an age of zero as no heartbeat.
 #[test]
 fn a_heartbeat_of_this_very_millisecond_counts_as_none() {
     needs_server!();
@@ -269,7 +269,7 @@ fn a_heartbeat_of_this_very_millisecond_counts_as_none() {
     node.tick();
     assert!(node.has_lock() && node.misread());
     assert_lost(&guard, |reason| matches!(reason, LossReason::TakenOver { .. }));
-    // Without any of ours.
+    // The same without any of ours.
     let other = world.leader("j", "node-a");
     let mut node = world.node("j", "node-b");
     node.is_early();
@@ -277,7 +277,7 @@ fn a_heartbeat_of_this_very_millisecond_counts_as_none() {
     assert!(node.has_lock() && !other.has_lock());
 }
 
-/// A task of its own sends its heartbeats, which look at no token, until its next tick finds somebody else.
+/// A node's heartbeats come from another task and check no token, until its next tick finds another leader.
 #[test]
 fn a_late_heartbeat_of_theirs_takes_nothing_but_time() {
     needs_server!();
@@ -289,7 +289,7 @@ fn a_late_heartbeat_of_theirs_takes_nothing_but_time() {
     guard.ensure_held_for(DURATION / 2).unwrap();
     assert!(!theirs.has_lock());
     guard.release().unwrap();
-    // Bad: what was released is held by nobody for a duration and a second.
+    // A bad outcome: the released lock is held by nobody for a duration and a second.
     theirs.heartbeat();
     assert!(world.ours.try_lock("k").unwrap().is_none());
     world.pass(DURATION + 2 * S);
@@ -303,7 +303,7 @@ fn a_late_heartbeat_of_theirs_takes_nothing_but_time() {
     assert!(node.has_lock());
 }
 
-/// Its second transaction asks for nothing, so nobody may come between the two.
+/// A node's second transaction has no condition, so nobody may come between the two.
 #[test]
 fn a_node_between_its_two_transactions_is_not_overtaken() {
     needs_server!();
@@ -316,7 +316,7 @@ fn a_node_between_its_two_transactions_is_not_overtaken() {
     node.finish(half);
     assert!(node.has_lock());
     assert!(world.ours.try_lock("k").unwrap().is_none());
-    // And it comes not between our look and our write.
+    // Nor does the node come between our look and our write.
     world.pass(DURATION + 2 * S);
     let _guard = world.ours.try_lock("k").unwrap().unwrap();
     let mut slow = world.node("k", "node-b");
@@ -324,7 +324,7 @@ fn a_node_between_its_two_transactions_is_not_overtaken() {
     assert!(!slow.has_lock());
 }
 
-/// Their own kind waits for ever then.
+/// Other nodes would then wait for ever.
 #[test]
 fn a_node_that_died_between_its_two_transactions_is_overtaken_after_two_leases() {
     needs_server!();
@@ -344,7 +344,7 @@ fn a_node_that_died_between_its_two_transactions_is_overtaken_after_two_leases()
     guard.release().unwrap();
 }
 
-/// Theirs: it is in their README.
+/// The fault is spindle's, and their README says so.
 #[test]
 fn their_leader_deletes_what_begins_with_its_name() {
     needs_server!();
@@ -426,7 +426,7 @@ fn who_did_not_expect_nodes_is_warned_once_and_a_diagnosis_names_them() {
     assert_eq!(found, [("leasehold", 1), ("spindle", 2)]);
 }
 
-/// Two of each, who find the same lock expired at once.
+/// Two clients of each kind find the same lock expired at the same time.
 #[test]
 fn of_a_fleet_one_takes_over() {
     needs_server!();
@@ -463,7 +463,7 @@ fn of_a_fleet_one_takes_over() {
         let leaders = nodes.iter().filter(|node| node.has_lock()).count();
         let kept = granted.iter().filter(|lock| world.ours.heartbeat(lock, DURATION).is_ok()).count();
         assert_eq!(leaders + kept, 1, "round {round}: {granted:?}");
-        // Theirs, and shown below without ours: who is written over by a node that misread hears of it.
+        // Spindle's fault, shown below without ours: a holder that a misreading node overwrites learns of it.
         if !nodes.iter().any(Node::misread) {
             assert_eq!(kept, granted.len(), "round {round}: {granted:?}");
             right += 1;
@@ -472,7 +472,7 @@ fn of_a_fleet_one_takes_over() {
     println!("{right} of {ROUNDS} rounds without their misreading");
 }
 
-/// Bad, and theirs: a node looks at the age first and at the token later.
+/// A bad outcome, and the fault of spindle: a node looks at the age first, and at the token later.
 #[test]
 fn a_node_that_is_overtaken_between_its_two_looks_takes_a_live_lock() {
     needs_server!();
@@ -487,7 +487,7 @@ fn a_node_that_is_overtaken_between_its_two_looks_takes_a_live_lock() {
         assert!(slow.has_lock() && slow.misread());
     };
     world.leader("k", "node-a");
-    // Without any of ours.
+    // The same without any of ours.
     let mut other = world.node("k", "node-b");
     after(&mut || {
         other.tick();

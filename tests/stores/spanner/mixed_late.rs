@@ -1,4 +1,4 @@
-//! What a heartbeat or a grant wrote too late, in a table that nodes of spindle use, too, is believed by nobody.
+//! In a table that nodes of spindle also use, nobody believes what a heartbeat or a grant wrote too late.
 
 use std::sync::Arc;
 
@@ -16,13 +16,13 @@ use crate::spanner::*;
 use crate::support::grpc::{Call, Fault, Grpc};
 use crate::support::servers::spanner::aborts_at_random;
 
-/// So late is a commit that comes too late for what was `nearly_over` when it was read, also on a busy machine.
+/// How late a commit is that comes too late for a lock that was `nearly_over` when it was read, even on a busy machine.
 const LATE: Duration = Duration::from_secs(8);
-/// And so late is one that comes in time.
+/// How late a commit is that comes in time.
 const SOON: Duration = Duration::from_millis(10);
 
 impl World {
-    /// It lives for a request yet, also where the emulator stands still for some seconds.
+    /// Leaves the lock enough time for one request, even if the emulator stalls for some seconds.
     fn nearly_over(&self, is_shared: bool) {
         let passed = DURATION - 6 * S;
         if is_shared {
@@ -32,7 +32,7 @@ impl World {
     }
 }
 
-/// A store of ours beside nodes, behind a proxy.
+/// A store of ours next to nodes, behind a proxy.
 fn behind(world: &World) -> (Grpc, Spanner) {
     let grpc = Grpc::new(&world.database.host);
     let options =
@@ -58,7 +58,7 @@ fn a_renewal_whose_commit_comes_too_late_is_lost() {
         let renewed = store.renew(&mut attempt, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
         match renewed {
             Renewed::Lost(seen) => {
-                // Where the emulator aborted the late commit what was over stands as it was.
+                // If the emulator aborted the late commit, the expired lock is as it was.
                 let is_empty =
                     if aborts_at_random() { seen.live().count() } else { seen.record.holders().count() } == 0;
                 assert!(is_lost && is_empty, "{mode} {slow:?}: {seen:?}");
@@ -70,7 +70,7 @@ fn a_renewal_whose_commit_comes_too_late_is_lost() {
     }
 }
 
-/// The same of all locks with a lock id.
+/// The same for all locks with a lock id.
 #[test]
 fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
     needs_server!();
@@ -93,7 +93,7 @@ fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
             assert_believed_by_nobody(&world, &store, &mut attempt);
         }
     }
-    // The next look of the same call does not extend what its own late commit has left.
+    // The next look of the same call must not extend what its own late commit has left.
     let ours = builder_over(Arc::new(store), Clock::system()).request_timeout(3 * LATE).connect().unwrap();
     for (key, is_shared) in [("exclusive", false), ("shared", true)] {
         let ask = ours.request(key).lock_id(format!("job {key}"));
@@ -105,7 +105,8 @@ fn a_renewal_by_lock_id_whose_commit_comes_too_late_is_not_believed() {
     }
 }
 
-/// So does who joins others or takes the place of one: it extends what lives, and no row of a takeover keeps nodes out.
+/// The same for a client that joins others or replaces one: it extends a live lock, and no row of a takeover keeps
+/// nodes out.
 #[test]
 fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
     needs_server!();
@@ -131,7 +132,7 @@ fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
         let slow = if is_late { LATE } else { SOON };
         grpc.fault("Commit", 0, Fault::Slow(slow));
         match store.acquire(&mut second, &soon()).unwrap() {
-            // Where the emulator aborted the late commit the key is free by the next try.
+            // If the emulator aborted the late commit, the key is free by the next try.
             Acquired::Granted { holder, .. } => assert!(!is_late || aborts_at_random(), "{key}: {holder:?}"),
             Acquired::Refused(seen) => {
                 let by: Vec<_> = seen.live().map(|(_, holder)| holder.labels.owner.clone()).collect();
@@ -144,7 +145,8 @@ fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
     }
 }
 
-/// A give-up of what never came takes nothing over, so it inserts no row of a takeover, which would keep all out.
+/// Giving up an acquire that never arrived takes nothing over, so it inserts no row of a takeover, which would keep all
+/// out.
 #[test]
 fn what_is_given_up_over_a_late_row_keeps_nobody_out() {
     needs_server!();
@@ -164,7 +166,7 @@ fn what_is_given_up_over_a_late_row_keeps_nobody_out() {
     granted(&store, &mut next);
 }
 
-/// Also where its own answer was lost, and a repeat looks for what became of it. Each takes as long as the answer is late.
+/// The same if the answer was lost and a repeat looks for the outcome. Each case takes as long as the answer is late.
 mod what_came_too_late_without_an_answer_is_believed_by_no_repeat {
     use super::*;
 
@@ -194,7 +196,7 @@ mod what_came_too_late_without_an_answer_is_believed_by_no_repeat {
 
     fn grant(mode: Mode) {
         if aborts_at_random() {
-            // Where the late commit is aborted nothing of it comes, and the key is free.
+            // If the late commit is aborted, it has no effect, and the key is free.
             return;
         }
         let world = World::new();
@@ -241,7 +243,7 @@ mod what_came_too_late_without_an_answer_is_believed_by_no_repeat {
     }
 }
 
-/// Neither who asked for it nor who comes beside it, with nodes or without, for two leases.
+/// Neither the client that asked for it nor others believe it, with nodes or without, for two leases.
 #[track_caller]
 fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt) {
     let new = |mode| {
@@ -252,7 +254,7 @@ fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt)
     let [mut beside, mut alone, mut own] = [Mode::Shared, Mode::Exclusive, Mode::Shared].map(new);
     let renewed = store.renew(late, Renewal::heartbeat(Lease::For(DURATION)), &soon()).unwrap();
     assert!(matches!(renewed, Renewed::Lost(_)), "{renewed:?}");
-    // Where the emulator aborted the late commit nothing of it came, and the key is free.
+    // If the emulator aborted the late commit, it had no effect, and the key is free.
     if aborts_at_random() && get(store, &late.key).live().next().is_none() {
         return;
     }
@@ -262,7 +264,7 @@ fn assert_believed_by_nobody(world: &World, store: &Spanner, late: &mut Attempt)
         assert!(by.len() == 1 && by[0].contains("spindle"), "{seen:?}");
     }
     refused(&open(&world.database, Fleet::Own), &mut own);
-    // More than one lease, and less than two also on a busy machine.
+    // More than one lease, and less than two, even on a busy machine.
     world.pass(DURATION + 5 * S);
     refused(store, &mut alone);
     world.pass(DURATION - 2 * S);

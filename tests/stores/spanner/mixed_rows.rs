@@ -1,4 +1,5 @@
-//! The rows on which takeovers contend in a table that nodes of spindle use, too: who looks at them, and who deletes them.
+//! The rows for which takeovers compete in a table that nodes of spindle also use: who looks at them, and who deletes
+//! them.
 
 use std::time::Instant;
 
@@ -16,7 +17,7 @@ use crate::spanner::*;
 use crate::support::grpc::Grpc;
 use crate::support::spanner::{TABLE, sdk};
 
-/// One that is between its two transactions looks at no heartbeat any more.
+/// A node between its two transactions looks at no heartbeat any more.
 #[test]
 fn what_is_over_is_renewed_by_nobody() {
     needs_server!();
@@ -46,18 +47,18 @@ fn what_is_over_is_renewed_by_nobody() {
     assert_eq!(ours.heartbeat(&shared, DURATION).unwrap_err().kind(), ErrorKind::Lost);
     let third = ours.request("shared").shared().acquire().unwrap();
     ours.heartbeat(&third, DURATION).unwrap();
-    // To release what is over is no renewal.
+    // Releasing an expired lock is no renewal.
     ours.release(&third).unwrap();
 }
 
-/// Those that takeovers are about to need come first in the table as often as not.
+/// The rows that takeovers are about to need come first in the table as often as not.
 #[test]
 fn the_rows_of_takeovers_do_not_pile_up() {
     needs_server!();
     assert!((0..5).any(|_| the_rows_of_takeovers_are_few()), "the emulator was too slow each time");
 }
 
-/// Whether those that must stay were young all the time.
+/// Returns whether the rows that must stay were young all the time.
 fn the_rows_of_takeovers_are_few() -> bool {
     let world = World::new();
     let other = world.ours.request("k_1").acquire().unwrap();
@@ -86,7 +87,7 @@ fn the_rows_of_takeovers_are_few() -> bool {
     }
     assert!(left.iter().filter(|name| young.contains(name)).eq(&young[..25]), "{left:?}");
 
-    // A node that died left one without a time: it has one from the next takeover on.
+    // A node that died left a row without a time. It gets one at the next takeover.
     world.raw.write(Mutation::new_insert_builder(TABLE).set("name").to("k_0").build());
     grants(1);
     assert!(rows().contains(&"k_0".to_owned()));
@@ -123,7 +124,7 @@ fn a_diagnosis_is_not_kept_from_nodes_by_their_rows_and_says_where_it_stopped() 
     assert_eq!(found(), (vec![], Some(500)));
 }
 
-/// However many rows a listing has to pass over, each of its requests looks at a bounded number of them.
+/// However many rows a listing has to pass over, each of its requests reads a bounded number of them.
 #[test]
 fn a_listing_passes_over_the_rows_of_takeovers_in_bounded_requests() {
     needs_server!();
@@ -169,7 +170,7 @@ fn no_transaction_of_a_shared_holder_passes_after_a_node_took_over() {
         world.raw.wait(run)
     };
     work().unwrap();
-    // With another holder beside it, and without.
+    // With another holder next to it, and without.
     drop(world.ours.lock_shared("k").unwrap());
     work().unwrap();
     world.raw.age(DURATION + 2 * S);
@@ -181,7 +182,7 @@ fn no_transaction_of_a_shared_holder_passes_after_a_node_took_over() {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
 }
 
-/// A group is renewed by a swap, which asks for the row as it was read and not for the time.
+/// A group is renewed by a swap, whose condition is the row as it was read, and not the time.
 #[test]
 fn no_swap_renews_what_is_over() {
     needs_server!();
@@ -191,7 +192,7 @@ fn no_swap_renews_what_is_over() {
         let key = format!("shared {is_shared}");
         let ask = if is_shared { world.ours.request(&key).shared() } else { world.ours.request(&key) };
         ask.acquire().unwrap();
-        // One who reads it in time, and writes when a node may have begun to take it over.
+        // A client reads it in time, and writes when a node may have begun to take it over.
         if is_shared {
             world.raw.age(DURATION + 2 * S)
         } else {
@@ -202,13 +203,13 @@ fn no_swap_renews_what_is_over() {
         let later = End::At(seen.times.now.plus(DURATION));
         new.exclusive.iter_mut().chain(&mut new.shared).for_each(|holder| holder.until = later);
         assert!(matches!(store.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Changed), "{key}");
-        // To take a holder away is no renewal.
+        // Removing a holder is no renewal.
         (new.exclusive, new.shared) = (None, Vec::new());
         assert!(matches!(store.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done), "{key}");
     }
 }
 
-/// A node that has ever contended makes no row again: without one it would never lead.
+/// A node that has ever competed creates no row again: without a row it would never lead.
 #[test]
 fn a_purge_leaves_the_row_for_the_nodes() {
     needs_server!();
@@ -232,7 +233,7 @@ fn a_purge_leaves_the_row_for_the_nodes() {
     assert_eq!((purged.freed.len(), purged.deleted), (1, 0));
     slow.tick();
     assert!(slow.has_lock());
-    // Also where nobody stands in it; without nodes, and when it is only a diagnosis, it goes.
+    // The row stays even if nobody holds the lock. Without nodes it is deleted, and so is the row of a mere diagnosis.
     let free = || world.ours.lock("free").unwrap().release().unwrap();
     free();
     a_month_on();
@@ -243,7 +244,8 @@ fn a_purge_leaves_the_row_for_the_nodes() {
     assert_eq!(world.names(), before);
 }
 
-/// What a give-up leaves where no row was is a lock's: nodes have met it, and one may be between its two transactions.
+/// If there was no row, a give-up leaves one that counts as a lock's: nodes have met it, and one may be between its two
+/// transactions.
 #[test]
 fn the_row_of_a_lock_that_was_only_given_up_stays_for_the_nodes() {
     needs_server!();
@@ -258,7 +260,7 @@ fn the_row_of_a_lock_that_was_only_given_up_stays_for_the_nodes() {
     assert!(node.has_lock());
 }
 
-/// It has the grant id of the row that is over, and takes it like anybody else.
+/// The attempt's grant id is in the expired row, and it takes the lock like anybody else.
 #[test]
 fn a_repeat_of_what_is_over_overtakes_no_node_between_its_two_transactions() {
     needs_server!();
@@ -278,7 +280,7 @@ fn a_repeat_of_what_is_over_overtakes_no_node_between_its_two_transactions() {
     }
 }
 
-/// A lock that must be held for a least time, and is released before, stands under another grant until then.
+/// If a lock has a least time and is released before that, it is kept under another grant until then.
 #[test]
 fn a_swap_moves_no_end_by_the_age_of_the_heartbeat() {
     needs_server!();
@@ -305,8 +307,8 @@ fn a_swap_moves_no_end_by_the_age_of_the_heartbeat() {
     assert!(until >= before && until.since(before) <= most, "{:?} later, at most {most:?}", until.since(before));
 }
 
-/// Those of a lock that nobody takes any more are deleted by no takeover: a purge does it after a month, however many
-/// there are. Nothing else that it does not know goes.
+/// If nobody takes a lock any more, no takeover deletes its takeover rows: a purge does so after a month, however many
+/// there are. It deletes nothing else that it does not know.
 #[test]
 fn a_purge_deletes_the_rows_of_takeovers_after_a_month() {
     needs_server!();
@@ -324,7 +326,7 @@ fn a_purge_deletes_the_rows_of_takeovers_after_a_month() {
     ["user_x1", "user_", "user", "user_123456789012345678901"].iter().for_each(|name| at(name, 31 * 24));
     at("young_1", 29 * 24);
     world.raw.write(Mutation::new_insert_builder(TABLE).set("name").to("timeless_1").build());
-    // It must be held for as long as a slow emulator takes for all of this.
+    // This lock must be held for as long as a slow emulator takes for all of this.
     let held = world.ours.lock("j_7").unwrap();
     let before = world.names();
     let purge = || {
@@ -337,15 +339,16 @@ fn a_purge_deletes_the_rows_of_takeovers_after_a_month() {
     assert_eq!(purge(), (0, 150));
     let left: Vec<String> = before.into_iter().filter(|name| !name.starts_with("old_")).collect();
     assert_eq!(world.names(), left);
-    // No heartbeat finds it over, and releases it, before the purge does.
+    // As data it has no heartbeat that could find it expired and release it before the purge does.
     held.into_lock();
-    // A month later those of our own takeovers, but no row of a lock. Without nodes, the locks' as well.
+    // A month later the purge deletes the rows of our own takeovers, but no row of a lock. Without nodes, also those of
+    // the locks.
     world.pass(Duration::from_secs(31 * 24 * 3600));
     assert_eq!(purge(), (1, 6), "{:?}", world.names());
     assert_eq!(world.names().iter().filter(|name| name.starts_with("k")).collect::<Vec<_>>(), ["k"]);
 }
 
-/// `run --every` asks for a nanosecond, to find out whether a minimum hold is taken.
+/// `run --every` asks for a nanosecond, to find out whether a minimum hold is accepted.
 #[test]
 fn no_minimum_hold_is_taken_but_one_as_long_as_the_lease() {
     needs_server!();

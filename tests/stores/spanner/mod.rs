@@ -1,4 +1,4 @@
-//! What only the Cloud Spanner store has to keep, on the real emulator: rows, the table, errors.
+//! What only the Cloud Spanner store must keep, on the real emulator: rows, the table, errors.
 mod commits;
 mod counts;
 mod errors;
@@ -32,7 +32,7 @@ macro_rules! needs_server {
 pub(crate) use needs_server;
 
 const LEASE: Duration = Duration::from_secs(60);
-/// Of a request, so that the emulator on a busy machine has time to answer.
+/// The time of a request, long enough for the emulator on a busy machine to answer.
 const REQUEST: Duration = Duration::from_secs(20);
 const RENEWAL: Renewal = Renewal { lease: Lease::For(LEASE), may_end_endless: false };
 

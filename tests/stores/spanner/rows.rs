@@ -23,7 +23,7 @@ fn names(raw: &Raw, key: &str) -> String {
     row(raw, key).into_keys().collect::<Vec<_>>().join(" ")
 }
 
-/// As spindle writes it: four columns.
+/// Writes a row as spindle does, with its four columns.
 fn spindles(raw: &Raw, key: &str, at: Option<&str>, writer: Option<&str>) {
     let row = Mutation::new_insert_or_update_builder(TABLE).set("name").to(key);
     raw.write(row.set("heartbeat").to(at).set("token").to(at).set("writer").to(writer).build());
@@ -52,7 +52,7 @@ fn what_is_written_is_what_is_documented() {
     let renewed = row(&raw, "k");
     assert!(renewed["heartbeat"] != renewed["token"] && renewed["token"] == written["token"]);
 
-    // Its writer stays, as a released row of spindle has one.
+    // The writer stays, because a released row of spindle has one.
     store.release(&mut a, Purpose::Release, &soon()).unwrap();
     assert_eq!(names(&raw, "k"), "format kind lease_ms name token writer");
 
@@ -93,7 +93,7 @@ fn the_recorded_rows_of_spindle_are_read() {
             assert_eq!(holder.as_ref().map(|holder| holder.labels.owner.as_str()), text("writer"));
             let token = text("token").map_or(0, |token| token.parse::<jiff::Timestamp>().unwrap().as_microsecond());
             assert_eq!(seen.record.token, u64::try_from(token).unwrap());
-            // All of them were over long ago, and the rows on which the nodes contend are nobody's.
+            // All of these were over long ago, and the rows for which the nodes compete belong to nobody.
             let taken = granted(&store, &mut exclusive(key));
             assert!(taken.token > seen.record.token);
             store.release(&mut exclusive(key), Purpose::Release, &soon()).unwrap();
@@ -109,7 +109,7 @@ fn rows_of_spindle_are_respected_while_they_live() {
     let database = Database::fresh();
     let raw = database.raw();
     let mut options = database.options();
-    // So long that a busy machine has not used up what is left of it.
+    // So long that a busy machine does not use up what is left of it.
     options.spindle_duration = Duration::from_secs(60);
     let store = Spanner::open(options, leasehold::internals::sys::clock::Clock::system(), &soon()).unwrap();
     spindles(&raw, "live", Some(&ago(25)), Some("node-a"));
@@ -123,7 +123,7 @@ fn rows_of_spindle_are_respected_while_they_live() {
         Released::HeldByOther(_)
     ));
     assert_eq!(row(&raw, "live"), before);
-    // A second more than it may go without a heartbeat.
+    // A second more than a lock may be without a heartbeat.
     spindles(&raw, "over", Some(&ago(70)), Some("node-a"));
     spindles(&raw, "released", None, Some("node-a"));
     for key in ["over", "released"] {
@@ -190,7 +190,7 @@ fn a_damaged_row_is_an_error_that_names_it() {
         assert!(error.to_string().contains(says), "{error}");
         assert_eq!(row(&raw, &attempt.key), before);
     }
-    // Whoever asks for a group is not stopped by another's row.
+    // A damaged row of another group does not stop a call for this group.
     granted(&store, &mut exclusive("z"));
     let group = Which::LockId(get(&store, "z").record.exclusive.unwrap().lock_id);
     assert_eq!(store.read(&group, None, Consistency::Strong, &soon()).unwrap().records.len(), 1);
@@ -207,7 +207,7 @@ fn a_row_of_a_newer_form_is_told_as_that() {
     });
 }
 
-/// Spindle has rows of the name alone while its nodes contend.
+/// Spindle writes rows with only a name while its nodes compete.
 #[test]
 fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     needs_server!();
@@ -221,7 +221,7 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     let other = Mutation::new_insert_or_update_builder(TABLE).set("name").to("an invoice");
     raw.write(other.set("total").to(5_i64).build());
     spindles(&raw, "contended", None, None);
-    // It may be deleted.
+    // Such a row may be deleted.
     spindles(&raw, "free", None, Some("node-a"));
     let clock = leasehold::internals::sys::clock::Clock::system();
     let client = crate::support::bench::builder_over(std::sync::Arc::new(store), clock).connect().unwrap();
@@ -235,7 +235,7 @@ fn listings_and_purges_pass_over_what_is_damaged_or_no_lock() {
     assert!(row(&raw, "free").is_empty());
 }
 
-/// Their values are the user's: what is there is not written as a whole.
+/// The values of these columns are the user's, so an existing row must not be written as a whole.
 #[test]
 fn who_has_a_lock_keeps_it_while_a_column_of_the_users_must_get_a_value() {
     needs_server!();
@@ -286,7 +286,7 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     assert_eq!(by_id(&together[0]).unwrap(), Vec::<String>::new());
     assert_eq!(by_id(&together[1]).unwrap(), ["together"]);
 
-    // As builds before the first release left it.
+    // As builds before the first release left the row.
     let without = Mutation::new_update_builder(TABLE).set("name").to("together");
     raw.write(without.set("lock_id").to(None::<String>).build());
     assert_eq!(by_id(&together[1]).unwrap(), Vec::<String>::new());
@@ -300,7 +300,7 @@ fn the_index_of_lock_ids_holds_the_rows_of_holders_and_reads_by_lock_id_go_by_it
     assert!(error.to_string().contains("no index locks_lock_id; create_schema()"), "{error}");
 }
 
-/// However many keys are held shared by others: any of them may be of the group.
+/// However many keys other clients hold shared: each of them may be in the group.
 #[test]
 fn a_page_of_a_group_looks_at_so_many_rows() {
     needs_server!();
@@ -325,7 +325,7 @@ fn a_page_of_a_group_looks_at_so_many_rows() {
     assert!(last.records.len() == 1 && last.next.is_none(), "{last:?}");
 }
 
-/// A holder that nobody can read is nobody whom another one's heartbeat may change, or a grant replace.
+/// A holder that can't be read must not be changed by another's heartbeat, nor replaced by a grant.
 #[test]
 fn damaged_holders_stay_as_they_are() {
     needs_server!();
@@ -353,7 +353,7 @@ fn damaged_holders_stay_as_they_are() {
     }
     set("shared", &whole);
     store.renew(&mut one, RENEWAL, &soon()).unwrap();
-    // Nobody but its holder holds it, and a list without anybody does not say otherwise.
+    // Only the holder in the row itself holds it, and an empty list does not say otherwise.
     set("alone", &serde_json::json!([]));
     assert_eq!(store.acquire(&mut exclusive("alone"), &soon()).unwrap_err().kind(), ErrorKind::Schema);
 }

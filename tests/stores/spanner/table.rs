@@ -33,7 +33,7 @@ fn a_missing_table_is_made_by_several_at_once() {
     });
     assert_eq!(said.iter().filter(|said| said.contains("the table was made")).count(), 1, "{said:?}");
     client.lock("k").unwrap().release().unwrap();
-    // Once more does nothing.
+    // A second time does nothing.
     assert!(database.open().schema(Schema::Create, &soon()).unwrap().contains("is there"));
     client.lock("k").unwrap().release().unwrap();
     let sql =
@@ -64,7 +64,7 @@ fn what_schema_prints_makes_the_table() {
 fn a_table_of_spindle_is_completed() {
     needs_server!();
     let database = Database::empty();
-    // As spindle's README has it.
+    // As in spindle's README.
     database.ddl(
         "CREATE TABLE locks (name STRING(MAX) NOT NULL, heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp=true), \
          token TIMESTAMP OPTIONS (allow_commit_timestamp=true), writer STRING(MAX)) PRIMARY KEY (name)",
@@ -75,7 +75,7 @@ fn a_table_of_spindle_is_completed() {
     let found = client.diagnose().unwrap().schema.unwrap_err();
     assert_eq!(found.kind(), ErrorKind::Schema);
     assert!(found.to_string().contains("grant_id, lock_id") && found.to_string().contains("create_schema"), "{found}");
-    // What is said to whom may not make it adds the same.
+    // The statements that a user without rights is shown add the same.
     let first = client.schema().unwrap();
     assert!(first.starts_with("ALTER TABLE `locks` ADD COLUMN grant_id"), "{first}");
     database.ddl(first.split(";\n").next().unwrap());
@@ -86,7 +86,7 @@ fn a_table_of_spindle_is_completed() {
     assert!(client.schema().unwrap().starts_with("CREATE TABLE"));
 }
 
-/// Such a name is the whole database's.
+/// Such a name is unique in the whole database.
 #[test]
 fn an_index_whose_name_another_tables_index_has_is_told() {
     needs_server!();
@@ -98,12 +98,12 @@ fn an_index_whose_name_another_tables_index_has_is_told() {
     assert!(error.to_string().contains("one of the table others"), "{error}");
 }
 
-/// The request of one is late: it adds what the other has added meanwhile.
+/// One of them sends its request late, and adds what the other has already added meanwhile.
 #[test]
 fn a_table_of_spindle_is_completed_by_two_at_once() {
     needs_server!();
     let database = Database::empty();
-    // Whatever the case of its names, which the service does not tell apart.
+    // Whatever the case of its names, because the service ignores it.
     database.ddl(
         "CREATE TABLE locks (Name STRING(MAX) NOT NULL, Heartbeat TIMESTAMP OPTIONS (allow_commit_timestamp=true), \
          TOKEN TIMESTAMP OPTIONS (allow_commit_timestamp=true), writer STRING(MAX)) PRIMARY KEY (Name)",
@@ -115,7 +115,7 @@ fn a_table_of_spindle_is_completed_by_two_at_once() {
     let said = std::thread::scope(|scope| {
         let late = scope.spawn(|| late.create_schema());
         rest.wait_until("it is about to add them", |requests| requests.iter().any(|request| request.has("PATCH")));
-        // On a machine that stands still this one may be the later one.
+        // On a machine that stalls this one may be the later one.
         [other.create_schema().unwrap(), late.join().unwrap().unwrap()]
     });
     assert!(said.iter().any(|said| said.contains("got what it lacked: ALTER TABLE `locks` ADD COLUMN")), "{said:?}");
@@ -161,7 +161,7 @@ fn another_table_is_refused_and_says_why() {
         ("name STRING(MAX), part INT64) PRIMARY KEY (name, part".to_owned(), "primary key is not name"),
         (format!("name STRING(MAX), token {stamp}, owner STRING(MAX)) PRIMARY KEY (name"), "a later spindle"),
         ("name STRING(MAX), price FLOAT64 NOT NULL) PRIMARY KEY (name".to_owned(), "\"price\" is NOT NULL"),
-        // Where nobody holds the lock, it is null.
+        // The column is null where nobody holds the lock.
         (
             "name STRING(MAX), owner STRING(MAX) NOT NULL DEFAULT ('me')) PRIMARY KEY (name".to_owned(),
             "\"owner\" is NOT NULL",
@@ -177,7 +177,7 @@ fn another_table_is_refused_and_says_why() {
     }
 }
 
-/// The table as `schema` prints it, but for this; `parents` stands beside it.
+/// The table as `schema` prints it, with one replacement. `parents` exists next to it.
 fn altered(from: &str, to: &str) -> Database {
     let database = Database::empty();
     database.ddl("CREATE TABLE parents (name STRING(MAX) NOT NULL) PRIMARY KEY (name)");
@@ -222,7 +222,7 @@ fn columns_of_others_that_the_service_fills_are_no_obstacle() {
     let database = altered(COMMENT, more);
     let client = connect(&database).unwrap();
     assert!(client.diagnose().unwrap().is_well());
-    // A row is made, then written again.
+    // A row is created, then written again.
     for _ in 0..2 {
         client.lock("k").unwrap().release().unwrap();
     }
@@ -232,7 +232,7 @@ fn columns_of_others_that_the_service_fills_are_no_obstacle() {
     assert_eq!(["tenant", "loud"].map(|column| rows[0][column].as_str()), [Some("all"), Some("K")]);
 }
 
-/// As if altered behind the back of whoever looked at connect.
+/// As if the table was altered after the client had checked it at connect.
 #[test]
 fn no_default_of_the_table_stands_in_the_row_of_a_lock() {
     needs_server!();
@@ -242,12 +242,12 @@ fn no_default_of_the_table_stands_in_the_row_of_a_lock() {
     refused(&rival, &mut exclusive("k"));
 }
 
-/// However often it is tried.
+/// The error is the same however often it is tried.
 #[test]
 fn a_commit_that_the_table_refuses_for_good_is_a_wrong_schema() {
     needs_server!();
     for (from, to) in [(COMMENT, GENERATED), (LAST, INTERLEAVED), (LAST, CHECKED)] {
-        // As if altered behind the back of whoever looked at connect.
+        // As if the table was altered after the client had checked it at connect.
         let store = altered(from, to).open();
         let mut refused = exclusive("k");
         refused.ask.labels.comment = Some("why".to_owned());
@@ -258,7 +258,7 @@ fn a_commit_that_the_table_refuses_for_good_is_a_wrong_schema() {
     }
 }
 
-/// The service does not tell names by their case.
+/// The service ignores the case of names.
 #[test]
 fn a_table_whose_name_is_given_in_another_case_is_the_same() {
     needs_server!();
@@ -312,7 +312,7 @@ fn columns_that_are_too_short_are_named_and_made_longer() {
     client.lock(&"k".repeat(1024)).unwrap().release().unwrap();
     let store = database.open();
     store.schema(Schema::Check, &soon()).unwrap();
-    // As long as anything that is stored.
+    // As long as anything that is stored there.
     database.ddl("ALTER TABLE locks ALTER COLUMN owner STRING(1024)");
     store.schema(Schema::Check, &soon()).unwrap();
 }
@@ -320,7 +320,7 @@ fn columns_that_are_too_short_are_named_and_made_longer() {
 #[test]
 fn a_key_that_its_column_is_too_short_for_is_bad_input() {
     needs_server!();
-    // Narrowed behind the back of whoever looked at connect.
+    // Narrowed after the client had checked the table at connect.
     let (store, long) = (narrow().open(), "k".repeat(21));
     for mode in [Mode::Exclusive, Mode::Shared] {
         let error = store.acquire(&mut attempt(&long, mode), &soon()).unwrap_err();
@@ -340,8 +340,8 @@ fn try_over(options: SpannerOptions, request_timeout: Duration) -> leasehold::Re
     builder.request_timeout(request_timeout).connect()
 }
 
-/// What `does` with a limit, and with one that is twice as long, and so on, where there was no answer because the
-/// emulator itself stood still for as long.
+/// Runs `does` with a limit, then with one twice as long, and so on, while the emulator itself stalled for so long that
+/// there was no answer.
 fn with_time<T>(limit: Duration, does: impl FnMut(Duration) -> Option<T>) -> T {
     [1_u32, 2, 4, 8].map(|times| times * limit).into_iter().find_map(does).expect("an answer of the emulator")
 }
@@ -352,7 +352,7 @@ fn a_table_that_takes_longer_than_a_request_is_waited_for() {
     with_time(Duration::from_secs(4), |timeout| {
         let database = Database::empty();
         let rest = Proxy::http(&database.options().admin_endpoint.unwrap());
-        // It has begun, and goes on; what is done then made nothing, so that the next one makes it.
+        // The operation has begun and goes on. When it ends it has made nothing, so that the next one makes the table.
         let begun = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o"}"#);
         let done = Fault::Say(200, r#"{"name": "projects/p/instances/i/operations/o", "done": true}"#);
         rest.add(Rule::next(1, begun).on("PATCH"));
@@ -399,7 +399,7 @@ fn a_service_that_stops_answering_while_it_makes_the_table_is_waited_for_as_for_
         let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
         let error = with_time(Duration::from_secs(2), |timeout| {
             let by = Deadline::after(timeout).with_long(20 * timeout);
-            // Each of its looks and requests may take as long as one, and the last begins just before its time is over.
+            // Each of its looks and requests may take that long, and the last one begins just before its time is over.
             let error = within(path, timeout * 9 / 2, || store.schema(Schema::Create, &by)).unwrap_err();
             assert!(error.is_retryable(), "{path}: {error:?}");
             error.to_string().contains(&rest.url()).then_some(error)

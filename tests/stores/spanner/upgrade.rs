@@ -1,4 +1,4 @@
-//! The rows of version 0.1.0, those of a table that nodes of spindle use among them.
+//! The rows of version 0.1.0, including those of a table that nodes of spindle use.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -75,7 +75,7 @@ fn what_0_1_0_stored_is_read_and_written() {
         database.rows().into_iter().filter(is_one).collect()
     };
     let [old] = &takeovers()[..] else { panic!("{rows:?}") };
-    // It is over, and nobody needs the row of its takeover any more.
+    // The lock is over, and nobody needs the row of its takeover any more.
     let mixed = client(&database, Fleet::Mixed);
     let guard = mixed.try_lock("beside").unwrap().expect("it is over");
     assert!(Some(guard.fencing_token()) > restored.told("beside")["token"].as_u64());

@@ -1,4 +1,4 @@
-//! Holders with times of another clock: an earlier boot, or a container with a shifted one.
+//! Holders with times of another clock: of an earlier boot, or of a container with a shifted clock.
 
 use std::time::Duration;
 
@@ -11,14 +11,15 @@ use crate::support::servers::skip;
 
 /// How far apart the two clocks of a test are: far more than any lease.
 const APART: Duration = Duration::from_secs(1_000_000);
-/// How much less than a whole lease may be told where one begins.
+/// How much less than a whole lease may be reported at its beginning.
 const NEAR: Duration = Duration::from_secs(5);
-/// What the test itself may take, on a machine that may stand still for some seconds.
+/// How long the test itself may take, on a machine that may stall for some seconds.
 const SLACK: Duration = Duration::from_secs(8);
 
 #[test]
 fn the_first_to_see_it_starts_a_whole_lease() {
-    // A machine that has nothing to draw from early, or begins from a snapshot, may have the id of the boot before.
+    // A machine without early randomness, or one that starts from a snapshot, may have the same boot id as the boot
+    // before.
     for (earlier_boot, this_boot) in [("boot-1", "boot-2"), ("a:0.0", "a:0.0")] {
         let folder = Folder::new();
         let (before, earlier) = open_at(&folder.file(), earlier_boot);
@@ -26,7 +27,7 @@ fn the_first_to_see_it_starts_a_whole_lease() {
         let old_token = granted(&before, &mut attempt("k", "a")).token;
         drop(before);
         let (now, clock) = open_at(&folder.file(), this_boot);
-        // By its own clock it would stand for another million seconds.
+        // By the old clock the lock would be held for another million seconds.
         let seen = held(&now, &mut attempt("k", "b"));
         assert!(left(&seen) <= seconds(20) && left(&seen) > seconds(20) - NEAR, "{:?}", left(&seen));
         clock.advance(seconds(20) - SLACK);
@@ -108,7 +109,7 @@ fn a_reader_behind_a_writer_goes_without_the_sighting() {
     assert_eq!(noted.1, version);
 }
 
-/// A grant of a boot that ran longer than the next one, whose lease was renewed to this length.
+/// Makes a grant of a boot that ran longer than the next one, with its lease renewed to this length.
 fn held_for(folder: &Folder, lease: Duration) {
     let (before, earlier) = open_at(&folder.file(), "1:0.0");
     earlier.advance(APART);
@@ -126,7 +127,7 @@ fn a_long_lease_waits_a_minute_when_the_wall_clock_says_it_is_over_and_its_whole
     assert!(left(&held(&now, &mut attempt("k", "b"))) > hours - NEAR);
     clock.advance(seconds(3600));
     held(&now, &mut attempt("k", "b"));
-    // The wall clock says it is over, and it was sighted an hour ago.
+    // The wall clock says that the lease is over, and it was first seen an hour ago.
     clock.set_wall_offset(hours.as_micros() as i64 + 60_000_000);
     granted(&now, &mut attempt("k", "b"));
 }
@@ -145,12 +146,12 @@ fn a_minute_counts_from_the_sighting() {
     granted(&now, &mut attempt("k", "b"));
 }
 
-/// A container has a boot id of its own and lives: neither another boot id nor a wall clock that was set proves that
-/// its boot is over.
+/// A container has a boot id of its own, and is alive: neither another boot id nor a wall clock that was set proves
+/// that its boot is over.
 #[test]
 fn a_holder_that_may_be_alive_has_its_whole_lease_whatever_the_wall_clock_says() {
     let lease = seconds(300);
-    // Not comparable; comparable and behind ours; both are drawn.
+    // Not comparable; comparable and behind ours; both drawn at random.
     for (theirs, ours) in [("a:9.0", "b:0.0"), ("a:0.0", "b:0.0"), ("process:a", "process:b"), ("boot-1", "boot-2")] {
         let folder = Folder::new();
         let (container, container_clock) = open_at(&folder.file(), theirs);
@@ -188,7 +189,7 @@ fn an_endless_one_is_never_taken_over_by_time() {
     clock.advance(APART * 100);
     clock.set_wall_offset(i64::MAX / 2);
     held(&now, &mut attempt("k", "b"));
-    // But whoever has its grant id may release it.
+    // But any client that has the grant id may release it.
     now.release(&mut endless, Purpose::Release, &soon()).unwrap();
     granted(&now, &mut attempt("k", "b"));
 }
@@ -203,7 +204,7 @@ fn a_holder_that_lives_on_another_clock_keeps_its_lock() {
     let mut mine = leasehold::internals::store::Attempt::new("k", ask("a", lease));
     granted(&container, &mut mine);
     for _ in 0..10 {
-        // Three quarters of it pass for both.
+        // Three quarters of the lease pass for both.
         held(&host, &mut attempt("k", "b"));
         host_clock.advance(lease * 3 / 4);
         container_clock.advance(lease * 3 / 4);
@@ -218,7 +219,7 @@ fn a_holder_that_lives_on_another_clock_keeps_its_lock() {
     assert!(matches!(lost, leasehold::internals::store::Renewed::Lost(_)));
 }
 
-/// Two clocks that overwrote each other's sighting would wait for ever.
+/// If two clocks overwrote each other's sighting, both would wait for ever.
 #[test]
 fn clocks_that_take_turns_in_looking_do_not_stop_each_other() {
     let folder = Folder::new();
@@ -235,12 +236,12 @@ fn clocks_that_take_turns_in_looking_do_not_stop_each_other() {
     granted(&host, &mut attempt("k", "b"));
 }
 
-/// More clocks than are noted, as each process has its own where the system names none.
+/// More clocks than a row can note, as when each process has its own because the system names none.
 #[test]
 fn a_dead_holder_ends_while_a_crowd_of_clocks_takes_turns_in_looking() {
     let folder = Folder::new();
     let (before, _) = open_at(&folder.file(), "boot-1");
-    // The crowd may take a quarter of it for its looks.
+    // The crowd may take a quarter of the lease for its looks.
     granted(&before, &mut leasehold::internals::store::Attempt::new("k", ask("a", seconds(60))));
     let open = |n: usize| open_at(&folder.file(), &format!("process:{n}"));
     let crowd: Vec<_> = (0..35).map(open).collect();
@@ -253,7 +254,7 @@ fn a_dead_holder_ends_while_a_crowd_of_clocks_takes_turns_in_looking() {
         wall += 15_000_000;
         crowd.iter().for_each(|(_, clock)| clock.set_wall_offset(wall));
     }
-    // Those that were noted are due, and nobody who came later has put them out.
+    // The clocks that were noted are due, and no later one has removed their notes.
     crowd[34..].iter().for_each(|(store, _)| drop(held(store, &mut attempt("k", "b"))));
     granted(&crowd[0].0, &mut attempt("k", "b"));
 }
@@ -279,7 +280,7 @@ fn clocks_that_are_gone_make_room_for_others() {
     granted(&store, &mut attempt("k", "b"));
 }
 
-/// Writing the others anew at each renewal would let a dead holder live for ever.
+/// If each renewal wrote the other holders anew, a dead holder would live for ever.
 #[test]
 fn a_dead_shared_holder_ends_while_others_on_two_clocks_renew() {
     let folder = Folder::new();
@@ -303,11 +304,11 @@ fn a_dead_shared_holder_ends_while_others_on_two_clocks_renew() {
         let live: Vec<&str> = seen.live().map(|(_, holder)| holder.labels.owner.as_str()).collect();
         assert_eq!(live, ["one", "two"]);
     }
-    // And each renewal counted: 25 seconds are more than a lease.
+    // Each renewal also counted: 25 seconds are more than a lease.
     held(&host, &mut attempt("k", "b"));
 }
 
-/// Who renews a grant of another clock (`heartbeat` with a lock that was handed over) is told an end that the
+/// A client that renews a grant of another clock (`heartbeat` with a lock that was handed over) gets an end that the
 /// others must respect, too.
 #[test]
 fn a_renewal_from_another_clock_is_what_the_others_read() {
@@ -321,7 +322,7 @@ fn a_renewal_from_another_clock_is_what_the_others_read() {
     granted(&first, &mut mine);
     first_clock.advance(seconds(50));
     second_clock.advance(seconds(50));
-    // Asks for less than the translated end has left, which an ordinary renewal would not write.
+    // It asks for less than the translated end has left, which an ordinary renewal would not write.
     let told = renewed(&second, &mut mine, heartbeat(seconds(20))).unwrap();
     assert!(told > seconds(20));
     let step = told - SLACK;
@@ -343,7 +344,7 @@ fn a_swap_leaves_the_holders_that_it_does_not_change_on_their_clock() {
     let mut new = seen.record.clone();
     new.version += 1;
     new.pins.insert("p".to_owned());
-    // The wall clock moves on between, so the translated times would differ.
+    // The wall clock moves on in between, so the translated times would differ.
     host_clock.set_wall_offset(3_000_000);
     assert!(matches!(host.swap(&seen, Some(&new), &soon()).unwrap(), Swapped::Done));
     let after = look(&container, "k");
@@ -364,7 +365,7 @@ fn this_boot_has_one_identity() {
     granted(&same.unwrap(), &mut attempt("k", "b"));
 }
 
-/// With a real one, where the kernel and the rights allow it.
+/// With a real time namespace, if the kernel and the rights allow it.
 #[test]
 fn a_process_in_another_time_namespace_respects_the_lease() {
     const FILE: &str = "LEASEHOLD_NAMESPACE";
@@ -382,7 +383,8 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     granted(&store, &mut mine);
     held(&open(&folder.file()), &mut attempt("k", "b"));
     assert_eq!(sightings(&folder.file()), None);
-    // The second namespace gets the number of the first one, which is gone, and must not take its sighting for its own.
+    // The second namespace gets the number of the first one, which is gone, and must not take the first one's sighting
+    // for its own.
     for offset in ["1000000", "2000000"] {
         let ran = rerun_by("sqlite::boots::a_process_in_another_time_namespace_respects_the_lease", |exe| {
             let mut command = std::process::Command::new("unshare");
@@ -399,7 +401,7 @@ fn a_process_in_another_time_namespace_respects_the_lease() {
     assert_eq!(sightings(&folder.file()), None);
 }
 
-/// A clock that was moved by `unshare` and `fork`, without another program.
+/// A clock that was moved by `unshare` and `fork`, without starting another program.
 #[test]
 fn a_forked_child_in_another_time_namespace_respects_the_lease() {
     const FILE: &str = "LEASEHOLD_NEW_TIME";
@@ -414,14 +416,14 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
         }
         return ran.assert_passed();
     };
-    // The identity is asked for before.
+    // The identity of the clock is read before it changes.
     let other = Folder::new();
     granted(&open(&other.file()), &mut attempt("k", "b"));
     let new_time = nix::sched::CloneFlags::from_bits_retain(nix::libc::CLONE_NEWTIME);
     if let Err(error) = nix::sched::unshare(new_time) {
         panic!("no time namespace can be made here: {error}");
     }
-    // The thread's, since it is the one that forks.
+    // Of the thread, because it is the thread that forks.
     let offsets = format!("/proc/{}/timens_offsets", nix::unistd::gettid());
     std::fs::write(offsets, "boottime 1000000 0").unwrap();
     match crate::support::process::fork() {
@@ -429,7 +431,7 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
             let body = std::panic::AssertUnwindSafe(|| {
                 let seen = held(&open(&file), &mut attempt("k", "b"));
                 assert!(left(&seen) > seconds(20) - NEAR, "{:?}", left(&seen));
-                // What the system tells from now on is the clock of its children.
+                // From now on the system reports the clock of this process's children.
                 nix::sched::unshare(new_time).unwrap();
                 let own = Folder::new();
                 granted(&open(&own.file()), &mut attempt("k", "b"));
@@ -440,13 +442,13 @@ fn a_forked_child_in_another_time_namespace_respects_the_lease() {
         nix::unistd::ForkResult::Parent { child } => {
             let status = nix::sys::wait::waitpid(child, None).unwrap();
             assert!(matches!(status, nix::sys::wait::WaitStatus::Exited(_, 0)), "{status:?}");
-            // Its own clock is where it was.
+            // This process's own clock is where it was.
             held(&open(&file), &mut attempt("k", "b"));
         }
     }
 }
 
-/// The leases of names outlast a reboot, and then stand for their whole duration once more.
+/// The leases of names outlast a reboot, and then last for their whole duration once more.
 #[test]
 fn a_lease_of_an_earlier_boot_is_expired_after_its_duration_and_can_be_extended() {
     let folder = Folder::new();
@@ -472,7 +474,7 @@ fn a_lease_of_an_earlier_boot_is_expired_after_its_duration_and_can_be_extended(
     assert!(now.claim("app", "unit/1", seconds(30)).unwrap().fencing_token() > claimed.fencing_token());
 }
 
-/// A kernel without time namespaces has no link to them; without `/proc` there is none at all.
+/// A kernel without time namespaces has no link to them, and without `/proc` there is no link at all.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_kernel_without_time_namespaces_has_moved_no_clock() {

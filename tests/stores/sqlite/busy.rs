@@ -1,4 +1,4 @@
-//! Somebody else writes: deadlines and cancellation hold, and readers do not wait.
+//! Another process writes: deadlines and cancellation hold, and readers do not wait.
 
 #[cfg(target_os = "linux")]
 use std::io::{BufRead, BufReader, Read};
@@ -20,7 +20,7 @@ use crate::support::lateness;
 use crate::support::wait::wait_until;
 
 const WRITES: &str = "another process or thread is writing";
-/// Also where a machine stood still until the time was over.
+/// The error also says so if the machine stalled until the time was over.
 const NO_TURN: &str = "did not get its turn";
 
 fn is_busy<T: std::fmt::Debug>(answer: leasehold::Result<T>) {
@@ -34,7 +34,8 @@ fn says<T: std::fmt::Debug>(answer: leasehold::Result<T>, one_of: &[&str]) {
     assert!(one_of.iter().any(|text| error.to_string().contains(text)), "{error}");
 }
 
-/// This test in another process, which has this variable, once it has said this; it reads its input to the end.
+/// Runs this test in another process, with this variable. Returns once it has printed `said`; it then reads its input
+/// to the end.
 #[cfg(target_os = "linux")]
 fn beside(test: &str, (variable, value): (&str, PathBuf), said: &str) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
@@ -45,7 +46,7 @@ fn beside(test: &str, (variable, value): (&str, PathBuf), said: &str) -> Child {
     child
 }
 
-/// A store, and somebody else's connection that holds the write lock on it.
+/// A store, and another program's connection that holds the write lock on its file.
 fn with_writer(folder: &Folder) -> (Sqlite, rusqlite::Connection) {
     let store = open(&folder.file());
     let writer = raw(&folder.file());
@@ -76,7 +77,8 @@ fn every_write_keeps_its_deadline_and_writes_nothing() {
     assert!(matches!(store.release(&mut mine, Purpose::Release, &soon()).unwrap(), Released::Done));
 }
 
-/// Who holds a lock comes first: whoever wants one lets it pass, for a while, since it may have been stopped.
+/// Holders come first: a client that wants a lock lets a heartbeat pass, but only for a while, because that process may
+/// have been stopped.
 #[cfg(target_os = "linux")]
 #[test]
 fn who_wants_a_lock_lets_a_heartbeat_of_another_process_pass() {
@@ -100,7 +102,7 @@ fn who_wants_a_lock_lets_a_heartbeat_of_another_process_pass() {
     let mut other = beside(TEST, (FILE, folder.file()), "it holds");
     writer.execute_batch("BEGIN IMMEDIATE").unwrap();
     drop(other.stdin.take());
-    // Closing it would end SQLite's locks in this process.
+    // Closing this file would end SQLite's locks in this process.
     let index = std::fs::File::options().read(true).write(true).open(folder.path().join("locks.db-shm")).unwrap();
     let index = std::mem::ManuallyDrop::new(index);
     wait_until("it says that it waits", || {
@@ -117,7 +119,7 @@ fn who_wants_a_lock_lets_a_heartbeat_of_another_process_pass() {
     granted(&store, &mut attempt("mine", "a"));
     let took = start.elapsed();
     kill(its, Signal::SIGCONT).unwrap();
-    // Whoever only reads lets nobody pass.
+    // A client that only reads lets nobody pass.
     held(&store, &mut attempt("its", "a"));
     assert!(other.wait().unwrap().success());
     assert!(took >= Duration::from_millis(40), "{took:?}");
@@ -170,7 +172,7 @@ fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
         (call, begun)
     };
     std::thread::scope(|scope| {
-        // The first waits for the database, the second for the connection that the first has.
+        // The first call waits for the database, the second for the connection that the first one has.
         let (first, begun) = acquire("first", &cancel_first);
         scope.spawn(first);
         begun.recv().unwrap();
@@ -183,7 +185,7 @@ fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
             cancel.cancel();
             let answer = ended.recv_timeout(seconds(20));
             if answer.is_err() {
-                // Lets the test end.
+                // This lets the test end.
                 writer.execute_batch("COMMIT").unwrap();
             }
             let (who, answer) = answer.expect("the wait went on");
@@ -197,7 +199,7 @@ fn cancelling_ends_the_wait_for_the_database_and_for_the_connection() {
 fn it_goes_on_as_soon_as_the_writer_is_done() {
     let folder = Folder::new();
     let (store, writer) = with_writer(&folder);
-    // What is granted is on the disk, which others use as well.
+    // Grants are written to the disk, which others use as well.
     let beside = Folder::new();
     let disk = lateness::Slowness::of(LockClient::connect(&beside.url()).unwrap());
     lateness::measure();
@@ -222,10 +224,10 @@ fn readers_wait_for_no_writer_in_this_process_or_another() {
     let cancel = CancelToken::new();
     let by = Deadline::after(seconds(60)).or_cancel(&cancel);
     std::thread::scope(|scope| {
-        // The connection that writes is taken, and waited for.
+        // The connection that writes is in use, and these calls wait for it.
         scope.spawn(|| is_busy(store.acquire(&mut attempt("k", "a"), &by)));
         scope.spawn(|| is_busy(store.release(&mut attempt("k", "a"), Purpose::Release, &by)));
-        // Far less than the writes' time for all of them.
+        // Far less than the time that the writes have, for all of these together.
         let by = Deadline::after(seconds(20));
         for which in [Which::Key("k".to_owned()), Which::Prefix(String::new()), Which::LockId("x".to_owned())] {
             for _ in 0..100 {
@@ -236,8 +238,8 @@ fn readers_wait_for_no_writer_in_this_process_or_another() {
     });
 }
 
-/// As one that was stopped as it began to read. SQLite tries for ten seconds by itself, and says then that its locks do
-/// not work.
+/// As with a process that was stopped just when it began to read. SQLite itself tries for ten seconds, and then says
+/// that its locks do not work.
 #[cfg(target_os = "linux")]
 #[test]
 fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_drop() {
@@ -249,7 +251,7 @@ fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_
     if let Some(index) = std::env::var_os(INDEX) {
         let index = std::fs::File::options().read(true).write(true).open(index).unwrap();
         let (l_type, l_whence) = (libc::F_WRLCK as c_short, libc::SEEK_SET as c_short);
-        // Whichever of them the others want.
+        // All of the marks, because the others may want any of them.
         let marks = libc::flock { l_type, l_whence, l_start: 123, l_len: 5, l_pid: 0 };
         fcntl(&index, FcntlArg::F_SETLKW(&marks)).unwrap();
         println!("\nit reads");
@@ -262,12 +264,12 @@ fn who_was_stopped_as_it_began_to_read_is_a_trouble_that_passes_and_holds_up_no_
     a.ask.lease = seconds(600);
     granted(&store, &mut a);
     let mut reads = beside(TEST, (INDEX, folder.path().join("locks.db-shm")), "it reads");
-    // By the first answer it is over.
+    // When the first answer comes, the deadline is over.
     let by = || Deadline::after(seconds(8));
     says(store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by()), &[WRITES]);
     says(store.acquire(&mut attempt("k", "b"), &by()), &[WRITES]);
     within("the drop of a client", seconds(5), || drop(client));
-    // That closes its input.
+    // This closes its input.
     assert!(reads.wait().unwrap().success());
     held(&store, &mut attempt("k", "b"));
 }

@@ -1,4 +1,4 @@
-//! How many files stay open, and what happens when no more may be.
+//! How many files stay open, and what happens if no more may be opened.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use nix::unistd::close;
 
 use crate::sqlite::support::*;
 
-/// What stays open of files that were locked once has an end.
+/// Descriptors of files that were locked once must not accumulate.
 #[test]
 fn a_process_that_opens_many_files_keeps_few_descriptors() {
     if !is_alone("sqlite::descriptors::a_process_that_opens_many_files_keeps_few_descriptors") {
@@ -48,13 +48,13 @@ fn where_locks_of_descriptions_are_refused_nothing_stays_open_for_each_cycle_or_
     assert!(descriptors(&folder) <= 2, "{} after 20 files", descriptors(&folder));
 }
 
-/// No descriptor above this number may be opened in this process.
+/// From now on this process can open no descriptor above this number.
 fn limit(files: u64) {
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
     setrlimit(Resource::RLIMIT_NOFILE, files.min(hard), hard).unwrap();
 }
 
-/// Whichever of the files it is that can't be opened.
+/// The test covers each of the files that may fail to open.
 #[test]
 fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
     if !is_alone("sqlite::descriptors::too_few_descriptors_are_told_and_what_needs_them_can_be_repeated") {
@@ -96,8 +96,8 @@ fn too_few_descriptors_are_told_and_what_needs_them_can_be_repeated() {
     assert!(error.to_string().contains("too many open files") && error.is_retryable(), "{error}");
 }
 
-/// SQLite opens a file to read it only where its first try, to write, fails: also for want of a descriptor, which a
-/// moment later may be there. Such a client could never write.
+/// If SQLite's first try to open a file, for writing, fails, it opens the file for reading. The reason may be a lack of
+/// descriptors, which may be over a moment later, but such a client could never write.
 #[test]
 fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
     if !is_alone("sqlite::descriptors::who_may_write_is_not_given_a_file_that_can_only_be_read") {
@@ -105,7 +105,7 @@ fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
     }
     let folder = Folder::new();
     drop(open(&folder.file()));
-    // As SQLite opens the database, and neither its log nor anybody else.
+    // The flags with which SQLite opens the database, but neither its log nor what others open.
     let to_write = libc::O_RDWR | libc::O_NOFOLLOW;
     refuse(libc::SYS_openat, (2, to_write | libc::O_ACCMODE | libc::O_CREAT), [to_write; 2], libc::EMFILE);
     let error = refused(&folder.file());
@@ -113,7 +113,7 @@ fn who_may_write_is_not_given_a_file_that_can_only_be_read() {
     assert!(error.to_string().contains("open the database to write to it"), "{error}");
 }
 
-/// Else what a daemon prints would go into the file, and what it reads would come from there.
+/// Otherwise the output of a daemon would be written to the file, and its input would be read from there.
 #[test]
 fn closed_standard_streams_are_no_files_of_the_stores() {
     const TEST: &str = "sqlite::descriptors::closed_standard_streams_are_no_files_of_the_stores";
@@ -156,7 +156,7 @@ fn a_closed_standard_stream_that_can_not_be_filled_is_told() {
     if !is_alone("sqlite::descriptors::a_closed_standard_stream_that_can_not_be_filled_is_told") {
         return;
     }
-    // As in a root without devices. Everybody else's files are closed by an exec.
+    // As in a root directory without devices. The files of others are closed by an exec.
     refuse(libc::SYS_openat, (2, libc::O_ACCMODE | libc::O_CLOEXEC), [libc::O_RDWR; 2], libc::ENOENT);
     let folder = Folder::new();
     drop(open(&folder.file()));

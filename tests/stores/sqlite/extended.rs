@@ -1,4 +1,5 @@
-//! What a process of another clock extends, by the calls that give no guard, and to guards of locks without end.
+//! Extensions by a process of another clock, through the calls that give no guard, and extensions of guards of locks
+//! without end.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +15,7 @@ use crate::support::wait::wait_until;
 
 /// How far apart the two clocks are: far more than any lease.
 const APART: Duration = Duration::from_secs(1_000_000);
-/// What the test itself may take, on a machine that may stand still for some seconds.
+/// How long the test itself may take, on a machine that may stall for some seconds.
 const SLACK: Duration = Duration::from_secs(8);
 
 fn client(store: Sqlite, clock: &Arc<Clock>) -> LockClient {
@@ -44,7 +45,7 @@ fn what_another_clock_extends_is_what_the_others_read() {
     assert!(first.try_lock("k").unwrap().is_none(), "it was renewed for longer");
 }
 
-/// Of a lock that had none, given by a process of another clock.
+/// The lock had no end, and a process of another clock gives it one.
 #[test]
 fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others() {
     let (_folder, [first, second], clocks) = apart();
@@ -61,13 +62,13 @@ fn an_end_that_another_clock_has_given_is_no_later_for_the_guard_than_for_others
     assert!(other.is_none() || !guard.is_held(), "two hold it");
 }
 
-/// When it was granted the row does not say any more to a process of either clock, also after the guard has renewed it.
+/// The row no longer tells processes of either clock when the lock was granted, even after the guard has renewed it.
 #[test]
 fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() {
     for case in 0..16 {
         let is = |bit: u32| case >> bit & 1 == 1;
         let (wall, is_set_before, is_renewed) = (if is(0) { 7_200_000_000 } else { -7_200_000_000 }, is(1), is(2));
-        // Whoever has another clock counts from the last renewal before the release.
+        // A client of another clock counts from the last renewal before the release.
         let second_asks = is(3) && !is_renewed;
         let case = format!("wall {wall}, set before: {is_set_before}, renewed: {is_renewed}, second: {second_asks}");
         let (_folder, [first, second], clocks) = apart();
@@ -97,7 +98,7 @@ fn a_minimum_hold_lasts_as_long_as_the_guard_counts_whoever_renewed_its_group() 
     }
 }
 
-/// The release gives the entry a new grant id, so who has another clock counts its end anew.
+/// The release gives the entry a new grant id, so a client of another clock counts its end anew.
 #[test]
 fn what_a_release_leaves_is_no_longer_for_a_waiter_of_another_clock() {
     let (_folder, [first, second], clocks) = apart();
@@ -111,7 +112,7 @@ fn what_a_release_leaves_is_no_longer_for_a_waiter_of_another_clock() {
     assert!(second.try_lock("k").unwrap().is_some(), "it stands for longer");
 }
 
-/// Also where the guard shares the lock with a holder of another clock, beside which no end is certain.
+/// This also holds if the guard shares the lock with a holder of another clock, next to which no end is certain.
 #[test]
 fn an_end_that_was_given_on_purpose_comes_beside_a_holder_of_another_clock() {
     let (_folder, [first, second], clocks) = apart();

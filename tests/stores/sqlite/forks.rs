@@ -1,4 +1,4 @@
-//! A child of a fork, which has SQLite's table of open files but not the locks that stand in it.
+//! The child of a fork has SQLite's table of open files, but not the locks in it.
 
 use std::os::unix::fs::symlink;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,7 +17,7 @@ use crate::sqlite::support::*;
 #[cfg(target_os = "linux")]
 use crate::support::logs;
 
-/// Runs `body` in a forked child; it must neither fail there nor hang.
+/// Runs `body` in a forked child, where it must neither fail nor hang.
 #[track_caller]
 fn in_a_child(body: impl FnOnce()) {
     // SAFETY: only this thread goes on in the child, and it may allocate: glibc keeps its heap usable over a fork.
@@ -49,7 +49,7 @@ fn a_file_that_the_parent_has_open_is_refused_by_each_of_its_names() {
     }
     let folder = Folder::new();
     let [symbolic, hard, fresh] = ["symbolic.db", "hard.db", "fresh.db"].map(|name| folder.path().join(name));
-    // A child of a process that had nothing open.
+    // The child of a process that had nothing open.
     in_a_child(|| {
         let own = open(&fresh);
         granted(&own, &mut attempt("k", "b"));
@@ -110,7 +110,7 @@ fn a_fork_in_the_middle_of_an_opening_leaves_no_call_that_hangs() {
     assert!(kept.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &soon()).is_ok());
 }
 
-/// What SQLite's own mutexes are for is not the file alone: a thread of the parent may have had one at the fork.
+/// SQLite's mutexes protect more than one file, and a thread of the parent may have had one locked at the fork.
 #[test]
 fn a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs() {
     if !is_alone("sqlite::forks::a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs") {
@@ -139,7 +139,7 @@ fn a_fork_in_the_middle_of_renewals_leaves_no_call_on_another_file_that_hangs() 
     assert!(!other.file().exists(), "what is refused is not made");
 }
 
-/// A child has whatever lock the parent had at the fork for a moment, and keeps it for as long as it lives.
+/// A child keeps, for as long as it lives, any lock that the parent had for only a moment at the fork.
 #[test]
 fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
     if !is_alone("sqlite::forks::a_child_that_lives_on_keeps_nobody_out_of_the_file") {
@@ -181,8 +181,8 @@ fn a_child_that_lives_on_keeps_nobody_out_of_the_file() {
     });
 }
 
-/// Neither what the parent drew nor its own offset says whose clock a child has. As a process that tries once can then
-/// take nothing over, it is told.
+/// Neither what the parent drew nor the child's offset shows which clock the child has. Because of that, a process that
+/// tries only once can take nothing over, and the error says so.
 #[cfg(target_os = "linux")]
 #[test]
 fn where_the_system_does_not_name_the_clock_a_process_and_its_child_draw_one_each() {

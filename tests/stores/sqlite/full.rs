@@ -1,4 +1,4 @@
-//! A disk that is full, and one that fails in the middle of a commit. Each in a process of its own.
+//! A disk that is full, and one that fails in the middle of a commit. Each test runs in a process of its own.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -49,7 +49,7 @@ fn on_a_full_disk(place: &Path) {
     granted(&store, &mut attempt("after", "a"));
 }
 
-/// What it has written itself leaves no room for more: the log has what the file will have, again and again.
+/// Its own writes must not use up the room: the log contains what the file will contain, again and again.
 #[test]
 fn who_holds_a_lock_keeps_it_on_a_full_disk() {
     on_a_small_disk("sqlite::full::who_holds_a_lock_keeps_it_on_a_full_disk", "300k", |place| {
@@ -63,7 +63,7 @@ fn who_holds_a_lock_keeps_it_on_a_full_disk() {
     });
 }
 
-/// Pages that only the log had, and for which the file has no room, would keep it from beginning anew.
+/// If the log had pages for which the file has no room, it could not begin anew.
 #[test]
 fn a_key_that_is_new_to_a_full_disk_costs_nobody_a_lock() {
     on_a_small_disk("sqlite::full::a_key_that_is_new_to_a_full_disk_costs_nobody_a_lock", "300k", |place| {
@@ -90,8 +90,8 @@ fn a_key_that_is_new_to_a_full_disk_costs_nobody_a_lock() {
     });
 }
 
-/// What the file will need is asked for with the commit, also by the first one after a close, which finds no log. A heartbeat
-/// that needs a page asks for nothing, and so is never refused for that.
+/// The room that the file will need is requested with the commit, also by the first one after a close, which finds no
+/// log. A heartbeat that needs a page requests nothing, so it is never refused for that.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_grant_has_its_room_in_the_file_at_once() {
@@ -108,7 +108,7 @@ fn a_grant_has_its_room_in_the_file_at_once() {
     assert_eq!(length(), granted_by);
     granted(&store, &mut attempt("and more", &"o".repeat(10_000)));
     assert!(length() >= before + 20_000, "{granted_by} to {}", length());
-    // As a lease that is claimed.
+    // Like a lease that is claimed.
     let whole = leasehold::internals::lease::LockRecord { key: "third".to_owned(), ..look(&store, "more").record };
     let before = length();
     assert!(matches!(store.swap(&look(&store, "third"), Some(&whole), &soon()).unwrap(), Swapped::Done));
@@ -121,7 +121,7 @@ fn a_commit_that_fails_is_unknown() {
         return with_files_that_cannot_grow(&place);
     }
     let folder = Folder::new();
-    // A write beyond the limit fails with an error instead of a signal, as a failing disk does.
+    // A write beyond the limit fails with an error instead of a signal, as on a failing disk.
     let script = "trap '' XFSZ; ulimit -f \"$0\"; exec \"$@\"";
     let ran = rerun_by("sqlite::full::a_commit_that_fails_is_unknown", |exe| {
         let mut command = Command::new("bash");
@@ -141,7 +141,7 @@ fn with_files_that_cannot_grow(place: &Path) {
                 assert_eq!(error.kind(), ErrorKind::Store);
                 assert!(error.is_retryable());
                 assert!(error.to_string().contains("could not commit: the disk failed"), "{error}");
-                // The connection is not stuck in the transaction.
+                // The connection is not left in the transaction.
                 assert!(matches!(store.acquire(&mut attempt, &soon()), Ok(Acquired::Unknown(_))));
                 let client = LockClient::connect(&format!("sqlite:{}", place.join("locks.db").display())).unwrap();
                 let claims = |n: u32| client.leases("n").claim(&format!("{n}"), "a", seconds(20)).err();

@@ -18,7 +18,7 @@ use crate::support::harness::{PATIENCE, within};
 use crate::support::lateness::{measure, slack};
 use crate::support::process::Worker;
 
-/// So long that a machine that stands still for some seconds is no loss before the one that is looked for.
+/// So long that a stall of some seconds loses no lock before the loss that the test waits for.
 const LEASE: Duration = Duration::from_secs(12);
 
 fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
@@ -29,7 +29,7 @@ fn is_moved<T: std::fmt::Debug>(answer: Result<T>) {
     assert!(says.into_iter().all(|part| error.to_string().contains(part)), "{error}");
 }
 
-/// Of the file at the path, if there is one.
+/// The inode of the file at the path, if there is one.
 fn inode(folder: &Folder) -> Option<u64> {
     fs::metadata(folder.file()).ok().map(|meta| meta.ino())
 }
@@ -62,7 +62,7 @@ fn remove_index(folder: &Folder) {
     fs::remove_file(folder.path().join("locks.db-shm")).unwrap();
 }
 
-/// As the next process makes it that opens the file.
+/// As the next process that opens the file makes it.
 fn replace_log(folder: &Folder) {
     remove_log(folder);
     fs::write(folder.path().join("locks.db-wal"), "").unwrap();
@@ -86,7 +86,7 @@ fn who_holds_learns_that_it_is_gone() {
         is_moved(store.read(&Which::Prefix(String::new()), None, Consistency::Strong, &soon()));
         for purpose in [Purpose::Release, Purpose::GiveUp] {
             let released = store.release(&mut mine, purpose, &soon());
-            // Without its log it is still the file of all others, with the row in it.
+            // Without its log, the file is still that of all others, with the row in it.
             match inode(&folder) == file {
                 true => is_moved(released),
                 false => assert!(matches!(released.unwrap(), Released::Free)),
@@ -95,7 +95,7 @@ fn who_holds_learns_that_it_is_gone() {
     }
 }
 
-/// That nobody holds it would be wrong: somebody does, in the new file.
+/// It would be wrong to say that nobody holds the key: somebody does, in the new file.
 #[test]
 fn a_client_of_a_file_that_was_replaced_says_so_of_each_key() {
     let folder = Folder::new();
@@ -108,7 +108,7 @@ fn a_client_of_a_file_that_was_replaced_says_so_of_each_key() {
     is_moved(client.list(&Filter::new().key("k")));
 }
 
-/// No renewal tells it, for it is only looked at.
+/// No renewal shows the loss, because the heartbeats of such a lock only look at it.
 #[test]
 fn a_holder_without_end_learns_that_the_file_is_gone() {
     for strike in [remove, remove_all_three, replace, remove_log, replace_log, remove_index] {
@@ -124,7 +124,7 @@ fn a_holder_without_end_learns_that_the_file_is_gone() {
     }
 }
 
-/// It looks at the row before it shortens the hold.
+/// The release looks at the row before it shortens the hold.
 #[test]
 fn a_minimum_hold_in_a_file_that_is_gone_is_lost_at_its_release() {
     for strike in [remove, replace] {
@@ -136,14 +136,14 @@ fn a_minimum_hold_in_a_file_that_is_gone_is_lost_at_its_release() {
     }
 }
 
-/// Else nobody frees a lock without end.
+/// Otherwise nobody would free a lock without end.
 #[test]
 fn a_release_fails_where_the_lock_stands_on_in_a_file_whose_log_is_gone() {
     for strike in [remove_log, replace_log, remove_index] {
         let folder = Folder::new();
         let client = LockClient::connect(&folder.url()).unwrap();
         let lock = client.request("k").owner("a").lease_forever().acquire().unwrap();
-        // So that nothing of it is in the log alone.
+        // So that the log contains nothing that the file lacks.
         raw(&folder.file()).query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(())).unwrap();
         strike(&folder);
         is_moved(client.release(&lock));
@@ -190,7 +190,7 @@ fn the_new_file_is_a_store_of_its_own_and_its_tokens_are_higher() {
         let new = open(&folder.file());
         let mut theirs = attempt("k", "b");
         assert!(granted(&new, &mut theirs).token > token);
-        // What the old one still does, closing included, does no harm to the new one.
+        // What the old client still does, even its close, does no harm to the new one.
         is_moved(old.acquire(&mut attempt("k", "a"), &soon()));
         old.release(&mut mine, Purpose::Release, &soon()).unwrap();
         drop(old);
@@ -223,7 +223,7 @@ fn tokens_rise_over_a_restored_backup() {
 
 #[test]
 fn another_working_directory_leads_to_the_same_file() {
-    // In a process of its own, since the working directory is the process's.
+    // In a process of its own, because the working directory belongs to the process.
     if std::env::var_os("LEASEHOLD_CHDIR").is_none() {
         let test = "sqlite::moved::another_working_directory_leads_to_the_same_file";
         return rerun(test, &[("LEASEHOLD_CHDIR", OsStr::new("1"))]).assert_passed();
@@ -243,7 +243,7 @@ fn another_working_directory_leads_to_the_same_file() {
     assert!(folder.file().exists());
 }
 
-/// The files of the database: the log and its index belong to it.
+/// The files of the database, including the log and its index.
 fn database(folder: &Folder) -> Vec<std::path::PathBuf> {
     ["", "-wal", "-shm"].iter().map(|end| format!("{}{end}", folder.file().display()).into()).collect()
 }
@@ -251,11 +251,11 @@ fn database(folder: &Folder) -> Vec<std::path::PathBuf> {
 #[test]
 fn a_database_that_is_removed_under_a_guard_is_a_loss() {
     measure();
-    // A worker that stood still alone was told late: it begins again.
+    // If only the worker stalled, it learned of it late, and this begins again.
     assert!((0..3).any(|_| a_removal_is_told_in_time()), "only the end of the lease tells it");
 }
 
-/// Whether the next heartbeat tells it, long before the lease is over.
+/// Returns whether the next heartbeat reports it, long before the lease is over.
 fn a_removal_is_told_in_time() -> bool {
     let folder = Folder::new();
     let mut holder = Worker::start(&folder.url(), LEASE);
@@ -267,7 +267,7 @@ fn a_removal_is_told_in_time() -> bool {
     assert_eq!(holder.ask("loss job"), "loss Gone");
     let is_in_time = removed.elapsed() <= LEASE / 2 + slack(removed);
     assert_eq!(holder.ask("held job"), "held false");
-    // Whoever comes now makes a new file, and tokens rise over it.
+    // A client that comes now makes a new file, and tokens rise all the same.
     let mut next = Worker::start(&folder.url(), LEASE);
     assert!(next.token("try job") > old);
     assert_eq!(holder.ask("release job"), "error Lost");
@@ -282,7 +282,7 @@ fn an_older_copy_put_in_place_is_a_loss_and_tokens_still_rise() {
     let first = LockClient::connect(&folder.url()).expect("a client");
     let mut highest = first.lock("job").expect("a lock").fencing_token();
     drop(first);
-    // The last connection is closed: everything is in the one file.
+    // The last connection is closed, so everything is in the one file.
     fs::copy(folder.file(), &copy).expect("a copy");
 
     let client = LockClient::builder(folder.url()).lease(LEASE).heartbeat(LEASE / 20).connect().expect("a client");

@@ -1,4 +1,4 @@
-//! What else in this process, or beside it, opens the lock file and closes it.
+//! What else in this process, or in another one, opens the lock file and closes it.
 
 use std::fs::{self, File};
 use std::path::Path;
@@ -38,8 +38,8 @@ fn beside(folder: &Folder, ending: &str) -> std::path::PathBuf {
     folder.path().join(format!("locks.db{ending}"))
 }
 
-/// As anything does that reads the file, to copy it, and a second copy of SQLite: the system then ends all locks of
-/// this process on it, but for those of a description.
+/// As anything does that reads the file, to copy it, or as a second copy of SQLite does: the system then ends all locks
+/// of this process on the file, except those of open file descriptions.
 fn touch(folder: &Folder) {
     for ending in ["", "-wal", "-shm"] {
         drop(File::open(beside(folder, ending)).unwrap());
@@ -58,7 +58,7 @@ fn the_log_outlives_what_reads_the_file_in_this_process() {
     let store = open(&folder.file());
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
-    // A second client, and one that has gone: the locks stand for as long as one is left.
+    // A second client, and one that has gone: the locks remain for as long as one client is left.
     let (second, gone) = (open(&folder.file()), open(&folder.file()));
     drop(gone);
     let before = [inode("-wal"), inode("-shm")];
@@ -79,7 +79,7 @@ fn the_log_outlives_what_reads_the_file_in_this_process() {
     assert!(!is_granted_to_another_process(test, &folder, "k"), "two hold it");
 }
 
-/// Who lost the log must not write what stands in it over what others have written since.
+/// A client that lost the log must not write its content over what others have written since.
 #[test]
 fn a_log_that_others_began_is_left_to_them() {
     if is_the_other() {
@@ -89,7 +89,7 @@ fn a_log_that_others_began_is_left_to_them() {
     let store = open(&folder.file());
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
-    // All of it is in the database, so that the next one finds a sound file without the log.
+    // Everything is in the database, so the next client finds a sound file without the log.
     raw(&folder.file()).query_row("PRAGMA wal_checkpoint(FULL)", [], |_| Ok(())).unwrap();
     fs::remove_file(beside(&folder, "-wal")).unwrap();
     assert!(is_granted_to_another_process(test, &folder, "l"));
@@ -100,7 +100,7 @@ fn a_log_that_others_began_is_left_to_them() {
     assert_sound(&folder);
 }
 
-/// Without `-shm` nobody sees who writes, and each writes over the other's part of the log.
+/// Without `-shm` nobody sees who writes, and each would overwrite the other's part of the log.
 #[test]
 fn who_lost_the_index_of_the_log_learns_it() {
     if is_the_other() {
@@ -120,7 +120,7 @@ fn who_lost_the_index_of_the_log_learns_it() {
     assert_eq!(held(&again, &mut attempt("l", "b")).record.exclusive.unwrap().labels.owner, "other");
 }
 
-/// SQLite in one process has one index for all connections to a file, also for those that are opened later.
+/// In one process, SQLite has one index for all connections to a file, even for those that are opened later.
 #[test]
 fn a_client_beside_one_that_lost_the_index_is_refused_until_that_one_has_gone() {
     if is_the_other() {
@@ -139,7 +139,7 @@ fn a_client_beside_one_that_lost_the_index_is_refused_until_that_one_has_gone() 
     held(&open(&folder.file()), &mut attempt("k", "a"));
 }
 
-/// The same where nothing of ours has the old one open.
+/// The same if only a user's connection has the old index open.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
@@ -159,7 +159,7 @@ fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
     let second = store.acquire(&mut attempt("k", "a"), &soon());
     let error = second.expect_err("two hold it");
     assert!(error.to_string().contains("removed or replaced"), "{error}");
-    // Nor when it is closed.
+    // Nor does it write anything when it is closed.
     drop(own);
     drop(store);
     let store = open(&folder.file());
@@ -167,7 +167,7 @@ fn a_client_beside_a_users_connection_that_lost_the_index_writes_nothing() {
     renewed(&store, &mut mine, heartbeat(seconds(20)));
 }
 
-/// Nor does it note there that a holder of an earlier boot was seen, as any look does.
+/// Nor does a look note there that it saw a holder of an earlier boot, as any look does otherwise.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_look_beside_a_users_connection_that_lost_the_index_writes_nothing() {
@@ -190,7 +190,7 @@ fn a_look_beside_a_users_connection_that_lost_the_index_writes_nothing() {
     assert!(!is_sighted(), "it was written where others do not see it");
 }
 
-/// A user's own connection keeps its locks when our last client goes, and one descriptor stays for good.
+/// A user's own connection keeps its locks when our last client goes, for which one descriptor stays open for good.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
@@ -216,8 +216,8 @@ fn a_connection_of_the_users_keeps_its_log_when_the_last_client_has_gone() {
     assert_eq!(descriptors(&folder), 1);
 }
 
-/// By each of its names SQLite keeps another log of the same file: neither process sees what the other writes. A file
-/// that is mounted alone into a container is the same.
+/// For each name of a file, SQLite keeps another log: neither process sees what the other writes. The same happens if
+/// only the file is mounted into a container.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_file_that_another_process_has_open_by_another_name_is_refused() {
@@ -244,13 +244,14 @@ fn a_file_that_another_process_has_open_by_another_name_is_refused() {
     }
     renewed(&store, &mut mine, heartbeat(seconds(20)));
     drop(store);
-    // Whoever comes first has it by this name.
+    // The first client to come has it by this name.
     let store = open(&names[1]);
     drop(store);
     assert!(!is_granted_to_another_process(test, &folder, "k"));
 }
 
-/// In one process all connections share the index of the log, so that the second name finds a log without its pages.
+/// In one process all connections share the index of the log, so under the second name SQLite finds a log without the
+/// index's pages.
 #[test]
 fn a_file_that_this_process_has_open_by_another_name_is_refused() {
     let (folder, elsewhere) = (Folder::new(), Folder::new());
@@ -270,7 +271,7 @@ fn a_file_that_this_process_has_open_by_another_name_is_refused() {
     drop(open(&elsewhere.file()));
 }
 
-/// A tool that copies the file may lock all of it against writers, which SQLite's readers of a log do not mind.
+/// A tool that copies the file may lock all of it against writers, which does not disturb SQLite's readers of a log.
 #[cfg(target_os = "linux")]
 #[test]
 fn a_lock_on_all_of_the_file_is_not_taken_for_another_name() {
@@ -288,7 +289,7 @@ fn a_lock_on_all_of_the_file_is_not_taken_for_another_name() {
     drop((store, copied));
 }
 
-/// While somebody reads, nobody can begin the log anew.
+/// While somebody reads, the log can't begin anew.
 #[test]
 fn a_log_that_a_long_reader_made_large_is_cut_when_it_is_begun_anew() {
     const MOST: u64 = 4 << 20;
@@ -303,14 +304,14 @@ fn a_log_that_a_long_reader_made_large_is_cut_when_it_is_begun_anew() {
             renewed(&store, &mut mine, heartbeat(seconds(20)));
         }
     };
-    // Each is a page of it.
+    // Each renewal is a page of the log.
     renew(1500);
     assert!(size() > MOST + (1 << 20), "{}", size());
     reader.execute_batch("COMMIT").unwrap();
     renew(10);
     assert!(size() <= MOST, "{}", size());
     assert_sound(&folder);
-    // The last close copies none: that could take longer than a drop may.
+    // The last close copies no page to the database: that could take longer than a drop may.
     let other = raw(&folder.file());
     other.execute_batch("CREATE TABLE own (data)").unwrap();
     reader.execute_batch("BEGIN; SELECT * FROM locks").unwrap();

@@ -29,7 +29,7 @@ fn all_three_files_are_private() {
     let store = open(&folder.file());
     granted(&store, &mut attempt("k", "a"));
     assert_eq!(modes(&folder), [0o600; 3]);
-    // Nothing else is left behind.
+    // No other file is left behind.
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
 }
 
@@ -89,7 +89,7 @@ fn many_open_a_missing_file_at_once() {
     }
 }
 
-/// Between the making of the file and that of its table there is a moment in which there is only the file.
+/// Between the creation of the file and that of its table, only the file exists for a moment.
 #[test]
 fn who_wants_only_what_is_there_waits_for_whoever_makes_it() {
     let mut proven = 0;
@@ -107,7 +107,7 @@ fn who_wants_only_what_is_there_waits_for_whoever_makes_it() {
             drop(open(&path));
             let took = began.elapsed();
             match looks.join().unwrap() {
-                // It waits for a second: a machine, or a disk, that was slower proves nothing.
+                // It waits for a second: a machine or disk that was slower proves nothing.
                 Err(error) if took >= seconds(1) => println!("it was made in {took:?}: {error}"),
                 looked => {
                     looked.unwrap();
@@ -164,7 +164,7 @@ fn a_newer_major_is_refused_and_a_newer_minor_is_used() {
     let error = refused(&folder.file());
     assert_eq!(error.kind(), ErrorKind::Schema);
     assert!(error.to_string().contains("2003 means format 2.3"), "{error}");
-    // Also by who has it open.
+    // A client that has it open notices it as well.
     let error = store.acquire(&mut attempt("m", "a"), &soon()).unwrap_err();
     assert!(error.to_string().contains("2003 means format 2.3"), "{error}");
     let version: i64 = raw(&folder.file()).query_row("PRAGMA user_version", [], |row| row.get(0)).unwrap();
@@ -250,7 +250,7 @@ fn symbolic_links_are_followed_also_to_what_is_not_there_yet() {
     assert_eq!(refused(&turning).kind(), ErrorKind::Config);
 }
 
-/// Also with what SQLite makes beside it.
+/// The limit includes the names of the files that SQLite makes next to it.
 #[test]
 fn a_name_that_is_too_long_is_told() {
     let folder = Folder::new();
@@ -270,7 +270,7 @@ fn a_name_that_is_too_long_is_told() {
     assert!(!deep.join("locks.db").exists());
 }
 
-/// As a backup by `VACUUM INTO` is.
+/// Like a backup by `VACUUM INTO`.
 #[test]
 fn a_file_without_a_write_ahead_log_gets_one_and_is_used() {
     let folder = Folder::new();
@@ -284,7 +284,7 @@ fn a_file_without_a_write_ahead_log_gets_one_and_is_used() {
     }
 }
 
-/// Root may write everywhere: it runs this test as somebody else.
+/// Root may write everywhere, so it runs this test as another user.
 fn as_nobody(name: &str, test: impl FnOnce(&Folder)) {
     let folder = Folder::new();
     if !nix_is_root(&folder) {
@@ -344,7 +344,7 @@ fn what_the_effective_user_may_do_counts() {
     }
 }
 
-/// A log that a reader made would have the reader's name and the mode of the file, and nobody else could write to it.
+/// A log made by a reader would have the reader's owner and the file's mode, and nobody else could write to it.
 #[test]
 fn who_may_only_read_leaves_no_log_behind() {
     as_nobody("sqlite::opening::who_may_only_read_leaves_no_log_behind", |folder| {
@@ -395,7 +395,7 @@ fn open_the_file_of_the_environment() {
     }
 }
 
-/// By it everything is over, also what others hold whose clock is read.
+/// By such a clock everything would be over, even what others hold whose clock can be read.
 #[test]
 fn a_clock_that_can_not_be_read_ends_no_lease() {
     let folder = Folder::new();
@@ -403,7 +403,7 @@ fn a_clock_that_can_not_be_read_ends_no_lease() {
     let mut mine = attempt("k", "a");
     granted(&store, &mut mine);
     let seen = look(&store, "k");
-    // What it then says.
+    // The time that such a clock then reports.
     clock.advance(Duration::MAX);
     assert_eq!(clock.now(), BootTime::NEVER);
     let connect = |path| {

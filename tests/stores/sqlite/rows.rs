@@ -53,8 +53,8 @@ fn a_token_that_no_integer_holds_is_an_error_and_nothing_is_written() {
     assert!(!look(&store, "k").record.exists());
 }
 
-/// A grant that is not in the file would be given twice, and a holder of an earlier boot that nobody can note would stand
-/// for ever.
+/// A grant that is not in the file would be given twice, and a holder of an earlier boot that nobody can note would
+/// remain for ever.
 #[test]
 fn a_trigger_that_lets_no_row_be_written_is_told() {
     let folder = Folder::new();
@@ -75,7 +75,7 @@ fn a_trigger_that_lets_no_row_be_written_is_told() {
     told(store.renew(&mut held, heartbeat(seconds(30)), &soon()).unwrap_err());
     told(store.release(&mut held, Purpose::Release, &soon()).unwrap_err());
     told(store.acquire(&mut attempt("left", "b"), &soon()).unwrap_err());
-    // Who only reads need not write.
+    // A client that only reads need not write.
     assert!(look(&store, "left").record.exists());
     let delete = "DROP TRIGGER t; CREATE TRIGGER t BEFORE DELETE ON locks BEGIN SELECT RAISE(IGNORE); END";
     other.execute_batch(delete).unwrap();
@@ -211,7 +211,7 @@ fn a_damaged_row_is_named_and_left_as_it_is() {
             assert!(error.to_string().contains(folder.file().to_str().unwrap()), "{error}");
         }
         assert_eq!(dump(), stands);
-        // Others go on.
+        // Other keys still work.
         let listed = page(&store, Which::Prefix(String::new())).records;
         assert_eq!(listed.iter().map(|seen| seen.record.key.as_str()).collect::<Vec<_>>(), ["good"], "{damage}");
         assert_eq!(page(&store, Which::LockId("id of b".to_owned())).records.len(), 1, "{damage}");

@@ -1,4 +1,4 @@
-//! A folder that goes away with the test, stores in it, and acquisitions.
+//! A folder that is removed with the test, stores in it, and acquisitions.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -38,14 +38,14 @@ pub fn try_open(path: &Path) -> leasehold::Result<Sqlite> {
     Sqlite::open(options(path), Clock::system(), &soon())
 }
 
-/// The error of opening `path`: its kind, and that it names the path.
+/// The error of opening `path`, after checking its kind and that it names the path.
 pub fn refused(path: &Path) -> leasehold::Error {
     let error = try_open(path).expect_err("opened");
     assert!(error.to_string().contains(path.to_str().unwrap()), "{error}");
     error
 }
 
-/// A store on a clock of its own, as another boot or time namespace has it.
+/// A store on a clock of its own, as in another boot or time namespace.
 pub fn open_at(path: &Path, identity: &str) -> (Sqlite, Arc<Clock>) {
     let clock = Clock::system();
     let options = SqliteOptions { clock_identity: Some(identity.to_owned()), ..options(path) };
@@ -104,7 +104,7 @@ pub fn left(seen: &Seen) -> Duration {
     end.and_then(|end: End| end.left(seen.times.now)).unwrap()
 }
 
-/// Descriptors of files in the folder that this process has.
+/// How many descriptors of files in the folder this process has.
 #[cfg(target_os = "linux")]
 pub fn descriptors(folder: &Folder) -> usize {
     let links = std::fs::read_dir("/proc/self/fd").unwrap();
@@ -116,12 +116,12 @@ pub fn uuid() -> String {
     GrantForm::Uuid.fresh().as_str().to_owned()
 }
 
-/// A connection of somebody else's program.
+/// A connection of another program.
 pub fn raw(path: &Path) -> rusqlite::Connection {
     rusqlite::Connection::open(path).unwrap()
 }
 
-/// The lock is lost, and there is nothing of it any more.
+/// Asserts that the lock is lost, and that its row has no trace of it.
 #[track_caller]
 pub fn lost(store: &Sqlite, attempt: &mut Attempt) {
     match store.renew(attempt, heartbeat(seconds(20)), &soon()).unwrap() {
@@ -136,7 +136,7 @@ pub fn assert_sound(folder: &Folder) {
     assert_eq!(sound, "ok");
 }
 
-/// How another process ended that ran one test of this binary, and what it printed.
+/// How another process that ran one test of this binary ended, and what it printed.
 pub struct Ran {
     pub code: Option<i32>,
     pub told: String,
@@ -149,7 +149,7 @@ impl Ran {
     }
 }
 
-/// Runs the test `name` of this binary once more, with this in its environment.
+/// Runs the test `name` of this binary once more, with these variables in its environment.
 pub fn rerun(name: &str, env: &[(&str, &OsStr)]) -> Ran {
     rerun_by(name, |exe| {
         let mut command = Command::new(exe);
@@ -167,7 +167,7 @@ pub fn rerun_by(name: &str, wrap: impl FnOnce(PathBuf) -> Command) -> Ran {
     Ran { code: output.status.code(), told }
 }
 
-/// Whether this is the process for `test` alone, by its full name; else it is run in one.
+/// Whether this is the process for only this test, given by its full name; otherwise the test is run in one.
 #[track_caller]
 pub fn is_alone(test: &str) -> bool {
     let mut is_here = false;
@@ -175,8 +175,8 @@ pub fn is_alone(test: &str) -> bool {
     is_here
 }
 
-/// The kernel refuses this thread a call from now on, with this error, where its argument at this place, cut to the
-/// bits of the mask, is one of these.
+/// From now on the kernel refuses this thread a system call, with this error, if the argument at this place, masked, is
+/// one of these values.
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code)]
 pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32) {
@@ -184,7 +184,7 @@ pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32
     let load = |offset| step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, offset);
     let is = |value, jt, jf| step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, jt, jf, value);
     let answer = |value| step(libc::BPF_RET | libc::BPF_K, 0, 0, value);
-    // The number of the call comes first; an argument has eight bytes, of which the low half is looked at.
+    // The number of the call comes first. Of each argument's eight bytes, the low half is checked.
     let argument = 16 + 8 * place + if cfg!(target_endian = "little") { 0 } else { 4 };
     let mut program = [
         load(0),
@@ -205,7 +205,7 @@ pub fn refuse(call: i64, (place, mask): (u32, i32), values: [i32; 2], error: i32
     assert!(set, "{}", std::io::Error::last_os_error());
 }
 
-/// The same for every link that is read, as those are that tell about a process's clock.
+/// The same for every link that is read, such as those that identify a process's clock.
 #[cfg(target_os = "linux")]
 pub fn refuse_links(error: i32) {
     #[cfg(target_arch = "x86_64")]
@@ -215,7 +215,7 @@ pub fn refuse_links(error: i32) {
     refuse(call, (0, 0), [0; 2], error);
 }
 
-/// Whose clock the first row's times are.
+/// The clock of the times in the first row.
 pub fn clock_of_the_row(path: &Path) -> String {
     raw(path).query_row("SELECT clock FROM locks", [], |row| row.get(0)).unwrap()
 }

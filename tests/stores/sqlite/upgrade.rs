@@ -10,7 +10,7 @@ fn client(folder: &Folder, owner: &str) -> LockClient {
     leasehold::sqlite::builder(folder.file()).owner(owner).connect().expect("it opens")
 }
 
-/// What goes on has no end, for the clock of a golden file is that of another boot.
+/// A lock that goes on has no end, because the clock of a golden file is that of another boot.
 fn write() {
     let folder = Folder::new();
     let client = client(&folder, VERSION);
@@ -18,7 +18,7 @@ fn write() {
     client.close().expect("it closes");
     drop(client);
     let whole = rusqlite::Connection::open(folder.file()).expect("the file");
-    // Of a boot that is nobody's, so that the test is the same on every machine.
+    // The boot is nobody's, so that the test is the same on every machine.
     let boot = "UPDATE locks SET holders = replace(holders, clock, 'd9a59108-958a-4689-9b03-000000000000:0.0')";
     whole.execute_batch(boot).expect("the shared holders");
     whole.execute_batch("UPDATE locks SET clock = 'd9a59108-958a-4689-9b03-000000000000:0.0'").expect("the others");
@@ -31,7 +31,7 @@ fn write() {
     std::fs::write(golden("lock.json"), format!("{json:#}\n")).expect("a file");
 }
 
-/// The lock in the golden file, as if it had been in this one.
+/// The lock in the golden file, as if this file had granted it.
 fn lock(folder: &Folder) -> (Json, Lock) {
     let text = std::fs::read_to_string(golden("lock.json")).expect("a file");
     let mut json: Json = serde_json::from_str(&text).expect("JSON");

@@ -1,4 +1,4 @@
-//! What a waiter costs that is told of changes, and that it is told of them.
+//! What a waiter costs that is woken by changes, and that it is woken by them.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,19 +14,19 @@ use crate::support::harness::{connected, patient};
 use crate::support::lateness;
 use crate::support::wait::wait_until;
 
-/// As for the 129th process of a user that waits, and for who shares a user with editors.
+/// As for the 129th process of a user that waits, and for a user whose editors use up the notices.
 fn no_notices() {
     refuse(libc::SYS_inotify_init1, (0, 0), [0; 2], libc::EMFILE);
 }
 
-/// The thread that looks at the file.
+/// The thread that watches the file.
 fn looking() -> Option<PathBuf> {
     let looks =
         |task: &PathBuf| fs::read_to_string(task.join("comm")).is_ok_and(|name| name.trim() == "leasehold-file");
     crate::support::threads::tasks().into_iter().find(looks)
 }
 
-/// How often it was woken.
+/// How often that thread was woken.
 fn woken() -> u64 {
     let task = looking().unwrap();
     let status = fs::read_to_string(task.join("status")).unwrap();
@@ -34,7 +34,7 @@ fn woken() -> u64 {
     count.unwrap().trim().parse().unwrap()
 }
 
-/// Holds `k`, and lets another store tell of it.
+/// Holds `k` in one store, and lets another store watch it.
 fn watched(folder: &Folder) -> (Sqlite, Sqlite, crossbeam_channel::Receiver<String>) {
     let (holding, watching) = (open(&folder.file()), open(&folder.file()));
     let (to, told) = crossbeam_channel::unbounded();
@@ -57,7 +57,7 @@ fn is_told_of_each_release(holding: &Sqlite, told: &crossbeam_channel::Receiver<
     longest
 }
 
-/// The file is written to before the commit is there to see, by as much as its sync takes.
+/// The file is written to before the commit can be seen, by as long as its sync takes.
 #[test]
 fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
     if !is_alone("sqlite::wakeups::who_begins_to_wait_while_it_is_freed_is_woken_at_once") {
@@ -65,7 +65,7 @@ fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
     }
     lateness::measure();
     let [folder, beside] = [(); 2].map(|()| Folder::on_disk());
-    // What the waiter is granted is on the disk, which others use as well.
+    // A grant to the waiter is written to the disk, which others use as well.
     let client = |of: &Folder| connected(|| patient(LockClient::builder(of.url())));
     let disk = lateness::Slowness::of(client(&beside));
     let (holder, waiter, operator) = (client(&folder), client(&folder), client(&folder));
@@ -86,13 +86,13 @@ fn who_begins_to_wait_while_it_is_freed_is_woken_at_once() {
             }
         });
         drop(held);
-        // So that the next wait begins a watching of its own.
+        // So that the next wait begins to watch anew.
         wait_until("nobody watches", || looking().is_none());
     }
     assert!(late.is_empty(), "so long did some wait: {late:?}");
 }
 
-/// Two hundred of them wait in two hundred processes.
+/// Two hundred waiters are in two hundred processes.
 #[test]
 fn who_waits_is_woken_seldom_with_and_without_notices() {
     if !is_alone("sqlite::wakeups::who_waits_is_woken_seldom_with_and_without_notices") {
@@ -107,7 +107,7 @@ fn who_waits_is_woken_seldom_with_and_without_notices() {
         let longest = is_told_of_each_release(&holding, &told);
         eprintln!("{what} notices: told after {longest:?} at the latest");
         granted(&holding, &mut attempt("k", "a"));
-        // The looks after the last commit may be over late on a busy machine, and so may the time of this thread.
+        // On a busy machine the looks after the last commit may end late, and so may this thread's time.
         let mut counts = Vec::new();
         let is_seldom = (0..3).any(|_| {
             std::thread::sleep(seconds(2));

@@ -1,4 +1,4 @@
-//! How an acquire comes late, on each store.
+//! How an acquire can be late, on each store.
 #![allow(unused_imports)] // Each build has its own stores.
 
 use std::cell::Cell;
@@ -16,7 +16,7 @@ use crate::support::grpc::{Fault as Transport, Grpc};
 use crate::support::proxy::{Mode as Network, Proxy, Rule};
 use crate::support::stores::{Store, soon};
 
-/// How long a call waits for its answer: longer than it takes until its request has left, also on a busy machine.
+/// How long a call waits for its answer: longer than its request takes to leave, even on a busy machine.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres", feature = "spanner"))]
 struct Patience(Cell<Duration>);
 
@@ -28,7 +28,7 @@ impl Patience {
         Patience(Cell::new(Patience::LEAST))
     }
 
-    /// The next call, which says whether its request left, tells how long the one after it waits.
+    /// Makes the next call, which returns whether its request left. That decides how long the one after it waits.
     fn tries(&self, call: impl FnOnce(Deadline) -> bool) -> bool {
         let time = self.0.get();
         let has_left = call(Deadline::after(time));
@@ -55,7 +55,7 @@ pub fn of(store: &Store) -> Sides {
     }
 }
 
-/// Whether the request may be under way; it must not be answered.
+/// Whether the request may be under way. It must not be answered.
 fn is_under_way(answer: leasehold::Result<Acquired>) -> bool {
     match answer {
         Ok(Acquired::Unknown(_)) => true,
@@ -82,13 +82,13 @@ fn memory(store: &Store) -> Sides {
     Sides { first, rival: opened.second.clone(), way: Box::new(plan), _room: Box::new(opened) }
 }
 
-/// Requests are held by a proxy.
+/// A proxy holds the requests.
 #[cfg(any(feature = "dynamodb", feature = "mongodb", feature = "postgres"))]
 struct Proxied {
     proxy: Proxy,
-    /// What an acquire that writes has in it.
+    /// The text in every acquire that writes.
     write: &'static str,
-    /// Else the client sees the connection's end.
+    /// If `None`, the client sees the connection end instead.
     waits: Option<Patience>,
 }
 
@@ -96,7 +96,7 @@ struct Proxied {
 impl Way for Proxied {
     fn hold(&self, store: &dyn Backend, attempt: &mut Attempt) -> bool {
         let mut ask = |network, by: Deadline| {
-            // No other request of this attempt has its lock id in it.
+            // No other request of this attempt contains its lock id.
             self.proxy.add(Rule::next(1, network).on(self.write).on(&attempt.ask.lock_id));
             let is_under_way = is_under_way(store.acquire(attempt, &by));
             let unmet = self.proxy.clear();
@@ -134,7 +134,7 @@ fn dynamodb() -> Sides {
     Sides { first: Arc::new(first), rival: Arc::new(rival), way: Box::new(way), _room: Box::new(table) }
 }
 
-/// The driver repeats what was cut off, so what is held is not seen to be.
+/// The driver repeats what was cut off, so the client must not see what happens to a request that is held.
 #[cfg(feature = "mongodb")]
 fn mongodb() -> Sides {
     use leasehold::internals::store::mongodb::Mongodb;
@@ -166,7 +166,7 @@ impl Way for (Grpc, Patience) {
         let (grpc, patience) = self;
         grpc.fault("Commit", 0, Transport::Held);
         let is_under_way = patience.tries(|by| is_under_way(store.acquire(attempt, &by)));
-        // What was not sent in time has met nothing.
+        // A fault for a request that was not sent in time has met nothing.
         let _ = grpc.clear();
         is_under_way
     }
@@ -197,7 +197,7 @@ fn spanner() -> Sides {
     }
 }
 
-/// Nothing is on its way to a file: a call that waits for another's transaction ends in the thread that made it.
+/// Nothing can be on its way to a file: a call that waits for another's transaction ends in the thread that made it.
 #[cfg(feature = "sqlite")]
 struct Busy {
     writer: rusqlite::Connection,

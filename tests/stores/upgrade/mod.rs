@@ -1,5 +1,5 @@
-//! What version 0.1.0 stored is read and written by this one: the rows of each store, and a `Lock` as JSON. The tests are
-//! beside the others of their store.
+//! This version reads and writes what version 0.1.0 stored: the rows of each store, and a `Lock` as JSON. The tests are
+//! next to the others of their store.
 //!
 //! `LEASEHOLD_WRITE_GOLDEN=1` makes the files anew, which is for a new version in a folder of its own.
 #![cfg(feature = "serde")]
@@ -14,20 +14,20 @@ use leasehold::{ErrorKind, Lock, LockClient, Mode};
 
 /// The owner of what is stored.
 pub const VERSION: &str = "0.1.0";
-/// Of what is to be over soon.
+/// The lease of what must be over soon.
 pub const BRIEF: Duration = Duration::from_secs(1);
 
-/// The file of this name.
+/// The path of the golden file with this name.
 pub fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("golden").join(VERSION).join(name)
 }
 
-/// Whether the files are to be made anew.
+/// Whether the files must be made anew.
 pub fn is_to_be_written() -> bool {
     std::env::var_os("LEASEHOLD_WRITE_GOLDEN").is_some()
 }
 
-/// What stands in every golden file. The lock of the key `alone`.
+/// Makes what every golden file contains. Returns the lock of the key `alone`.
 pub fn fill(client: &LockClient) -> Lock {
     let request = |key: &str| client.request(key).comment("kept").lock_id("group").lease_forever();
     let lock = request("alone").acquire().expect("it is free");
@@ -41,7 +41,7 @@ pub fn fill(client: &LockClient) -> Lock {
     lock
 }
 
-/// All that stands is read right, keeps others out, and goes on: it is renewed, handed over and released.
+/// Asserts that all of it is read right, keeps others out, and goes on: it is renewed, handed over and released.
 pub fn goes_on(client: &LockClient, lock: &Lock) {
     assert_eq!((lock.key(), lock.owner(), lock.comment(), lock.lock_id()), ("alone", VERSION, Some("kept"), "group"));
     let alone = client.get("alone").expect("an answer").expect("a row");

@@ -1,8 +1,8 @@
-//! The rows in a table of a server, as version 0.1.0 left them: a file has them as everybody else sees them, and what that
-//! version read in them.
+//! The rows in a table of a server, as version 0.1.0 left them: a file has them as the server's own client sees them,
+//! and what that version read in them.
 //!
-//! Their times stay as they were, so each lease was over long ago. A run that writes a file does not read it: a minute later
-//! its leases are over, too.
+//! Their times stay as they were, so each lease was over long ago. A run that writes a file does not read it: a minute
+//! later its leases are over, too.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,21 +19,21 @@ use crate::support::calls::refused;
 use crate::support::direct::attempt;
 use crate::support::stores::{enrolled, soon};
 
-/// As short as what had no end may become.
+/// The shortest lease that a lock without end may get.
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A new table of a server.
 pub trait Table {
     /// The module of its store.
     const STORE: &'static str;
-    /// How its rows are written down.
+    /// The form in which its rows are written down.
     const FORM: &'static str;
 
-    /// The store in it.
+    /// Opens the store in it.
     fn open(&self) -> Arc<dyn Backend>;
     /// Its rows, by their keys.
     fn rows(&self) -> Vec<Json>;
-    /// Puts a row there, in the place of one of its key.
+    /// Puts a row there, in the place of any row with the same key.
     fn put(&self, row: &Json);
     /// Makes what only this store has.
     fn fill(&self, _client: &LockClient) {}
@@ -43,14 +43,14 @@ pub trait Table {
 pub struct Restored {
     pub store: Arc<dyn Backend>,
     pub client: LockClient,
-    /// What that version read in it, by key.
+    /// What that version read in it, one for each key.
     read: Vec<Json>,
     lock: Lock,
     remembers_who_gave_up: bool,
 }
 
 impl Restored {
-    /// The golden file in this table, whose rows are read as they were. `None`: the file was only written.
+    /// The golden file in this table, with its rows read as they were. `None` if the file was only written.
     pub fn of<T: Table>(table: &T) -> Option<Restored> {
         let path = golden(&format!("{}.json", T::STORE));
         if is_to_be_written() {
@@ -81,7 +81,7 @@ impl Restored {
         self.read.iter().filter(|told| told["kind"] == "lock")
     }
 
-    /// The same as users see it.
+    /// Asserts the same as users see it.
     fn is_told(&self, told: &Json) {
         let key = told["key"].as_str().unwrap();
         let status = self.client.get(key).unwrap().expect("a row");
@@ -98,7 +98,7 @@ impl Restored {
         }
     }
 
-    /// What was given up, what is over, what is pinned; and what stands goes on.
+    /// Asserts that given-up grants, expired locks and pins are respected, and that what is held goes on.
     pub fn goes_on(&self) {
         self.no_late_copy_is_granted();
         self.a_purge_frees_what_is_over_and_leaves_the_rest();
@@ -129,7 +129,7 @@ impl Restored {
         assert_eq!(over, ["over", "renewed", "shared and over"]);
         let purged = self.client.purge(Duration::ZERO).unwrap();
         assert_eq!(purged.freed.iter().map(|holder| holder.key()).collect::<Vec<_>>(), over);
-        // Rows that are free may be deleted, once they are a month old.
+        // Rows that are free may be deleted once they are a month old.
         let is_kept = |told: &&Json| told["holders"] != json!([]) || told["pins"] != json!([]);
         let kept: Vec<Json> = before.iter().filter(|told| !is_freed(told)).filter(is_kept).cloned().collect();
         let after = all(&*self.store);
@@ -184,7 +184,7 @@ fn written<T: Table>(table: &T) -> Json {
     table.fill(&client);
     client.close().unwrap();
     let mut lock = serde_json::to_value(&lock).unwrap();
-    // Its name is that of a table which is gone.
+    // The lock names a table that is gone.
     lock.as_object_mut().unwrap().remove("store");
     let what = format!(
         "Rows as version {VERSION} left them; {}. read: what that version read in them, times in nanoseconds since 1970",
@@ -193,7 +193,7 @@ fn written<T: Table>(table: &T) -> Json {
     json!({ "what": what, "rows": table.rows(), "lock": lock, "read": all(&*store) })
 }
 
-/// What a store reads, by key.
+/// What a store reads, one record for each key.
 fn all(store: &dyn Backend) -> Vec<Json> {
     let (mut all, mut from) = (Vec::new(), None);
     loop {

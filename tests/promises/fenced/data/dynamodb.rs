@@ -28,7 +28,7 @@ impl Items {
 }
 
 impl Data for Items {
-    /// A transaction of DynamoDB is one request; what it was decided upon was read before.
+    /// A transaction of DynamoDB is one request. What its decision rests on was read before.
     fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error> {
         let Change { key, text, meanwhile } = change;
         for begun in 1.. {
@@ -52,7 +52,7 @@ impl Data for Items {
             match held.map(|held| held.read_reason(&reasons[0])).transpose()? {
                 Some(Canceled::Lost(error)) => return Err(error),
                 Some(Canceled::Conflict) => {}
-                // The write itself.
+                // The put itself is in conflict.
                 _ => assert_eq!(reasons.last().unwrap().code(), Some("TransactionConflict")),
             }
         }

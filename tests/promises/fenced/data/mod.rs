@@ -1,6 +1,6 @@
 //! A user's own data in the database that holds the locks: a text for each key, written in a transaction by the
 //! official SDK. The benches use it, too.
-#![allow(dead_code)] // Each user has its own part of it.
+#![allow(dead_code)] // Each user needs only a part of it.
 
 #[cfg(feature = "dynamodb")]
 pub mod dynamodb;
@@ -20,13 +20,14 @@ use leasehold::{Error, LockGuard};
 pub struct Change<'a> {
     key: &'a str,
     text: &'a str,
-    /// Between the two.
+    /// Runs between the read and the write.
     meanwhile: &'a mut dyn FnMut(),
 }
 
 pub trait Data: Send + Sync {
-    /// One transaction: reads the text of the key, does `meanwhile`, writes `text`, and asserts what is held, if
-    /// anything; all of it again where the store says that another write came between. How often it was begun.
+    /// One transaction: reads the text of the key, runs `meanwhile`, writes `text`, and asserts what is held, if
+    /// anything. All of it is repeated if the store reports that another write came between. Returns how often it was
+    /// begun.
     fn change<F: Fenced>(&self, held: Option<&F>, change: Change<'_>) -> Result<u32, Error>;
 
     fn text(&self, key: &str) -> Option<String>;
@@ -45,7 +46,7 @@ pub trait Data: Send + Sync {
         self.change(held, Change { key, text, meanwhile })
     }
 
-    /// Without the assertion.
+    /// Writes without the assertion.
     fn write_bare(&self, key: &str, text: &str, meanwhile: &mut dyn FnMut()) {
         self.transact::<LockGuard>(None, key, text, meanwhile).expect("a transaction that asserts nothing");
     }

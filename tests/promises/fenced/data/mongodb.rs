@@ -14,11 +14,11 @@ pub struct Texts {
 }
 
 impl Texts {
-    /// Made if it is not there. Dropped by nobody but who calls for it.
+    /// Creates the collection if it is missing. Only the caller may drop it.
     pub fn new(uri: &str, database: &str, collection: &str) -> Texts {
         let client = Client::with_uri_str(uri).unwrap();
         let collection = client.database(database).collection(collection);
-        // So that no transaction has to make the collection.
+        // Otherwise a transaction would have to create the collection.
         let made = doc! { "$set": { "text": "" } };
         collection.update_one(doc! { "_id": "" }, made).upsert(true).run().unwrap();
         Texts { client, collection }

@@ -22,19 +22,19 @@ pub struct Texts {
     runtime: Runtime,
     config: Config,
     is_blocking: bool,
-    /// One for each transaction that is under way.
+    /// Sessions that can be reused: each transaction under way needs its own.
     idle: Mutex<Vec<Session>>,
     pub table: String,
 }
 
 impl Texts {
-    /// Made if it is not there. Dropped by nobody but who calls for it.
+    /// Creates the table if it is missing. Only the caller may drop it.
     pub fn new(config: Config, table: &str, is_blocking: bool) -> Texts {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
         let texts = Texts { runtime, config, is_blocking, idle: Mutex::default(), table: table.to_owned() };
         let create = format!("CREATE TABLE IF NOT EXISTS {table} (id text PRIMARY KEY, text text)");
         let mut session = texts.session();
-        // Two at once would be one too many.
+        // It fails if another connection creates the table at the same time, which is fine.
         let _ = session.batch(&create);
         texts.idle.lock().push(session);
         texts
@@ -74,7 +74,7 @@ impl Session {
         }
     }
 
-    /// `work` in a transaction that is then committed, and nothing else.
+    /// Runs `work` in a transaction, then commits it, and does nothing else.
     pub fn transact<T>(&mut self, work: impl FnOnce(&mut Transaction<'_, '_>) -> WorkResult<T>) -> WorkResult<T> {
         match self {
             Session::Async(runtime, client) => runtime.block_on(async {
@@ -106,7 +106,7 @@ impl Session {
         }
     }
 
-    /// The same with another limit than two minutes.
+    /// The same with another time limit than two minutes.
     pub fn run_within<T>(
         &mut self,
         assertion: &Assertion,
@@ -154,7 +154,7 @@ impl Transaction<'_, '_> {
     }
 }
 
-/// In the task of a transaction whose work is told without `await`.
+/// Blocks on a future inside the task of a transaction, because `work` is a plain closure.
 fn waits<T>(future: impl Future<Output = T>) -> T {
     tokio::task::block_in_place(|| Handle::current().block_on(future))
 }

@@ -13,12 +13,12 @@ use tokio::runtime::Runtime;
 
 use super::{Change, Data};
 
-/// What makes the table.
+/// The statement that creates the table.
 pub const SCHEMA: &str = "CREATE TABLE texts (id STRING(MAX) NOT NULL, text STRING(MAX)) PRIMARY KEY (id)";
 
 pub struct Table {
     runtime: Runtime,
-    /// A session of the emulator has one transaction: a newer one ends those before it.
+    /// A session of the emulator has only one transaction: a newer one ends those before it.
     alone: Mutex<()>,
     pub client: DatabaseClient,
 }

@@ -13,7 +13,7 @@ use super::{Change, Data};
 pub struct Table(PathBuf);
 
 impl Table {
-    /// Made if it is not there.
+    /// Creates the table if it is missing.
     pub fn new(file: &Path) -> Table {
         let table = Table(file.to_owned());
         table.open().execute_batch("CREATE TABLE IF NOT EXISTS data (key TEXT PRIMARY KEY, text TEXT)").unwrap();
@@ -27,7 +27,7 @@ impl Table {
     }
 }
 
-/// What somebody else wrote since the transaction's first read.
+/// Whether another connection has written since the transaction's first read.
 fn is_conflict(error: &rusqlite::Error) -> bool {
     error.sqlite_error_code() == Some(ErrorCode::DatabaseBusy)
 }

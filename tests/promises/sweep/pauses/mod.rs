@@ -1,6 +1,7 @@
 //! A complete sweep of the moments at which a thread of the library may be stopped: each mark of the sources
-//! (`src/sys/pause.rs`) x each event that may happen meanwhile x each store. The thread is stopped there, the event
-//! happens, the thread goes on; never do two believe that they hold the key, nothing hangs, and nothing is left.
+//! (`src/sys/pause.rs`) x each event that may happen meanwhile x each store. The thread is stopped at the mark, the
+//! event happens, and the thread goes on. At no time may two clients believe that they hold the key, nothing may hang,
+//! and nothing may be left.
 //!
 //! Memory and SQLite always; the servers where `LEASEHOLD_TEST_LONG` is set.
 
@@ -25,16 +26,16 @@ use crate::support::stores::{Opened, Store, for_each_store, on};
 use crate::support::threads::none_soon;
 use scenes::{Scene, all};
 
-/// No heartbeat is due while a case lasts, and what is acquired has it at once.
+/// No heartbeat is due while a case lasts, and an acquire sets this lease at once, without a renewal.
 const LEASE: Duration = Duration::from_secs(60);
-/// Where nothing is to take that long.
+/// A bound that nothing should reach.
 const LONG: Duration = Duration::from_secs(20);
 const SHORT: Duration = millis(300);
-/// How long all marks may take where each case makes a table on a server, which may be as slow as Spanner's emulator.
+/// How long all marks may take if each case makes a table on a server, which may be as slow as Spanner's emulator.
 const A_SERVER: Duration = Duration::from_secs(3_600);
-/// How often in a row another thread may have done what one was to come to its mark for.
+/// How often in a row another thread may have done the work for which a thread should come to its mark.
 const TRIES: usize = 20;
-/// Fewer would not be worth the name.
+/// Fewer marks would make the sweep worthless.
 const LEAST_MARKS: usize = 36;
 
 /// What happens while a thread is stopped.
@@ -43,16 +44,16 @@ enum Event {
     LeaseEnds,
     /// The lease ends, and a rival is granted the key.
     TakenOver,
-    /// A `close` has begun, and waits for the thread.
+    /// A `close` has begun and waits for the thread.
     Closed,
-    /// A `close` has come to its bound without it.
+    /// A `close` has reached its bound without the thread.
     ClosedInTime,
     /// Guard and client are dropped.
     Dropped,
     Cancelled,
 }
 
-/// What an actor ends with.
+/// What an actor has when it ends.
 pub enum Got {
     Guard(LockGuard),
     Lock(Box<Lock>),
@@ -69,11 +70,11 @@ impl Got {
     }
 }
 
-/// A store, a client that is stopped and whoever else there is.
+/// A store, a client one of whose threads is stopped, and all others that take part.
 pub struct Room {
     pub opened: Opened,
     pub plan: FaultPlan,
-    /// Until it is dropped.
+    /// `None` after it was dropped.
     pub client: Mutex<Option<LockClient>>,
     pub cancel: CancelToken,
     /// A lock that was handed over as data.
@@ -81,11 +82,11 @@ pub struct Room {
     others: LockClient,
     is_closed: AtomicBool,
     is_told: bool,
-    /// Whether what ends has hardly any time for it.
+    /// Whether closes and drops have hardly any time.
     pub is_hurried: bool,
-    /// What the client holds, by its user or its waiter.
+    /// What the client's user or its waiter holds.
     hand: Arc<Mutex<Vec<LockGuard>>>,
-    /// What others hold from the start.
+    /// What other clients hold from the start.
     theirs: Mutex<Vec<LockGuard>>,
     rival: Mutex<Option<LockGuard>>,
     waiter: Mutex<Option<JoinHandle<()>>>,
@@ -118,7 +119,7 @@ impl Room {
         }
     }
 
-    /// One that no event has dropped: a scene begins with it.
+    /// The client, which no event has dropped yet: scenes begin with it.
     pub fn client(&self) -> LockClient {
         self.client.lock().clone().expect("the client is there")
     }
@@ -140,16 +141,16 @@ impl Room {
         self.theirs.lock().extend(guards);
     }
 
-    /// Every lease ends.
+    /// Lets every lease end.
     pub fn outlast(&self) {
         self.opened.outlast(4 * LEASE);
     }
 
-    /// Somebody else of this client waits for the key from now on.
+    /// From now on another call of this client waits for the key.
     fn begin_to_wait(self: &Room) {
         let (waits, is_waiting) = crossbeam_channel::bounded(1);
         let on_wait = move |_: &leasehold::Waiting| {
-            // Once it is known it is known.
+            // Only the first report matters.
             let _ = waits.try_send(());
         };
         let request = self.client().request("k").cancel(&self.cancel).wait(LONG).on_wait(on_wait);
@@ -163,7 +164,7 @@ impl Room {
         *self.waiter.lock() = Some(waiter);
     }
 
-    /// How many believe that they hold the key.
+    /// How many guards believe that they hold the key.
     fn believers(&self, got: &Got) -> usize {
         let (hand, rival) = (self.hand.lock(), self.rival.lock());
         let got = if let Got::Guard(guard) = got { Some(guard) } else { None };
@@ -185,7 +186,7 @@ impl std::fmt::Display for Case<'_> {
 }
 
 impl Case<'_> {
-    /// Whether a thread came to the mark.
+    /// Returns whether a thread came to the mark.
     fn run(&self) -> bool {
         let room = Room::new(self.store, if self.event == Event::ClosedInTime { SHORT } else { LONG });
         let room = Arc::new(room);
@@ -210,14 +211,15 @@ impl Case<'_> {
         assert!(room.believers(&Got::Nothing) <= 1, "{self}: two hold it while it is stopped");
         let turns = |stop: &Stop| stop.count("wait.sleeps") + stop.count("any.sleeps");
         let before = turns(&stop);
-        // Afterwards it sees that the lock is lost; else a thread of the library may have nothing to do for long.
+        // With this event the thread sees next that the lock is lost. Otherwise a library thread may have nothing to do
+        // for long.
         let is_lost = [Event::LeaseEnds, Event::TakenOver].contains(&self.event);
         let has_more = !self.point.starts_with("wake.") && (is_lost || !self.scene.is_of_library);
         stop.step();
         self.comes("the thread goes on", || !has_more || stop.has_gone_on());
         assert!(room.believers(&Got::Nothing) <= 1, "{self}: two hold it a step later");
         stop.let_go();
-        // Somebody who waits has looked again.
+        // A waiter has looked again.
         let goes_on = || actor.is_finished() || (self.scene.is_freed && turns(&stop) > before);
         self.comes("it goes on", goes_on);
         assert!(room.believers(&Got::Nothing) <= 1, "{self}: two hold it afterwards");
@@ -246,7 +248,7 @@ impl Case<'_> {
             ending.join().expect("no panic");
         }
         if self.event == Event::ClosedInTime {
-            // The thread that releases it may have its turn only after the bound.
+            // The thread that releases it may get its turn only after the bound.
             self.comes("a closed client holds nothing", || room.believers(&got) == 0);
         }
         let is_closed = [Event::Closed, Event::ClosedInTime].contains(&self.event);
@@ -260,26 +262,26 @@ impl Case<'_> {
         true
     }
 
-    /// Whether there is nothing left for which a thread would come to the mark.
+    /// Whether nothing is left for which a thread would come to the mark.
     fn needs_nobody(&self, stop: &Stop, actor: &JoinHandle<Got>) -> bool {
         match self.point {
-            // A waiter that looks just as the key is freed is not told.
+            // A waiter that looks just as the key is freed is not woken.
             "wake.told" => actor.is_finished(),
             // The watcher read the clock just before it was moved, and then started a heartbeat, which found the loss.
             "watch.expires" => stop.count("loss.declared") > 0,
-            // Nothing is handed over to a waiter that just tells that it waits.
+            // Nothing is handed over to a waiter that is just reporting that it waits.
             point if point.starts_with("hand.") => actor.is_finished(),
             _ => false,
         }
     }
 
-    /// What the actor has is worth something, unless its lease is over.
+    /// Asserts that the actor's lock is valid, unless its lease is over.
     fn is_right(&self, room: &Room, got: Got) {
         let Got::Lock(lock) = got else { return };
         let adopted = room.others.adopt(*lock);
         match self.event {
             Event::TakenOver => assert!(adopted.is_err(), "{self}: it was adopted although a rival had it"),
-            // Nothing ended it.
+            // Nothing ended this lock.
             Event::Cancelled | Event::Dropped => drop(adopted.unwrap_or_else(|error| panic!("{self}: {error}"))),
             Event::LeaseEnds | Event::Closed | Event::ClosedInTime => {}
         }
@@ -294,7 +296,7 @@ impl Case<'_> {
         }
     }
 
-    /// Others free the key once the actor waits for it, unless it is stopped before that.
+    /// Others free the key once the actor waits for it, unless the actor is stopped before that.
     fn free(&self, room: &Room, stop: &Stop) {
         if !self.scene.is_freed {
             return;
@@ -332,7 +334,7 @@ impl Case<'_> {
             }
             Event::ClosedInTime => {
                 let client = room.client.lock().clone()?;
-                // What it could not release is an error.
+                // The error says what the close could not release.
                 let _ = within(&format!("{self}: a close"), SHORT, || client.close());
                 room.is_closed.store(true, Ordering::SeqCst);
             }
@@ -353,7 +355,7 @@ impl Case<'_> {
         None
     }
 
-    /// Who waits has gone, unless it is the one that is stopped.
+    /// Waits until the waiter has gone, unless it is the thread that is stopped.
     fn waiter_goes(&self, room: &Room, stop: &Stop) {
         if let Some(waiter) = &*room.waiter.lock() {
             let is_stopped = stop.thread() == Some(waiter.thread().id());
@@ -384,7 +386,7 @@ impl Case<'_> {
             let closed = client.close();
             assert!(closed.is_ok() || room.is_closed(), "{self}: {closed:?}");
         }
-        // What a call found itself with after the bound of a close ends with its lease, and so does what is data.
+        // What a call obtained after the bound of a close ends with its lease, and so does a lock that is data.
         let ends_by_itself = self.scene.leaves || self.event == Event::ClosedInTime;
         if ends_by_itself {
             room.outlast();
@@ -404,7 +406,7 @@ impl Case<'_> {
     }
 }
 
-/// The marks of the sources.
+/// The names of all marks in the sources.
 fn marks() -> Vec<String> {
     let mut folders = vec![std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../src")];
     let mut marks = Vec::new();
@@ -424,7 +426,7 @@ fn marks() -> Vec<String> {
     marks
 }
 
-/// A mark that no scene comes to would be swept by nobody.
+/// A mark that no scene reaches would not be swept.
 #[test]
 fn every_mark_of_the_sources_is_swept() {
     let marks = marks();

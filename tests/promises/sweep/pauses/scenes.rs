@@ -1,4 +1,4 @@
-//! What leads to each mark.
+//! What leads a thread to each mark.
 
 use std::time::Duration;
 
@@ -8,22 +8,22 @@ use leasehold::internals::store::fault::{Call, Fault};
 use super::{Got, LEASE, Room};
 use crate::support::harness::{PATIENCE, millis};
 
-/// One way to come to some marks.
+/// One way to reach some marks.
 pub struct Scene {
     pub name: &'static str,
-    /// The marks that it comes to, each of them whatever the store.
+    /// The marks that it reaches on every store.
     pub points: &'static [&'static str],
-    /// Marks that it comes to where the store tells waiters what changes.
+    /// The marks that it reaches only where the store wakes waiters.
     pub if_told: &'static [&'static str],
-    /// Before anybody is stopped.
+    /// Runs before any thread is stopped.
     pub prepare: fn(&Room),
-    /// On a thread of its own.
+    /// Runs on a thread of its own, the actor.
     pub act: fn(&Room) -> Got,
-    /// Others free the key once the actor waits for it.
+    /// Whether others free the key once the actor waits for it.
     pub is_freed: bool,
-    /// It is a thread of the library's that is stopped, not the actor.
+    /// Whether the thread that is stopped belongs to the library and is not the actor.
     pub is_of_library: bool,
-    /// What it leaves by right ends with its lease.
+    /// Whether it rightly leaves something that ends with its lease.
     pub leaves: bool,
 }
 
@@ -39,7 +39,7 @@ impl Scene {
 }
 
 impl Scene {
-    /// Whether another of the client waits for the key.
+    /// Whether another call of the client waits for the key.
     pub fn has_waiter(&self) -> bool {
         std::ptr::fn_addr_eq(self.prepare, held_and_waited_for as fn(&Room))
     }
@@ -74,7 +74,7 @@ pub fn all() -> Vec<Scene> {
         Scene::new("an acquire that is given up", &["acquire.undoes", "undo.sent", "undo.answered"], nothing, |room| {
             room.plan.next(Call::Acquire, Fault::ApplyThenHang);
             let client = room.client();
-            // Its time may be over before it sends anything.
+            // The time of a call may be over before it sends anything.
             while room.plan.unmet() > 0 {
                 assert!(client.try_lock_for("k", millis(20)).is_err(), "it has no answer, or is closed");
                 if room.is_closed() {
@@ -200,7 +200,7 @@ pub fn all() -> Vec<Scene> {
             held_and_waited_for,
             |room| {
                 let closed = room.client().close();
-                // A server can take longer than the shortest bound, and then says so.
+                // A server can take longer than the shortest bound, and then the close says so.
                 assert!(closed.is_ok() || room.is_hurried, "{closed:?}");
                 Got::Nothing
             },
@@ -213,7 +213,7 @@ pub fn all() -> Vec<Scene> {
         Scene {
             leaves: true,
             ..Scene::new("a claim", &["change.decided"], nothing, |room| {
-                // Whatever becomes of it: it is data.
+                // The outcome does not matter: a lease is data.
                 let _ = room.client().leases("space").claim("name", "one", LEASE);
                 Got::Nothing
             })
@@ -236,14 +236,14 @@ fn held_and_waited_for(room: &Room) {
     room.begin_to_wait();
 }
 
-/// The heartbeats are sent at once, as after a suspend.
+/// Then the heartbeats are sent at once, as after a suspend.
 fn a_second_passes(room: &Room) -> Got {
     room.opened.advance(Duration::from_secs(1));
     Got::Nothing
 }
 
 fn released(room: &Room) -> Got {
-    // By its end it may have been lost.
+    // By the time of its release the lock may have been lost.
     drop(room.taken().map(LockGuard::release));
     Got::Nothing
 }

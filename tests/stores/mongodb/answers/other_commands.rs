@@ -1,5 +1,5 @@
 //! The same for the commands that write no lock: what the server says of itself, lists, the making of indexes, the
-//! change stream. The caller is told what it may do, nothing is granted meanwhile, and a repeat is answered as if
+//! change stream. The caller learns what it may do, nothing is granted meanwhile, and a repeat is answered as if
 //! nothing had happened.
 
 use std::iter::from_fn;
@@ -17,16 +17,16 @@ use crate::support::mongodb::{Rows, host};
 use crate::support::proxy::{Mode as Network, Proxy, Rule};
 use crate::support::servers::mongod;
 
-/// The kind of an error, and whether the call may be repeated.
+/// The kind of the error, and whether the call may be repeated.
 type Says = (ErrorKind, bool);
 const AGAIN: Says = (ErrorKind::Store, true);
 const DENIED: Says = (ErrorKind::Permission, false);
 const REFUSED: Says = (ErrorKind::Store, false);
 
-/// The code, whether the driver repeats what reads once by itself, and what the caller is told: NotWritablePrimary,
+/// The code, whether the driver by itself repeats a read once, and what the caller is told: NotWritablePrimary,
 /// InterruptedDueToReplStateChange, InterruptedAtShutdown, Interrupted, MaxTimeMSExpired, ExceededTimeLimit,
-/// HostUnreachable, IngressRequestRateLimitExceeded, Unauthorized. The last two are not MongoDB's: too many requests,
-/// of servers that are refused at connect, and nobody's.
+/// HostUnreachable, IngressRequestRateLimitExceeded, Unauthorized. The last two codes are not MongoDB's: too many
+/// requests, from servers that are refused at connect, and a code that no server uses.
 const CODES: [(u16, bool, Says); 11] = [
     (10107, true, AGAIN),
     (11602, true, AGAIN),
@@ -51,14 +51,14 @@ fn must_say(answer: leasehold::Result<()>, says: Says, name: &str) {
     assert_eq!((error.kind(), error.is_retryable()), says, "{name}: {error:?}");
 }
 
-/// What is told next; none once nobody tells any more.
+/// What is reported next; `None` once nobody reports any more.
 fn next(told: &Receiver<String>) -> Option<String> {
     let next = told.recv_timeout(LONG);
     assert_ne!(next, Err(RecvTimeoutError::Timeout));
     next.ok()
 }
 
-/// It says what kind of server it is, and the time where no document does.
+/// The server says in a `hello` what kind of server it is, and also its time, where no document has it.
 #[test]
 fn every_hello_survives_every_answer_of_a_server_in_trouble() {
     let rows = needs_server!(Rows::fresh());
@@ -83,9 +83,9 @@ fn every_hello_survives_every_answer_of_a_server_in_trouble() {
     for (code, _, says) in CODES {
         for (what, call) in calls {
             let mut answer = Ok(());
-            // On a busy machine it may end before it asks.
+            // On a busy machine the call may end before it asks.
             wait_until("it asks", || {
-                // What the driver asks for itself has no session.
+                // A `hello` that the driver sends for itself has no session.
                 proxy.add(Rule::next(1, Network::Say(code, "made by the test")).on("hello").on("lsid"));
                 answer = call();
                 proxy.clear().is_empty()
@@ -97,7 +97,7 @@ fn every_hello_survives_every_answer_of_a_server_in_trouble() {
     assert!(!get(&beside, "none").record.exists());
 }
 
-/// An acquire of a client that has not yet seen the unique index looks for it, as `create_schema` does.
+/// If a client has not yet seen the unique index, its acquire looks for it, as `create_schema` does.
 #[test]
 fn every_list_survives_every_answer_of_a_server_in_trouble() {
     type Call = fn(&Mongodb, &str) -> leasehold::Result<()>;
@@ -117,7 +117,7 @@ fn every_list_survives_every_answer_of_a_server_in_trouble() {
                     call(&store, &key)
                 });
                 if says == DENIED {
-                    // Who may not look is believed.
+                    // A user that may not look is believed.
                     answer.unwrap();
                 } else {
                     must_say(answer, says, &key);
@@ -135,7 +135,7 @@ fn every_making_of_indexes_survives_every_answer_of_a_server_in_trouble() {
     let Some(at) = At::start() else { return };
     let [_, beside] = at.two_stores();
     let before = CODES.map(|(code, _, says)| {
-        // As where another index is in the way.
+        // This is treated as if another index was in the way.
         let says = if says == REFUSED { (ErrorKind::Schema, false) } else { says };
         (i32::from(code), error(code), says)
     });
@@ -153,7 +153,7 @@ fn every_making_of_indexes_survives_every_answer_of_a_server_in_trouble() {
         let mut a = exclusive(&store, &key);
         if !is_made {
             let error = store.acquire(&mut a, &soon()).unwrap_err();
-            // The driver may still look for a primary.
+            // The driver may still be looking for a primary.
             assert!(error.kind() == ErrorKind::Schema || error.is_retryable(), "{key}: {error:?}");
         }
         let said = sent(|| store.schema(Schema::Create, &soon()));
@@ -169,7 +169,7 @@ fn every_opening_of_a_stream_survives_every_answer_of_a_server_in_trouble() {
     let Some(at) = At::start() else { return };
     let [store, beside] = at.two_stores();
     for (code, is_repeated, says) in CODES {
-        // Of one that the driver repeats the caller is told when it comes again.
+        // If the driver repeats the command, the caller only learns of the error when it comes again.
         for is_told in [false, true].into_iter().skip(usize::from(!is_repeated)) {
             let key = format!("aggregate {code} {is_told}");
             let mut held = exclusive(&beside, &key);
@@ -186,7 +186,7 @@ fn every_opening_of_a_stream_survives_every_answer_of_a_server_in_trouble() {
                     } else {
                         must_say(answer.map(drop), says, &key);
                     }
-                    // Whoever counts on either is told that nobody tells any more.
+                    // Receivers that rely on either stream learn that nobody reports any more.
                     for ended in [&last, &ended] {
                         while next(ended).is_some() {}
                     }
@@ -199,7 +199,7 @@ fn every_opening_of_a_stream_survives_every_answer_of_a_server_in_trouble() {
     }
 }
 
-/// Whether a stream whose next request is answered so goes on, on the same channel.
+/// Returns whether a stream whose next request gets this answer goes on, on the same channel.
 fn goes_on(at: &At, [store, beside]: &[Mongodb; 2], name: &str, answer: Document) -> bool {
     let keys = ["1", "2"].map(|nth| format!("{name} {nth}"));
     let mut held = keys.each_ref().map(|key| exclusive(beside, key));
@@ -207,7 +207,7 @@ fn goes_on(at: &At, [store, beside]: &[Mongodb; 2], name: &str, answer: Document
     at.under(name, ("getMore", 1), answer, |fault| {
         let told = watch(store, &keys.each_ref().map(String::as_str));
         fault();
-        // The first is the answer to the request that is on its way.
+        // The first release is reported by the answer to the request that is already on its way.
         held.iter_mut().all(|a| {
             release(beside, a);
             from_fn(|| next(&told)).any(|key| key == a.key)
@@ -219,7 +219,7 @@ fn goes_on(at: &At, [store, beside]: &[Mongodb; 2], name: &str, answer: Document
 fn every_stream_survives_every_answer_of_a_server_in_trouble() {
     let Some(at) = At::start() else { return };
     let stores = at.two_stores();
-    // CursorNotFound: the driver opens the stream again by itself, without a label, too.
+    // CursorNotFound: the driver opens the stream again by itself, even without a label.
     let mut cases = vec![(43, true, vec![])];
     for (code, ..) in CODES {
         cases.extend([(code, false, vec![]), (code, true, vec!["ResumableChangeStreamError"])]);
@@ -227,28 +227,28 @@ fn every_stream_survives_every_answer_of_a_server_in_trouble() {
     for (code, is_resumed, labels) in cases {
         let name = format!("getMore {code} {labels:?}");
         let answer = doc! { "errorCode": i32::from(code), "errorLabels": labels };
-        // On a machine that stands still the driver finds no primary in its three seconds.
+        // On a machine that stalls the driver may find no primary in its three seconds.
         let tries = if is_resumed { 3 } else { 1 };
         let goes_on = (0..tries).any(|nth| goes_on(&at, &stores, &format!("{name} {nth}"), answer.clone()));
         assert_eq!(goes_on, is_resumed, "{name}");
     }
 }
 
-/// It is a waiter that polls who asks for the stream again.
+/// A waiter that polls asks for the stream again.
 #[test]
 fn a_waiter_is_woken_again_after_every_trouble_of_its_stream() {
     let Some(at) = At::start() else { return };
     let [_, beside] = at.two_stores();
     let beside: Arc<dyn Backend> = Arc::new(beside);
     let holder = builder_over(beside.clone(), Clock::system()).connect().unwrap();
-    // One of each kind. Who is denied it is asked again only after minutes: see `deaf`.
+    // One code of each kind. After a denial it is asked for again only minutes later: see `deaf`.
     for (code, is_repeated, _) in CODES.into_iter().filter(|(code, ..)| [10107, 50, 9999].contains(code)) {
         let key = format!("waiter {code}");
         let (store, commands) = at.open_listening();
         let waiter = builder_over(Arc::new(store), Clock::system()).connect().unwrap();
         let opened = || names(&commands).iter().filter(|name| *name == "aggregate").count();
         let last = |command: &str| names(&commands).iter().rposition(|name| name == command);
-        // After so many another stream was opened, and is asked what is new.
+        // After more than `count` streams, another one was opened, and it is asked for news.
         let is_woken_after = |count: usize| opened() > count && last("getMore") > last("aggregate");
         std::thread::scope(|scope| {
             let held = holder.lock(&key).unwrap();
@@ -263,7 +263,7 @@ fn a_waiter_is_woken_again_after_every_trouble_of_its_stream() {
             let before = opened();
             at.under(&key, ("getMore", 1), error(code), |fault| {
                 fault();
-                // What is told makes it ask for more.
+                // A change that is reported makes the stream ask for more.
                 let change = doc! { "$set": { "changed": i32::from(code) } };
                 at.raw().update_one(doc! { "resource": &key }, change).run().unwrap();
                 wait_until("it is woken again", || is_woken_after(before));
