@@ -52,7 +52,8 @@ type WonFn = unsafe extern "C" fn(token: u64, user: *mut c_void);
 type LostFn = unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void);
 
 type LeaderFn = unsafe extern "C" fn(token: u64, id: *const c_char, id_len: usize, user: *mut c_void);
-type HealthFn = unsafe extern "C" fn(user: *mut c_void) -> bool;
+/// Not `bool`: a function of another language may return any byte, and a `bool` other than 0 and 1 is undefined in Rust.
+type HealthFn = unsafe extern "C" fn(user: *mut c_void) -> u8;
 
 /// Called with the fencing token of a leader's term, the leader's name, and the `user` pointer that was given. The text
 /// ends in a NUL that its length leaves out, and is only there during the callback.
@@ -141,7 +142,7 @@ impl ElectionData {
                 let Callback { function, user } = { callback };
                 // SAFETY: as above.
                 // A leadership outlives its election. A check that can't be called any more counts as healthy.
-                gate.pass(|| unsafe { function(user) }).unwrap_or(true)
+                gate.pass(|| unsafe { function(user) }).is_none_or(|is_healthy| is_healthy != 0)
             });
         }
         let election = Arc::new(builder.build()?);
@@ -273,7 +274,9 @@ pub unsafe extern "C" fn leasehold_election_set_health_check(
     user: *mut c_void,
 ) -> Code {
     call(|| {
-        let callback = health_check.map(|function| Callback { function, user });
+        // SAFETY: the types differ in what they return, and C passes a `bool` and a `u8` in the same way.
+        let function = unsafe { std::mem::transmute::<HealthCheck, Option<HealthFn>>(health_check) };
+        let callback = function.map(|function| Callback { function, user });
         set(election, |options| options.health_check = callback)
     })
 }
@@ -459,6 +462,22 @@ mod tests {
         let before = inside.iterations();
         wait_until(|| inside.iterations() > before + 3);
         assert!(leadership.is_leader(), "it was taken for unwell");
+    }
+
+    /// In other languages a truth need not be 1.
+    #[test]
+    fn any_byte_but_zero_is_healthy() {
+        extern "C" fn is_well(_: *mut c_void) -> u8 {
+            4
+        }
+        // SAFETY: as in `leasehold_election_set_health_check`, which takes it back.
+        let is_well = unsafe { std::mem::transmute::<HealthFn, unsafe extern "C" fn(*mut c_void) -> bool>(is_well) };
+        let (election, inside, _client) = node_with(|election| {
+            // SAFETY: it takes no data.
+            unsafe { leasehold_election_set_health_check(election, Some(is_well), std::ptr::null_mut()) }
+        });
+        drop(inside.campaign().unwrap_or_else(|error| panic!("{error}")));
+        assert_eq!(leasehold_election_free(election), Code::Ok);
     }
 
     #[test]

@@ -323,7 +323,7 @@ pub fn wait_loss(loss: &LossWatch, granted: &Lock, ms: u64, ensure_held: impl Fn
         return Ok(());
     }
     let (kind, how) = match loss.has_ended() {
-        true => (ErrorKind::Closed, "the lock was released, or its release has begun"),
+        true => (ErrorKind::Closed, "it was released or handed over, or its client was closed; or that has begun"),
         false => (ErrorKind::TimedOut, "the lock was not lost within the wait"),
     };
     Err(about(granted, kind, how).into())
@@ -393,10 +393,10 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 
 /// Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
 /// succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
-/// returned, however long that takes. So do not hold a mutex that the callback takes: both would wait for ever. There
-/// is one exception: this does not wait for a callback that itself waits for the callback in which this call is made,
-/// as when two callbacks free each other's guards. Then the callback's `user` is in use until it returns. In a callback
-/// of the call that releases the guard, freeing leaves the release to that call.
+/// returned, however long that takes. So do not hold a mutex that the callback takes, nor an interpreter's global lock:
+/// both would wait for ever. There is one exception: this does not wait for a callback that itself waits for the
+/// callback in which this call is made, as when two callbacks free each other's guards. Then the callback's `user` is in
+/// use until it returns. In a callback of the call that releases the guard, freeing leaves the release to that call.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {

@@ -170,7 +170,8 @@ pub extern "C" fn leasehold_guards_ensure_held(guards: GuardsHandle) -> Code {
     })
 }
 
-/// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again.
+/// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again. Locks that
+/// come before the one that failed keep their time: leasehold_client_unlock_key, called before the release, frees them.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guards_hold_at_least(guards: GuardsHandle, ms: u64) -> Code {

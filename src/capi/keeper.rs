@@ -3,11 +3,13 @@
 use std::ffi::c_char;
 
 use super::code::Code;
+use super::failure::about;
 use super::guard::wait_loss;
 use super::leases::{LeasesData, LeasesHandle};
 use super::loss::Reason;
 use super::{as_millis, call, handle, millis, out_arg, text, text_arg};
 use crate::api::leases::LeaseKeeper;
+use crate::model::error::ErrorKind;
 use crate::sys::drop_bound::DropBound;
 
 /// A lease that the library extends.
@@ -59,11 +61,21 @@ pub unsafe extern "C" fn leasehold_keeper_is_held(keeper: KeeperHandle, held: *m
     })
 }
 
-/// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, or LEASEHOLD_CODE_LOST.
+/// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, LEASEHOLD_CODE_LOST, or LEASEHOLD_CODE_CLOSED after its client
+/// was closed, which leaves the lease to its holder.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_keeper_ensure_held(keeper: KeeperHandle) -> Code {
-    call(|| Ok(handle::get::<KeeperData>(keeper)?.0.ensure_held()?))
+    call(|| {
+        let keeper = handle::get::<KeeperData>(keeper)?;
+        Ok(keeper.0.ensure_held().map_err(|error| match error.kind() {
+            ErrorKind::Lost if keeper.0.loss().has_ended() => {
+                let how = "its client was closed, and the lease is not extended any more";
+                about(&keeper.0.guard().info(), ErrorKind::Closed, how)
+            }
+            _ => error,
+        })?)
+    })
 }
 
 /// The fencing token of the claim.
@@ -161,5 +173,18 @@ mod tests {
         assert_eq!(leasehold_keeper_free(keeper), Code::Ok);
         assert!(!inside.0.is_held());
         assert_eq!(leases.get("a").unwrap().unwrap().holder(), "h", "the lease stays");
+    }
+    #[test]
+    fn a_keeper_of_a_closed_client_has_lost_nothing() {
+        let minute = Duration::from_secs(60);
+        let client = LockClient::connect("memory:").unwrap();
+        let leases = client.leases("n");
+        leases.claim("a", "h", minute).unwrap();
+        let Ok(keeper) = handle::insert(KeeperData(leases.keep("a", "h", minute).unwrap())) else { panic!("a handle") };
+        assert_eq!(leasehold_keeper_ensure_held(keeper), Code::Ok);
+        client.close().unwrap();
+        assert_eq!(leasehold_keeper_ensure_held(keeper), Code::Closed);
+        assert_eq!(leasehold_keeper_wait_loss(keeper, 0), Code::Closed);
+        assert_eq!(leasehold_keeper_free(keeper), Code::Ok);
     }
 }

@@ -140,8 +140,9 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 }
 
 /// Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-/// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when this node has resigned already, or
-/// while another thread is still resigning. The leadership stays yours to free.
+/// LEASEHOLD_CODE_LOST when the term was lost before, LEASEHOLD_CODE_CLOSED when this node has resigned already (also by
+/// leasehold_election_stop or a close of the client), or while another thread is still resigning. The leadership stays
+/// yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
@@ -149,7 +150,12 @@ pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> C
         let leadership = handle::get::<LeadershipData>(leadership)?;
         let _ending = leadership.ending.alone_within(leadership.drop_timeout).ok_or_else(|| leadership.ended())?;
         let held = leadership.leadership.write().take();
-        Ok(held.ok_or_else(|| leadership.ended())?.resign()?)
+        // A stop of the election and a close of the client resign, too.
+        let has_resigned = leadership.loss.has_ended();
+        held.ok_or_else(|| leadership.ended())?.resign().map_err(|error| match error.kind() {
+            ErrorKind::Lost if has_resigned => leadership.ended(),
+            _ => error.into(),
+        })
     })
 }
 

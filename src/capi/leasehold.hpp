@@ -89,7 +89,7 @@ class time_span {
       return 0;
     }
     // Compared in floating point, because nothing overflows there.
-    const bool fits = duration<long double, std::milli>(time) < duration<long double, std::milli>(milliseconds::max());
+    const bool fits = duration<long double, std::milli>(time) < duration<long double, std::milli>((milliseconds::max)());
     if (time == (duration<Rep, Period>::max)() || !fits) {
       return (std::numeric_limits<uint64_t>::max)();
     }
@@ -102,8 +102,8 @@ class time_span {
 inline uint64_t to_ms(time_span time) { return time.ms(); }
 
 inline milliseconds from_ms(uint64_t ms) {
-  const auto most = static_cast<uint64_t>(milliseconds::max().count());
-  return ms >= most ? milliseconds::max() : milliseconds(static_cast<int64_t>(ms));
+  const auto most = static_cast<uint64_t>((milliseconds::max)().count());
+  return ms >= most ? (milliseconds::max)() : milliseconds(static_cast<int64_t>(ms));
 }
 
 /// Owns a handle, and frees it when it ends.
@@ -153,7 +153,7 @@ struct holder {
   std::string key, owner;
   uint64_t token = 0;
   leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
-  /// Zero when the lease had ended; milliseconds::max() when it has no end.
+  /// Zero when the lease had ended; (milliseconds::max)() when it has no end.
   milliseconds remaining{};
 };
 

@@ -41,6 +41,8 @@ pub struct LogRecord {
     pub text_len: usize,
     /// How important it is.
     pub level: LogLevel,
+    /// Always 0. Padding is named so that a later field can't take its place unnoticed.
+    pub reserved: u32,
 }
 
 /// Called with the message and the `user` pointer that was given.
@@ -125,6 +127,7 @@ impl LogSink {
                 Level::Debug => LogLevel::Debug,
                 Level::Trace => LogLevel::Trace,
             },
+            reserved: 0,
         };
         let Callback { function, user } = self.callback;
         let before = INSIDE.with(|inside| inside.replace(true));

@@ -76,6 +76,8 @@ pub struct LossInfo {
     pub text_len: usize,
     /// How it was lost.
     pub reason: Reason,
+    /// Always 0. Padding is named so that a later field can't take its place unnoticed.
+    pub reserved: u32,
 }
 
 /// Called with the loss and the `user` pointer that was given.
@@ -105,6 +107,7 @@ unsafe fn tell(callback: Callback<LossFn>, loss: &Loss) {
         text: text.as_ptr().cast(),
         text_len,
         reason: Reason::from(&loss.reason),
+        reserved: 0,
     };
     // SAFETY: passed on; the texts live until it returns.
     unsafe { (callback.function)(&info, callback.user) }

@@ -10,7 +10,7 @@ int main(int argc, char **argv) {
   leasehold_guard guard = {0};
   uint64_t token = 0;
 
-  /* SIZE_MAX: the text ends in a NUL. To lock waits; the lock is renewed by a thread. */
+  /* SIZE_MAX: the text ends with a NUL. leasehold_client_lock() waits; a thread then renews the lock. */
   if (leasehold_client_connect(LEASEHOLD_VERSION_NUMBER, url, SIZE_MAX, &client) != LEASEHOLD_CODE_OK ||
       leasehold_client_lock(client, key, SIZE_MAX, &guard) != LEASEHOLD_CODE_OK ||
       leasehold_guard_token(guard, &token) != LEASEHOLD_CODE_OK) {

@@ -184,6 +184,13 @@ int main(int argc, char **argv) {
   OK(leasehold_leadership_remaining(term, &seen));
   CHECK(seen == 0);
   CHECK(wait_for(&node, &node.won, token) > token);
+  OK(leasehold_leadership_free(term));
+
+  /* A node's own stop is no loss. */
+  OK(leasehold_election_stop(first));
+  OK(leasehold_election_campaign(second, &term));
+  OK(leasehold_election_stop(second));
+  EXPECT(LEASEHOLD_CODE_CLOSED, leasehold_leadership_resign(term));
 
   OK(leasehold_leadership_free(term));
   OK(leasehold_election_free(second));

@@ -1,11 +1,26 @@
 // The C++ header: what is held ends with its scope, what fails throws.
-#include <leasehold.hpp>
-
+#include <chrono>
 #include <condition_variable>
 #include <cstdio>
 #include <cstdlib>
+#include <functional>
+#include <limits>
+#include <memory>
 #include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
 #include <thread>
+#include <utility>
+#include <vector>
+
+// As in <windows.h>.
+#define max(a, b) ((a) > (b) ? (a) : (b))
+#define min(a, b) ((a) < (b) ? (a) : (b))
+#include <leasehold.hpp>
+#undef max
+#undef min
 
 using namespace std::chrono_literals;
 

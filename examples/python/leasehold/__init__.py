@@ -170,6 +170,7 @@ class _Loss(ctypes.Structure):
         ("text", ctypes.c_void_p),
         ("text_len", ctypes.c_size_t),
         ("reason", ctypes.c_int32),
+        ("reserved", ctypes.c_uint32),
     ]
 
 
