@@ -34,10 +34,21 @@
 //! | `leasehold_terms_total` | counter | | terms of elections that this process won |
 //! | `leasehold_term_seconds` | histogram | `end` | how long it led; `resigned`, `lost`, .. ([`TermEnd::name`](crate::TermEnd::name)) |
 //!
+//! Counters of what may befall a lock exist from its first grant on, at zero, because Prometheus can't see the increase
+//! of a series that begins with its first loss. Each grant costs some ten increments for that.
+//!
 //! The names end as Prometheus wants them. Five alerts over them, for observers with a label `store` as above:
 #![doc = concat!("```yaml\n", include_str!("guide/alerts.yml"), "```")]
-//! A dashboard for Grafana, for exporters that make histograms with buckets (with `metrics-exporter-prometheus` by
-//! `set_buckets`): import the file `src/api/guide/dashboard.json` of this crate.
+//! A dashboard for Grafana, for exporters that make histograms with buckets: import the file
+//! `src/api/guide/dashboard.json` of this crate. Requests take milliseconds, holds may take days, and a time above the
+//! largest bucket is shown as that bucket. So give `metrics-exporter-prometheus` buckets for each
+//! (`set_buckets_for_metric`), in seconds:
+//!
+//! | series | buckets |
+//! |---|---|
+//! | `leasehold_request_seconds` | 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30 |
+//! | `leasehold_renewal_left_seconds` | 0.1, 0.5, 1, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45, 60, 120, 300 |
+//! | the other three: `wait`, `hold`, `term` | 0.01, 0.1, 1, 10, 60, 600, 3600, 21600, 86400, 604800 |
 #![doc = concat!("<details><summary>The dashboard</summary>\n\n```json\n", include_str!("guide/dashboard.json"), "```\n\n</details>")]
 
 use std::fmt;
@@ -45,7 +56,9 @@ use std::time::Duration;
 
 use ::metrics::{Label, counter, gauge, histogram};
 
-use crate::model::event::{Event, Observer};
+use crate::model::error::ErrorKind;
+use crate::model::event::{Event, Observer, Operation};
+use crate::model::loss::LossReason;
 
 type KeyLabel = Box<dyn Fn(&str) -> String + Send + Sync>;
 
@@ -81,6 +94,20 @@ impl Metrics {
         let more = more.iter().map(|(name, value)| Label::from_static_parts(name, value));
         self.labels.iter().cloned().chain(key).chain(more).collect()
     }
+
+    /// Makes the series of what may befall a lock that was just granted. A series that began with its first loss would
+    /// look to Prometheus as if nothing had been added to it.
+    fn begin_at_zero(&self, event: &Event<'_>) {
+        let (taken, expired) = (LossReason::TakenOver { by: None }, LossReason::Expired { last_error: None });
+        let others = [LossReason::ReleasedByOther, LossReason::MaxHold, LossReason::Gone, LossReason::HeartbeatDied];
+        for reason in [taken, expired].iter().chain(&others) {
+            counter!("leasehold_lost_total", self.labels(event, &[("reason", reason.name())])).increment(0);
+        }
+        counter!("leasehold_renewal_late_total", self.labels(event, &[])).increment(0);
+        for operation in [Operation::Acquire, Operation::Renew, Operation::Release] {
+            counter!("leasehold_unanswered_total", self.labels(event, &[("operation", operation.name())])).increment(0);
+        }
+    }
 }
 
 impl Observer for Metrics {
@@ -101,16 +128,24 @@ impl Observer for Metrics {
             Event::Request { operation, took, error, .. } => {
                 let operation = ("operation", operation.name());
                 histogram!("leasehold_request_seconds", self.labels(event, &[operation])).record(*took);
-                if let Some(error) = error {
-                    let labels = self.labels(event, &[operation, ("kind", error.kind().name())]);
-                    counter!("leasehold_request_errors_total", labels).increment(1);
+                let failed = |kind: ErrorKind, n| {
+                    let labels = self.labels(event, &[operation, ("kind", kind.name())]);
+                    counter!("leasehold_request_errors_total", labels).increment(n);
+                };
+                match error {
+                    // Begins at zero: see `begin_at_zero`.
+                    None => failed(ErrorKind::Store, 0),
+                    Some(error) => failed(error.kind(), 1),
                 }
             }
             Event::Unknown { operation, .. } => {
                 let labels = self.labels(event, &[("operation", operation.name())]);
                 counter!("leasehold_unanswered_total", labels).increment(1);
             }
-            Event::Granted { .. } => counter!("leasehold_acquired_total", self.labels(event, &[])).increment(1),
+            Event::Granted { .. } => {
+                counter!("leasehold_acquired_total", self.labels(event, &[])).increment(1);
+                self.begin_at_zero(event);
+            }
             Event::Refused { .. } => counter!("leasehold_refused_total", self.labels(event, &[])).increment(1),
             Event::WaitEnded { waited, end, .. } => {
                 histogram!("leasehold_wait_seconds", self.labels(event, &[("end", end.name())])).record(*waited);

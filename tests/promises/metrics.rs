@@ -132,6 +132,12 @@ fn each_event_is_counted_where_the_docs_say() {
         for (series, count) in counts {
             assert_eq!(book.get(series), count, "{series}: {:#?}", book.0.lock());
         }
+        // Series of what did not happen are there, at zero: Prometheus can't see the increase of a series that begins with 1.
+        let count = |name: &str| book.0.lock().keys().filter(|series| series.starts_with(name)).count();
+        assert_eq!(count("leasehold_lost_total{store=memory,key=b,"), 6, "one for each reason");
+        assert_eq!(count("leasehold_renewal_late_total{store=memory,key=b}"), 1);
+        assert_eq!(count("leasehold_unanswered_total{store=memory,key=b,"), 3);
+        assert_eq!(count("leasehold_request_errors_total{store=memory,key=b,operation=acquire,kind=store}"), 1);
         assert!(book.get("leasehold_refused_total{store=memory,key=a}") >= 1.0);
         assert!(book.get("leasehold_request_seconds{store=memory,key=a,operation=acquire}") >= 3.0);
         let renewed = book.get("leasehold_renewed_total{store=memory,key=a}");
