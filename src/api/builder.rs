@@ -104,7 +104,8 @@ impl ClientBuilder {
     }
 
     /// Receives an event for everything that happens, for metrics. Each call adds one observer; the observers are
-    /// called one after the other. Defaults to none.
+    /// called one after the other. An observer that owns its client keeps the client's threads and connections for
+    /// ever: give it a [`Weak`](std::sync::Weak). Defaults to none.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.options.observing = self.options.observing.and(observer);
         self

@@ -423,7 +423,8 @@ impl LockClient {
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
     /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`. A server's driver and its
     /// connections end when the last handle of the client is dropped.
-    /// A second close tries again only what has failed. Call it before `process::exit`, which runs no drop. If the
+    /// A second close tries again only what has failed; the drops of the guards that are left do so, too, within the
+    /// time of one drop together. Call it before `process::exit`, which runs no drop. If the
     /// closure of a leader ([`Election::lead`](crate::Election::lead)) has not returned within half of the
     /// `drop_timeout`, its lock is left to its lease, without an error.
     ///

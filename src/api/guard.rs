@@ -296,6 +296,11 @@ impl LockGuard {
         if self.is_own_process() { self.hold.keep_as_data(bound) } else { self.hold.info() }
     }
 
+    /// By when the drop of this guard, and everything that it drops, must have returned.
+    pub(crate) fn quiet_drop_by(&self) -> DropBy {
+        self.family.guard_drop_by()
+    }
+
     /// By when a drop must have returned.
     pub(crate) fn drop_by(&self) -> DropBy {
         self.family.drop_by()
@@ -346,7 +351,7 @@ impl Drop for LockGuard {
             std::mem::forget((self.hold.clone(), self.family.clone()));
             return;
         }
-        self.drop_bound.begin(self.drop_by());
+        self.drop_bound.begin(self.quiet_drop_by());
         pause!("drop.begun");
         self.end_quietly();
         self.hold.drop_callbacks();

@@ -8,10 +8,12 @@ use crate::api::client::LockClient;
 use crate::api::guard::LockGuard;
 use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::check_keys;
+use crate::engine::options::AskedLease;
 use crate::engine::spec::{Obtained, Patience};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
 use crate::sys::caught::caught;
+use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::DropBound;
 use crate::sys::observing::Contained;
@@ -63,7 +65,8 @@ impl<'a> LockAllRequest<'a> {
     /// than once for each key. The wait and the lock id belong to all of the locks: set those here, and not in the
     /// closure, which may not set [`hold_at_least`](LockRequest::hold_at_least) either. A callback like
     /// [`on_loss`](LockRequest::on_loss) is also called for a lock that is lost while others are still waited for,
-    /// before this request has returned a guard. Defaults to nothing.
+    /// before this request has returned a guard. With [`SameOwner::Replace`](crate::SameOwner::Replace) a lock may be
+    /// taken from its holder, and be released again because another one is not obtained. Defaults to nothing.
     pub fn each(mut self, each: impl Fn(LockRequest) -> LockRequest + Send + Sync + 'a) -> Self {
         let each = Contained::new(each);
         self.each = Some(Box::new(move |request| match &each.0 {
@@ -154,8 +157,9 @@ impl<'a> LockAllRequest<'a> {
         self.check().map_err(|error| family.in_context(error))?;
         let patience = AskedWait::patience(self.wait);
         let pausing = self.pausing();
+        let called = family.clock.now();
         loop {
-            let held = match self.each_in_turn(patience)? {
+            let held = match self.each_in_turn(patience, called)? {
                 Obtained::Granted(held) => held,
                 refused @ Obtained::Refused(_) => return Ok(refused),
             };
@@ -238,18 +242,29 @@ impl<'a> LockAllRequest<'a> {
     }
 
     /// Takes one lock after the other; gives up those that it has when one is not obtained.
-    fn each_in_turn(&self, patience: Patience) -> Result<Obtained<LockAllGuard, Error>> {
+    fn each_in_turn(&self, patience: Patience, called: BootTime) -> Result<Obtained<LockAllGuard, Error>> {
         // Each round has an id of its own, so that whoever frees what is left of an earlier round does not free this
         // one.
         let lock_id = self.lock_id.clone().unwrap_or_else(|| random::uuid().to_string());
         let mut held = LockAllGuard { guards: Vec::with_capacity(self.keys.len()), drop_bound: DropBound::default() };
         for key in &self.keys {
             let is_over = matches!(patience, Patience::Until(until) if until <= Instant::now());
+            let timed_out = |message| self.client.error(ErrorKind::TimedOut, key, message);
             let locked = if is_over {
-                let message = "the time was over before it was asked for, as one of several";
-                Err(self.client.error(ErrorKind::TimedOut, key, message))
+                Err(timed_out("the time was over before it was asked for, as one of several"))
             } else {
-                self.request(key, &lock_id).guard_or_refusal(patience)
+                let mut request = self.request(key, &lock_id);
+                // A guard that this client got since then is not replaced, even if this is not the first round.
+                request.spec.lock.called = Some(called);
+                let has_end = matches!(request.spec.lease, Some(AskedLease::Until(_)));
+                request.guard_or_refusal(patience).map_err(|error| match error.kind() {
+                    // Everything was checked when the call began, but since then the end has come nearer.
+                    ErrorKind::InvalidInput if has_end => {
+                        timed_out("the end of its lease was too near when it was asked for, as one of several")
+                            .caused_by(error)
+                    }
+                    _ => error,
+                })
             };
             match locked {
                 Ok(Obtained::Granted(guard)) => held.guards.push(guard),
@@ -394,6 +409,9 @@ impl LockAllGuard {
 
 impl Drop for LockAllGuard {
     fn drop(&mut self) {
+        if let Some(guard) = self.guards.first() {
+            self.drop_bound.begin(guard.quiet_drop_by());
+        }
         // In a forked child there is nothing to release, and each guard refuses it. A panic is a bug, but must not
         // leave a drop.
         let _ = caught(|| self.release_all());

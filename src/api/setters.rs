@@ -77,7 +77,9 @@ macro_rules! setters {
             ///
             /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever), by
             /// [`acquire`](Self::acquire), which gives no guard, and in
-            /// [`LockAllRequest::each`](crate::LockAllRequest::each): there call it on the guards once all are held. On
+            /// [`LockAllRequest::each`](crate::LockAllRequest::each): there call it on the guards once all are held. (If
+            /// one of these calls fails, locks whose call succeeded keep their time:
+            /// [`unlock_key`](crate::LockClient::unlock_key) before the release frees them at once.) On
             /// Cloud Spanner with `fleet=mixed` only the lease itself, `spindle_duration`, is accepted. Defaults to
             /// nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {
@@ -153,16 +155,17 @@ macro_rules! setters {
                 self
             }
 
-            /// Warns once if heartbeats fail and only this much time is left until the loss: in the log, to the observer,
-            /// and by [`on_warning`](Self::on_warning). It must be less than a renewal gives: the lease less the margin.
-            /// Defaults to no warning.
+            /// Warns if heartbeats fail and only this much time is left until the loss: in the log, to the observer, and
+            /// the first time by [`on_warning`](Self::on_warning). It warns again only after a heartbeat has succeeded.
+            /// It must be less than a renewal gives: the lease less the margin. Defaults to no warning.
             pub fn warn_before(mut self, left: Duration) -> Self {
                 self.spec.callbacks.get_mut().warn_before = Some(left);
                 self
             }
 
-            /// Called once, on its own thread, with the time left by then, when [`warn_before`](Self::warn_before) is due;
-            /// refused without that. It may wait for a thread, as [`on_loss`](Self::on_loss) does. Defaults to nothing.
+            /// Called once, on its own thread, with the time left by then, when [`warn_before`](Self::warn_before) is
+            /// first due; refused without that. Like [`on_loss`](Self::on_loss) it may wait for a thread, and must not
+            /// own its guard. Defaults to nothing.
             pub fn on_warning(mut self, on_warning: impl FnOnce(Duration) + Send + 'static) -> Self {
                 let mut on_warning = Contained::new(on_warning);
                 let on_warning = move |left| on_warning.0.take().map_or((), |on_warning| on_warning(left));

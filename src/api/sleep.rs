@@ -19,7 +19,7 @@ pub enum Slept {
     Cancelled,
     /// The lock was lost.
     Lost(Loss),
-    /// The guard was released meanwhile, by [`close`](crate::LockClient::close) or by another thread that shares it.
+    /// The guard was released meanwhile: by [`close`](crate::LockClient::close), or at the end of an election's term.
     Released,
 }
 

@@ -115,7 +115,7 @@ pub(super) enum Round {
 
 impl<'a> Wait<'a> {
     pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec<'a>, patience: Patience) -> Self {
-        let effort = Effort::begins(family.clock.now());
+        let effort = Effort::begins(spec.lock.called.unwrap_or_else(|| family.clock.now()));
         let (line, known) = (InLine::default(), Known::default());
         let users_code = Arc::default();
         Wait { family, spec, patience, is_one_of_several: false, users_code, effort, line, known, span: None }

@@ -1,7 +1,7 @@
 //! What all clones of a client share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Weak};
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -60,6 +60,8 @@ struct Closing {
     obtaining: Mutex<Vec<usize>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
+    /// By when the guards that are dropped after it must be gone.
+    guards_by: OnceLock<Instant>,
     /// The last field, so that it is dropped last: the bound of the client's drop then also covers the end of the
     /// store.
     drop_bound: DropBound,
@@ -210,6 +212,13 @@ impl Family {
     /// By when the drop of something that belongs to this client must have returned.
     pub fn drop_by(&self) -> DropBy {
         DropBy::new(Owner::of(self), self.options.drop_timeout)
+    }
+
+    /// The same for guards. Those that are dropped after a close, which has tried to release all, share the time of one.
+    pub fn guard_drop_by(&self) -> DropBy {
+        let by = self.drop_by();
+        let is_closed = self.closing.token.is_cancelled();
+        if is_closed { by.at_most(*self.closing.guards_by.get_or_init(|| by.instant())) } else { by }
     }
 
     /// Becomes cancelled when the client is closed.

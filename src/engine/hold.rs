@@ -420,6 +420,7 @@ impl Hold {
                 return Beat::Over;
             }
             state.last_error = None;
+            state.callbacks.has_warned = false;
             *self.beats.warned.lock() = None;
             let (end, wall) = (end_of(until, now, self.setup.clock.now()).as_nanos(), SystemTime::now());
             if is_renewed {

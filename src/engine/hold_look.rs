@@ -68,7 +68,7 @@ impl Hold {
     pub fn first_look(&self) -> BootTime {
         let state = self.state.lock();
         let max_hold = self.ends_by_max_hold(&state);
-        let warning = state.callbacks.warn_before.map(|before| self.held_until() - before);
+        let warning = state.callbacks.warns_at(self.held_until());
         [max_hold, warning, state.start_at].into_iter().flatten().fold(self.held_until(), BootTime::min)
     }
 
@@ -95,11 +95,11 @@ impl Hold {
             self.lose(LossReason::MaxHold);
             return None;
         }
-        let warning = state.callbacks.warn_before.map(|before| held_until - before);
+        let warning = state.callbacks.warns_at(held_until);
         if warning.is_some_and(|at| now >= at) {
-            // Without a failed heartbeat the next one is still under way: look again in a second.
+            // Without a failed heartbeat the next one is still under way: if it fails, the watcher looks at once.
             if state.last_error.is_some() {
-                state.callbacks.warn_before = None;
+                state.callbacks.has_warned = true;
                 let on_warning = state.callbacks.on_warning.take();
                 let left = held_until.since(now);
                 self.tell_before_its_end(|key, fencing_token| Event::RenewalLate { key, fencing_token, left }, state);

@@ -51,9 +51,18 @@ pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
 pub struct Callbacks {
     pub max_hold: Option<Duration>,
     pub warn_before: Option<Duration>,
+    /// Since the last heartbeat that was answered.
+    pub has_warned: bool,
     pub on_warning: Option<OnWarning>,
     pub at_loss: Option<AtLoss>,
     pub on_loss: Option<OnLoss>,
+}
+
+impl Callbacks {
+    /// When to warn that the loss is near, if the lock counts as held until `held_until`.
+    pub fn warns_at(&self, held_until: BootTime) -> Option<BootTime> {
+        self.warn_before.filter(|_| !self.has_warned).map(|before| held_until - before)
+    }
 }
 
 /// The lock that a caller asks for.
@@ -70,6 +79,8 @@ pub struct LockSpec {
     pub expects_to_wait: bool,
     /// This is a transfer: the new grant takes the place of this one (grant id and token).
     pub instead_of: Option<(GrantId, u64)>,
+    /// When the call began, if that was before this wait.
+    pub called: Option<BootTime>,
     pub terms: Terms,
 }
 
@@ -85,6 +96,7 @@ impl LockSpec {
             replace_same_owner: false,
             expects_to_wait: false,
             instead_of: None,
+            called: None,
             terms,
         }
     }

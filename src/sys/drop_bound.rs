@@ -37,6 +37,10 @@ impl DropBy {
         DropBy { owner, at: outer.map_or(at, |outer| outer.at.min(at)) }
     }
 
+    pub fn at_most(self, at: Instant) -> Self {
+        DropBy { at: self.at.min(at), ..self }
+    }
+
     pub fn instant(self) -> Instant {
         self.at
     }

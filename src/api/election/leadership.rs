@@ -194,7 +194,9 @@ impl Leadership {
     }
 
     /// The guard of the leader's lock, for everything else that a guard can do. When the node no longer leads, the lock
-    /// may still be held until a closure of [`lead`](crate::Election::lead) has returned.
+    /// may still be held until a closure of [`lead`](crate::Election::lead) has returned. A minimum hold
+    /// ([`hold_at_least`](LockGuard::hold_at_least)) outlasts the term: until its end nobody can lead, and
+    /// [`leader`](crate::Election::leader) still returns this node.
     pub fn guard(&self) -> &LockGuard {
         &self.term.guard
     }

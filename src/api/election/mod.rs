@@ -43,7 +43,9 @@ use shared::{Ends, Shared};
 /// that it writes to should refuse a [fencing token](Election::fencing_token) below the highest one it has seen.
 ///
 /// Dropping the election [stops](Election::stop) `run` and `lead`, and reports no error. A [`Leadership`] that
-/// [`campaign`](Election::campaign) returned is not affected.
+/// [`campaign`](Election::campaign) returned is not affected. A closure, callback or health check that needs the
+/// election must have a [`Weak`](std::sync::Weak) of it: an election that its own closure owns is never dropped, and
+/// campaigns for ever.
 ///
 /// # Example
 /// ```

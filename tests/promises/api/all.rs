@@ -3,11 +3,13 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::support::bench::builder_over;
 use leasehold::internals::store::fault::{Call, Fault, FaultPlan, Faulty};
-use leasehold::{CancelToken, Error, ErrorKind, Event, LockClient, LockRequest, LossReason, Mutex, Observer};
+use leasehold::{
+    CancelToken, Error, ErrorKind, Event, LockClient, LockRequest, LossReason, Mutex, Observer, SameOwner,
+};
 
 use crate::api::{LONG, MINUTE, answered, on_every_store};
 use crate::support::harness::{Store, on_each_local, within};
@@ -387,6 +389,41 @@ fn a_client_that_polls_seldom_begins_again_all_the_same() {
         b.release().unwrap();
         assert!(waits.join().unwrap().unwrap().is_held());
     });
+}
+
+/// Such a guard is newer than the call, in each of the call's rounds.
+#[test]
+fn a_guard_that_this_client_got_meanwhile_is_not_replaced_in_a_later_round() {
+    let store = Store::memory();
+    let losses = Arc::new(Losses::default());
+    let client = store.builder().heartbeat(SHORT).observer(losses.clone()).connect().unwrap();
+    let b = store.bystander().lock("b").unwrap();
+    let replacing = |one: LockRequest| one.owner("job").same_owner(SameOwner::Replace);
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_all(["a", "b"]).each(replacing).lock());
+        wait_until("a is held", || !store.is_vacant("a"));
+        let newer = replacing(client.request("a")).try_lock().unwrap().expect("it replaces that of the call");
+        wait_until("that is lost", || !losses.0.lock().is_empty());
+        let before = store.plan.count(Call::Acquire);
+        b.release().unwrap();
+        wait_until("b is had, and a is asked for again", || store.plan.count(Call::Acquire) >= before + 2);
+        assert_eq!(client.get("a").unwrap().unwrap().holders()[0].fencing_token(), newer.fencing_token());
+        newer.release().unwrap();
+        assert!(waits.join().unwrap().unwrap().is_held());
+    });
+}
+
+/// What was right when the call began is no wrong argument later.
+#[test]
+fn an_end_of_the_lease_that_comes_near_while_others_are_waited_for_ends_the_wait() {
+    let store = Store::memory();
+    let client = store.builder().margin(Duration::from_secs(1)).connect().unwrap();
+    let end = SystemTime::now() + Duration::from_secs(3);
+    // It ends by itself when so much is left that "b" can be had, and too little for the next key.
+    let b = store.bystander().request("b").lease_until(end - Duration::from_millis(1300)).lock().unwrap();
+    drop(b.into_lock());
+    let error = client.request_all(["a", "b", "c"]).each(|one| one.lease_until(end)).lock().unwrap_err();
+    assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
 }
 
 /// An operator that ends what is left of the first round by its lock id ends nothing of the second round.

@@ -1,14 +1,17 @@
-//! The library drops what it is given. A panic in that drop is contained.
+//! What is dropped, and when. The library drops what it is given, and contains a panic in that drop.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use leasehold::internals::store::fault::{Call, Fault};
 use leasehold::{Event, LockClient, Observer};
 
 use crate::api::LONG;
 use crate::support::alone::alone;
+use crate::support::harness::Store;
+use crate::support::lateness;
 use crate::support::wait::wait_until;
 
 /// Panics when it is dropped, and counts its drops.
@@ -122,4 +125,19 @@ fn a_panic_in_the_drop_of_what_an_election_was_given_ends_no_process() {
             drop(client.election("job").on_won(move |_| won.is_here()).on_lost(move |_, _| lost.is_here()));
         });
     });
+}
+
+/// The close has tried to release them.
+#[test]
+fn guards_that_are_dropped_after_a_close_share_the_time_of_one_drop() {
+    lateness::measure();
+    let (store, bound) = (Store::memory(), Duration::from_millis(500));
+    let client = store.builder().drop_timeout(bound).connect().unwrap();
+    let guards: Vec<_> = (0..20).map(|n| client.lock(&n.to_string()).unwrap()).collect();
+    store.plan.always(Call::Release, Fault::HangBefore);
+    client.close().unwrap_err();
+    let began = Instant::now();
+    drop(guards);
+    let took = began.elapsed();
+    assert!(took <= 3 * bound + lateness::slack(began), "{took:?}");
 }

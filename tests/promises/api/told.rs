@@ -76,6 +76,45 @@ fn a_warning_comes_before_the_loss_when_heartbeats_fail() {
     });
 }
 
+/// Counts heartbeats that were answered, and warnings.
+#[derive(Default)]
+struct Beats {
+    renewed: AtomicUsize,
+    late: AtomicUsize,
+}
+
+impl Observer for Beats {
+    fn event(&self, event: &Event<'_>) {
+        match event {
+            Event::Renewed { .. } => _ = self.renewed.fetch_add(1, Ordering::SeqCst),
+            Event::RenewalLate { .. } => _ = self.late.fetch_add(1, Ordering::SeqCst),
+            _ => {}
+        }
+    }
+}
+
+/// A lock that is held for a year meets more than one outage.
+#[test]
+fn each_time_that_heartbeats_fail_is_warned_of() {
+    on_every_store(|store| {
+        let faults = FaultPlan::default();
+        let faulty = Arc::new(Faulty::new(store.store.clone(), faults.clone()));
+        let beats = Arc::new(Beats::default());
+        let client = builder_over(faulty, store.clock.clone()).lease(MINUTE).observer(beats.clone()).connect().unwrap();
+        let guard = client.request("k").warn_before(MINUTE / 2).lock().unwrap();
+        for outage in 1..=2 {
+            faults.always(Call::Renew, Fault::FailBefore);
+            // Of the 54 s that a renewal gives, less than half a minute is left.
+            store.advance(MINUTE * 5 / 12);
+            wait_until("the warning", || beats.late.load(Ordering::SeqCst) == outage);
+            let renewed = beats.renewed.load(Ordering::SeqCst);
+            faults.heal();
+            wait_until("a heartbeat", || beats.renewed.load(Ordering::SeqCst) > renewed);
+        }
+        assert!(guard.is_held());
+    });
+}
+
 #[test]
 fn no_warning_comes_while_heartbeats_succeed() {
     on_every_store(|store| {
