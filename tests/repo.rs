@@ -64,19 +64,41 @@ fn files_stay_short() {
 /// The package contains every file that its sources, with their tests, read.
 #[test]
 fn the_package_has_what_its_sources_read() {
-    let manifest = text("Cargo.toml");
-    let included: Vec<&str> =
-        manifest.lines().find(|line| line.starts_with("include = ")).unwrap().split('"').collect();
+    let list = std::process::Command::new(env!("CARGO"))
+        .args(["package", "--list", "--offline", "--allow-dirty", "--package", "leasehold"])
+        .current_dir(root())
+        .output()
+        .unwrap();
+    assert!(list.status.success(), "{}", String::from_utf8_lossy(&list.stderr));
+    let list = String::from_utf8(list.stdout).unwrap();
+    let packed = |wanted: &str| list.lines().any(|file| file == wanted || file.starts_with(&format!("{wanted}/")));
     let mut read = BTreeSet::new();
     for path in files("src", "rs") {
-        for line in text(&path).lines().filter(|line| line.contains("#[path") || line.contains("CARGO_MANIFEST_DIR")) {
-            read.extend(
-                line.split(['"', '\'']).filter_map(|part| part.find("/tests/").map(|at| part[at..].to_owned())),
-            );
+        let text = text(&path);
+        // In the source, the texts that follow this.
+        let after = |mark: &str| -> Vec<String> {
+            text.split(mark).skip(1).filter_map(|rest| rest.split('"').next()).map(str::to_owned).collect()
+        };
+        let beside = [r#"#[path = ""#, r#"include_str!(""#, r#"include_bytes!(""#];
+        read.extend(beside.iter().flat_map(|mark| after(mark)).map(|other| flat(&path.parent().unwrap().join(other))));
+        read.extend(after(r#"env!("CARGO_MANIFEST_DIR"), "/"#));
+    }
+    assert!(read.len() > 10, "{read:?}");
+    let missing: Vec<_> = read.iter().filter(|wanted| !packed(wanted)).collect();
+    assert!(missing.is_empty(), "{missing:?} of {read:?}");
+}
+
+/// The path without `..`.
+fn flat(path: &Path) -> String {
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.to_str().unwrap().split('/') {
+        match part {
+            ".." => _ = parts.pop(),
+            "." => {}
+            _ => parts.push(part),
         }
     }
-    assert!(read.len() >= 2, "{read:?}");
-    assert!(read.iter().all(|path| included.contains(&path.as_str())), "{read:?}, but {included:?}");
+    parts.join("/")
 }
 
 /// A struct of more than ten fields must have "one .. for each .." in its comment, otherwise it is two or three things.

@@ -204,7 +204,7 @@ mod tests {
     /// Uses the corpus of the fuzz target, and each pair of its files, one after the other.
     #[test]
     fn no_text_is_too_much_for_a_duration() {
-        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fuzz/corpus/durations");
+        let folder = concat!(env!("CARGO_MANIFEST_DIR"), "/src/cli/durations");
         let files = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
         let texts: Vec<String> = files.map(|path| std::fs::read_to_string(path).unwrap()).collect();
         assert!(texts.len() > 10, "{texts:?}");

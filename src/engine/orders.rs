@@ -1,6 +1,6 @@
 //! A small scheduler for tests: goes through every order in which some actors can take their steps.
 
-#[path = "../../tests/support/seed.rs"]
+#[path = "seed.rs"]
 pub mod seed;
 
 use std::time::Duration;

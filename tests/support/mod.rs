@@ -40,6 +40,7 @@ pub mod regressions;
 #[cfg(target_os = "linux")]
 pub mod roamer;
 pub mod room;
+#[path = "../../src/engine/seed.rs"]
 pub mod seed;
 pub mod servers;
 #[cfg(unix)]

@@ -4,7 +4,7 @@ use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-#[path = "../support/seed.rs"]
+#[path = "../../src/engine/seed.rs"]
 mod seed;
 
 /// One run of the command.

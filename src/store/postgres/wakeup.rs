@@ -107,8 +107,8 @@ impl Postgres {
                     if !is_heard {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",
-                                "the server does not tell a listening session what was told: waiters poll; a pooler must give \
-                                 each client a session of its own, or the URL name it: pooler=transaction");
+                                "notifications do not reach a session that listens: waiters poll; a pooler must give each \
+                                 client a session of its own, or the URL name it: pooler=transaction");
                         }
                         return Ok(false);
                     }
