@@ -144,6 +144,12 @@ pub fn links_shared(compiler: &mut Command) {
 /// Runs it to its end and returns what it printed.
 #[track_caller]
 pub fn run(command: &mut Command) -> String {
+    ran(command).unwrap_or_else(|(_, said)| panic!("{said}"))
+}
+
+/// The same; an error has the exit code, and what was printed.
+#[track_caller]
+pub fn ran(command: &mut Command) -> Result<String, (Option<i32>, String)> {
     let shown = format!("{command:?}");
     let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().expect(&shown);
     let read = |pipe: Box<dyn std::io::Read + Send>| {
@@ -162,8 +168,7 @@ pub fn run(command: &mut Command) -> String {
     }
     let (stdout, stderr) = (stdout.join().expect("text"), stderr.join().expect("text"));
     let status = child.wait().expect("it is our child");
-    assert!(status.success(), "{shown}: {status}\n{stdout}{stderr}");
-    stdout
+    if status.success() { Ok(stdout) } else { Err((status.code(), format!("{shown}: {status}\n{stdout}{stderr}"))) }
 }
 
 /// A new store for each run.

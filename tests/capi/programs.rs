@@ -5,7 +5,7 @@ use std::fs;
 use std::process::Command;
 use std::sync::Mutex;
 
-use crate::library::{Language, compile, root, run, store};
+use crate::library::{Language, compile, ran, root, store};
 use crate::room::room;
 
 /// A new program is named here, with its proof, in which `#` stands for a number above zero.
@@ -40,6 +40,11 @@ pub const WAITING: usize = 3;
 /// Runs a compiled program, perhaps under a tool.
 #[track_caller]
 pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
+    proves(tool, binary, proof).unwrap_or_else(|(_, said)| panic!("{said}"));
+}
+
+/// The same; an error has the exit code, and what was printed.
+pub fn proves(tool: &[&str], binary: &std::path::Path, proof: &str) -> Result<(), (Option<i32>, String)> {
     let (_folder, url) = store();
     let mut command = match tool {
         [] => Command::new(binary),
@@ -51,19 +56,24 @@ pub fn prove(tool: &[&str], binary: &std::path::Path, proof: &str) {
     };
     // The thread sanitizer does not know the library's own mutexes, so it checks only what the programs do.
     command.env("TSAN_OPTIONS", "ignore_interceptors_accesses=1");
-    prove_on(&url, command, proof);
+    proves_on(&url, command, proof)
 }
 
 /// The same for a command that still needs the store's URL.
 #[track_caller]
-pub fn prove_on(url: &str, mut command: Command, proof: &str) {
+pub fn prove_on(url: &str, command: Command, proof: &str) {
+    proves_on(url, command, proof).unwrap_or_else(|(_, said)| panic!("{said}"));
+}
+
+fn proves_on(url: &str, mut command: Command, proof: &str) -> Result<(), (Option<i32>, String)> {
     let folder = room().expect("a folder");
     command.arg(url);
     if proof.contains("20 jobs") {
         command.arg(folder.path());
     }
-    let printed = run(&mut command);
+    let printed = ran(&mut command)?;
     assert!(printed.lines().last().is_some_and(|line| is_proof(line, proof)), "{proof}: {printed}");
+    Ok(())
 }
 
 /// Whether a program's last line is this proof.

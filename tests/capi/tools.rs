@@ -3,7 +3,7 @@
 use std::process::{Command, Stdio};
 
 use crate::library::{Language, compile, compiler, library, root, run, store, target};
-use crate::programs::{PROGRAMS, WAITING, prove, with_each};
+use crate::programs::{PROGRAMS, WAITING, prove, proves, with_each};
 use crate::servers::skip;
 
 /// Whether a tool is installed.
@@ -39,7 +39,12 @@ fn valgrind_finds_no_error_and_no_leak() {
     with_each(2, PROGRAMS.iter(), |program, proof| {
         // A child that was forked while other threads ran necessarily leaks everything that they held.
         let leaks = if program == "forked" { &[][..] } else { &leaks };
-        prove(&[&common, leaks].concat(), &compile(program, Language::C11, &[]), proof);
+        // Valgrind slows a program down so much that on a busy machine its own time limits may be too short: then it is
+        // tried again. What valgrind itself finds (9) is not.
+        let ran = || proves(&[&common, leaks].concat(), &compile(program, Language::C11, &[]), proof);
+        let is_late = |ran: &Result<(), (Option<i32>, String)>| matches!(ran, Err((Some(1), _)));
+        let tried = (0..3).map(|_| ran()).find(|ran| !is_late(ran)).unwrap_or_else(ran);
+        tried.unwrap_or_else(|(_, said)| panic!("{said}"));
     });
 }
 

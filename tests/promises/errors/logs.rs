@@ -15,7 +15,7 @@ use leasehold::internals::store::memory::Memory;
 use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::log_is_written;
 use leasehold::testing::{Failure, MemoryStore};
-use leasehold::{CancelToken, ErrorKind, Leadership, LockGuard, LockRequest, Operation};
+use leasehold::{CancelToken, ErrorKind, Leadership, LockClient, LockGuard, LockRequest, Operation};
 
 static KEPT: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
@@ -73,18 +73,25 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         assert_eq!(warnings(), [""; 0]);
 
         // Time for only one request.
-        let client = store.builder().drop_timeout(Duration::from_secs(1)).connect().unwrap();
+        let connect = || store.builder().drop_timeout(Duration::from_secs(1)).connect().unwrap();
+        // The background of this client releases once more, and must not meet the next failure.
+        let ends = |client: LockClient| wait_until("the background is done", || client.close().is_ok());
+        let client = connect();
         let guard = client.lock("k").unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(guard);
         assert_warned("WARN leasehold::guard: lock \"k\" could not be released");
+        ends(client);
         // The same for one of several locks.
+        let client = connect();
         let all = client.lock_all(["a", "b"]).unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(all);
         assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
+        ends(client);
 
         // There is one warning, although the guard is dropped after that.
+        let client = connect();
         let all = client.lock_all(["a"]).unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         all.release().unwrap_err();
