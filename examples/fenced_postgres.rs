@@ -1,5 +1,5 @@
-//! The locks and the data are in one database of PostgreSQL. A holder is stopped past its lease, a rival takes the lock and
-//! writes; when the first one wakes, its transaction asserts the lock, and so its late write is rolled back.
+//! The locks and the data are in one database of PostgreSQL. A holder is stopped past its lease, a rival takes the lock
+//! and writes; when the first one wakes, its transaction asserts the lock, and so its late write is rolled back.
 //!
 //! ```sh
 //! cargo run --features postgres --example fenced_postgres postgres://USER:PASSWORD@HOST/DATABASE

@@ -19,7 +19,7 @@ use sdk::client::{DatabaseClient, Spanner};
 use sdk::statement::Statement;
 use tokio::runtime::Runtime;
 
-/// A database by the SDK, which is async.
+/// A database, and what runs the calls of the SDK, which is async.
 struct Report {
     runtime: Runtime,
     database: DatabaseClient,

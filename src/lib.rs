@@ -200,7 +200,7 @@ mod engine;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code, unused_imports))]
 mod lease;
 mod model;
-// Some of the contract of stores, and the fault switch, only the tests use; a build with few stores uses even less.
+// Only the tests use the whole contract of stores and the fault switch; a build with few stores uses even less of them.
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]
 mod store;
 #[cfg_attr(not(feature = "_internals"), allow(dead_code))]

@@ -286,7 +286,8 @@ pub fn fork_now_and_then(worker: &Worker, random: &mut fastrand::Rng, id: u64, i
     if !worker.options.forks() || random.u32(..50) > 0 {
         return;
     }
-    // SAFETY: the child calls nothing but the guards, one `prctl`, one `write` and one signal to itself, and ends by that.
+    // SAFETY: the child calls nothing but the guards, one `prctl`, one `write` and one signal to itself, and ends by
+    // that.
     #[allow(unsafe_code)]
     let forked = unsafe { fork() };
     match forked {

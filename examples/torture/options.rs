@@ -105,7 +105,7 @@ pub struct Options {
     pub least_ops: Option<usize>,
     pub least_faults: Option<usize>,
     pub out: Option<PathBuf>,
-    /// All names in the store begin with this, so that they differ from what an earlier run has left there.
+    /// A part of all names in the store, so that they differ from those that an earlier run has left there.
     pub run: String,
     /// The process that started this worker.
     pub parent: u32,

@@ -9,8 +9,8 @@ const WIDTH: f64 = 1_100.0;
 const LEFT: f64 = 90.0;
 const ROW: f64 = 34.0;
 
-/// One row for each process that held the key, from two leases before the violation to two after; `None` if it has no
-/// key.
+/// One row for each process that held the key, or may have, from two leases before the violation to two after; `None`
+/// if the violation has no key.
 pub fn draw(run: &Run, violation: &Violation) -> Option<String> {
     let key = violation.key?;
     let around = 2 * run.terms.lease;

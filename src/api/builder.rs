@@ -84,10 +84,11 @@ impl ClientBuilder {
     /// How long before the end of the lease the holder already treats the lock as lost. This covers clocks that run at
     /// different rates, and the time between a check of `is_held` and acting on it.
     /// Defaults to a tenth of the lease. It must be below the lease less the heartbeat, and at least 100 ms on
-    /// DynamoDB, whose time is not known more precisely, 1 ms on MongoDB for the same reason, and 1 s there with
-    /// `fleet=mixed`. If another program gives an end to a lock that had none, its guard may learn of that 35 s late.
-    /// Such an end is at least a minute away, so a margin of more than 25 s is not certain for such a lock. The lease
-    /// of a name has a margin of a tenth of that lease, or this margin where it is larger, up to half the lease.
+    /// DynamoDB, whose time is not known more precisely; on MongoDB at least 1 ms for the same reason, and at least 1 s
+    /// with `fleet=mixed`. If another program gives an end to a lock that had none, the lock's guard may learn of that
+    /// 35 s late. Such an end is at least a minute away, so for such a lock only 25 s of a larger margin are certain.
+    /// The lease of a name has a margin of a tenth of that lease, or this margin where it is larger, up to half the
+    /// lease.
     pub fn margin(mut self, margin: Duration) -> Self {
         self.options.margin = Some(margin);
         self
@@ -105,7 +106,7 @@ impl ClientBuilder {
 
     /// Receives an event for everything that happens, for metrics. Each call adds one observer; the observers are
     /// called one after the other. An observer that owns its client keeps the client's threads and connections for
-    /// ever: give it a [`Weak`](std::sync::Weak). Defaults to none.
+    /// ever: let it own only a [`Weak`](std::sync::Weak) to an `Arc` of the client. Defaults to none.
     pub fn observer(mut self, observer: Arc<dyn Observer>) -> Self {
         self.options.observing = self.options.observing.and(observer);
         self
@@ -120,8 +121,8 @@ impl ClientBuilder {
 
     /// How long one request to the store may take, and also, in all, a call that does not wait for other holders, like
     /// `try_lock` and `get`. Defaults to 5 s. Each request gets half of the time that its call has left, but at least
-    /// two seconds, so that there is time to repeat one that got no answer. So set this to twice the time of the
-    /// slowest answer.
+    /// two seconds, so that there is time to repeat one that got no answer. So set this to at least twice the
+    /// time of the slowest answer.
     pub fn request_timeout(mut self, timeout: Duration) -> Self {
         self.options.request_timeout = timeout;
         self

@@ -102,8 +102,8 @@ impl LockClient {
     /// Waits for at most `timeout`; `None` when others held the lock all that time. Zero tries once.
     ///
     /// # Errors
-    /// `Store` or `Ambiguous` when the store did not answer in that time, which happens on a busy store when it is a
-    /// few milliseconds; otherwise see [`LockRequest::try_lock`].
+    /// `Store` or `Ambiguous` when the store did not answer in that time, which can happen on a busy store if `timeout`
+    /// is only a few milliseconds; otherwise see [`LockRequest::try_lock`].
     pub fn try_lock_for(&self, key: &str, timeout: Duration) -> Result<Option<LockGuard>> {
         self.request(key).try_lock_for(timeout)
     }
@@ -295,7 +295,7 @@ impl LockClient {
     /// # Errors
     /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, when the lease is out of
     /// bounds, or when a lock without end would end within a minute; `Ambiguous` or `Store` when the store did not
-    /// answer, also after repeats within the request timeout.
+    /// answer, even after repeats within the request timeout.
     pub fn heartbeat(&self, lock: &Lock, lease: Duration) -> Result<Lock> {
         self.family.check_open()?;
         let by = self.family.request_deadline();
@@ -336,7 +336,7 @@ impl LockClient {
     /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or when this
     /// store does not hold it and it was granted elsewhere: on MongoDB and PostgreSQL by none of the hosts that this
     /// client has, on DynamoDB in another region or at another endpoint; `Ambiguous` or `Store` when the store did not
-    /// answer, also after repeats within the request timeout: then it may still be held.
+    /// answer, even after repeats within the request timeout: then it may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
         let by = self.family.request_deadline();
@@ -423,10 +423,10 @@ impl LockClient {
     /// Ends everything: wakes waiters with an error of kind `Closed`, releases every guard of this
     /// client and its clones, in parallel, and joins threads, all within one `drop_timeout`. A server's driver and its
     /// connections end when the last handle of the client is dropped.
-    /// A second close tries again only what has failed; the drops of the guards that are left do so, too, within the
-    /// time of one drop together. Call it before `process::exit`, which runs no drop. If the
-    /// closure of a leader ([`Election::lead`](crate::Election::lead)) has not returned within half of the
-    /// `drop_timeout`, its lock is left to its lease, without an error.
+    /// A second close tries again only what has failed. The drops of guards whose release failed try it again, too; those
+    /// that follow each other have one `drop_timeout` together. Call `close` before
+    /// `process::exit`, which runs no drop. If the closure of a leader ([`Election::lead`](crate::Election::lead)) has
+    /// not returned within half of the `drop_timeout`, its lock is left to its lease, without an error.
     ///
     /// # Errors
     /// The error of the first release that was not answered; all others are made all the same. Otherwise an error that

@@ -29,7 +29,7 @@ impl LockClient {
     /// # Errors
     /// `Lost` when it is refused, with the [key](Error::key) and the [holder](Error::holders) that
     /// has too little left, or when a lock was lost while the group was renewed; `InvalidInput`;
-    /// `Ambiguous` or `Store` when the store did not answer, also after repeats within the request timeout
+    /// `Ambiguous` or `Store` when the store did not answer, even after repeats within the request timeout
     /// for each key.
     ///
     /// # Example
@@ -52,7 +52,7 @@ impl LockClient {
         check_text("lock_id", lock_id).map_err(in_context)?;
         let lease = self.family.options.lease_of_data(lease, info.min_lease).map_err(in_context)?;
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, lease);
-        // At the time of now, not of the read, because the leases went on since.
+        // At the present time, not that of the read: time has passed since, so less is left of the leases.
         let check = |found: &Snapshot| {
             let times = Times { now: found.now(self.family.clock.now()), ..found.seen.times };
             decide(&Seen::new(found.seen.record.clone(), times, None)).map(drop)
@@ -90,7 +90,7 @@ impl LockClient {
     /// at any other time, it is safe to repeat.
     ///
     /// # Errors
-    /// `InvalidInput`; `Ambiguous` or `Store` when the store did not answer, also after repeats within the
+    /// `InvalidInput`; `Ambiguous` or `Store` when the store did not answer, even after repeats within the
     /// request timeout for each key: what was freed before stays free.
     ///
     /// # Example

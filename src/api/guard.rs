@@ -298,7 +298,8 @@ impl LockGuard {
 
     /// By when the drop of this guard, and everything that it drops, must have returned.
     pub(crate) fn quiet_drop_by(&self) -> DropBy {
-        self.family.guard_drop_by()
+        // A guard that is over needs no time, and takes none from others.
+        if self.is_over() { self.drop_by() } else { self.family.guard_drop_by() }
     }
 
     /// By when a drop must have returned.

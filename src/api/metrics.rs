@@ -34,8 +34,9 @@
 //! | `leasehold_terms_total` | counter | | terms of elections that this process won |
 //! | `leasehold_term_seconds` | histogram | `end` | how long it led; `resigned`, `lost`, .. ([`TermEnd::name`](crate::TermEnd::name)) |
 //!
-//! Counters of what may befall a lock exist from its first grant on, at zero, because Prometheus can't see the increase
-//! of a series that begins with its first loss. Each grant costs some ten increments for that.
+//! Counters of what can go wrong with a lock (losses, late renewals, unanswered writes) exist from the first grant on,
+//! at zero: of a counter that begins with its first event, Prometheus would not see the increase. Each grant costs some
+//! ten increments for that.
 //!
 //! The names end as Prometheus wants them. Five alerts over them, for observers with a label `store` as above:
 #![doc = concat!("```yaml\n", include_str!("guide/alerts.yml"), "```")]
@@ -44,11 +45,11 @@
 //! largest bucket is shown as that bucket. So give `metrics-exporter-prometheus` buckets for each
 //! (`set_buckets_for_metric`), in seconds:
 //!
-//! | series | buckets |
+//! | `leasehold_.._seconds` | buckets |
 //! |---|---|
-//! | `leasehold_request_seconds` | 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30 |
-//! | `leasehold_renewal_left_seconds` | 0.1, 0.5, 1, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45, 60, 120, 300 |
-//! | the other three: `wait`, `hold`, `term` | 0.01, 0.1, 1, 10, 60, 600, 3600, 21600, 86400, 604800 |
+//! | `request` | 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30 |
+//! | `renewal_left` | 0.1, 0.5, 1, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45, 60, 120, 300 |
+//! | `wait`, `hold`, `term` | 0.01, 0.1, 1, 10, 60, 600, 3600, 21600, 86400, 604800 |
 #![doc = concat!("<details><summary>The dashboard</summary>\n\n```json\n", include_str!("guide/dashboard.json"), "```\n\n</details>")]
 
 use std::fmt;
@@ -81,8 +82,8 @@ impl Metrics {
         self
     }
 
-    /// How to make the label `key` from a key, for events that are about one. It should return few different texts.
-    /// Defaults to no such label.
+    /// How to make the label `key` from a key, for events that are about one. It should return few different texts: each
+    /// has some twenty series. Defaults to no such label.
     pub fn key(mut self, of: impl Fn(&str) -> String + Send + Sync + 'static) -> Self {
         self.key = Some(Box::new(of));
         self
@@ -95,8 +96,8 @@ impl Metrics {
         self.labels.iter().cloned().chain(key).chain(more).collect()
     }
 
-    /// Makes the series of what may befall a lock that was just granted. A series that began with its first loss would
-    /// look to Prometheus as if nothing had been added to it.
+    /// Makes the series of what can go wrong with a lock, at zero, when it is granted. If a series began with its first
+    /// event, Prometheus would not see that anything was added to it.
     fn begin_at_zero(&self, event: &Event<'_>) {
         let (taken, expired) = (LossReason::TakenOver { by: None }, LossReason::Expired { last_error: None });
         let others = [LossReason::ReleasedByOther, LossReason::MaxHold, LossReason::Gone, LossReason::HeartbeatDied];
@@ -133,8 +134,8 @@ impl Observer for Metrics {
                     counter!("leasehold_request_errors_total", labels).increment(n);
                 };
                 match error {
-                    // Begins at zero: see `begin_at_zero`.
-                    None => failed(ErrorKind::Store, 0),
+                    // These begin at zero: see `begin_at_zero`.
+                    None => [ErrorKind::Store, ErrorKind::Ambiguous].into_iter().for_each(|kind| failed(kind, 0)),
                     Some(error) => failed(error.kind(), 1),
                 }
             }

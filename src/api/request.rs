@@ -156,8 +156,8 @@ impl LockRequest {
         self
     }
 
-    /// Removes the wait and the callbacks, for a call that gives no guard: C programs use the same request for several
-    /// calls.
+    /// Removes the wait, the callbacks, `max_hold` and `warn_before`, for a call that gives no guard: C programs use
+    /// the same request for several calls.
     #[cfg(feature = "capi")]
     pub(crate) fn without_guard(mut self) -> Self {
         self.spec.callbacks = Mutex::default();
@@ -312,8 +312,8 @@ impl AskedWait {
     pub(crate) fn patience(wait: Option<AskedWait>) -> Patience {
         match wait {
             None => Patience::Endless,
-            // Not `Patience::until`: a wait that is over already, as when this thread was stopped, would become one
-            // try, which may take a whole request timeout.
+            // Not `Patience::until`: if this thread is stopped here until the wait is over, that would give one try,
+            // which may take a whole request timeout, longer than the wait.
             Some(AskedWait::For(wait)) if !wait.is_zero() => Patience::Until(far_from(Instant::now(), wait)),
             Some(AskedWait::For(_)) => Patience::Once,
             Some(AskedWait::Until(until)) => Patience::until(until),

@@ -19,7 +19,7 @@ use crate::sys::drop_bound::DropBound;
 use crate::sys::observing::Contained;
 use crate::sys::random;
 
-/// The longest pause before it begins again after one of its locks was lost. (The client's poll may be hours.)
+/// The longest pause before a request begins again after one of its locks was lost. (The client's poll may be hours.)
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 type Each<'a> = Box<dyn Fn(LockRequest) -> LockRequest + Send + Sync + 'a>;
@@ -107,8 +107,8 @@ impl<'a> LockAllRequest<'a> {
     /// Waits for all of the locks and holds them.
     ///
     /// # Errors
-    /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over
-    /// before all were asked for; `Lost` when one was lost while others were waited for, and either no time was left to
+    /// As [`LockRequest::lock`], for the first lock that was not obtained; `TimedOut` also when the time was over, or
+    /// the end that [`lease_until`](LockRequest::lease_until) sets too near, before all were asked for; `Lost` when one was lost while others were waited for, and either no time was left to
     /// begin again or [`LockRequest::max_hold`] ended it; `InvalidInput` for no key, a key that is given twice, a wait
     /// or lock id that is set in [`each`](Self::each), or if `each` returns a request for another lock. Locks that were
     /// taken are then released in the background: a program that ends at once by `process::exit` must call
@@ -144,8 +144,9 @@ impl<'a> LockAllRequest<'a> {
     /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.
     ///
     /// # Errors
-    /// As [`lock`](Self::lock); `TimedOut` only when the time was over before all were asked for. `InvalidInput` also when
-    /// a wait is set.
+    /// As [`lock`](Self::lock); `TimedOut` only when the time was over, or the end that
+    /// [`lease_until`](LockRequest::lease_until) sets too near, before all were asked for. `InvalidInput` also when a wait
+    /// is set.
     pub fn try_lock_for(self, timeout: Duration) -> Result<Option<LockAllGuard>> {
         self.check_no_wait("try_lock_for has one of its own")?;
         self.wait(timeout).obtain().map(Obtained::granted)
@@ -409,11 +410,11 @@ impl LockAllGuard {
 
 impl Drop for LockAllGuard {
     fn drop(&mut self) {
-        if let Some(guard) = self.guards.first() {
+        // In a forked child there is nothing to release, and each guard refuses it.
+        if let Some(guard) = self.guards.iter().find(|guard| !guard.is_over() && guard.is_own_process()) {
             self.drop_bound.begin(guard.quiet_drop_by());
         }
-        // In a forked child there is nothing to release, and each guard refuses it. A panic is a bug, but must not
-        // leave a drop.
+        // A panic is a bug, but must not leave a drop.
         let _ = caught(|| self.release_all());
     }
 }

@@ -58,12 +58,12 @@ macro_rules! setters {
             /// After a release, a drop or a close before that, and after the death of the process, it stays taken until
             /// then, and nobody renews it; others are refused and see the owner. So a job that takes a second does not
             /// run again on a host that starts it a little later. (On DynamoDB, if the process dies, the time can be
-            /// shorter by up to half of what an answer takes beyond a second.) If the lease is shorter, the first one
-            /// lasts this long, and a release is a read and a write. A caller that must have the lock sooner calls
+            /// shorter by up to half of what an answer takes beyond a second.) If the lease is shorter, it lasts this
+            /// long at first, and a release is a read and a write. A caller that must have the lock sooner calls
             /// [`force_release`](crate::LockClient::force_release), or requests it with
-            /// [`SameOwner::Replace`](crate::SameOwner::Replace). What then remains in the store has a lock id of its
-            /// own, so that no group renews or releases it; [`unlock_key`](crate::LockClient::unlock_key) with the id
-            /// that it shows does.
+            /// [`SameOwner::Replace`](crate::SameOwner::Replace). What a release leaves in the store for the rest of
+            /// the time has a lock id of its own, so that no group renews or releases it;
+            /// [`unlock_key`](crate::LockClient::unlock_key) with the id that it shows does.
             ///
             /// Each hold of a [shared](Self::shared) lock leaves an entry of its own in the row until its time is over,
             /// and each write carries all of them: with many short holds choose a short time, or set
@@ -77,11 +77,11 @@ macro_rules! setters {
             ///
             /// Refused with [`lease_until`](Self::lease_until) and [`lease_forever`](Self::lease_forever), by
             /// [`acquire`](Self::acquire), which gives no guard, and in
-            /// [`LockAllRequest::each`](crate::LockAllRequest::each): there call it on the guards once all are held. (If
-            /// one of these calls fails, locks whose call succeeded keep their time:
-            /// [`unlock_key`](crate::LockClient::unlock_key) before the release frees them at once.) On
-            /// Cloud Spanner with `fleet=mixed` only the lease itself, `spindle_duration`, is accepted. Defaults to
-            /// nothing.
+            /// [`LockAllRequest::each`](crate::LockAllRequest::each): there call
+            /// [`LockGuard::hold_at_least`](crate::LockGuard::hold_at_least) on the guards once all are held. (If one
+            /// of these calls fails, the locks whose call succeeded keep their time; to free them at once, call
+            /// [`unlock_key`](crate::LockClient::unlock_key) before the release.) On Cloud Spanner with `fleet=mixed`
+            /// only the lease itself, `spindle_duration`, is accepted. Defaults to nothing.
             pub fn hold_at_least(mut self, least: Duration) -> Self {
                 self.spec.at_least = Some(least);
                 self
@@ -155,9 +155,10 @@ macro_rules! setters {
                 self
             }
 
-            /// Warns if heartbeats fail and only this much time is left until the loss: in the log, to the observer, and
-            /// the first time by [`on_warning`](Self::on_warning). It warns again only after a heartbeat has succeeded.
-            /// It must be less than a renewal gives: the lease less the margin. Defaults to no warning.
+            /// Warns if heartbeats fail and only this much time is left until the loss: in the log, to the observer,
+            /// and the first time by [`on_warning`](Self::on_warning). It warns again only after a heartbeat has
+            /// succeeded. The time must be less than a renewal gives: the lease less the margin. Defaults to no
+            /// warning.
             pub fn warn_before(mut self, left: Duration) -> Self {
                 self.spec.callbacks.get_mut().warn_before = Some(left);
                 self

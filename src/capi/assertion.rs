@@ -20,12 +20,12 @@ pub enum Assertion {
 }
 
 /// A part of the statement by which a transaction of your own asserts that the lock is held; `part` is one of
-/// leasehold_assertion. For a lock in PostgreSQL or SQLite, by any driver, in a transaction of the database that has the
-/// locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
+/// leasehold_assertion. For a lock in PostgreSQL or SQLite, by any driver, in a transaction of the database that has
+/// the locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
 ///
-/// Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on nobody
-/// else is granted the lock before the transaction ends, unless you roll back to a savepoint that is older than the
-/// statement. No row: the lock is not held any more; roll back. An error, or a false value: roll back as well.
+/// Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on
+/// nobody else is granted the lock before the transaction ends, unless you roll back to a savepoint that is older than
+/// the statement. No row: the lock is not held any more; roll back. An error, or a false value: roll back as well.
 ///
 /// PostgreSQL: the parameters are $1 and $2. A false value means that the table lacks an index, which
 /// leasehold_client_create_schema adds. The heartbeats of all holders of a shared lock wait until the transaction ends,

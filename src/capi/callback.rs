@@ -24,10 +24,10 @@ unsafe impl<F: Send> Send for Callback<F> {}
 // SAFETY: nothing can be done with a shared one but to copy it.
 unsafe impl<F: Sync> Sync for Callback<F> {}
 
-/// How long the end of a callback may take to report what still waits for it.
+/// How long the calls of a callback may still go on, once it is ended for good, for the reports that wait for it.
 pub const REST: Duration = Duration::from_secs(5);
-/// Reports to code of the user's. A thread that others' deadlines depend on must not wait for that code, so another
-/// thread makes its reports, in the same order.
+/// Makes reports to code of the user's. A thread that others' deadlines depend on must not wait for that code, so
+/// another thread makes its reports, in the same order.
 #[derive(Clone, Default)]
 pub struct Aside(aside::Aside);
 
@@ -47,8 +47,8 @@ impl Aside {
         }
     }
 
-    /// Makes the reports that still wait, on this thread, before the callback ends: each lock has a report that says
-    /// how its hold ended. After [`REST`] the others are left out, since the callback is slow.
+    /// Makes the reports that still wait, on this thread, before the callback is ended for good: each lock has a report
+    /// that says how its hold ended. After [`REST`] the others are left out, since the callback is slow.
     pub fn tell_rest(&self) {
         self.0.tell_all(Some(Instant::now() + REST));
     }

@@ -229,8 +229,8 @@ pub extern "C" fn leasehold_builder_set_create_schema(builder: BuilderHandle) ->
 /// event happens or on another thread of the library's, on several threads at once, and while a call of the program's
 /// is under way. It should return at once, may call every function of this header, and must return: no exception,
 /// longjmp() or pthread_exit(). A function that takes long holds up what its thread does: a call, or the renewal of one
-/// lock, which is lost if the function takes longer than its lease. It holds up no renewal of another guard, and no
-/// report of a loss.
+/// lock, which is lost if the function takes longer than its lease. It holds up no renewal of another guard, no loss
+/// callback and no loss descriptor.
 ///
 /// leasehold_client_close first reports to the function the events that still wait for it; those that a slow function
 /// leaves after 5 seconds are dropped. Then it waits until other threads have left the function. After that the
@@ -317,8 +317,8 @@ pub extern "C" fn leasehold_client_close(client: ClientHandle) -> Code {
     call(|| handle::get::<Client>(client)?.close())
 }
 
-/// Frees the handle, and does not close the client while guards, requests, elections, leases, keepers or calls under way
-/// still use it. The last of them that is freed closes it, within the drop timeout.
+/// Frees the handle, and does not close the client while guards, requests, elections, leases, keepers or calls under
+/// way still use it. The last of them that is freed closes it, within the drop timeout.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_client_free(client: ClientHandle) -> Code {
     call(|| handle::remove::<Client>(client).map(drop))

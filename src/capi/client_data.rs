@@ -29,8 +29,8 @@ pub unsafe extern "C" fn leasehold_client_adopt(
 }
 
 /// Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
-/// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or when
-/// the lock has no end and would get one within a minute.
+/// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or
+/// when the lock has no end and would get one within a minute.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_client_heartbeat(client: ClientHandle, lock: LockHandle, lease_ms: u64) -> Code {

@@ -27,8 +27,8 @@ pub unsafe extern "C" fn leasehold_client_lock(
     })
 }
 
-/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-/// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this
+/// client wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
 /// LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set.
 /// \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param guard Gets the guard.

@@ -52,7 +52,8 @@ type WonFn = unsafe extern "C" fn(token: u64, user: *mut c_void);
 type LostFn = unsafe extern "C" fn(token: u64, text: *const c_char, text_len: usize, user: *mut c_void);
 
 type LeaderFn = unsafe extern "C" fn(token: u64, id: *const c_char, id_len: usize, user: *mut c_void);
-/// Not `bool`: a function of another language may return any byte, and a `bool` other than 0 and 1 is undefined in Rust.
+/// Not `bool`: a function of another language may return any byte, and a `bool` other than 0 and 1 is undefined in
+/// Rust.
 type HealthFn = unsafe extern "C" fn(user: *mut c_void) -> u8;
 
 /// Called with the fencing token of a leader's term, the leader's name, and the `user` pointer that was given. The text
@@ -340,8 +341,8 @@ pub unsafe extern "C" fn leasehold_election_token(election: ElectionHandle, toke
 }
 
 /// Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
-/// when nobody leads. Each call asks anew, so give room for 1,025 bytes, the longest name and a NUL, rather than ask for
-/// the length first.
+/// when nobody leads. Each call asks anew, so give room for 1,025 bytes, the longest name and a NUL, rather than ask
+/// for the length first.
 /// \param token Gets the fencing token.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
@@ -464,7 +465,7 @@ mod tests {
         assert!(leadership.is_leader(), "it was taken for unwell");
     }
 
-    /// In other languages a truth need not be 1.
+    /// In other languages `true` need not be 1.
     #[test]
     fn any_byte_but_zero_is_healthy() {
         extern "C" fn is_well(_: *mut c_void) -> u8 {
@@ -476,7 +477,8 @@ mod tests {
             // SAFETY: it takes no data.
             unsafe { leasehold_election_set_health_check(election, Some(is_well), std::ptr::null_mut()) }
         });
-        drop(inside.campaign().unwrap_or_else(|error| panic!("{error}")));
+        let led = inside.campaign_for(Duration::from_secs(60)).unwrap_or_else(|error| panic!("{error}"));
+        drop(led);
         assert_eq!(leasehold_election_free(election), Code::Ok);
     }
 

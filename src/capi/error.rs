@@ -73,8 +73,8 @@ pub unsafe extern "C" fn leasehold_error_holder(buffer: *mut c_char, capacity: u
     unsafe { copy(buffer, capacity, len, first) }
 }
 
-/// All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free it
-/// with leasehold_list_free.
+/// All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free
+/// it with leasehold_list_free.
 /// \param list Gets the list.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code {
@@ -89,8 +89,8 @@ pub unsafe extern "C" fn leasehold_error_holders(list: *mut ListHandle) -> Code 
     })
 }
 
-/// Whether the lock was held by a guard of the same client that made the failed call: a guard of another thread, or one
-/// of this thread, which then waited for itself.
+/// Whether one of the lock's holders was a guard of the same client that made the failed call: a guard of another
+/// thread, or one of this thread, which then waited for itself.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_error_held_by_this_client() -> bool {
     last(|failure| Some(failure.error.as_ref()?.held_by_this_client())).unwrap_or(false)

@@ -139,7 +139,8 @@ pub extern "C" fn leasehold_filter_set_created_after(filter: FilterHandle, unix_
     })
 }
 
-/// Only locks with fewer milliseconds than this left of their lease, the expired ones included. Leaves out endless locks.
+/// Only locks with fewer milliseconds than this left of their lease, the expired ones included. Leaves out endless
+/// locks.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_filter_set_remaining_below(filter: FilterHandle, ms: u64) -> Code {
     call(|| set(filter, |filter| filter.remaining_below(millis(ms))))

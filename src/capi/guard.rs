@@ -103,7 +103,7 @@ impl Guard {
     fn end(&self) {
         self.is_freed.store(true, Ordering::SeqCst);
         // The wait for a release that is under way on another thread is part of the time that a drop may take.
-        let Some(by) = self.under_way.upgrade().map(|held| held.drop_by()) else { return };
+        let Some(by) = self.under_way.upgrade().map(|held| held.quiet_drop_by()) else { return };
         let mut drop_bound = DropBound::default();
         drop_bound.begin(by);
         // Left again before the caller waits for a callback, which may be about to release the guard, too. If another
@@ -168,7 +168,8 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 
 /// Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
 /// for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
-/// renewal gives, or than leasehold_request_set_max_hold leaves, LEASEHOLD_CODE_STORE when the renewal was not answered.
+/// renewal gives, or than leasehold_request_set_max_hold leaves, LEASEHOLD_CODE_STORE when the renewal was not
+/// answered.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
@@ -395,8 +396,8 @@ pub unsafe extern "C" fn leasehold_guard_into_lock(guard: GuardHandle, lock: *mu
 /// succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
 /// returned, however long that takes. So do not hold a mutex that the callback takes, nor an interpreter's global lock:
 /// both would wait for ever. There is one exception: this does not wait for a callback that itself waits for the
-/// callback in which this call is made, as when two callbacks free each other's guards. Then the callback's `user` is in
-/// use until it returns. In a callback of the call that releases the guard, freeing leaves the release to that call.
+/// callback in which this call is made, as when two callbacks free each other's guards. Then the callback's `user` is
+/// in use until it returns. In a callback of the call that releases the guard, freeing leaves the release to that call.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_guard_free(guard: GuardHandle) -> Code {
     call(|| {

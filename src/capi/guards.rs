@@ -55,7 +55,7 @@ impl Guards {
     /// Takes the guards out to end them. The drop of what goes with them, which may be the client, has the same bound.
     fn take(&self, drop_bound: &mut DropBound) -> Option<Arc<LockAllGuard>> {
         let held = self.held.write().take();
-        held.iter().flat_map(|held| held.guards().first()).for_each(|first| drop_bound.begin(first.drop_by()));
+        held.iter().flat_map(|held| held.guards().first()).for_each(|first| drop_bound.begin(first.quiet_drop_by()));
         held
     }
 
@@ -170,8 +170,9 @@ pub extern "C" fn leasehold_guards_ensure_held(guards: GuardsHandle) -> Code {
     })
 }
 
-/// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again. Locks that
-/// come before the one that failed keep their time: leasehold_client_unlock_key, called before the release, frees them.
+/// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again. Locks
+/// that come before the one that failed keep their time: leasehold_client_unlock_key, called before the release, frees
+/// them.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guards_hold_at_least(guards: GuardsHandle, ms: u64) -> Code {

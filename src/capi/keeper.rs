@@ -16,8 +16,8 @@ use crate::sys::drop_bound::DropBound;
 pub struct KeeperData(pub(super) LeaseKeeper);
 handle::object!(KeeperData = 15, KeeperHandle, "keeper of a lease");
 
-/// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
-/// as it is.
+/// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the
+/// lease as it is.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct KeeperHandle {
@@ -61,8 +61,8 @@ pub unsafe extern "C" fn leasehold_keeper_is_held(keeper: KeeperHandle, held: *m
     })
 }
 
-/// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, LEASEHOLD_CODE_LOST, or LEASEHOLD_CODE_CLOSED after its client
-/// was closed, which leaves the lease to its holder.
+/// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, LEASEHOLD_CODE_LOST, or LEASEHOLD_CODE_CLOSED after its
+/// client was closed, which leaves the lease to its holder.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_keeper_ensure_held(keeper: KeeperHandle) -> Code {
@@ -100,8 +100,8 @@ pub unsafe extern "C" fn leasehold_keeper_remaining(keeper: KeeperHandle, ms: *m
     })
 }
 
-/// How the lease was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
-/// lost.
+/// How the lease was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was
+/// not lost.
 /// \param reason Gets the reason.
 /// \param buffer Gets the text, and `len` its length: as every text, see the top.
 #[unsafe(no_mangle)]
@@ -148,7 +148,7 @@ pub extern "C" fn leasehold_keeper_free(keeper: KeeperHandle) -> Code {
         let mut drop_bound = DropBound::default();
         let keeper = handle::remove::<KeeperData>(keeper)?;
         // Ended here, not by a drop: another call may be inside it, and would then be the one to end it.
-        drop_bound.begin(keeper.0.guard().drop_by());
+        drop_bound.begin(keeper.0.guard().quiet_drop_by());
         keeper.0.guard().end_quietly();
         Ok(())
     })

@@ -76,8 +76,8 @@ pub unsafe extern "C" fn leasehold_election_campaign(
 }
 
 /// leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
-/// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does, if the store was
-/// asked.
+/// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does, if the store
+/// was asked.
 /// \param leadership Gets the term.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -140,9 +140,9 @@ pub extern "C" fn leasehold_leadership_wait_loss(leadership: LeadershipHandle, m
 }
 
 /// Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-/// LEASEHOLD_CODE_LOST when the term was lost before, LEASEHOLD_CODE_CLOSED when this node has resigned already (also by
-/// leasehold_election_stop or a close of the client), or while another thread is still resigning. The leadership stays
-/// yours to free.
+/// LEASEHOLD_CODE_LOST when the term was lost before, LEASEHOLD_CODE_CLOSED when this node has resigned already (also
+/// by leasehold_election_stop or a close of the client), or while another thread is still resigning. The leadership
+/// stays yours to free.
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> Code {
@@ -150,12 +150,8 @@ pub extern "C" fn leasehold_leadership_resign(leadership: LeadershipHandle) -> C
         let leadership = handle::get::<LeadershipData>(leadership)?;
         let _ending = leadership.ending.alone_within(leadership.drop_timeout).ok_or_else(|| leadership.ended())?;
         let held = leadership.leadership.write().take();
-        // A stop of the election and a close of the client resign, too.
-        let has_resigned = leadership.loss.has_ended();
-        held.ok_or_else(|| leadership.ended())?.resign().map_err(|error| match error.kind() {
-            ErrorKind::Lost if has_resigned => leadership.ended(),
-            _ => error.into(),
-        })
+        let held = held.ok_or_else(|| leadership.ended())?;
+        if held.resigned()? { Ok(()) } else { Err(leadership.ended()) }
     })
 }
 

@@ -3,51 +3,52 @@
  * Written by tests/capi from the comments in src/capi: do not edit.
  *
  * Handles: an object is known by a number, never by a pointer. For each type the number is in a struct of its own, so
- * that a handle of another type does not compile; {0} is no handle. One that is wrong or was freed is answered with a
- * code and does no harm. What a function gives you is yours: free it once, by
- * the function that its type names. What you pass in stays yours, and can be freed as soon as the call has returned:
- * whoever still needs the object keeps it. Any thread may use any handle, also while another thread is inside a call
- * with it.
+ * that a handle of another type does not compile; {0} is no handle. A handle that is wrong or was freed is answered
+ * with an error code and does no harm. What a function gives you is yours: free it once, by the function that its type
+ * names. What you pass in remains yours, and can be freed as soon as the call has returned: the library keeps what it
+ * still needs of the object. Any thread may use any handle, also while another thread is inside a call with it.
  *
- * Codes: a function that did what it says returns LEASEHOLD_CODE_OK. The codes that need an answer of their own are
- * named at each function. Beside these every function may return those for wrong arguments
- * (LEASEHOLD_CODE_INVALID_INPUT and those from LEASEHOLD_CODE_NULL_POINTER on), and every function that asks the
- * store LEASEHOLD_CODE_PERMISSION, LEASEHOLD_CODE_SCHEMA, LEASEHOLD_CODE_STORE or LEASEHOLD_CODE_AMBIGUOUS, and
- * LEASEHOLD_CODE_CLOSED once the client was closed. The leasehold_error_ functions say more, for each thread. Results
- * are written only on success; otherwise the places for them are left as they are.
+ * Codes: a function that succeeds returns LEASEHOLD_CODE_OK. The docs of each function name the codes that its caller
+ * should handle. In addition, every function may return those for wrong arguments (LEASEHOLD_CODE_INVALID_INPUT and
+ * those from LEASEHOLD_CODE_NULL_POINTER on), and every function that asks the store LEASEHOLD_CODE_PERMISSION,
+ * LEASEHOLD_CODE_SCHEMA, LEASEHOLD_CODE_STORE or LEASEHOLD_CODE_AMBIGUOUS, and LEASEHOLD_CODE_CLOSED once the client
+ * was closed. The leasehold_error_ functions say more about the last failure of the thread that asks: ask in the thread
+ * that made the call. (A runtime that moves its tasks between threads must pin the task first, in Go by
+ * runtime.LockOSThread around the call and the questions.) Results are written only on success; otherwise the places
+ * for them are left as they are.
  *
- * Waiting: functions that connect, and that acquire, adopt, renew, release, list or read locks, ask the store: they
- * wait for at most the client's request timeout for each request that they send, and when they wait for a lock for as
- * long as was asked for. Closing, stopping and freeing take at most the client's drop timeout. All others return at
- * once, unless they say that they wait. Times are in milliseconds; UINT64_MAX is for ever, but no lease:
- * for one without end there are functions of their own.
+ * Waiting: functions that connect, and that acquire, adopt, renew, release, list or read locks, ask the store. They
+ * wait at most the client's request timeout for each request that they send and, when they wait for a lock, for as
+ * long as you asked for. Closing, stopping and freeing take at most the client's drop timeout. All other functions
+ * return at once, unless their docs say that they wait. Times are in milliseconds; UINT64_MAX means for ever. It is not
+ * valid as a lease: locks without end have functions of their own.
  *
  * Threads: the library has threads of its own, which also run your callbacks. No function may be called by a signal
  * handler, and no thread may be cancelled (pthread_cancel) or left by longjmp() inside a call. A thread of the library
- * has those signals blocked that are blocked in the thread that makes it need one: what you take by sigwait() or a
- * descriptor, block before the first call, in every thread that calls. A callback has a stack of 2 MB, or what is left
- * of your thread's; a log that is set while locks are held may run on 512 KB, with 32 bits on 256 KB, in threads that
- * were there before.
+ * inherits the blocked signals of the thread whose call makes the library start it. So if you receive a signal by
+ * sigwait() or a descriptor, block it before the first call, in every thread that calls. A callback has a stack of
+ * 2 MB, or what is left of your thread's. If a log function is set while locks are held, it may run on the 512 KB (with
+ * 32 bits 256 KB) of threads that were started before.
  *
- * Versions: whoever connects passes LEASEHOLD_VERSION_NUMBER. A library that does not fit to it refuses, instead of
- * doing something else than the header says. Structs that the library fills can grow at their end: those that the
- * caller has come with the size that he knows, those of callbacks say theirs in `size`.
+ * Versions: a caller that connects passes LEASEHOLD_VERSION_NUMBER. If the library does not fit that version, it
+ * refuses, instead of doing something else than the header says. Structs that the library fills can grow at their end:
+ * with those that the caller provides it passes the size that it knows, and those of callbacks have their size in
+ * `size`.
  *
- * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED: connect again there, but not to
+ * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED. Connect again there, but not to
  * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
  *
- * The library has an SQLite of its own, unless it was built with the system's. Do not open its lock file with another one
- * in the same process, like the sqlite3 module of Python (a second copy of this library there, with its own SQLite, is
- * refused on Linux with LEASEHOLD_CODE_CONFIG; elsewhere both would be granted one lock), and leave the -wal and -shm
- * beside it alone: whatever closes these files ends the file locks that the library has on them. On Linux it keeps its
+ * SQLite: the library has an SQLite of its own, unless it was built with the system's. Do not open its lock file with
+ * another SQLite in the same process, like the sqlite3 module of Python, and do not touch the -wal and -shm files next
+ * to it: whatever closes these files ends the file locks that the library has on them. On Linux the library keeps its
  * log safe from that, but not a write that is under way; elsewhere a lock may be lost, which its guard finds out at the
- * next heartbeat.
+ * next heartbeat. A second copy of this library in the process, with its own SQLite, is refused on Linux with
+ * LEASEHOLD_CODE_CONFIG; elsewhere both copies would be granted one lock.
  *
- * Texts go in as UTF-8 with their length in bytes, and need no NUL; or with SIZE_MAX as their length, and end in one.
- * Texts come out into a buffer of the caller's: as
- * much as fits is written, with a NUL behind it, and the length of the whole text without the NUL goes to `len`,
- * which may be NULL. If it did not all fit, that is LEASEHOLD_CODE_BUFFER_TOO_SMALL. To ask for the length alone,
- * pass a capacity of 0; only then the buffer may be NULL.
+ * Texts go in as UTF-8 with their length in bytes, and need no NUL; or with SIZE_MAX as their length, and then end with
+ * a NUL. Texts come out into a buffer of the caller's: as much as fits is written, with a NUL after it, and the length
+ * of the whole text without the NUL goes to `len`, which may be NULL. If not all of it fits, the code is
+ * LEASEHOLD_CODE_BUFFER_TOO_SMALL. To ask for the length alone, pass a capacity of 0; only then the buffer may be NULL.
  */
 
 
@@ -58,14 +59,14 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// With LEASEHOLD_STATIC the static library is linked, which only Windows has to know.
+// Define LEASEHOLD_STATIC to link the static library. Only Windows needs to know.
 #if defined(_WIN32) && !defined(LEASEHOLD_STATIC)
 #define LEASEHOLD_API __declspec(dllimport)
 #else
 #define LEASEHOLD_API
 #endif
 
-// A code that must not be left unread.
+// The compiler warns if a returned code is ignored.
 #if defined(__GNUC__)
 #define LEASEHOLD_NODISCARD __attribute__((warn_unused_result))
 #elif defined(_MSC_VER)
@@ -101,7 +102,7 @@ enum leasehold_code
   LEASEHOLD_CODE_CLOSED = 6,
   // An argument is out of bounds. Nothing was written.
   LEASEHOLD_CODE_INVALID_INPUT = 7,
-  // The store URL is wrong, or what it leads to can't be used so.
+  // The store URL is wrong, or the store that it names can't be used in this way.
   LEASEHOLD_CODE_CONFIG = 8,
   // The store denies access.
   LEASEHOLD_CODE_PERMISSION = 9,
@@ -125,17 +126,17 @@ enum leasehold_code
   LEASEHOLD_CODE_STALE_HANDLE = 103,
   // The handle is one of another type.
   LEASEHOLD_CODE_WRONG_HANDLE = 104,
-  // The handle belongs to the process that this one was forked from. Connect again here; but if an SQLite file was
-  // open at the fork, every one is refused with LEASEHOLD_CODE_CONFIG: fork before you connect, or exec in the
-  // child.
+  // The handle belongs to the process that this one was forked from. Connect again in this process. But if any
+  // SQLite file was open at the fork, every SQLite file is refused with LEASEHOLD_CODE_CONFIG: fork before you
+  // connect, or exec in the child.
   LEASEHOLD_CODE_FORKED = 105,
   // The buffer is too small; the length that is needed was written.
   LEASEHOLD_CODE_BUFFER_TOO_SMALL = 106,
-  // There is none: nobody ever held the key, or the list has no such entry.
+  // What was asked for does not exist: nobody ever held the key, or the list has no such entry.
   LEASEHOLD_CODE_NOT_FOUND = 107,
   // There are 16 million handles of the type already.
   LEASEHOLD_CODE_TOO_MANY_HANDLES = 108,
-  // A bug in the library, which was contained. The object that was used may be of no more use: free it.
+  // A bug in the library: the call has caught a panic. The object that was used may not work any more: free it.
   LEASEHOLD_CODE_PANIC = 109,
 };
 #ifndef __cplusplus
@@ -176,7 +177,7 @@ enum leasehold_event_kind
  {
   // A request to the store was answered, failed or ran out of time; `ms` is how long it took.
   LEASEHOLD_EVENT_KIND_REQUEST = 1,
-  // No answer settled whether a write happened. It is repeated or given up.
+  // A write was sent, and no answer says whether it happened. It is repeated or given up.
   LEASEHOLD_EVENT_KIND_UNKNOWN = 2,
   // A hold begins: a lock was granted; `ms` is how long the call had waited. It ends by exactly one of
   // LEASEHOLD_EVENT_KIND_RELEASED, _LOST, _HANDED_OVER and _LEFT.
@@ -185,11 +186,11 @@ enum leasehold_event_kind
   LEASEHOLD_EVENT_KIND_REFUSED = 4,
   // A call begins to wait; it ends by exactly one LEASEHOLD_EVENT_KIND_WAIT_ENDED.
   LEASEHOLD_EVENT_KIND_WAIT_BEGAN = 5,
-  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT, _CANCELLED,
-  // _CLOSED, _HELD when another of several keys was granted instead; after any other failure what the call that waited
-  // returns.
+  // A wait is over, after `ms`; `code` says how: LEASEHOLD_CODE_OK when the lock was granted, _TIMED_OUT,
+  // _CANCELLED, _CLOSED, _HELD when another of several keys was granted instead; after any other failure the code
+  // that the waiting call returns.
   LEASEHOLD_EVENT_KIND_WAIT_ENDED = 6,
-  // A wait goes on, since `ms`.
+  // A wait goes on; it has lasted `ms` so far.
   LEASEHOLD_EVENT_KIND_WAITED = 7,
   // A lease was extended; `ms` was left before.
   LEASEHOLD_EVENT_KIND_RENEWED = 8,
@@ -199,9 +200,9 @@ enum leasehold_event_kind
   LEASEHOLD_EVENT_KIND_LOST = 10,
   // A guard released its lock, after `ms`.
   LEASEHOLD_EVENT_KIND_RELEASED = 11,
-  // The lock is data from now on, after `ms`.
+  // A guard handed its lock over as data, after `ms`.
   LEASEHOLD_EVENT_KIND_HANDED_OVER = 12,
-  // A guard ended after `ms`, and no release was answered: the lock may stand until its lease ends.
+  // A guard ended after `ms`, and no release was answered: the store may keep the lock until its lease ends.
   LEASEHOLD_EVENT_KIND_LEFT = 13,
   // A lock that was data was released.
   LEASEHOLD_EVENT_KIND_RELEASED_DATA = 14,
@@ -220,18 +221,19 @@ enum leasehold_reason
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-  // It is not lost.
+  // The lock is not lost.
   LEASEHOLD_REASON_NONE = 0,
-  // Somebody else was granted the lock since.
+  // Somebody else has been granted the lock meanwhile.
   LEASEHOLD_REASON_TAKEN_OVER = 1,
   // The lease came to its end without a renewal.
   LEASEHOLD_REASON_EXPIRED = 2,
-  // An operator or another process released it.
+  // An operator or another process released the lock.
   LEASEHOLD_REASON_RELEASED_BY_OTHER = 3,
-  // It was held for as long as leasehold_request_set_max_hold allows.
+  // The lock was held for as long as leasehold_request_set_max_hold allows.
   LEASEHOLD_REASON_MAX_HOLD = 4,
-  // The row is gone, alone or with its file, its collection or all rows; or the log beside an SQLite file was removed or
-  // replaced. Where the table is gone, too, heartbeats fail until the lease is over, and that is expired.
+  // The lock's row is gone, alone or with its file, its collection or all rows; or the log next to an SQLite file
+  // was removed or replaced. If the whole table is gone, heartbeats fail until the lease is over, and the reason is
+  // LEASEHOLD_REASON_EXPIRED.
   LEASEHOLD_REASON_GONE = 5,
   // The heartbeat thread died.
   LEASEHOLD_REASON_HEARTBEAT_DIED = 6,
@@ -277,7 +279,7 @@ enum leasehold_text
   LEASEHOLD_TEXT_OWNER = 2,
   // The host of the holder.
   LEASEHOLD_TEXT_HOST = 3,
-  // What the holder wanted to say.
+  // The holder's note, for people to read.
   LEASEHOLD_TEXT_COMMENT = 4,
 };
 #ifndef __cplusplus
@@ -319,7 +321,7 @@ typedef struct {
 typedef struct {
   // The size of this struct as the library has it: later versions may add fields at its end.
   size_t size;
-  // The part of the library that says it, like "leasehold::heartbeat".
+  // The part of the library that the message comes from, like "leasehold::heartbeat".
   const char *target;
   size_t target_len;
   // The message, for people.
@@ -327,6 +329,8 @@ typedef struct {
   size_t text_len;
   // How important it is.
   leasehold_log_level level;
+  // Always 0. Padding is named so that a later field can't take its place unnoticed.
+  uint32_t reserved;
 } leasehold_log_record;
 
 // Called with the message and the `user` pointer that was given.
@@ -347,7 +351,7 @@ typedef struct {
 typedef struct {
   // The size of this struct as the library has it: later versions may add fields at its end.
   size_t size;
-  // The name of the lock; empty when it is about none.
+  // The name of the lock; empty when the event is about none.
   const char *key;
   size_t key_len;
   // The request that was sent, like "acquire"; else empty.
@@ -356,13 +360,13 @@ typedef struct {
   // What went wrong, or how the lock was lost, for people; else empty.
   const char *text;
   size_t text_len;
-  // The fencing token of the grant, also of kinds that do not mention it; 0 where it is about none.
+  // The fencing token of the grant, also for kinds that do not mention it; 0 when the event is about none.
   uint64_t token;
   // A time in milliseconds; the kind says which.
   uint64_t ms;
   // What happened.
   leasehold_event_kind kind;
-  // Of a request, or of a wait that is over: LEASEHOLD_CODE_OK, or why it failed.
+  // For a request, an unknown write, or a wait that is over: LEASEHOLD_CODE_OK, or why it failed.
   leasehold_code code;
 } leasehold_event;
 
@@ -379,13 +383,13 @@ typedef struct {
   uint64_t id;
 } leasehold_guard;
 
-// What is asked for: one lock, the first of several that is free, or all of several. It can be used any number of times, by any
-// number of threads. Free it with leasehold_request_free.
+// A request for one lock, for the first of several that is free, or for all of several. It can be used any number of
+// times, by any number of threads. Free it with leasehold_request_free.
 typedef struct {
   uint64_t id;
 } leasehold_request;
 
-// A switch that ends the waits of requests it was given to. Free it with leasehold_cancel_free.
+// A switch that ends the waits of the requests that it was given to. Free it with leasehold_cancel_free.
 typedef struct {
   uint64_t id;
 } leasehold_cancel;
@@ -397,7 +401,7 @@ typedef struct {
   size_t size;
   // The fencing token that is out of date now.
   uint64_t token;
-  // How long it had been held, in milliseconds.
+  // How long the lock had been held, in milliseconds.
   uint64_t held_for_ms;
   // The name of the lock.
   const char *key;
@@ -407,6 +411,8 @@ typedef struct {
   size_t text_len;
   // How it was lost.
   leasehold_reason reason;
+  // Always 0. Padding is named so that a later field can't take its place unnoticed.
+  uint32_t reserved;
 } leasehold_loss;
 
 // Called with the loss and the `user` pointer that was given.
@@ -422,22 +428,22 @@ typedef struct {
   // The name of the lock.
   const char *key;
   size_t key_len;
-  // Who holds it, or the first of several, as far as is known; else empty.
+  // The holder's name, or that of the first of several; empty when none is known.
   const char *holder;
   size_t holder_len;
-  // Why the store could not be asked last time, for people; else empty.
+  // Why the last request to the store failed, for people; empty when it did not fail.
   const char *text;
   size_t text_len;
   // For how long this call has waited.
   uint64_t waited_ms;
-  // When it gives up; UINT64_MAX: never.
+  // In how many milliseconds the wait ends without the lock; UINT64_MAX for a wait without limit.
   uint64_t left_ms;
-  // How many others of this process come first.
+  // How many other waiters of this client come first.
   uint64_t place;
   // How often the store was asked.
   uint32_t attempts;
-  // Not 0 when a guard of this very client holds the lock: another thread's, or this one's, which would then wait for
-  // itself.
+  // Not 0 when a guard of the same client holds the lock: a guard of another thread, or one of this thread, which
+  // then waits for itself.
   uint32_t held_by_this_client;
 } leasehold_waiting;
 
@@ -457,20 +463,20 @@ typedef struct {
 } leasehold_lock;
 
 // The numbers of a holder. Times are in milliseconds since 1970, by this host's wall clock. Later versions may add
-// numbers at its end: the caller passes the sizeof of its own version, gets that many numbers, and 0 for those that the
-// library does not know.
+// numbers at its end: the caller passes the sizeof of its own version and gets the numbers of that version, with 0 for
+// those that the library does not know.
 typedef struct {
-  // The fencing token of its grant.
+  // The fencing token of the holder's grant.
   uint64_t token;
-  // When it was granted.
+  // When the lock was granted.
   uint64_t created_ms;
-  // When it was last renewed; 0 when it never was.
+  // When the lock was last renewed; 0 when it never was.
   uint64_t renewed_ms;
   // When the lease ends; UINT64_MAX when it has no end.
   uint64_t leased_until_ms;
   // What was left of the lease when this was read: 0 when it had ended, UINT64_MAX when it has no end.
   uint64_t remaining_ms;
-  // How it is held.
+  // How the lock is held.
   leasehold_mode mode;
   // Always 0. Padding is named so that no bytes of the library's memory get into it.
   uint32_t reserved;
@@ -491,13 +497,13 @@ typedef struct {
 //
 // In a list of leases the name is LEASEHOLD_TEXT_KEY and the holder LEASEHOLD_TEXT_OWNER; there are no other texts.
 // Its times are those of the claim, of the last extension, and of its end, from when on (on DynamoDB a grace later) it
-// can be expired. A list of pins has the same two texts, the entity in the holder's place, and no numbers.
+// can be expired. A list of pins has the same two texts, with the entity instead of the holder, and no numbers.
 typedef struct {
   uint64_t id;
 } leasehold_leases;
 
 // A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
-// as it stands.
+// as it is.
 typedef struct {
   uint64_t id;
 } leasehold_keeper;
@@ -511,12 +517,12 @@ typedef struct {
 // Called with the fencing token of a term that was won, and the `user` pointer that was given.
 typedef void (*leasehold_on_won)(uint64_t token, void *user);
 
-// Called with the fencing token of a term that is over, how it ended, for people, and what was given along. The text
-// ends in a NUL that its length leaves out, and is only there during the callback.
+// Called with the fencing token of a term that is over, a text for people that says how it ended, and the `user`
+// pointer that was given. The text ends in a NUL that its length leaves out, and is only there during the callback.
 typedef void (*leasehold_on_lost)(uint64_t token, const char *text, size_t text_len, void *user);
 
-// Called with the fencing token of a leader's term, its name, and what was given along. The text ends in a NUL that its
-// length leaves out, and is only there during the callback.
+// Called with the fencing token of a leader's term, the leader's name, and the `user` pointer that was given. The text
+// ends in a NUL that its length leaves out, and is only there during the callback.
 typedef void (*leasehold_on_leader)(uint64_t token, const char *id, size_t id_len, void *user);
 
 // Called with the `user` pointer that was given; answers whether this node is healthy enough to lead.
@@ -542,13 +548,14 @@ LEASEHOLD_API const char *leasehold_code_name(int32_t code);
 LEASEHOLD_API
 const char *leasehold_version(void);
 
-// The version of the library that runs as LEASEHOLD_VERSION_NUMBER has it: 1,000,000 for a major version, 1,000 for a
-// minor one.
+// The version of the library that runs, as a number like LEASEHOLD_VERSION_NUMBER: 1,000,000 for each major version,
+// 1,000 for each minor one, and 1 for each patch.
 LEASEHOLD_API
 uint32_t leasehold_version_number(void);
 
 // The code of the last call of this thread that failed; LEASEHOLD_CODE_OK when none has. Calls that succeed, and
-// the leasehold_error_ functions, leave it as it is; but leasehold_error_holders that fails is a call that failed.
+// the leasehold_error_ functions, leave it as it is. But if leasehold_error_holders itself fails, it counts as a call
+// that failed.
 LEASEHOLD_API
 leasehold_code leasehold_error_code(void);
 
@@ -565,8 +572,8 @@ LEASEHOLD_API leasehold_code leasehold_error_key(char *buffer, size_t capacity, 
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API leasehold_code leasehold_error_store(char *buffer, size_t capacity, size_t *len);
 
-// The holder of the lock that was refused, or the first of several, or of the lease that was in the way; empty when none is
-// known.
+// The name of the holder of the lock that was refused (of the first one if it has several), or of the lease that was
+// in the way; empty when none is known.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
 leasehold_code leasehold_error_holder(char *buffer,
@@ -579,20 +586,21 @@ leasehold_code leasehold_error_holder(char *buffer,
 LEASEHOLD_API
 leasehold_code leasehold_error_holders(leasehold_list *list);
 
-// Whether a guard of the very client that asked was among those that held the lock: another thread's, or this one's,
-// which waited for itself.
+// Whether the lock was held by a guard of the same client that made the failed call: a guard of another thread, or one
+// of this thread, which then waited for itself.
 LEASEHOLD_API
 bool leasehold_error_held_by_this_client(void);
 
 // Whether the failed call may succeed later without any change.
 LEASEHOLD_API bool leasehold_error_is_retryable(void);
 
-// Has the library's messages passed to a function, from now on and of all clients: without one they go nowhere. It is
-// called on the thread that has something to say, several at once, or on another one where a lock depends on that thread;
-// it should return at once, may call every function of this header, and must return: no exception, longjmp() or
-// pthread_exit(). One that takes long holds up the call that has something to say, but no renewal and no loss. What its
-// own calls have to say is not passed to it. A forked child has no such function until it sets one.
-// \param level The least important ones that are passed, one of leasehold_log_level.
+// Passes the library's messages to a function, from now on and for all clients. Without such a function they go
+// nowhere. It is called on the thread that a message comes from, on several threads at once, or, if a lock depends on
+// that thread, on another one. It should return at once, may call every function of this header, and must return: no
+// exception, longjmp() or pthread_exit(). A function that takes long holds up the call that the message comes from,
+// but no renewal and no report of a loss. Messages of the functions that it calls itself are passed neither to it nor
+// to another such function. A forked child has no such function until it sets one.
+// \param level The least important messages that are passed, one of leasehold_log_level.
 // \param on_log Any thread may call it with `user` until it is freed.
 // \param log Gets the handle.
 LEASEHOLD_API
@@ -602,15 +610,16 @@ leasehold_code leasehold_log_new(int32_t level,
                                  void *user,
                                  leasehold_log *log);
 
-// Ends that, once it was told for up to 5 s what other threads had to say. Once it has returned, the function is not
-// running and is not called any more, unless it freed itself; then `user` can be freed. Waits until other threads have left
-// the function, however long that takes; but not for one that waits for a callback in which this is called.
+// Ends the passing of messages to the function. First it passes on the messages of other threads that still wait, for
+// up to 5 s. Once this has returned, the function is not running and is not called any more, unless it freed itself;
+// then `user` can be freed. Waits until other threads have left the function, however long that takes; but not for a
+// thread that waits for a callback in which this is called.
 LEASEHOLD_API
 leasehold_code leasehold_log_free(leasehold_log log);
 
 // Makes a builder, which holds options for a client of the store that `url` names, like "sqlite:locks.db". The URL is
 // copied, and checked by leasehold_builder_connect.
-// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library does not fit this header.
 // \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param builder Gets the builder.
 LEASEHOLD_API
@@ -634,25 +643,25 @@ LEASEHOLD_API leasehold_code leasehold_builder_set_lease(leasehold_builder build
 // The time between two renewals in milliseconds, at most half the lease. Defaults to a third of the lease.
 LEASEHOLD_API leasehold_code leasehold_builder_set_heartbeat(leasehold_builder builder, uint64_t ms);
 
-// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: below the lease less
-// the heartbeat; at least 100 on DynamoDB, 1 on MongoDB, and 1,000 there with fleet=mixed. Defaults to a tenth of the
-// lease, or to that least.
+// How long before the end of its lease a holder already counts the lock as lost, in milliseconds: less than the lease
+// minus the heartbeat, and at least 100 on DynamoDB and 1 on MongoDB (1,000 with fleet=mixed). Defaults to a tenth of
+// the lease, or to that minimum if it is larger.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_margin(leasehold_builder builder,
                                             uint64_t ms);
 
-// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers.
-// After a minute of waiting both numbers double, and after ten minutes once more. Where the store reports releases (SQLite,
-// memory, MongoDB, PostgreSQL) it looks at each report and, in case one was lost, after a hundred times such a pause, which
-// does not double. Defaults to 150 and 350.
+// How long a waiter pauses between two looks at a lock, in milliseconds: a random time between the two numbers. After
+// a minute of waiting both numbers double, and after ten minutes once more. Where the store reports releases (SQLite,
+// memory, MongoDB, PostgreSQL) the waiter looks at each report. Because a report may be lost, it also looks after a
+// hundred times such a pause, which does not double. Defaults to 150 and 350.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_poll(leasehold_builder builder,
                                           uint64_t from_ms,
                                           uint64_t to_ms);
 
-// How long one request to the store may take, and calls that wait for nobody in all, in milliseconds. Defaults to 5,000.
-// A request gets half of what its call has left, but at least two seconds, so give it twice as long as the slowest answer
-// takes.
+// How long one request to the store may take, and how long in all a call may take that waits for no other holder, in
+// milliseconds. Defaults to 5,000. A request gets half of the time that its call has left, but at least two seconds,
+// so set twice the time that the slowest answer takes.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_request_timeout(leasehold_builder builder,
                                                      uint64_t ms);
@@ -667,32 +676,37 @@ leasehold_code leasehold_builder_set_drop_timeout(leasehold_builder builder,
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_must_exist(leasehold_builder builder);
 
-// Makes the tables and indexes that are missing when it connects, as leasehold_client_create_schema does. Without it,
-// connecting to a table that is missing succeeds, and its first lock fails. Not together with
-// leasehold_builder_set_must_exist. Making them may take as long as by that function, while there is no client yet that
-// could be closed. Defaults to making nothing but a missing SQLite file.
+// Connecting makes the tables and indexes that are missing, as leasehold_client_create_schema does. It may take as
+// long as that function, but there is no client yet that could be closed to end it. Without this option, connecting to
+// a table that is missing succeeds, and its first lock fails. It can't be combined with
+// leasehold_builder_set_must_exist. Defaults to making nothing but a missing SQLite file.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 
-// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which it
-// happens, several at once, and while a call of the program's is under way. It should return at once, may call every
-// function of this header, and must return: no exception, longjmp() or pthread_exit(). One that takes long holds up
-// what its thread does: a call, or the renewal of one lock, which one that takes longer than the lease loses; but no
-// other guard's and no loss. leasehold_client_close waits until
-// other threads have left it, and has it told what still waits for it: of what a slow one leaves after 5 seconds it
-// hears no more. Then it is not called any more, so that `user` can be freed. Only inside a callback it does not wait
-// for a thread that waits for this very callback, as for one that closes the client, too: close once more from outside
-// before `user` is freed. A client that is only freed may call it for as long as the process lives; one that could not
-// be made has called it for the last time. NULL for none, which is the default.
+// Sets a function that is called with each event of the clients and `user`, for metrics: on the thread on which the
+// event happens or on another thread of the library's, on several threads at once, and while a call of the program's
+// is under way. It should return at once, may call every function of this header, and must return: no exception,
+// longjmp() or pthread_exit(). A function that takes long holds up what its thread does: a call, or the renewal of one
+// lock, which is lost if the function takes longer than its lease. It holds up no renewal of another guard, and no
+// report of a loss.
+//
+// leasehold_client_close first reports to the function the events that still wait for it; those that a slow function
+// leaves after 5 seconds are dropped. Then it waits until other threads have left the function. After that the
+// function is not called any more, and `user` can be freed. There is one exception: inside a callback,
+// leasehold_client_close does not wait for a thread that itself waits for that callback, like one that closes the
+// client, too. Then close once more from outside before you free `user`. A client that is freed without a close may
+// call the function for as long as the process lives. A client that could not be made does not call it any more. NULL
+// for none, which is the default.
 // \param on_event Any thread may call it with `user` until the clients are closed.
 LEASEHOLD_API
 leasehold_code leasehold_builder_set_on_event(leasehold_builder builder,
                                               leasehold_on_event on_event,
                                               void *user);
 
-// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it says is wrong,
-// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout, but
-// for what leasehold_builder_set_create_schema makes. The builder stays yours and can be used again.
+// Opens the store and checks that it can be used: LEASEHOLD_CODE_CONFIG when the URL or what it names is wrong,
+// LEASEHOLD_CODE_INVALID_INPUT when an option of the builder is. Waits for the store for at most the request timeout,
+// or longer if leasehold_builder_set_create_schema has to make something. The builder stays yours and can be used
+// again.
 // \param client Gets the client.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -704,7 +718,7 @@ LEASEHOLD_API leasehold_code leasehold_builder_free(leasehold_builder builder);
 
 // Connects to the store that `url` names, like "sqlite:locks.db", with default options. The same as a
 // builder with no option set: see leasehold_builder_connect.
-// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library does not fit this header.
 // \param url `url_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param client Gets the client.
 LEASEHOLD_API
@@ -716,7 +730,7 @@ leasehold_code leasehold_client_connect(uint32_t version,
 
 // leasehold_client_connect with the URL in the environment variable LEASEHOLD_STORE; LEASEHOLD_CODE_CONFIG when it is
 // not set.
-// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library is not one that fits to this header.
+// \param version LEASEHOLD_VERSION_NUMBER: LEASEHOLD_CODE_CONFIG when the library does not fit this header.
 // \param client Gets the client.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -724,9 +738,10 @@ leasehold_code leasehold_client_from_env(uint32_t version,
                                          leasehold_client *client);
 
 // Ends everything: calls that wait return LEASEHOLD_CODE_CLOSED, every guard of this client is released, elections
-// stop, and its threads end, but for those of a server's driver, which go with the last handle. Takes at most about the drop timeout. Call it before exit(), which releases nothing; a
-// handler of atexit() may do it. What a callback has left in a thread of the client, as thread_local data, may be
-// destroyed a little later. Handles still have to be freed. Closing again tries only what has failed.
+// stop, and its threads end, except those of a server's driver, which end with the last handle. Takes at most about
+// the drop timeout. Call it before exit(), which releases nothing; a handler of atexit() may call it. Data that a
+// callback has left in a thread of the client, like thread_local variables, may be destroyed a little later. Handles
+// still have to be freed. Closing again retries only what has failed.
 LEASEHOLD_API
 leasehold_code leasehold_client_close(leasehold_client client);
 
@@ -759,7 +774,8 @@ leasehold_code leasehold_client_try_lock(leasehold_client client,
                                          leasehold_guard *guard);
 
 // leasehold_client_lock that waits for at most `wait_ms` milliseconds: LEASEHOLD_CODE_TIMED_OUT when others held the
-// lock all the while, or the store answered too late for it to be held: then leasehold_error_holders gives none.
+// lock all the while, or when the store answered too late for the lock to be held (then leasehold_error_holders gives
+// none).
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -770,7 +786,7 @@ leasehold_code leasehold_client_lock_for(leasehold_client client,
                                          uint64_t wait_ms,
                                          leasehold_guard *guard);
 
-// leasehold_client_lock, together with other shared holders.
+// leasehold_client_lock in shared mode, together with other shared holders.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -780,7 +796,7 @@ leasehold_code leasehold_client_lock_shared(leasehold_client client,
                                             size_t key_len,
                                             leasehold_guard *guard);
 
-// leasehold_client_try_lock, together with other shared holders.
+// leasehold_client_try_lock in shared mode, together with other shared holders.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -790,7 +806,7 @@ leasehold_code leasehold_client_try_lock_shared(leasehold_client client,
                                                 size_t key_len,
                                                 leasehold_guard *guard);
 
-// leasehold_client_lock_for, together with other shared holders.
+// leasehold_client_lock_for in shared mode, together with other shared holders.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
 LEASEHOLD_API
@@ -843,8 +859,8 @@ LEASEHOLD_API leasehold_code leasehold_request_set_in_order(leasehold_request re
 LEASEHOLD_API
 leasehold_code leasehold_request_set_shared(leasehold_request request);
 
-// Asks for the lock in shared mode, and only while fewer than `n` hold it: who asks with a larger limit, or with none,
-// joins all the same. Defaults to no limit.
+// Asks for the lock in shared mode, and only while fewer than `n` hold it. A request with a larger limit, or with
+// none, can still join them. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_max_holders(leasehold_request request,
                                                  uint32_t n);
@@ -864,7 +880,8 @@ leasehold_code leasehold_request_set_comment(leasehold_request request,
                                              size_t comment_len);
 
 // Puts the lock into a group: anyone who knows the lock id can renew and release all its locks. A key has at most one
-// holder with it, shared ones included: others who ask with the same id are refused, or wait. Defaults to a random id.
+// holder with the same lock id, shared holders included: another request with that id is refused, or waits. Defaults
+// to a random id.
 // \param lock_id `lock_id_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_lock_id(leasehold_request request,
@@ -884,9 +901,9 @@ leasehold_code leasehold_request_set_lease_until(leasehold_request request,
 LEASEHOLD_API
 leasehold_code leasehold_request_set_lease_forever(leasehold_request request);
 
-// Takes the lock away from an exclusive holder that has the same owner. That one finds out at its next heartbeat;
-// until then only the fencing token protects what the lock is for. An owner must have been set, and it is refused for a
-// shared lock. Defaults to waiting for such a holder like for any other.
+// Takes the lock away from an exclusive holder that has the same owner. That holder finds out at its next heartbeat;
+// until then only the fencing token protects what the lock is for. An owner must have been set, and the option is
+// refused for a shared lock. Defaults to waiting for such a holder as for any other.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_replace_same_owner(leasehold_request request);
 
@@ -897,7 +914,7 @@ leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
 // Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
-// several waits can share one deadline; one that has passed tries once. Defaults to no limit.
+// several waits can share one deadline. After the deadline it tries once. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_deadline_in(leasehold_request request,
                                                  uint64_t ms);
@@ -908,39 +925,39 @@ LEASEHOLD_API
 leasehold_code leasehold_request_set_cancel(leasehold_request request,
                                             leasehold_cancel cancel);
 
-// For how many milliseconds the lock may be held at all: then it is lost, even while its process lives. For a worker
-// that hangs. Of several locks, counted from when all of them are held. Defaults to no limit.
+// For how many milliseconds the lock may be held at most. Then it is lost, even while its process lives: this is for a
+// worker that hangs. For all of several locks the time counts from when all of them are held. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_max_hold(leasehold_request request,
                                               uint64_t ms);
 
-// For how many milliseconds the lock stands at the least, counted from its grant by the store's clock, at most 30 days:
-// until then a release, the end of the guard or of the client, and the death of the process leave it standing, and nobody
-// renews it. So a job that is over in a second does not run again on a host that starts it a little later. Refused with a
-// lease without end or until a time, by leasehold_request_acquire, and for all of several keys: see
-// leasehold_guards_hold_at_least. On Cloud Spanner with fleet=mixed only the lease itself, spindle_duration, is taken.
-// Defaults to nothing.
+// How many milliseconds the lock stays in the store at least, counted from its grant by the store's clock; at most 30
+// days. Until then it stays there even after a release, the end of the guard or of the client, or the death of the
+// process; after such an end nobody renews it. So a job that is over in a second does not run again on a host that
+// starts it a little later. It is refused with a lease without end or until a time, by leasehold_request_acquire, and
+// for all of several keys (for those see leasehold_guards_hold_at_least). On Cloud Spanner with fleet=mixed only the
+// lease itself, spindle_duration, is accepted. Defaults to no minimum.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_hold_at_least(leasehold_request request,
                                                    uint64_t ms);
 
 // Sets a function that is called with `user`, once for each guard of the request whose lock is lost, on a thread of
-// the library's; never after a release, but one that was about to be called as that returned may still run. It may call
-// every function of this header, also to free the guard or close the client. It must return: no exception, longjmp() or
-// pthread_exit(). Once leasehold_guard_free has returned, the function is not running and is not called any more, unless
-// it freed the guard itself; then `user` can be freed. The same holds once a call has returned that gave no guard. Where
-// no thread can be started it waits for one, unlike leasehold_guard_is_held and leasehold_guard_loss_descriptor. NULL for
-// none, which is the default.
+// the library's. It is not called after a release, but a call that was about to begin when the release returned may
+// still run. It may call every function of this header, also to free the guard or close the client. It must return: no
+// exception, longjmp() or pthread_exit(). Once leasehold_guard_free has returned, the function is not running and is
+// not called any more, unless it freed the guard itself; then `user` can be freed. The same applies once a call has
+// returned that gave no guard. If no thread can be started, the function is called only once one can be;
+// leasehold_guard_is_held and leasehold_guard_loss_descriptor need no thread. NULL for none, which is the default.
 // \param on_loss Any thread may call it with `user` until each guard of the request is freed.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_on_loss(leasehold_request request,
                                              leasehold_on_loss on_loss,
                                              void *user);
 
-// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as an
-// event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. It must be less
-// than the lease less the margin. Of several locks each warns, also while others are still waited for. For the function
-// the same holds as for that of leasehold_request_set_on_loss. Defaults to no warning.
+// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as
+// an event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. `left_ms`
+// must be less than the lease minus the margin. With several locks each of them warns, also while the call still waits
+// for others. The rules for the function are those of leasehold_request_set_on_loss. Defaults to no warning.
 // \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_warn_before(leasehold_request request,
@@ -949,9 +966,9 @@ leasehold_code leasehold_request_set_warn_before(leasehold_request request,
                                                  void *user);
 
 // Sets a function that is called with `user` while a call of this request waits, when the wait begins and then every
-// `every_ms` milliseconds, at least 10: on the thread that waits, so that it should return soon. It may call every
-// function of this header, also to fire the cancel token or free the request, and must return: no exception, longjmp()
-// or pthread_exit(). NULL for none, which is the default.
+// `every_ms` milliseconds, at least 10. It is called on the thread that waits, so it should return soon. It may call
+// every function of this header, also to fire the cancel token or free the request, and must return: no exception,
+// longjmp() or pthread_exit(). NULL for none, which is the default.
 // \param on_wait Called with `user` only during calls that wait.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_on_wait(leasehold_request request,
@@ -959,18 +976,19 @@ leasehold_code leasehold_request_set_on_wait(leasehold_request request,
                                              leasehold_on_wait on_wait,
                                              void *user);
 
-// Waits for all locks of a request made by leasehold_request_new_all, for as long as was set for all of them together.
-// What was taken already is renewed meanwhile, and keeps others waiting; when one is not obtained, all are released in
-// the background: a program that ends at once calls leasehold_client_close first.
-// Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while others were waited for. The loss
-// callback is called for the first of them that is lost; the others stay held until they are released or freed.
+// Waits for all locks of a request made by leasehold_request_new_all; the wait that was set is for all of them
+// together. Locks that were obtained already are renewed meanwhile, and keep others waiting. If one of them is not
+// obtained, all are released in the background: a program that ends soon after that must call leasehold_client_close
+// first. Codes as of leasehold_request_lock; LEASEHOLD_CODE_LOST when one was lost while the call waited for others.
+// The loss callback is called for the first of them that is lost; the others stay held until they are released or
+// freed.
 // \param guards Gets the guard of all of them.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_lock_all(leasehold_request request,
                                           leasehold_guards *guards);
 
-// leasehold_request_lock_all that tries once for each: LEASEHOLD_CODE_HELD when others hold one of them.
+// leasehold_request_lock_all that tries once for each lock: LEASEHOLD_CODE_HELD when others hold one of them.
 // \param guards Gets the guard of all of them.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -989,17 +1007,17 @@ leasehold_code leasehold_request_lock(leasehold_request request,
 // Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
 // wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
 // LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set,
-// LEASEHOLD_CODE_ALREADY_HELD when this client holds it by the same lock id.
+// LEASEHOLD_CODE_ALREADY_HELD when this client holds it with the same lock id.
 // \param guard Gets the guard.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_try_lock(leasehold_request request,
                                           leasehold_guard *guard);
 
-// Tries once, and gives the lock as data: nothing renews or releases it by itself, and what is set for guards, like
-// leasehold_request_set_max_hold, means nothing to it, but leasehold_request_set_hold_at_least is refused.
-// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client does by the same lock id. See
-// leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
+// Tries once, and gives the lock as data: nothing renews or releases it by itself. Options for guards, like
+// leasehold_request_set_max_hold, have no effect, except that leasehold_request_set_hold_at_least is refused.
+// LEASEHOLD_CODE_HELD when others hold it, LEASEHOLD_CODE_ALREADY_HELD when this client holds it with the same lock
+// id. See leasehold_client_heartbeat, leasehold_client_release and leasehold_client_adopt.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1030,9 +1048,10 @@ leasehold_code leasehold_cancel_fire(leasehold_cancel cancel);
 // Frees the token, and cancels nothing: waits of requests that were given it can't be cancelled any more.
 LEASEHOLD_API leasehold_code leasehold_cancel_free(leasehold_cancel cancel);
 
-// Writes whether the lock is held: false before its lease can end, and once false for ever. So nobody else is granted the
-// lock while it is true, unless somebody takes it away by order, as by leasehold_client_force_release. It asks nobody and
-// does not wait. A call that fails, as one after a fork, writes false, too.
+// Writes whether the lock is held. It becomes false before the lease can end, and then stays false. So while it is
+// true, nobody else is granted the lock, unless somebody takes it away on purpose, as by
+// leasehold_client_force_release. It does not ask the store and does not wait. A call that fails, like one after a
+// fork, writes false, too.
 // \param held Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1054,10 +1073,10 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard,
                                                uint64_t ms);
 
-// From now on the lock stands for at least `ms` milliseconds, counted from its grant, whatever ends the hold: see
-// leasehold_request_set_hold_at_least. It can be made longer, not shorter. Sends a renewal. Codes as of
-// leasehold_guard_ensure_held; LEASEHOLD_CODE_STORE when the renewal was not answered: the lock is still held, and it can
-// be called again.
+// Makes the lock stay in the store for at least `ms` milliseconds, counted from its grant, however the hold ends: see
+// leasehold_request_set_hold_at_least. The time can be made longer, not shorter. Sends a renewal. Codes as of
+// leasehold_guard_ensure_held; LEASEHOLD_CODE_STORE when the renewal was not answered: the lock is still held, and
+// this function can be called again.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_hold_at_least(leasehold_guard guard,
@@ -1125,17 +1144,18 @@ leasehold_code leasehold_guard_loss(leasehold_guard guard,
                                     size_t *len);
 
 // Waits until the lock is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen within
-// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once its release or hand-over has begun, also of one that then fails, or its
-// client is closed. The guard may be freed meanwhile.
+// `ms` milliseconds, LEASEHOLD_CODE_CLOSED once its release or hand-over has begun, even if that then fails, or once
+// its client is closed. The guard may be freed meanwhile.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_wait_loss(leasehold_guard guard,
                                          uint64_t ms);
 
 // Gives a file descriptor for poll(), epoll or kqueue. It becomes readable when the lock is lost, and also when the
-// guard is released or freed or its client closed, and stays readable: read() gives one byte if the lock was lost, and
-// then, or instead, 0 for the end. It is yours: close() it, before or after the guard. Each call gives a new one, with
-// a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on Windows.
+// guard is released or freed or its client closed, and stays readable: if the lock was lost, read() gives one byte and
+// then 0 for the end; otherwise it gives 0 at once. It is yours: close() it, before or after the guard. Each call
+// gives a new descriptor, with a byte of its own. LEASEHOLD_CODE_STORE when the process has no descriptor left. Not on
+// Windows.
 // \param descriptor Gets the descriptor.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1143,17 +1163,17 @@ leasehold_code leasehold_guard_loss_descriptor(leasehold_guard guard,
                                                int32_t *descriptor);
 
 // Stops renewing the lock and releases it, within the client's drop timeout. LEASEHOLD_CODE_LOST when the lock was not
-// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also when
-// closing the client has released it. After any other failure it can be called again: LEASEHOLD_CODE_STORE also says that
-// another thread is still at it. The guard stays yours to free.
+// held any more, LEASEHOLD_CODE_CLOSED when the guard was released already: both are final. LEASEHOLD_CODE_OK also
+// when closing the client has released it. After any other failure it can be called again. LEASEHOLD_CODE_STORE is
+// also returned while another thread is still ending the guard. The guard stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_release(leasehold_guard guard);
 
-// Stops renewing the lock and gives it as data, without releasing it: whoever gets the data must take the lock up with
-// leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
-// LEASEHOLD_CODE_CLOSED when the guard was released already, LEASEHOLD_CODE_STORE while another thread is still at that.
-// The guard stays yours to free, which releases nothing then.
+// Stops renewing the lock and gives it as data, without releasing it: a program that gets the data must adopt the lock
+// with leasehold_client_adopt before its lease ends. LEASEHOLD_CODE_LOST when the lock was not held any more,
+// LEASEHOLD_CODE_CLOSED when the guard was released already, LEASEHOLD_CODE_STORE while another thread is still ending
+// it. The guard stays yours to free, which then releases nothing.
 // \param lock Gets the data.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1162,10 +1182,10 @@ leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
 
 // Frees the guard, and releases the lock if it is still held, within the client's drop timeout; whether the release
 // succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
-// returned, however long that takes. So do not hold a mutex that the callback takes: both would wait for ever. Only where
-// that callback itself waits for one that this call is made in, as when two free each other's guards, it is not waited
-// for; then its `user` is in use until it returns. In a callback of the very call that releases the guard, freeing
-// leaves that to the call.
+// returned, however long that takes. So do not hold a mutex that the callback takes, nor an interpreter's global lock:
+// both would wait for ever. There is one exception: this does not wait for a callback that itself waits for the
+// callback in which this call is made, as when two callbacks free each other's guards. Then the callback's `user` is in
+// use until it returns. In a callback of the call that releases the guard, freeing leaves the release to that call.
 LEASEHOLD_API
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
@@ -1174,17 +1194,20 @@ leasehold_code leasehold_guard_free(leasehold_guard guard);
 // locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
 //
 // Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on nobody
-// else is granted the lock before the transaction ends, but by a rollback to a savepoint that is older. No row: it is not
-// held any more; roll back. An error, or a false value: roll back as well.
+// else is granted the lock before the transaction ends, unless you roll back to a savepoint that is older than the
+// statement. No row: the lock is not held any more; roll back. An error, or a false value: roll back as well.
 //
-// PostgreSQL: parameters are $1 and $2; false means that the table lacks an index, which leasehold_client_create_schema
-// adds; the heartbeats of all holders of a shared lock wait until the transaction ends, so keep it shorter than what is
-// left of their leases. SQLite, 3.38 or newer: parameters are ?1 and ?2, the lock file must be the connection's main database, and every
-// heartbeat of the file waits until the transaction ends, so keep it short; whether the connection's file and log are
-// still those at the path, which the library's own calls look at, it cannot tell: open it anew after a restore. An SQLite of your own in this process harms
-// the locks (see the top): let another process run the statement, or build this library with the system's SQLite, and use
-// that one: the page `c` of the guide says how. Before 3.51.3 it may lack the fix of a rare loss of commits, by which a lock
-// gets two holders (https://sqlite.org/wal.html#walresetbug).
+// PostgreSQL: the parameters are $1 and $2. A false value means that the table lacks an index, which
+// leasehold_client_create_schema adds. The heartbeats of all holders of a shared lock wait until the transaction ends,
+// so keep it shorter than what is left of their leases.
+//
+// SQLite, 3.38 or newer: the parameters are ?1 and ?2. The lock file must be the connection's main database. Every
+// heartbeat of the file waits until the transaction ends, so keep it short. Unlike the library's own calls, the
+// statement cannot tell whether the connection's file and log are still those at the path: open the connection anew
+// after a restore. An SQLite of your own in this process harms the locks (see the top): let another process run the
+// statement, or build this library with the system's SQLite and use that one: see the page `c` of the guide. An SQLite
+// before 3.51.3 may lack the fix of a rare loss of commits, by which a lock gets two holders
+// (https://sqlite.org/wal.html#walresetbug).
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1198,7 +1221,7 @@ leasehold_code leasehold_guard_assertion(leasehold_guard guard,
 // \param len Gets the number.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_guards_len(leasehold_guards guards, size_t *len);
 
-// The name of one of the locks, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last.
+// The name of one of the locks, counted from 0; LEASEHOLD_CODE_NOT_FOUND for an index after the last.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1238,7 +1261,8 @@ LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_ensure_held(leasehold_guards guards);
 
-// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again.
+// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again. Locks that
+// come before the one that failed keep their time: leasehold_client_unlock_key, called before the release, frees them.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_hold_at_least(leasehold_guards guards,
@@ -1253,8 +1277,9 @@ leasehold_code leasehold_guards_remaining(leasehold_guards guards,
                                           uint64_t *ms);
 
 // Releases all of them, within the client's drop timeout together. LEASEHOLD_CODE_LOST when one was not held any more,
-// LEASEHOLD_CODE_CLOSED when they were released already, or another thread is still at that. All others are released all
-// the same, and what could not be is given up in the background: it can't be called again. The guard stays yours to free.
+// LEASEHOLD_CODE_CLOSED when they were released already, or while another thread is still releasing them. If one can't
+// be released, the others are released all the same, and the library goes on trying with that one in the background:
+// this function can't be called again. The guard stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_release(leasehold_guards guards);
@@ -1283,7 +1308,7 @@ leasehold_code leasehold_lock_text(leasehold_lock lock,
                                    size_t *len);
 
 // Writes the lock as bytes, for another process; they are as secret as the lock id. `len` gets how many bytes there
-// are. If they do not fit, none is written, which is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
+// are. If they do not fit, none is written, and the code is LEASEHOLD_CODE_BUFFER_TOO_SMALL unless `capacity` is 0.
 // \param buffer Has room for `capacity` bytes; may be NULL if that is 0.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1292,8 +1317,8 @@ leasehold_code leasehold_lock_to_bytes(leasehold_lock lock,
                                        size_t capacity,
                                        size_t *len);
 
-// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or a Rust program as JSON.
-// LEASEHOLD_CODE_INVALID_INPUT when they are something else.
+// Makes data of the bytes that another process wrote with leasehold_lock_to_bytes, or that a Rust program wrote as
+// JSON. LEASEHOLD_CODE_INVALID_INPUT when they are something else.
 // \param bytes `bytes_len` bytes.
 // \param lock Gets the data.
 LEASEHOLD_API
@@ -1305,11 +1330,12 @@ leasehold_code leasehold_lock_from_bytes(const uint8_t *bytes,
 // Frees the data. The lock itself stays held until it is released or its lease ends.
 LEASEHOLD_API leasehold_code leasehold_lock_free(leasehold_lock lock);
 
-// Makes a guard of a lock that is held as data, because it was handed over or acquired so. There is no moment at which
-// nobody holds it, and it gets a new fencing token. LEASEHOLD_CODE_LOST when it is not held any more, or was adopted
-// before, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, LEASEHOLD_CODE_TIMED_OUT when it was handed over
-// too late to be held; after LEASEHOLD_CODE_AMBIGUOUS, LEASEHOLD_CODE_CANCELLED and LEASEHOLD_CODE_CLOSED, too, the lock
-// may be gone. The data stays yours to free.
+// Makes a guard of a lock that is held as data, because a guard handed it over (leasehold_guard_into_lock) or it was
+// acquired as data (leasehold_request_acquire). The lock is held without a gap, and gets a new fencing token.
+// LEASEHOLD_CODE_LOST when it is not held any more, or was adopted before, LEASEHOLD_CODE_INVALID_INPUT when another
+// store has granted it, LEASEHOLD_CODE_TIMED_OUT when the grant came too late for the lock to be held. After
+// LEASEHOLD_CODE_AMBIGUOUS, LEASEHOLD_CODE_CANCELLED and LEASEHOLD_CODE_CLOSED, too, the lock may be gone. The data
+// stays yours to free.
 // \param guard Gets the guard.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1319,7 +1345,7 @@ leasehold_code leasehold_client_adopt(leasehold_client client,
 
 // Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
 // LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or when
-// a lock without end was to end within a minute.
+// the lock has no end and would get one within a minute.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_heartbeat(leasehold_client client,
@@ -1327,17 +1353,17 @@ leasehold_code leasehold_client_heartbeat(leasehold_client client,
                                           uint64_t lease_ms);
 
 // Releases a lock that is held as data; the data stays yours to free. LEASEHOLD_CODE_OK also when nobody holds the
-// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or
-// when it does not stand here and was granted elsewhere: on MongoDB and PostgreSQL by none of this client's hosts, on
-// DynamoDB in another region or at another endpoint.
+// lock any more, LEASEHOLD_CODE_HELD when others do, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it,
+// or when this store does not have it and it was granted elsewhere: on MongoDB and PostgreSQL by none of this client's
+// hosts, on DynamoDB in another region or at another endpoint.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_release(leasehold_client client,
                                         leasehold_lock lock);
 
 // What the store knows of a key: the highest fencing token that was ever issued, and every holder in the record, the
-// expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. For finding out
-// who holds a lock, not for checking before taking it.
+// expired ones included. LEASEHOLD_CODE_NOT_FOUND when nobody ever held it or its row was deleted. Use this to find
+// out who holds a lock, not to check a lock before you take it.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param token Gets the fencing token.
 // \param holders Gets the holders.
@@ -1402,7 +1428,8 @@ LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_create_schema(leasehold_client client);
 
-// What leasehold_client_create_schema would do, as a text for an administrator: for programs that may not do it.
+// What leasehold_client_create_schema would do, as a text for an administrator: for programs without the right to do
+// it.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1415,8 +1442,8 @@ leasehold_code leasehold_client_schema(leasehold_client client,
 // \param len Gets the number.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_list_len(leasehold_list list, size_t *len);
 
-// The numbers of a holder, counted from 0; LEASEHOLD_CODE_NOT_FOUND behind the last, and for a pin. `status_size` is `sizeof
-// *status`.
+// The numbers of a holder. `index` counts from 0; LEASEHOLD_CODE_NOT_FOUND for one after the last, and for a pin.
+// `status_size` is `sizeof *status`.
 // \param status Gets the numbers; `status_size` bytes.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1500,7 +1527,8 @@ LEASEHOLD_API leasehold_code leasehold_filter_set_remaining_at_least(leasehold_f
 // Frees the filter.
 LEASEHOLD_API leasehold_code leasehold_filter_free(leasehold_filter filter);
 
-// Makes the namespace known. Nothing is sent to the store; the calls say whether the namespace is a good one.
+// Makes a handle for the leases of a namespace. Nothing is sent to the store; later calls fail if the namespace is not
+// valid.
 // \param namespace_ `namespace_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param leases Gets the namespace.
 LEASEHOLD_API
@@ -1510,8 +1538,8 @@ leasehold_code leasehold_leases_new(leasehold_client client,
                                     size_t namespace_len,
                                     leasehold_leases *leases);
 
-// Claims the lease for a holder, for `ms` milliseconds at the least. LEASEHOLD_CODE_INVALID_LEASE when somebody holds it,
-// be it the same holder, be it that its time is over.
+// Claims the lease for a holder, for at least `ms` milliseconds. LEASEHOLD_CODE_INVALID_LEASE when somebody holds it,
+// even if that is the same holder, and even if the lease's time is over.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param token Gets the fencing token of the claim.
@@ -1547,8 +1575,8 @@ leasehold_code leasehold_leases_expire(leasehold_leases leases,
                                        const char *name,
                                        size_t name_len);
 
-// Ends the lease of a holder before its time, whoever pins it. LEASEHOLD_CODE_INVALID_LEASE when nobody or another holds
-// it.
+// Ends the lease of a holder before its time, even if somebody pins it. LEASEHOLD_CODE_INVALID_LEASE when nobody or
+// another holds it.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
@@ -1559,7 +1587,7 @@ leasehold_code leasehold_leases_revoke(leasehold_leases leases,
                                        const char *holder,
                                        size_t holder_len);
 
-// The lease of a name, as a list of one; of none when nobody holds it.
+// The lease of a name, as a list of one entry; an empty list when nobody holds it.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param list Gets the list.
 LEASEHOLD_API
@@ -1599,7 +1627,7 @@ leasehold_code leasehold_leases_unpin(leasehold_leases leases,
                                       const char *entity,
                                       size_t entity_len);
 
-// Lists who pins the name, be it held or not.
+// Lists who pins the name, whether it is held or not.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param list Gets the list.
 LEASEHOLD_API
@@ -1609,7 +1637,7 @@ leasehold_code leasehold_leases_pinned_by(leasehold_leases leases,
                                           size_t name_len,
                                           leasehold_list *list);
 
-// Waits, without limit, until the time of the lease is over, or nobody holds it; it does not expire it.
+// Waits, without limit, until the time of the lease is over, or nobody holds it. It does not expire the lease.
 // LEASEHOLD_CODE_CANCELLED once leasehold_cancel_fire was called for `cancel`, which may be {0}.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
@@ -1622,8 +1650,9 @@ leasehold_code leasehold_leases_wait_until_expired(leasehold_leases leases,
 // Frees the handle of the namespace. Its leases stay as they are.
 LEASEHOLD_API leasehold_code leasehold_leases_free(leasehold_leases leases);
 
-// leasehold_leases_extend for a holder, now and again and again by a thread of the library's, until the keeper is freed or
-// its client closed. That does not end the lease: it ends when it is expired or revoked.
+// Extends the lease of a holder as leasehold_leases_extend does: now, and then again and again by a thread of the
+// library's, until the keeper is freed or its client closed. That does not end the lease: it ends when somebody
+// expires or revokes it.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param holder `holder_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param keeper Gets the keeper.
@@ -1637,16 +1666,20 @@ leasehold_code leasehold_leases_keep(leasehold_leases leases,
                                      uint64_t ms,
                                      leasehold_keeper *keeper);
 
-// Writes whether the lease is surely the holder's: false before somebody could expire it, and once false for ever. One that
-// somebody revoked is heard of with the next extension. It asks nobody and does not wait.
+// Writes whether the lease surely is the holder's. It becomes false before somebody could expire the lease, and then
+// stays false. That somebody has revoked the lease is found out by the next extension. It does not ask the store and
+// does not wait.
 // \param held Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_keeper_is_held(leasehold_keeper keeper,
                                         bool *held);
 
-// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, or LEASEHOLD_CODE_LOST.
-LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_keeper_ensure_held(leasehold_keeper keeper);
+// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, LEASEHOLD_CODE_LOST, or LEASEHOLD_CODE_CLOSED after its client
+// was closed, which leaves the lease to its holder.
+LEASEHOLD_API
+LEASEHOLD_NODISCARD
+leasehold_code leasehold_keeper_ensure_held(leasehold_keeper keeper);
 
 // The fencing token of the claim.
 // \param token Gets the fencing token.
@@ -1681,11 +1714,11 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_keeper_wait_loss(leasehold_keeper keeper,
                                           uint64_t ms);
 
-// Stops extending the lease, which stays as it stands, and frees the keeper.
+// Stops extending the lease, which stays as it is, and frees the keeper.
 LEASEHOLD_API leasehold_code leasehold_keeper_free(leasehold_keeper keeper);
 
-// Frees a key, whoever holds it, and lists who did. That breaks the promise that was given to the holder: it hears of
-// its loss at its next heartbeat, and until then only the fencing token protects.
+// Frees a key, whoever holds it, and lists who held it. That breaks the promise that was given to the holder: it
+// learns of its loss at its next heartbeat, and until then only the fencing token protects the resource.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param list Gets the list.
 LEASEHOLD_API
@@ -1711,8 +1744,8 @@ leasehold_code leasehold_client_unlock_key(leasehold_client client,
 
 // Finds out whether the store can be reached, whether its schema is right, how far its clock is off, how long a round
 // trip takes, and what this client may do there: it writes a row of its own, and deletes it again. Takes at most twice
-// the request timeout. What is wrong with the store is in the answer, one line for each thing. Each call asks anew, so
-// give room for some 4,096 bytes rather than ask for the length first.
+// the request timeout. The text has one line for each result, also for what is wrong. Each call asks the store anew,
+// so give room for about 4,096 bytes instead of asking for the length first.
 // \param well Gets whether nothing is wrong; false when the call fails.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
@@ -1724,7 +1757,7 @@ leasehold_code leasehold_client_diagnose(leasehold_client client,
                                          size_t *len);
 
 // Makes a node for the election of this name, which is also the key of the leader's lock. Nothing is sent to the store
-// yet. Call the functions that set something before all others: later they return LEASEHOLD_CODE_INVALID_INPUT.
+// yet. Call the functions that set something before all others: after those they return LEASEHOLD_CODE_INVALID_INPUT.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param election Gets the election.
 LEASEHOLD_API
@@ -1741,8 +1774,8 @@ leasehold_code leasehold_election_set_id(leasehold_election election,
                                          const char *id,
                                          size_t id_len);
 
-// For how many milliseconds a leader leads without a renewal, at least 1,000: so long after a leader died, another
-// node can win. Defaults to the client's lease.
+// For how many milliseconds a leader leads without a renewal, at least 1,000. When a leader dies, another node can win
+// this much later. Defaults to the client's lease.
 LEASEHOLD_API
 leasehold_code leasehold_election_set_lease(leasehold_election election,
                                             uint64_t ms);
@@ -1781,10 +1814,10 @@ leasehold_code leasehold_election_set_on_leader(leasehold_election election,
 
 // Sets a function that answers whether this node is healthy enough to lead: it is called on a thread of its own before
 // the node campaigns, and every third of the lease while it leads. When it answers false, or not within a lease, the
-// node resigns, and campaigns again once it answers true. A work of leasehold_election_lead must end first: while it runs,
-// no other node leads. To stop or free the election inside it waits in vain for its
-// answer, for at most the drop timeout. For the rest see leasehold_election_set_on_won. NULL for
-// always healthy, which is the default.
+// node resigns, and campaigns again once it answers true. The work of leasehold_election_lead must end before the node
+// resigns: while it runs, no other node leads. A call inside the health check that stops or frees the election waits
+// in vain for the check's answer, for at most the drop timeout. The other rules are those of
+// leasehold_election_set_on_won. NULL for always healthy, which is the default.
 // \param health_check Any thread may call it with `user` until the election is freed.
 LEASEHOLD_API
 leasehold_code leasehold_election_set_health_check(leasehold_election election,
@@ -1795,12 +1828,13 @@ leasehold_code leasehold_election_set_health_check(leasehold_election election,
 // Errors of the store do not end it. LEASEHOLD_CODE_ALREADY_HELD when this node already campaigns or leads.
 LEASEHOLD_API LEASEHOLD_NODISCARD leasehold_code leasehold_election_run(leasehold_election election);
 
-// leasehold_election_run that calls a function whenever this node has won, on a thread of its own: the work of the leader.
-// While it works, this node neither campaigns again nor lets others lead, unless the lock is lost; so it should look at
-// leasehold_election_is_leader and return soon after that became false. When it returns while this node leads, the node
-// resigns, and campaigns again after a moment, or ends with leasehold_election_set_once. It may call every function of this
-// header; to free the election inside does not wait for it. It must return: no exception, longjmp() or pthread_exit().
-// Once leasehold_election_free has returned, it is not running and is not called any more, unless it freed the election.
+// leasehold_election_run that calls a function whenever this node has won, on a thread of its own: the work of the
+// leader. While it runs, this node neither campaigns again nor lets others lead, unless the lock is lost; so it should
+// look at leasehold_election_is_leader and return soon after that became false. When it returns while this node leads,
+// the node resigns, and campaigns again after a moment, or ends with leasehold_election_set_once. It may call every
+// function of this header; freeing the election inside it does not wait for it. It must return: no exception,
+// longjmp() or pthread_exit(). Once leasehold_election_free has returned, it is not running and is not called any
+// more, unless it freed the election.
 // \param work Any thread may call it with the fencing token of the term and `user` until the election is freed.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1808,15 +1842,15 @@ leasehold_code leasehold_election_lead(leasehold_election election,
                                        leasehold_on_won work,
                                        void *user);
 
-// Writes whether this node leads. It does not wait and asks nobody. No other node can win while it is true, unless somebody
-// takes the lock away: see leasehold_guard_is_held.
+// Writes whether this node leads. It does not wait and does not ask the store. No other node can win while it is true,
+// unless somebody takes the lock away: see leasehold_guard_is_held.
 // \param leader Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_election_is_leader(leasehold_election election,
                                             bool *leader);
 
-// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Asks nobody.
+// The fencing token of the term while this node leads, otherwise LEASEHOLD_CODE_LOST. Does not ask the store.
 // \param token Gets the fencing token.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1844,12 +1878,12 @@ leasehold_code leasehold_election_wait(leasehold_election election);
 // Ends this node's campaign, and resigns if it leads, so that the next node need not wait for the lease's end. Waits
 // for the work and for the store for at most the drop timeout. The node can campaign again later.
 // LEASEHOLD_CODE_TIMED_OUT when the work did not end in time: the lock is then not released, and ends with its lease.
-// LEASEHOLD_CODE_LOST when the term was lost already, which needs no answer at a shutdown.
+// LEASEHOLD_CODE_LOST when the term was lost already, which a program can ignore at its shutdown.
 LEASEHOLD_API
 leasehold_code leasehold_election_stop(leasehold_election election);
 
 // Frees the election, and stops what leasehold_election_run started, within the client's drop timeout. Other threads
-// may be inside calls: leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
+// may be inside calls: their leasehold_election_campaign returns LEASEHOLD_CODE_CANCELLED. A leadership that was given
 // before goes on. If a callback of this election is running on another thread, this waits until it has returned,
 // however long that takes: see leasehold_guard_free.
 LEASEHOLD_API
@@ -1873,8 +1907,8 @@ leasehold_code leasehold_election_campaign_for(leasehold_election election,
                                                uint64_t wait_ms,
                                                leasehold_leadership *leadership);
 
-// Writes whether this node still leads. It does not wait and asks nobody. No other node can win while it is true, unless
-// somebody takes the lock away: see leasehold_guard_is_held. Once false it stays false.
+// Writes whether this node still leads. It does not wait and does not ask the store. No other node can win while it is
+// true, unless somebody takes the lock away: see leasehold_guard_is_held. Once false it stays false.
 // \param leader Gets the answer; false when the call fails.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1897,15 +1931,16 @@ leasehold_code leasehold_leadership_remaining(leasehold_leadership leadership,
                                               uint64_t *ms);
 
 // Waits until the leadership is lost, which is LEASEHOLD_CODE_OK. LEASEHOLD_CODE_TIMED_OUT when that did not happen
-// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once it was resigned, or its client closed.
+// within `ms` milliseconds, LEASEHOLD_CODE_CLOSED once this node has resigned, or its client was closed.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
 // Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-// LEASEHOLD_CODE_LOST when the term was over before, LEASEHOLD_CODE_CLOSED when it was resigned already, or
-// another thread is still at that. The leadership stays yours to free.
+// LEASEHOLD_CODE_LOST when the term was lost before, LEASEHOLD_CODE_CLOSED when this node has resigned already (also by
+// leasehold_election_stop or a close of the client), or while another thread is still resigning. The leadership stays
+// yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);

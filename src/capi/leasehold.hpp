@@ -148,7 +148,8 @@ std::string text_of(Get get) {
   return text;
 }
 
-/// Who holds a lock or a lease, as it was when somebody looked. For a lease the key is its name and the owner its holder.
+/// Who holds a lock or a lease, as it was when somebody looked. For a lease the key is its name and the owner its
+/// holder.
 struct holder {
   std::string key, owner;
   uint64_t token = 0;
@@ -427,8 +428,8 @@ class [[nodiscard]] keeper {
   owned<leasehold_keeper, leasehold_keeper_free> handle_;
 };
 
-/// The leases of a namespace: see leasehold_leases. A call that finds the lease in another state than it needs throws, with
-/// LEASEHOLD_CODE_INVALID_LEASE. The end of this object ends no lease.
+/// The leases of a namespace: see leasehold_leases. A call that finds the lease in another state than it needs throws,
+/// with LEASEHOLD_CODE_INVALID_LEASE. The end of this object ends no lease.
 class leases {
  public:
   explicit leases(leasehold_leases handle) : handle_(handle) {}
@@ -597,8 +598,8 @@ class client {
     }
     return guard(made);
   }
-  /// Waits for at most this time; nothing when others held the lock all the while, or the store answered too late for it
-  /// to be held.
+  /// Waits for at most this time; nothing when others held the lock all the while, or the store answered too late for
+  /// it to be held.
   [[nodiscard]] std::optional<guard> try_lock_for(std::string_view key, time_span time) const {
     leasehold_guard made{};
     const auto code = leasehold_client_lock_for(get(), key.data(), key.size(), to_ms(time), &made);

@@ -14,9 +14,9 @@ use crate::api::leases::Leases;
 pub struct LeasesData(pub(super) Leases);
 handle::object!(LeasesData = 13, LeasesHandle, "namespace of leases");
 
-/// The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends only
-/// when somebody expires it after its time, or revokes it. So it lasts over restarts, and no guard renews it. Free it with
-/// leasehold_leases_free, which ends no lease.
+/// The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends
+/// only when somebody expires it after its time, or revokes it. So it lasts over restarts, and no guard renews it. Free
+/// it with leasehold_leases_free, which ends no lease.
 ///
 /// A call that finds the lease in another state than it needs returns LEASEHOLD_CODE_INVALID_LEASE, which is normal:
 /// leasehold_error_holders gives the lease as it was found.
@@ -152,8 +152,8 @@ pub unsafe extern "C" fn leasehold_leases_list(leases: LeasesHandle, list: *mut 
     })
 }
 
-/// Keeps the name from being expired until leasehold_leases_unpin, on behalf of an entity. Several may pin it, and a pin
-/// outlasts the claim. Pinning again changes nothing.
+/// Keeps the name from being expired until leasehold_leases_unpin, on behalf of an entity. Several may pin it, and a
+/// pin outlasts the claim. Pinning again changes nothing.
 /// \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 /// \param entity `entity_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 #[unsafe(no_mangle)]

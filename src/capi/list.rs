@@ -168,8 +168,8 @@ pub unsafe extern "C" fn leasehold_client_unlock_group(
     })
 }
 
-/// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them. It also deletes the rows of
-/// free keys that were last granted 30 days ago, which are not listed.
+/// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them. It also deletes the
+/// rows of free keys that were last granted 30 days ago, which are not listed.
 /// \param list Gets the list.
 #[unsafe(no_mangle)]
 #[must_use]

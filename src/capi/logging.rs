@@ -152,8 +152,8 @@ fn install() -> Outcome {
 /// Sets the level of the function that wants the most messages.
 fn choose_level() {
     let most = || handle::all::<LogSink>().iter().map(|sink| sink.most).max().unwrap_or(LevelFilter::Off);
-    // Repeated, because another thread may do the same, and set what it found earlier. No mutex, because a
-    // forked child could find it held.
+    // Repeated, because another thread may do the same, and set what it found earlier. No mutex, because a forked
+    // child could find it held.
     loop {
         let found = most();
         ::log::set_max_level(found);
@@ -167,8 +167,8 @@ fn choose_level() {
 /// nowhere. It is called on the thread that a message comes from, on several threads at once, or, if a lock depends on
 /// that thread, on another one. It should return at once, may call every function of this header, and must return: no
 /// exception, longjmp() or pthread_exit(). A function that takes long holds up the call that the message comes from,
-/// but no renewal and no report of a loss. Messages of the functions that it calls itself are passed neither to it nor
-/// to another such function. A forked child has no such function until it sets one.
+/// but no renewal, no loss callback and no loss descriptor. Messages of the functions that it calls itself are passed
+/// neither to it nor to another such function. A forked child has no such function until it sets one.
 /// \param level The least important messages that are passed, one of leasehold_log_level.
 /// \param on_log Any thread may call it with `user` until it is freed.
 /// \param log Gets the handle.

@@ -1,7 +1,8 @@
 //! The C library: handles, numbered codes, and functions that no panic crosses.
 //!
 //! Its reference is the header `leasehold.h`, which is generated from the `///` comments in this folder: they are read
-//! by C programmers. Outside of its tests it imports only from `model`, `sys` and `api`. No other folder has `unsafe`.
+//! by C programmers. Outside of its tests it imports only from `model`, `sys` and `api`. No other folder of `src` has
+//! `unsafe`.
 
 mod admin;
 mod asked;

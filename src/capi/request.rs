@@ -74,8 +74,8 @@ pub unsafe extern "C" fn leasehold_request_new_any(client: ClientHandle, request
 }
 
 /// Makes a request for all of several locks, held together: leasehold_request_add_key names them, and
-/// leasehold_request_lock_all and leasehold_request_try_lock_all end it. They are taken one after the other in the order
-/// of their keys, so two requests with crossed orders never wait for each other.
+/// leasehold_request_lock_all and leasehold_request_try_lock_all end it. They are taken one after the other in the
+/// order of their keys, so two requests with crossed orders never wait for each other.
 /// \param request Gets the request.
 #[unsafe(no_mangle)]
 #[must_use]
@@ -209,7 +209,7 @@ pub extern "C" fn leasehold_request_set_wait(request: RequestHandle, ms: u64) ->
 }
 
 /// Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
-/// several waits can share one deadline. After the deadline it tries once. Defaults to no limit.
+/// several waits can share one deadline. A call after the deadline tries once. Defaults to no limit.
 #[unsafe(no_mangle)]
 pub extern "C" fn leasehold_request_set_deadline_in(request: RequestHandle, ms: u64) -> Code {
     call(|| {
@@ -267,9 +267,9 @@ pub unsafe extern "C" fn leasehold_request_set_on_loss(
     })
 }
 
-/// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as
-/// an event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. `left_ms`
-/// must be less than the lease minus the margin. With several locks each of them warns, also while the call still waits
+/// Warns if renewals fail and only `left_ms` milliseconds are left until the loss, and again only after a renewal has
+/// succeeded: in the log, as an event, and the first time for each guard by a function that is called with `user` on a
+/// thread of the library's, unless it is NULL. `left_ms` must be less than the lease minus the margin. With several locks each of them warns, also while the call still waits
 /// for others. The rules for the function are those of leasehold_request_set_on_loss. Defaults to no warning.
 /// \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 #[unsafe(no_mangle)]
@@ -349,8 +349,8 @@ pub unsafe extern "C" fn leasehold_request_lock(request: RequestHandle, guard: *
     })
 }
 
-/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-/// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+/// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this
+/// client wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
 /// LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set,
 /// LEASEHOLD_CODE_ALREADY_HELD when this client holds it with the same lock id.
 /// \param guard Gets the guard.

@@ -241,7 +241,7 @@ mod tests {
         }
     }
 
-    /// Takes the store away once a lock is found lost; after that it sends the holder a signal to end.
+    /// Takes the store away once a lock is found lost, and sends the holder a signal to end once a read fails.
     struct GoesSilent(Arc<MemoryStore>, Sender<Signal>);
 
     impl Observer for GoesSilent {

@@ -81,8 +81,8 @@ impl Keeper {
         Ok(Keeper { child, pipe: File::from(pipe), told: None, is_missing: false, tried: None, is_missed: false })
     }
 
-    /// Opens the gate of a group that was started, once the keeper knows of the group. Not if the group may not begin
-    /// any more: we may have stood still until here. From here on the keeper ends it in time.
+    /// Tells the keeper of a group that was started, and then opens the group's gate, unless the group may not begin
+    /// any more, because we have stood still until here. From here on the keeper ends it in time.
     pub fn begin(
         &mut self,
         target: Target,

@@ -78,8 +78,8 @@ impl Killing {
         left.min(ask.kill_after())
     }
 
-    /// What is left of the lease: after that there is nothing to release. If the lock must stay in the store for
-    /// longer, the release is not waited for until then.
+    /// What is left of the lease: after that there is nothing to release. Even if the lock must stay in the store for
+    /// longer, the release is not waited for longer than this.
     pub fn lease_left(&self, ask: &Ask) -> Duration {
         let left = self.held_until.saturating_add(ask.lease / 3).saturating_sub(since_boot());
         left.min(ask.lease.saturating_add(ask.lease / 3))

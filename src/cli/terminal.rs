@@ -46,8 +46,8 @@ impl Terminal {
     }
 }
 
-/// Whether other processes may want the terminal. Only on Linux: elsewhere a Ctrl-Z for the command must reach it in
-/// the foreground, see `stops`.
+/// Whether other processes may want the terminal. Always false except on Linux: elsewhere Ctrl-Z reaches only the
+/// foreground, see `stops`, so the command must be there.
 pub fn is_shared() -> bool {
     let kind = |mode| SFlag::from_bits_truncate(mode) & SFlag::S_IFMT;
     let is_pipe = |mode| [SFlag::S_IFIFO, SFlag::S_IFSOCK].contains(&kind(mode));

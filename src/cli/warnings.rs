@@ -78,7 +78,7 @@ pub fn show(global: &Global, makes: bool) {
     log::set_max_level(level);
 }
 
-/// How long to wait for the last message, if that is not [`WHERE_ANYBODY_READS`].
+/// How long to wait for the last message, if this process must end sooner than after [`WHERE_ANYBODY_READS`].
 static BOUND: OnceLock<Duration> = OnceLock::new();
 
 /// Waits until all lines are written, unless nobody reads them, or that was waited for before.
@@ -88,7 +88,7 @@ pub fn flush() {
     }
 }
 
-/// Waits until all lines are written, for the last time. The wait for the last message takes at most as long.
+/// The same, but waits for at most `bound`. The wait for the last message takes at most as long, too.
 pub fn flush_within(bound: Duration) {
     let _ = BOUND.set(bound);
     flush_once(bound);

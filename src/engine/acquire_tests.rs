@@ -90,7 +90,7 @@ impl Bench {
                     std::thread::yield_now();
                 }
                 users_code.runs(None);
-                // The read is answered at once.
+                // This ends the read at once.
                 cancel.cancel();
             });
             does(wait, &overall)

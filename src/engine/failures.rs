@@ -66,7 +66,7 @@ pub fn refused_at_last(earlier: Option<Error>, refusal: Error) -> Error {
     }
 }
 
-/// The error to report for a lock that was taken over from its holder, who lost it by that, and could not be held.
+/// The error of a transfer that was done, so that the old holder has lost the lock, but whose new grant can't be held.
 pub fn handed_over_in_vain(error: Error) -> Error {
     let message = "it was handed over, but could not be held for its whole lease, and is given up";
     Error::new(ErrorKind::Ambiguous, message).caused_by(error)

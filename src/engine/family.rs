@@ -1,7 +1,7 @@
 //! What all clones of a client share.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, OnceLock, Weak};
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
@@ -23,7 +23,7 @@ use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::{Deadline, far_from, is_ready_by};
-use crate::sys::drop_bound::{DropBound, DropBy, Owner};
+use crate::sys::drop_bound::{DropBound, DropBy, Owner, Together};
 use crate::sys::log;
 use crate::sys::observing::hurrying;
 use crate::sys::pause::pause;
@@ -60,8 +60,8 @@ struct Closing {
     obtaining: Mutex<Vec<usize>>,
     obtained: Condvar,
     ends_first: Mutex<Vec<Weak<dyn EndsFirst>>>,
-    /// By when the guards that are dropped after it must be gone.
-    guards_by: OnceLock<Instant>,
+    /// Bounds the drops of guards after it.
+    guards: Together,
     /// The last field, so that it is dropped last: the bound of the client's drop then also covers the end of the
     /// store.
     drop_bound: DropBound,
@@ -214,11 +214,9 @@ impl Family {
         DropBy::new(Owner::of(self), self.options.drop_timeout)
     }
 
-    /// The same for guards. Those that are dropped after a close, which has tried to release all, share the time of one.
+    /// The same for guards: those that are dropped after a close, which has tried to release all, share the time of one.
     pub fn guard_drop_by(&self) -> DropBy {
-        let by = self.drop_by();
-        let is_closed = self.closing.token.is_cancelled();
-        if is_closed { by.at_most(*self.closing.guards_by.get_or_init(|| by.instant())) } else { by }
+        self.closing.guards.share(self.drop_by(), self.options.drop_timeout)
     }
 
     /// Becomes cancelled when the client is closed.
@@ -368,6 +366,7 @@ impl Family {
         let left = self.end_background(soon, by);
         pause!("close.ended");
         self.end_watch(by);
+        self.closing.guards.begin();
         released.and(obtained).and(left)
     }
 

@@ -462,7 +462,7 @@ impl Hold {
             }
             state.last_error = Some(tells_most(state.last_error.take(), error.clone(), is_cut_off));
             // A warning may be due already, which has waited for an error.
-            if state.callbacks.warn_before.is_some() {
+            if state.callbacks.warns_at(self.held_until()).is_some() {
                 self.setup.watcher.look_now();
             }
         }

@@ -51,8 +51,8 @@ impl Hold {
             }
             state.asked_least.push(least);
         }
-        // A tenth more than what is left, but at most `least`: also enough for a store whose clock was put back
-        // meanwhile.
+        // What is left and a tenth of `least`, but never more than `least`: enough also for a store whose clock was put
+        // back meanwhile.
         let beat = self.renew_for(self.left_of(least).min(least));
         let mut state = self.state.lock();
         if let Some(at) = state.asked_least.iter().position(|asked| *asked == least) {
@@ -90,7 +90,7 @@ impl Hold {
         (self.grant.at + least + least / 10).since(self.setup.clock.now())
     }
 
-    /// Ends the hold before its minimum time is over: an entry of nobody's keeps the place of the grant until then.
+    /// Ends the hold before its minimum time is over; until then an entry that nobody holds keeps the grant's place.
     pub(super) fn keep(&self, before: Phase, by: Instant) -> Kept {
         let least = match before {
             Phase::Lost(LostBy::Store) => Duration::ZERO,
@@ -146,8 +146,8 @@ impl Hold {
 
     fn keep_once(&self, least: Duration, by: &Deadline) -> Result<Look> {
         let (backend, key) = (&self.setup.backend, self.grant.lock.key());
-        // Computed before the read: the new end counts from the store's time in the answer, and the time since then
-        // must not be subtracted as well.
+        // Computed before the read, since the new end counts from the store's time in the answer: later, `left` would
+        // lack the time since then, and the end would come too early.
         let left = self.left_of(least);
         let seen = read_key(&**backend, key, by)?;
         let least = Least { granted: self.grant.created, time: least, left };

@@ -54,7 +54,7 @@ impl Hold {
             }
             state.phase = Phase::Lost(by);
             self.hold_no_longer();
-            // What another thread reports must be queued before anybody sees the loss, and is granted the key again.
+            // What another thread reports must be queued before anybody can see the loss and be granted the key.
             if is_told_by_another {
                 self.setup.observing.tell(&Event::Lost { loss: &loss });
             }
@@ -111,13 +111,13 @@ impl Hold {
         let takes = |mode: Mode, h: &Holder| [mode, *ours].contains(&Mode::Exclusive) || h.lock_id == *lock_id;
         let rival = seen.live().find(|(mode, h)| takes(*mode, h));
         let by = rival.map(|(mode, h)| LockStatus::new(seen, mode, h));
-        // A higher token shows this only for an exclusive lock: others may share a lock with a holder that an operator
-        // has released.
+        // A higher token shows a takeover only of an exclusive lock. Beside a shared one others get tokens, too: it may
+        // have been released by an operator.
         let granted_since = self.grant.lock.mode == Mode::Exclusive && seen.record.token > self.grant.lock.token;
         if by.is_some() || granted_since {
             return LossReason::TakenOver { by };
         }
-        // After its end, any client that comes removes the grant, and may have gone since.
+        // After its end, another client may have removed the grant, and have gone since.
         if self.is_running() { LossReason::ReleasedByOther } else { LossReason::Expired { last_error: None } }
     }
 

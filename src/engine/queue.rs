@@ -80,8 +80,8 @@ impl UsersCode {
 
     /// Notes since when it runs; `None`: it has returned.
     pub fn runs(&self, since: Option<Instant>) {
-        // In this order: a thread that took this waiter for a hanging one did so before `since` changes, and so `hangs`
-        // below is true.
+        // First `since` is replaced, then `hangs` is asked: a thread that took this waiter for a hanging one did so
+        // before that, so `hangs` is true, too.
         let before = std::mem::replace(&mut *self.since.lock(), since);
         if hangs(before) {
             // Nudges meanwhile went to a waiter behind it, which may not be first any more.

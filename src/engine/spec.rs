@@ -51,7 +51,7 @@ pub type OnWarning = Box<dyn FnOnce(Duration) + Send>;
 pub struct Callbacks {
     pub max_hold: Option<Duration>,
     pub warn_before: Option<Duration>,
-    /// Since the last heartbeat that was answered.
+    /// Whether a warning was given since the last heartbeat that was answered.
     pub has_warned: bool,
     pub on_warning: Option<OnWarning>,
     pub at_loss: Option<AtLoss>,

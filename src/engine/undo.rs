@@ -1,6 +1,6 @@
-//! Gives up, in the background, grants that nobody holds: those of acquisitions and of releases that were not answered.
-//! A lock without end whose guard has lost it gets an end here. There is one thread for a client family, which ends
-//! when nothing is left to do.
+//! Gives up, in the background, what nobody holds: acquisitions that were not answered, and grants whose release was
+//! not. A lock without end whose guard has lost it gets an end here. There is one thread for a client family, which
+//! ends when nothing is left to do.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -91,7 +91,7 @@ impl Undo {
         self.add(attempt, None, delay);
     }
 
-    /// Gives the grant an end, so that it does not remain for longer, even if its guard is never dropped.
+    /// Gives the grant an end, so that it does not remain past that, even if its guard is never dropped.
     pub fn push_end(self: &Arc<Self>, attempt: Attempt, end: Renewal) {
         self.add(attempt, Some(end), Duration::ZERO);
     }

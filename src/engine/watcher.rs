@@ -1,6 +1,6 @@
 //! One thread per client family. It declares losses at their deadline even if heartbeats hang, starts heartbeats when
 //! they are due, notices a suspend, and starts the users' callbacks. It also tries again to start threads that could
-//! not be started. What still has no thread when the watcher ends runs on the watcher's.
+//! not be started. Callbacks and reports that still have no thread when the watcher ends run on the watcher's.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -7,8 +7,8 @@ use super::record::{End, GrantId, Holder, Kind, Labels, Lease, LockRecord, Mode,
 /// The times that a transition decides by, all of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Times {
-    /// The store's current time. DynamoDB's is known only within bounds: a grant or a renewal gets their middle,
-    /// and whatever follows a read of the row gets a later point, to allow for the error.
+    /// The store's current time. DynamoDB's is known only within bounds: a grant or a renewal is written by their
+    /// middle. With a row that was read comes a time that is no earlier, and later where the bounds are wide.
     pub now: StoreTime,
     /// A lease that ended by then holds no longer. It is at least the store's grace before `now`.
     pub expired_before: StoreTime,
@@ -344,7 +344,7 @@ pub fn keep_standing(
         Some(holder) if end.is_after(times.expired_before) => {
             holder.until = end;
             holder.created = least.granted;
-            // A process with another clock counts the time that is left from this one.
+            // A process with another clock counts what is left of the lease from this time on.
             holder.renewed = Some(times.now);
             holder.grant = kept_as.clone();
             kept_as.as_str().clone_into(&mut holder.lock_id);

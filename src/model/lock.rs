@@ -78,6 +78,7 @@ getters!(LockStatus);
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(into = "wire::LockV1", from = "wire::LockV1"))]
+// One field for each thing that is known of a grant.
 pub struct Lock {
     pub(crate) key: String,
     pub(crate) grant: GrantId,

@@ -1,7 +1,10 @@
 //! One time bound for a drop and everything that is dropped with it.
 
 use std::cell::Cell;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
 
 use super::deadline::far_from;
 
@@ -37,10 +40,6 @@ impl DropBy {
         DropBy { owner, at: outer.map_or(at, |outer| outer.at.min(at)) }
     }
 
-    pub fn at_most(self, at: Instant) -> Self {
-        DropBy { at: self.at.min(at), ..self }
-    }
-
     pub fn instant(self) -> Instant {
         self.at
     }
@@ -57,6 +56,31 @@ impl DropBy {
 pub fn drop_by(bound: Duration) -> Instant {
     let at = far_from(Instant::now(), bound);
     BY.get().map_or(at, |outer| outer.at.min(at))
+}
+
+/// Once it has begun, drops that follow each other share the time of one.
+#[derive(Default)]
+pub struct Together {
+    has_begun: AtomicBool,
+    by: Mutex<Option<Instant>>,
+}
+
+impl Together {
+    pub fn begin(&self) {
+        self.has_begun.store(true, Ordering::SeqCst);
+    }
+
+    /// The bound of a drop that by itself would have until `alone`, which is `bound` from now. `bound` after the first
+    /// drop began the time is over; when as much time has passed again, the next drop counts as a first one.
+    pub fn share(&self, alone: DropBy, bound: Duration) -> DropBy {
+        if !self.has_begun.load(Ordering::SeqCst) {
+            return alone;
+        }
+        let mut by = self.by.lock();
+        let at = by.filter(|at| Instant::now() < far_from(*at, bound)).unwrap_or(alone.at);
+        *by = Some(at);
+        DropBy { at: alone.at.min(at), ..alone }
+    }
 }
 
 /// From [`begin`](Self::begin) until this value is dropped, all drops on this thread are part of one drop. It must be
@@ -107,6 +131,20 @@ mod tests {
         assert_eq!(DropBy::new(own, LONG).instant(), outer.instant(), "the inner one has ended the outer one");
         drop(bound);
         assert!(DropBy::new(own, LONG).remaining() > LONG / 2, "it goes on behind its end");
+    }
+
+    #[test]
+    fn drops_together_have_the_time_of_one_and_later_ones_time_again() {
+        let (own, together) = (Owner::of(&1), Together::default());
+        let share = |bound: Duration| together.share(DropBy::new(own, bound), bound);
+        let first = share(LONG);
+        assert_ne!(first.instant(), share(LONG).instant(), "it has not begun");
+        together.begin();
+        let first = share(LONG);
+        assert_eq!(first.instant(), share(LONG).instant());
+        *together.by.lock() = Some(Instant::now() - Duration::from_millis(1));
+        assert!(share(LONG).remaining().is_zero(), "the time of the first is over");
+        assert!(share(Duration::from_millis(1)).remaining() > Duration::ZERO, "that is long ago");
     }
 
     #[test]

@@ -42,7 +42,8 @@ pub struct Verdict {
     pub violations: Vec<Violation>,
     /// How many there are of each rule, also of those that are not listed.
     pub counts: BTreeMap<&'static str, usize>,
-    /// Grants, refusals, failures, looks at the resource: what each rule has judged, and would have accused if it was wrong.
+    /// Grants, refusals, failures, looks at the resource: what each rule has judged, and would have accused if it was
+    /// wrong.
     pub judged: BTreeMap<&'static str, usize>,
     /// What was right, but if it had been wrong, a fault would have excused it.
     pub blind: BTreeMap<&'static str, usize>,

@@ -18,7 +18,7 @@ const PAGES: usize = 5;
 pub struct Writer {
     /// Its name: `leasehold`, or that of a Go library.
     pub library: &'static str,
-    /// How many holders of it are in these rows, live and expired. A released lock does not say which library had it.
+    /// How many of its holders are in these rows, live and expired. A released lock does not say which library had it.
     pub holders: usize,
     /// When it last wrote one of them, by this host's wall clock.
     pub last: SystemTime,

@@ -109,8 +109,8 @@ impl ElectionBuilder {
 
     /// A token that ends every campaign, current and later ones. [`campaign`](Election::campaign) then fails with an
     /// error of kind `Cancelled`; [`run`](Election::run) and [`lead`](Election::lead) end as by [`stop`](Election::stop),
-    /// but without a call that waits for it. A [`Leadership`](crate::Leadership) that `campaign` has returned is not
-    /// affected. Can be set several times; each token works. Defaults to none.
+    /// but cancelling does not wait for their end. A [`Leadership`](crate::Leadership) that `campaign` has returned is
+    /// not affected. Can be set several times; each token works. Defaults to none.
     pub fn cancel(mut self, cancel: &CancelToken) -> Self {
         self.cancels.push(cancel.clone());
         self

@@ -90,7 +90,7 @@ impl Dispatcher {
         self.left_out.lock().insert(token);
         if !self.has_warned.swap(true, Ordering::Relaxed) {
             keeping_a_lock(
-                || log::warn!(target: "leasehold::election", "a callback of an election hangs: some terms are not reported to it"),
+                || log::warn!(target: "leasehold::election", "a callback of an election hangs: it misses some terms"),
             );
         }
     }

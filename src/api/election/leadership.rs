@@ -206,23 +206,25 @@ impl Leadership {
     /// # Errors
     /// `Lost` when the term was already over; otherwise the store's error for the release. The release is then tried
     /// once more on another thread; if that fails too, the lease runs out.
-    pub fn resign(mut self) -> Result<()> {
+    pub fn resign(self) -> Result<()> {
+        // Another node may have led since the end of the term.
+        let over = self.term.shared.node.client.error(ErrorKind::Lost, self.name(), "the term was over already");
+        if self.resigned()? { Ok(()) } else { Err(over) }
+    }
+
+    /// The same, but returns `false` if this node had resigned before, by a stop or a close.
+    pub(crate) fn resigned(mut self) -> Result<bool> {
         self.term.shared.check_open_here()?;
         let by = self.term.guard.drop_by();
         let is_ended_here = self.term.end(TermEnd::Resigned);
-        let mut outcome = self.term.guard.release_within(self.term.shared.bound());
-        if outcome.is_ok() && !is_ended_here {
-            // Another node may have led since the end of the term.
-            let client = &self.term.shared.node.client;
-            outcome = Err(client.error(ErrorKind::Lost, self.name(), "the term was over already"));
-        }
+        let outcome = self.term.guard.release_within(self.term.shared.bound());
         if outcome.as_ref().is_err_and(|error| error.kind() != ErrorKind::Lost) {
             // If no thread can be started, the second try is made here.
             let _ = Thread::spawn_for_user("leasehold-release", move || drop(self));
         } else {
             self.drop_bound.begin(by);
         }
-        outcome
+        outcome.map(|()| is_ended_here)
     }
 }
 
@@ -233,7 +235,7 @@ impl Drop for Leadership {
             std::mem::forget(self.term.clone());
             return;
         }
-        self.drop_bound.begin(self.term.guard.drop_by());
+        self.drop_bound.begin(self.term.guard.quiet_drop_by());
         self.term.end(TermEnd::Resigned);
         // Another thread may be reading the term and so be the last to drop it; the release must still happen here.
         self.term.guard.end_quietly();

@@ -55,7 +55,8 @@ pub(super) fn run(stands: &Stands, work: Option<Work>) {
     loop {
         let pause = match caught(|| term(stands, work.as_ref())) {
             Some(Ok(_)) if !shared.node.stand_again => return,
-            // A node that resigned pauses for as long as the longest poll, so that other nodes can win.
+            // A node that resigned pauses for as long as the longest pause of nodes that have waited for long, so that
+            // one of them can win.
             Some(Ok(true)) => backoff::poll_delay(&shared.node.client.family.options.poll, Duration::MAX, None, 1.0),
             Some(Ok(false)) => Duration::ZERO,
             Some(Err(error)) if matches!(error.kind(), ErrorKind::Cancelled | ErrorKind::Closed) => return,

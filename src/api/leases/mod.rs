@@ -30,8 +30,8 @@ pub use keeper::LeaseKeeper;
 /// # What is promised
 /// - A claim that succeeds, and an extension that does, promise the holder the lease until at least `duration` after
 ///   the *start of the call*, whatever the network did meanwhile. They do not promise that it ends soon after that: it
-///   ends when somebody expires it. On DynamoDB it may be up to 50 ms less, and on MongoDB 1 ms: clients may differ by
-///   that much on the store's time.
+///   ends when somebody expires it. On DynamoDB the promised time may be up to 50 ms shorter, and on MongoDB 1 ms:
+///   clients may differ by that much on the store's time.
 /// - The store decides by its own clock. The times that are shown are this host's: compare them only with each other,
 ///   and only on this host.
 /// - A call that is impossible fails with [`InvalidLease`](ErrorKind::InvalidLease). That is normal; the error
@@ -271,7 +271,7 @@ impl Leases {
         let now = found.seen.times.now;
         let granted = Granted {
             attempt: attempt_of(&status.lock),
-            // The lease's end may have been later than that already.
+            // Counted to the lease's own end: it may be later than `duration` from now, since extending never shortens.
             held_until: terms.held_until(Lease::Forever, found.asked, holder.until, now),
             chain: Chain { times: 0, since: found.asked },
             holder,

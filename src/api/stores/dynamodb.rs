@@ -9,8 +9,8 @@
 //! the time is not known more precisely: a smaller [`margin`](crate::ClientBuilder::margin) is refused. Reading by
 //! prefix or lock id scans the table.
 //!
-//! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`). A proxy that puts
-//! `nginx` there is refused when connecting. If it hides `Server`, the log warns once, since some proxies write a
+//! A proxy on the way must pass on the service's `Date` and `Server` (nginx: `proxy_pass_header`). A proxy that says
+//! `nginx` as `Server` is refused when connecting. If it hides `Server`, the log warns once, since some proxies write a
 //! `Date` of their own. If the service's time is no longer known later on, the log warns once, and calls that want a
 //! lock get a retryable error. Held locks go on for a thousand leases, or fewer while the host's clock is being
 //! corrected; then their heartbeats fail with that error, and they are lost.
@@ -78,7 +78,7 @@
 //! A second request is needed by an acquire that finds a token ahead of this client's time, that comes after minutes
 //! without any request (or seconds, while the host's clock is being corrected fast), or that is the first with a larger
 //! grace than others have; by a shared holder that joins others, that releases while its lease ends last, or whose
-//! renewal ends before another holder's lease; and once in ten minutes. Connecting takes two. All waiters of one client
+//! renewed lease ends before another holder's; and once in ten minutes. Connecting takes two. All waiters of one client
 //! and key cost what one does, since only the first in the queue sends requests. A wider
 //! [`poll`](crate::ClientBuilder::poll) costs less. [`operating`](crate::guide::operating) has the sums in dollars.
 //!

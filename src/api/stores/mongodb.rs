@@ -31,7 +31,7 @@
 //! | only reads (`get`, `list`) | `read` | `find` |
 //! | waits, and wants to learn of releases at once | `read` | `changeStream`, and `find` |
 //!
-//! Connecting sends `listCollections` and `listIndexes`, which both roles may do. Where they are denied, the client
+//! Connecting sends `listCollections` and `listIndexes`, which both roles allow. Where they are denied, the client
 //! assumes that the unique index exists, with a warning. Where change streams are denied, waiters poll, which is logged
 //! once.
 //!
@@ -85,6 +85,7 @@
 //! listing; a read of a key without a document is two. Connecting takes four: `hello`, `buildInfo`, `listCollections`,
 //! `listIndexes`. Waiters of a client share one change stream, and send a request only when it reports their key or the
 //! holder's lease can be over.
+//!
 //! # Versions
 //! MongoDB 4.4.2 or newer; below 5.0 waiters poll. The tests run on 6.0.5, and on no version below 6. Amazon
 //! DocumentDB, Azure Cosmos DB and FerretDB speak the protocol but lack some of what locks need, and are refused by

@@ -1,9 +1,9 @@
 //! A collection that clients of mongo-lock use as well (`fleet=mixed`).
 //!
 //! When they request a shared lock, they never check whether a lock is expired; when they request an exclusive one,
-//! they never check that of shared ones. So expired locks are freed now and then. And their purger reads expired locks,
-//! and frees them later by lock id without reading them again. So a lock in its last second is neither renewed nor
-//! handed over.
+//! they never check whether a shared one is. So expired locks are freed now and then. And their purger reads expired
+//! locks, and frees them later by lock id without reading them again. So a lock in its last second is neither renewed
+//! nor handed over.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

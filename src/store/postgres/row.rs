@@ -36,7 +36,7 @@ pub(super) const COLUMNS: [(&str, &str); 17] = [
 
 /// Microseconds from 1970 to 2000, where the server begins to count.
 const EPOCH: i64 = 946_684_800_000_000;
-/// How long after it was sent a copy of an acquire can still do anything, by the server's clock.
+/// A copy of an acquire does nothing once this much time has passed since it was sent, by the server's clock.
 pub(super) const LATE: Duration = Duration::from_secs(10);
 /// How long a statement may wait for its row; then the server ends it.
 pub(super) const STATEMENT: Duration = Duration::from_secs(10);

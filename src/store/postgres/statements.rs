@@ -72,8 +72,8 @@ pub(super) fn patiently(sql: &str) -> String {
 
 /// The same statement, if it writes, for a session whose commits wait for the disk and the standby anyway (see
 /// [`durable_session`]). It fails before it does anything unless the value `$at` is `token`: the token of another
-/// client is no number, so the cast fails. For a pooler that was not noticed may run what another client has prepared
-/// under the same name, even for another table. The check is in the limit, which the server evaluates first.
+/// client is no number, so the cast fails. Otherwise a pooler that was not noticed could run what another client has
+/// prepared under the same name, even for another table. The check is in the limit, which the server evaluates first.
 pub(super) fn in_durable_session(sql: &str, token: &str, at: usize) -> Option<String> {
     let durable = durable();
     let (each, once) = [(&*durable, "NULL"), (HEARD, "")].into_iter().find(|(each, _)| sql.contains(each))?;

@@ -18,7 +18,7 @@ use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
-/// How long a new listener waits for the notification that it sends to itself, each time.
+/// How long a new listener waits for a notification that another connection of the client sends, each time.
 const HEARD: Duration = Duration::from_secs(1);
 /// How many times it tries that: a server or a network that stood still for a moment is no pooler.
 const TOLD: usize = 2;
@@ -73,7 +73,8 @@ impl Postgres {
                 owned.waking.end();
                 return Ok(true);
             }
-            let standing = owned.waking.listening.borrow_mut().take().filter(|(connected, _)| !connected.client.is_closed());
+            let standing =
+                owned.waking.listening.borrow_mut().take().filter(|(connected, _)| !connected.client.is_closed());
             let mut is_new = false;
             let (connected, watched) = match standing {
                 Some(standing) => standing,
@@ -107,8 +108,8 @@ impl Postgres {
                     if !is_heard {
                         if !owned.waking.said_deaf.replace(true) {
                             log::warn!(target: "leasehold::postgres",
-                                "notifications do not reach a session that listens: waiters poll; a pooler must give each \
-                                 client a session of its own, or the URL name it: pooler=transaction");
+                                "notifications do not reach a session that listens: waiters poll; a pooler must give \
+                                 each client a session of its own, or the URL name it: pooler=transaction");
                         }
                         return Ok(false);
                     }

@@ -3,10 +3,11 @@
 //!
 //! Atomic: each call that writes is one serializable read-write transaction of two requests: a query of the row and of
 //! the service's time, which also begins the transaction, and a commit of what the pure transition makes of the row.
-//! Clock: the service's. An exclusive grant is stamped by the commit: its timestamp, in microseconds, is the token. A
-//! shared grant takes the time of the query. Aborted transactions are repeated until the deadline. Unanswered: a commit
-//! that was sent, and whose fate neither its answer nor a repeat of it by the SDK settled. Giving up writes the row. So
-//! each transaction that has read the row and is still on its way aborts at its commit; no set of grant ids is kept.
+//! Clock: the service's. An exclusive grant is stamped by the commit: its timestamp, in microseconds, is the token. The
+//! token of a shared grant is made from the time of the query. Aborted transactions are repeated until the deadline.
+//! Unanswered: a commit that was sent, and whose fate neither its answer nor a repeat of it by the SDK settled. Giving
+//! up writes the row. So each transaction that has read the row and is still on its way aborts at its commit; no set of
+//! grant ids is kept.
 //!
 //! The SDK lives on one thread, the `driver`.
 

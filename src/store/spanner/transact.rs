@@ -299,8 +299,9 @@ impl Live {
     }
 }
 
-/// How long transactions then run one at a time. If the server is the emulator, it says so again after that. If it is
-/// another one, which used such words once, all heartbeats would otherwise wait for one write for ever.
+/// How long transactions run one at a time after the server answered as the emulator does (see [`is_superseded`]). The
+/// emulator says so again after that. If another server used such words once, then without this limit all heartbeats
+/// would wait for one write for ever.
 const TURNS: Duration = Duration::from_secs(600);
 
 impl Handles {

@@ -245,7 +245,7 @@ mod linux {
 
     impl Mark {
         pub fn give_up(self, idle: &mut Idle) {
-            // As for the other locks.
+            // Ignored as in `OwnLocks::unlock`.
             let _ = lock(&self.0, libc::F_UNLCK, ALL);
             idle.0.extend(Arc::into_inner(self.0));
         }

@@ -399,9 +399,10 @@ fn a_guard_that_this_client_got_meanwhile_is_not_replaced_in_a_later_round() {
     let client = store.builder().heartbeat(SHORT).observer(losses.clone()).connect().unwrap();
     let b = store.bystander().lock("b").unwrap();
     let replacing = |one: LockRequest| one.owner("job").same_owner(SameOwner::Replace);
+    let first = store.plan.count(Call::Acquire);
     thread::scope(|scope| {
         let waits = scope.spawn(|| client.request_all(["a", "b"]).each(replacing).lock());
-        wait_until("a is held", || !store.is_vacant("a"));
+        wait_until("a is had, and b is asked for", || store.plan.count(Call::Acquire) >= first + 2);
         let newer = replacing(client.request("a")).try_lock().unwrap().expect("it replaces that of the call");
         wait_until("that is lost", || !losses.0.lock().is_empty());
         let before = store.plan.count(Call::Acquire);
@@ -418,11 +419,16 @@ fn a_guard_that_this_client_got_meanwhile_is_not_replaced_in_a_later_round() {
 fn an_end_of_the_lease_that_comes_near_while_others_are_waited_for_ends_the_wait() {
     let store = Store::memory();
     let client = store.builder().margin(Duration::from_secs(1)).connect().unwrap();
-    let end = SystemTime::now() + Duration::from_secs(3);
-    // It ends by itself when so much is left that "b" can be had, and too little for the next key.
-    let b = store.bystander().request("b").lease_until(end - Duration::from_millis(1300)).lock().unwrap();
-    drop(b.into_lock());
-    let error = client.request_all(["a", "b", "c"]).each(|one| one.lease_until(end)).lock().unwrap_err();
+    let ends_in = |time: Duration| {
+        let end = SystemTime::now() + time;
+        // It ends by itself when so much is left that "b" can be had, and too little for the next key.
+        let b = store.bystander().request("b").lease_until(end - Duration::from_millis(1300)).lock().unwrap();
+        drop(b.into_lock());
+        client.request_all(["a", "b", "c"]).each(|one| one.lease_until(end)).lock().unwrap_err()
+    };
+    // On a machine that pauses, so little may be left when the call begins that it is refused: then there is more.
+    let mut errors = [3, 6, 12, 24].map(Duration::from_secs).into_iter().map(ends_in);
+    let error = errors.find(|error| error.kind() != ErrorKind::InvalidInput).expect("one that is in time");
     assert_eq!(error.kind(), ErrorKind::TimedOut, "{error}");
 }
 
