@@ -314,7 +314,7 @@ impl LockGuard {
         Ok(Standing { lock: self.hold.granted(), backend: &**self.hold.backend() })
     }
 
-    fn is_own_process(&self) -> bool {
+    pub(crate) fn is_own_process(&self) -> bool {
         self.hold.is_own_process()
     }
 

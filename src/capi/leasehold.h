@@ -31,9 +31,9 @@
  * 32 bits 256 KB) of threads that were started before.
  *
  * Versions: a caller that connects passes LEASEHOLD_VERSION_NUMBER. If the library does not fit that version, it
- * refuses, instead of doing something else than the header says. Structs that the library fills can grow at their end:
- * with those that the caller provides it passes the size that it knows, and those of callbacks have their size in
- * `size`.
+ * refuses, instead of doing something else than the header says. Structs that the library fills can grow at their end.
+ * For a struct that the caller provides, the caller passes the size that it was compiled with; a struct for a callback
+ * has its size in `size`.
  *
  * fork(): in the child the parent's handles are answered with LEASEHOLD_CODE_FORKED. Connect again there, but not to
  * SQLite if any of its files was open at the fork: fork before you connect, or exec in the child.
@@ -488,9 +488,9 @@ typedef struct {
   uint64_t id;
 } leasehold_filter;
 
-// The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends only
-// when somebody expires it after its time, or revokes it. So it lasts over restarts, and no guard renews it. Free it with
-// leasehold_leases_free, which ends no lease.
+// The leases of a namespace: somebody claims a name for a holder, anyone may extend it for that holder, and it ends
+// only when somebody expires it after its time, or revokes it. So it lasts over restarts, and no guard renews it. Free
+// it with leasehold_leases_free, which ends no lease.
 //
 // A call that finds the lease in another state than it needs returns LEASEHOLD_CODE_INVALID_LEASE, which is normal:
 // leasehold_error_holders gives the lease as it was found.
@@ -502,8 +502,8 @@ typedef struct {
   uint64_t id;
 } leasehold_leases;
 
-// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the lease
-// as it is.
+// A lease that a thread of the library extends. Free it with leasehold_keeper_free, which stops that and leaves the
+// lease as it is.
 typedef struct {
   uint64_t id;
 } leasehold_keeper;
@@ -580,14 +580,14 @@ leasehold_code leasehold_error_holder(char *buffer,
                                       size_t capacity,
                                       size_t *len);
 
-// All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free it
-// with leasehold_list_free.
+// All holders of the lock that was refused, or the lease that was in the way; an empty list when none is known. Free
+// it with leasehold_list_free.
 // \param list Gets the list.
 LEASEHOLD_API
 leasehold_code leasehold_error_holders(leasehold_list *list);
 
-// Whether the lock was held by a guard of the same client that made the failed call: a guard of another thread, or one
-// of this thread, which then waited for itself.
+// Whether one of the lock's holders was a guard of the same client that made the failed call: a guard of another
+// thread, or one of this thread, which then waited for itself.
 LEASEHOLD_API
 bool leasehold_error_held_by_this_client(void);
 
@@ -598,8 +598,8 @@ LEASEHOLD_API bool leasehold_error_is_retryable(void);
 // nowhere. It is called on the thread that a message comes from, on several threads at once, or, if a lock depends on
 // that thread, on another one. It should return at once, may call every function of this header, and must return: no
 // exception, longjmp() or pthread_exit(). A function that takes long holds up the call that the message comes from,
-// but no renewal and no report of a loss. Messages of the functions that it calls itself are passed neither to it nor
-// to another such function. A forked child has no such function until it sets one.
+// but no renewal, no loss callback and no loss descriptor. Messages of the functions that it calls itself are passed
+// neither to it nor to another such function. A forked child has no such function until it sets one.
 // \param level The least important messages that are passed, one of leasehold_log_level.
 // \param on_log Any thread may call it with `user` until it is freed.
 // \param log Gets the handle.
@@ -687,8 +687,8 @@ leasehold_code leasehold_builder_set_create_schema(leasehold_builder builder);
 // event happens or on another thread of the library's, on several threads at once, and while a call of the program's
 // is under way. It should return at once, may call every function of this header, and must return: no exception,
 // longjmp() or pthread_exit(). A function that takes long holds up what its thread does: a call, or the renewal of one
-// lock, which is lost if the function takes longer than its lease. It holds up no renewal of another guard, and no
-// report of a loss.
+// lock, which is lost if the function takes longer than its lease. It holds up no renewal of another guard, no loss
+// callback and no loss descriptor.
 //
 // leasehold_client_close first reports to the function the events that still wait for it; those that a slow function
 // leaves after 5 seconds are dropped. Then it waits until other threads have left the function. After that the
@@ -745,8 +745,8 @@ leasehold_code leasehold_client_from_env(uint32_t version,
 LEASEHOLD_API
 leasehold_code leasehold_client_close(leasehold_client client);
 
-// Frees the handle, and does not close the client while guards, requests, elections, leases, keepers or calls under way
-// still use it. The last of them that is freed closes it, within the drop timeout.
+// Frees the handle, and does not close the client while guards, requests, elections, leases, keepers or calls under
+// way still use it. The last of them that is freed closes it, within the drop timeout.
 LEASEHOLD_API
 leasehold_code leasehold_client_free(leasehold_client client);
 
@@ -761,8 +761,8 @@ leasehold_code leasehold_client_lock(leasehold_client client,
                                      size_t key_len,
                                      leasehold_guard *guard);
 
-// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this
+// client wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
 // LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set.
 // \param key `key_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param guard Gets the guard.
@@ -836,8 +836,8 @@ leasehold_code leasehold_request_new_any(leasehold_client client,
                                          leasehold_request *request);
 
 // Makes a request for all of several locks, held together: leasehold_request_add_key names them, and
-// leasehold_request_lock_all and leasehold_request_try_lock_all end it. They are taken one after the other in the order
-// of their keys, so two requests with crossed orders never wait for each other.
+// leasehold_request_lock_all and leasehold_request_try_lock_all end it. They are taken one after the other in the
+// order of their keys, so two requests with crossed orders never wait for each other.
 // \param request Gets the request.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -914,7 +914,7 @@ leasehold_code leasehold_request_set_wait(leasehold_request request,
                                           uint64_t ms);
 
 // Until when leasehold_request_lock waits: `ms` milliseconds from this call on, not from the call that waits. So
-// several waits can share one deadline. After the deadline it tries once. Defaults to no limit.
+// several waits can share one deadline. A call after the deadline tries once. Defaults to no limit.
 LEASEHOLD_API
 leasehold_code leasehold_request_set_deadline_in(leasehold_request request,
                                                  uint64_t ms);
@@ -954,9 +954,9 @@ leasehold_code leasehold_request_set_on_loss(leasehold_request request,
                                              leasehold_on_loss on_loss,
                                              void *user);
 
-// Warns once for each guard if renewals fail and only `left_ms` milliseconds are left until the loss: in the log, as
-// an event, and by a function that is called with `user` on a thread of the library's, unless it is NULL. `left_ms`
-// must be less than the lease minus the margin. With several locks each of them warns, also while the call still waits
+// Warns if renewals fail and only `left_ms` milliseconds are left until the loss, and again only after a renewal has
+// succeeded: in the log, as an event, and the first time for each guard by a function that is called with `user` on a
+// thread of the library's, unless it is NULL. `left_ms` must be less than the lease minus the margin. With several locks each of them warns, also while the call still waits
 // for others. The rules for the function are those of leasehold_request_set_on_loss. Defaults to no warning.
 // \param on_warning Any thread may call it with `user` until each guard of the request is freed.
 LEASEHOLD_API
@@ -1004,8 +1004,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_request_lock(leasehold_request request,
                                       leasehold_guard *guard);
 
-// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this client
-// wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
+// Tries once, and does not wait for other holders: LEASEHOLD_CODE_HELD when there are some, or other calls of this
+// client wait for the lock already, LEASEHOLD_CODE_TIMED_OUT when the store answered too late for the lock to be held,
 // LEASEHOLD_CODE_LOST when it was taken away again before its lease of more than a minute was set,
 // LEASEHOLD_CODE_ALREADY_HELD when this client holds it with the same lock id.
 // \param guard Gets the guard.
@@ -1067,7 +1067,8 @@ leasehold_code leasehold_guard_ensure_held(leasehold_guard guard);
 
 // Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
 // for the store. Codes as of leasehold_guard_ensure_held; LEASEHOLD_CODE_INVALID_INPUT when `ms` is more than a
-// renewal gives, or than leasehold_request_set_max_hold leaves, LEASEHOLD_CODE_STORE when the renewal was not answered.
+// renewal gives, or than leasehold_request_set_max_hold leaves, LEASEHOLD_CODE_STORE when the renewal was not
+// answered.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guard_ensure_held_for(leasehold_guard guard,
@@ -1184,18 +1185,18 @@ leasehold_code leasehold_guard_into_lock(leasehold_guard guard,
 // succeeded is not reported. If the loss callback of this guard is running on another thread, this waits until it has
 // returned, however long that takes. So do not hold a mutex that the callback takes, nor an interpreter's global lock:
 // both would wait for ever. There is one exception: this does not wait for a callback that itself waits for the
-// callback in which this call is made, as when two callbacks free each other's guards. Then the callback's `user` is in
-// use until it returns. In a callback of the call that releases the guard, freeing leaves the release to that call.
+// callback in which this call is made, as when two callbacks free each other's guards. Then the callback's `user` is
+// in use until it returns. In a callback of the call that releases the guard, freeing leaves the release to that call.
 LEASEHOLD_API
 leasehold_code leasehold_guard_free(leasehold_guard guard);
 
 // A part of the statement by which a transaction of your own asserts that the lock is held; `part` is one of
-// leasehold_assertion. For a lock in PostgreSQL or SQLite, by any driver, in a transaction of the database that has the
-// locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
+// leasehold_assertion. For a lock in PostgreSQL or SQLite, by any driver, in a transaction of the database that has
+// the locks; LEASEHOLD_CODE_INVALID_INPUT for one of another store.
 //
-// Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on nobody
-// else is granted the lock before the transaction ends, unless you roll back to a savepoint that is older than the
-// statement. No row: the lock is not held any more; roll back. An error, or a false value: roll back as well.
+// Run it before the commit, and fetch its answer: one row with a true value while the lock is held. From then on
+// nobody else is granted the lock before the transaction ends, unless you roll back to a savepoint that is older than
+// the statement. No row: the lock is not held any more; roll back. An error, or a false value: roll back as well.
 //
 // PostgreSQL: the parameters are $1 and $2. A false value means that the table lacks an index, which
 // leasehold_client_create_schema adds. The heartbeats of all holders of a shared lock wait until the transaction ends,
@@ -1261,8 +1262,9 @@ LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_ensure_held(leasehold_guards guards);
 
-// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again. Locks that
-// come before the one that failed keep their time: leasehold_client_unlock_key, called before the release, frees them.
+// leasehold_guard_hold_at_least for all of them, one after the other; after a failure it can be called again. Locks
+// that come before the one that failed keep their time: leasehold_client_unlock_key, called before the release, frees
+// them.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_guards_hold_at_least(leasehold_guards guards,
@@ -1344,8 +1346,8 @@ leasehold_code leasehold_client_adopt(leasehold_client client,
                                       leasehold_guard *guard);
 
 // Renews a lock that is held as data for this many milliseconds from now on, and updates the data.
-// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or when
-// the lock has no end and would get one within a minute.
+// LEASEHOLD_CODE_LOST when it is not held any more, LEASEHOLD_CODE_INVALID_INPUT when another store has granted it, or
+// when the lock has no end and would get one within a minute.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_client_heartbeat(leasehold_client client,
@@ -1405,8 +1407,8 @@ leasehold_code leasehold_client_unlock_group(leasehold_client client,
                                              size_t lock_id_len,
                                              leasehold_list *list);
 
-// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them. It also deletes the rows of
-// free keys that were last granted 30 days ago, which are not listed.
+// Removes holders whose lease ended more than `older_than_ms` milliseconds ago, and lists them. It also deletes the
+// rows of free keys that were last granted 30 days ago, which are not listed.
 // \param list Gets the list.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1516,7 +1518,8 @@ LEASEHOLD_API leasehold_code leasehold_filter_set_created_before(leasehold_filte
 // Only locks that were granted at this time or later, in milliseconds since 1970.
 LEASEHOLD_API leasehold_code leasehold_filter_set_created_after(leasehold_filter filter, uint64_t unix_ms);
 
-// Only locks with fewer milliseconds than this left of their lease, the expired ones included. Leaves out endless locks.
+// Only locks with fewer milliseconds than this left of their lease, the expired ones included. Leaves out endless
+// locks.
 LEASEHOLD_API
 leasehold_code leasehold_filter_set_remaining_below(leasehold_filter filter,
                                                     uint64_t ms);
@@ -1604,8 +1607,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_leases_list(leasehold_leases leases,
                                      leasehold_list *list);
 
-// Keeps the name from being expired until leasehold_leases_unpin, on behalf of an entity. Several may pin it, and a pin
-// outlasts the claim. Pinning again changes nothing.
+// Keeps the name from being expired until leasehold_leases_unpin, on behalf of an entity. Several may pin it, and a
+// pin outlasts the claim. Pinning again changes nothing.
 // \param name `name_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 // \param entity `entity_len` bytes of UTF-8; with SIZE_MAX it ends in a NUL.
 LEASEHOLD_API
@@ -1675,8 +1678,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_keeper_is_held(leasehold_keeper keeper,
                                         bool *held);
 
-// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, LEASEHOLD_CODE_LOST, or LEASEHOLD_CODE_CLOSED after its client
-// was closed, which leaves the lease to its holder.
+// leasehold_keeper_is_held as a code: LEASEHOLD_CODE_OK, LEASEHOLD_CODE_LOST, or LEASEHOLD_CODE_CLOSED after its
+// client was closed, which leaves the lease to its holder.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_keeper_ensure_held(leasehold_keeper keeper);
@@ -1695,8 +1698,8 @@ LEASEHOLD_NODISCARD
 leasehold_code leasehold_keeper_remaining(leasehold_keeper keeper,
                                           uint64_t *ms);
 
-// How the lease was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was not
-// lost.
+// How the lease was lost, as a number and as a text for people; LEASEHOLD_REASON_NONE and an empty text when it was
+// not lost.
 // \param reason Gets the reason.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
@@ -1858,8 +1861,8 @@ leasehold_code leasehold_election_token(leasehold_election election,
                                         uint64_t *token);
 
 // Asks the store who leads, and gives that node's name and the fencing token of its term. LEASEHOLD_CODE_NOT_FOUND
-// when nobody leads. Each call asks anew, so give room for 1,025 bytes, the longest name and a NUL, rather than ask for
-// the length first.
+// when nobody leads. Each call asks anew, so give room for 1,025 bytes, the longest name and a NUL, rather than ask
+// for the length first.
 // \param token Gets the fencing token.
 // \param buffer Gets the text, and `len` its length: as every text, see the top.
 LEASEHOLD_API
@@ -1898,8 +1901,8 @@ leasehold_code leasehold_election_campaign(leasehold_election election,
                                            leasehold_leadership *leadership);
 
 // leasehold_election_campaign that waits for at most `wait_ms` milliseconds; with 0 it tries once.
-// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does, if the store was
-// asked.
+// LEASEHOLD_CODE_TIMED_OUT when this node does not lead by then: leasehold_error_holder says who does, if the store
+// was asked.
 // \param leadership Gets the term.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
@@ -1938,9 +1941,9 @@ leasehold_code leasehold_leadership_wait_loss(leasehold_leadership leadership,
                                               uint64_t ms);
 
 // Gives the leadership up within the client's drop timeout, so that the next node need not wait for the lease's end.
-// LEASEHOLD_CODE_LOST when the term was lost before, LEASEHOLD_CODE_CLOSED when this node has resigned already (also by
-// leasehold_election_stop or a close of the client), or while another thread is still resigning. The leadership stays
-// yours to free.
+// LEASEHOLD_CODE_LOST when the term was lost before, LEASEHOLD_CODE_CLOSED when this node has resigned already (also
+// by leasehold_election_stop or a close of the client), or while another thread is still resigning. The leadership
+// stays yours to free.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
 leasehold_code leasehold_leadership_resign(leasehold_leadership leadership);

@@ -290,7 +290,7 @@ mod wire {
     use super::*;
     use crate::lease::record::{FORMAT_MAJOR, FORMAT_MINOR};
 
-    /// The fields of the JSON object. Unknown fields are ignored within a major version.
+    /// One field for each of the JSON object. Unknown fields are ignored within a major version.
     #[derive(serde::Serialize, serde::Deserialize)]
     pub(super) struct LockV1 {
         version: Version,
