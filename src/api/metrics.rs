@@ -45,7 +45,7 @@
 //! largest bucket is shown as that bucket. So give `metrics-exporter-prometheus` buckets for each
 //! (`set_buckets_for_metric`), in seconds:
 //!
-//! | `leasehold_.._seconds` | buckets |
+//! | times | buckets |
 //! |---|---|
 //! | `request` | 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30 |
 //! | `renewal_left` | 0.1, 0.5, 1, 2, 4, 6, 8, 10, 12, 15, 20, 30, 45, 60, 120, 300 |

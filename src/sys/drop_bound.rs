@@ -62,7 +62,12 @@ pub fn drop_by(bound: Duration) -> Instant {
 #[derive(Default)]
 pub struct Together {
     has_begun: AtomicBool,
-    by: Mutex<Option<Instant>>,
+    shared: Mutex<Option<Shared>>,
+}
+
+struct Shared {
+    by: Instant,
+    last_drop: Instant,
 }
 
 impl Together {
@@ -70,16 +75,17 @@ impl Together {
         self.has_begun.store(true, Ordering::SeqCst);
     }
 
-    /// The bound of a drop that by itself would have until `alone`, which is `bound` from now. `bound` after the first
-    /// drop began the time is over; when as much time has passed again, the next drop counts as a first one.
+    /// The bound of a drop that by itself would have until `alone`, which is `bound` from now. Once `bound` has passed
+    /// without any drop, the next one counts as a first one again.
     pub fn share(&self, alone: DropBy, bound: Duration) -> DropBy {
         if !self.has_begun.load(Ordering::SeqCst) {
             return alone;
         }
-        let mut by = self.by.lock();
-        let at = by.filter(|at| Instant::now() < far_from(*at, bound)).unwrap_or(alone.at);
-        *by = Some(at);
-        DropBy { at: alone.at.min(at), ..alone }
+        let (mut shared, now) = (self.shared.lock(), Instant::now());
+        let follows = |shared: &&Shared| now < far_from(shared.by.max(shared.last_drop), bound);
+        let by = shared.as_ref().filter(follows).map_or(alone.at, |shared| shared.by);
+        *shared = Some(Shared { by, last_drop: now });
+        DropBy { at: alone.at.min(by), ..alone }
     }
 }
 
@@ -142,9 +148,12 @@ mod tests {
         together.begin();
         let first = share(LONG);
         assert_eq!(first.instant(), share(LONG).instant());
-        *together.by.lock() = Some(Instant::now() - Duration::from_millis(1));
+        let ago = Instant::now() - Duration::from_secs(1);
+        *together.shared.lock() = Some(Shared { by: ago, last_drop: ago });
         assert!(share(LONG).remaining().is_zero(), "the time of the first is over");
-        assert!(share(Duration::from_millis(1)).remaining() > Duration::ZERO, "that is long ago");
+        *together.shared.lock() = Some(Shared { by: ago, last_drop: ago });
+        let later = DropBy::new(own, LONG);
+        assert_eq!(together.share(later, Duration::from_millis(1)).instant(), later.instant(), "the last was long ago");
     }
 
     #[test]
