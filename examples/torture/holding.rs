@@ -74,8 +74,11 @@ fn hold(worker: &Worker, random: &mut fastrand::Rng, held: &Held, guard: &LockGu
             write(worker, held, guard.fencing_token());
         }
         if time > worker.lease() && random.u32(..10) == 0 {
-            // A renewal in addition to those of the heartbeat.
-            let _ = guard.ensure_held_for(worker.lease().mul_f64(0.85));
+            // A renewal in addition to those of the heartbeat, whose answer is a promise.
+            let (from, needed) = (now(), worker.lease().mul_f64(0.85));
+            if guard.ensure_held_for(needed).is_ok() {
+                worker.looked(from, held.id, needed);
+            }
         }
         let Some(left) = time.checked_sub(started.elapsed()).filter(|_| !worker.is_over()) else {
             return worker.look(held.id, guard);
@@ -216,7 +219,10 @@ pub fn data(worker: &Worker, random: &mut fastrand::Rng, key: &str) {
         let sent = now();
         match worker.client.heartbeat(&lock, worker.lease()) {
             Ok(renewed) => (lock, until) = (renewed, believe(worker, id, sent)),
-            Err(error) if error.kind() == ErrorKind::Lost => return insist(worker, random, id, &lock),
+            Err(error) if error.kind() == ErrorKind::Lost => {
+                worker.write(&Line::Lost { at: now(), id, reason: "lost".to_owned() });
+                return insist(worker, random, id, &lock);
+            }
             Err(_) => {}
         }
     }

@@ -17,11 +17,15 @@ pub enum Finding {
     Broken(String),
 }
 
-/// Judges how a lock of this lease ended, after this time.
-pub fn judge(failed: Option<ErrorKind>, took: Duration, lease: Duration) -> Finding {
+/// Judges how a lock of this lease ended, after this time. `is_disturbed`: the run has made faults of the server or its
+/// disk, which may have made it fail at once.
+pub fn judge(failed: Option<ErrorKind>, took: Duration, lease: Duration, is_disturbed: bool) -> Finding {
     match failed {
         None if took <= SLOW => Finding::Well,
-        None | Some(ErrorKind::Store | ErrorKind::Ambiguous | ErrorKind::TimedOut) => Finding::Late,
+        None => Finding::Late,
+        Some(ErrorKind::Store | ErrorKind::Ambiguous | ErrorKind::TimedOut) if is_disturbed || took > SLOW => {
+            Finding::Late
+        }
         // The lease has run out by itself.
         Some(ErrorKind::Lost) if took >= lease => Finding::Late,
         Some(kind) => Finding::Broken(kind.name().to_owned()),

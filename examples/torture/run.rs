@@ -207,7 +207,9 @@ fn measure_store(
             let asked = client.request(&format!("{key}-{failures}-{begun}")).acquire();
             let failed = asked.and_then(|lock| client.release(&lock)).err();
             let to = now();
-            match judge(failed.as_ref().map(leasehold::Error::kind), Duration::from_nanos(to - from), PROBED) {
+            let is_disturbed = faults.load(Ordering::SeqCst) > 0;
+            let kind = failed.as_ref().map(leasehold::Error::kind);
+            match judge(kind, Duration::from_nanos(to - from), PROBED, is_disturbed) {
                 Finding::Well => {}
                 Finding::Late => told(Line::Late { from, to }),
                 Finding::Broken(why) if broken.len() < FINDINGS => {

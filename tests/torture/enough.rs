@@ -46,11 +46,15 @@ fn a_long_run_in_which_a_rule_had_nothing_to_judge_is_void() {
 #[test]
 fn only_a_slow_store_is_an_excuse() {
     let lease = Duration::from_secs(30);
-    let judge = |failed, millis| judge(failed, Duration::from_millis(millis), lease);
+    let of = judge;
+    let judge = |failed, millis| of(failed, Duration::from_millis(millis), lease, false);
     assert_eq!(judge(None, 500), Finding::Well);
     assert_eq!(judge(None, 501), Finding::Late);
     for kind in [ErrorKind::Store, ErrorKind::Ambiguous, ErrorKind::TimedOut] {
-        assert_eq!(judge(Some(kind), 10), Finding::Late, "{kind:?}");
+        assert_eq!(judge(Some(kind), 501), Finding::Late, "{kind:?}");
+        assert_eq!(judge(Some(kind), 10), Finding::Broken(kind.name().to_owned()), "it was not slow");
+        let fails_at_once = of(Some(kind), Duration::from_millis(10), lease, true);
+        assert_eq!(fails_at_once, Finding::Late, "the server was killed, for example");
     }
     // Nobody else asks for the probe's key.
     for kind in [ErrorKind::Held, ErrorKind::Lost, ErrorKind::AlreadyHeld, ErrorKind::ClockSkew] {

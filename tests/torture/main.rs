@@ -14,6 +14,7 @@ mod copies;
 mod deleted;
 mod enough;
 mod faults;
+mod fooled;
 mod forge;
 mod forged;
 mod left;

@@ -17,17 +17,21 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
     for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
         heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
     }
-    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form == Form::Guard) {
+    // The lease of a name may be ended by anybody who knows the name.
+    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form != Form::Name) {
         if let Some(at) = hold.revived {
             let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
-        let answer = hold.ended.as_ref().filter(|(_, answer)| answer != "ok").cloned();
+        let is_guard = hold.form == Form::Guard;
+        let answer = hold.ended.as_ref().filter(|(_, answer)| is_guard && answer != "ok").cloned();
         let lost = hold.lost.clone().or(answer);
         let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
         let is_lost = lost.is_some();
         let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
-        let is_wrong = is_lost && hold.replaced.is_none_or(|(from, _)| at < from);
+        // Nothing renews a lock as data after its lease, so then it may be lost.
+        let is_over = !is_guard && at >= hold.granted_until;
+        let is_wrong = is_lost && !is_over && hold.replaced.is_none_or(|(from, _)| at < from);
         // An adoption that failed may have happened all the same.
         let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
         // Stops of the library's own threads, of its own calls, or while it was asked for: other threads of its process

@@ -78,6 +78,7 @@ pub struct Write {
     pub hold: usize,
     pub from: u64,
     pub to: u64,
+    pub token: u64,
     pub accepted: bool,
 }
 
@@ -324,7 +325,9 @@ impl Run {
             }
         }
         for hold in &mut self.holds {
-            if let Some((at, _)) = hold.ending {
+            // A lock that is handed over stays held until an heir has it, or its lease ends.
+            let is_left = hold.form == Form::Guard && matches!(hold.ending, Some((_, End::Leave)));
+            if let Some((at, _)) = hold.ending.filter(|_| !is_left) {
                 hold.beliefs.retain(|(start, _)| *start < at);
                 hold.beliefs.iter_mut().for_each(|(_, end)| *end = (*end).min(at));
             }

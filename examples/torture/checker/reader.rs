@@ -68,9 +68,9 @@ impl Reader {
                     *answered = Some(at);
                 }
             }
-            Line::Write { from, to, id, accepted, .. } => {
+            Line::Write { from, to, id, token, accepted } => {
                 let (hold, _) = self.hold(run, id)?;
-                run.writes.push(Write { hold, from, to, accepted });
+                run.writes.push(Write { hold, from, to, token, accepted });
             }
             Line::Forked { at, held, .. } => run.forks.push((at, self.process, held)),
             Line::Hung { from, to, .. } => run.hung.push((from, to, self.process)),
@@ -143,7 +143,9 @@ impl Hold {
             self.revived.get_or_insert(from);
         }
         let until = from.saturating_add(left);
-        self.granted_until = self.granted_until.max(until);
+        if self.lost.is_none() {
+            self.granted_until = self.granted_until.max(until);
+        }
         match self.beliefs.last_mut() {
             Some((_, end)) if to <= *end => *end = until.max(*end),
             _ if to < until => self.beliefs.push((to, until)),

@@ -243,10 +243,30 @@ struct InTheWay {
     exclusive: Windows,
 }
 
+/// From when on a call that was granted its lock may have been in the way of others. Without a fault each of its requests
+/// was answered, except for the last. If anything delayed it, it may also have had an earlier grant, which came too late
+/// and was given up.
+fn in_the_way_from(run: &Run, hold: &Hold) -> u64 {
+    let is_delayed = run.is_delayed(hold.process, hold.call, hold.ret) || met_a_fault(run, hold);
+    if hold.is_part || is_delayed { hold.call } else { hold.ret.saturating_sub(run.terms.slack).max(hold.call) }
+}
+
+/// Whether a request of the call that got this hold failed, or came to the server twice.
+fn met_a_fault(run: &Run, hold: &Hold) -> bool {
+    let (key, within) = (&run.keys[hold.key], |at: u64| at >= hold.call && at <= hold.ret);
+    let failed = |why: &str| why.starts_with("acquire ") && why.contains(&format!("\"{key}\""));
+    run.processes[hold.process].requests.iter().any(|(from, _, why)| within(*from) && failed(why))
+        || run.copies.iter().any(|copy| copy.process == hold.process && copy.key == *key && within(copy.asked))
+}
+
 fn in_the_way(run: &Run, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
     let until = |(at, hold): (usize, &&Hold)| {
         let next = claimed_next(holds, at).map_or(u64::MAX, |next| next.ret);
-        (hold.mode, hold.call, run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }))
+        (
+            hold.mode,
+            in_the_way_from(run, hold),
+            run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }),
+        )
     };
     let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
     // If a lease of a name may have been claimed, too, only the next claim shows when it was over.
@@ -274,9 +294,12 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
         // A call that wants all keys, or may hold the key by a request that was not answered, is itself one of those
         // that are in the way; but not for readers.
         let least = 1 + usize::from(!is_for_readers && run.may_have_held(ask).is_some());
-        let met = |key: &usize| {
-            let way = &ways[*key];
-            if is_for_readers { &way.exclusive } else { &way.any }.has(least, call, ret)
+        let limit = ask.asked.limit as usize;
+        let met = |key: &usize| match (&ways[*key], ask.asked.mode, limit) {
+            (way, Mode::Shared, 0) => way.exclusive.has(1, call, ret),
+            // Without a writer, as many others as its limit allows.
+            (way, Mode::Shared, limit) => way.exclusive.has(1, call, ret) || way.any.has(least + limit - 1, call, ret),
+            (way, Mode::Exclusive, _) => way.any.has(least, call, ret),
         };
         // Others of the same process may wait in line before it.
         let in_line = |key: &usize| {
@@ -366,8 +389,15 @@ fn resource(run: &Run, verdict: &mut Verdict) {
         }
         *known = (*known).max(seen.token);
     }
-    for write in run.writes.iter().filter(|write| !write.accepted) {
+    for write in &run.writes {
         let hold = &run.holds[write.hold];
+        if write.token != hold.token {
+            let text = format!("{} wrote with the token {}", named(run, hold), write.token);
+            verdict.accuse("tokens", Some(hold.key), write.to, text);
+        }
+        if write.accepted {
+            continue;
+        }
         if beliefs(run, hold).any(|(start, end)| start < write.from && end > write.to) {
             let text = format!("{} held it all the time, and its write was refused as too late", named(run, hold));
             verdict.accuse("resource", Some(hold.key), write.to, text);
