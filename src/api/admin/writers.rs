@@ -52,7 +52,11 @@ impl LockClient {
 
 fn count(writers: &mut Vec<Writer>, library: &'static str, status: &LockStatus) {
     // A store's time may be known to the second only, and so may seem to be in the future.
-    let last = status.renewed().unwrap_or(status.created()).min(SystemTime::now());
+    let mut last = status.renewed().unwrap_or(status.created()).min(SystemTime::now());
+    if last == SystemTime::UNIX_EPOCH {
+        // Old versions of dynamodb-lock-go write no time but the end.
+        last = status.leased_until().unwrap_or(last).min(SystemTime::now());
+    }
     match writers.iter_mut().find(|writer| writer.library == library) {
         Some(writer) => (writer.holders, writer.last) = (writer.holders + 1, writer.last.max(last)),
         None => writers.push(Writer { library, holders: 1, last }),

@@ -117,7 +117,12 @@ impl Target {
         match read.record.live(read.now).map(|(_, holder)| holder.until).max() {
             _ if !self.fleet.is_mixed() => None,
             None => renews.then_some(read.now),
-            Some(End::At(until)) => (renews || grants).then_some(until.plus(DRIFT)),
+            Some(End::At(until)) => {
+                // Nodes go by the heartbeat alone, whatever lease the row has; and the end of a node's own lock has the
+                // drift in it already.
+                let heartbeat = read.row.as_ref().and_then(|row| row.heartbeat).map_or(until, At::time);
+                (renews || grants).then_some(until.plus(DRIFT).min(heartbeat.plus(self.foreign_lease)))
+            }
             Some(End::Never) => None,
         }
     }

@@ -37,7 +37,7 @@ fn behind(world: &World) -> (Grpc, Spanner) {
     let grpc = Grpc::new(&world.database.host);
     let options =
         SpannerOptions { fleet: Fleet::Mixed, spindle_duration: DURATION, ..world.database.options_at(&grpc.host) };
-    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(options, &soon()).unwrap();
     (grpc, store)
 }
 
@@ -143,6 +143,26 @@ fn a_grant_over_what_lives_whose_commit_comes_too_late_is_refused() {
         }
         assert_eq!(grpc.clear(), 0);
     }
+}
+
+/// In the end of a node's lock is the second already that nodes wait for after their duration.
+#[test]
+fn a_replacement_of_a_nodes_lock_whose_commit_comes_too_late_is_refused() {
+    needs_server!();
+    let world = World::new();
+    let (grpc, store) = behind(&world);
+    world.leader("k", "node-a");
+    let mut attempt = attempt("k", Mode::Exclusive);
+    (attempt.ask.lease, attempt.ask.replace_same_owner) = (DURATION, true);
+    attempt.ask.labels.owner = "node-a".to_owned();
+    // For a node the lock is over in seven seconds.
+    world.nearly_over(false);
+    grpc.fault("Commit", 0, Fault::Slow(Duration::from_millis(7_400)));
+    match store.acquire(&mut attempt, &soon()).unwrap() {
+        Acquired::Refused(_) => assert_believed_by_nobody(&world, &store, &mut attempt),
+        other => assert!(aborts_at_random(), "{other:?}"),
+    }
+    assert_eq!(grpc.clear(), 0);
 }
 
 /// Giving up an acquire that never arrived takes nothing over, so it inserts no row of a takeover, which would keep all
