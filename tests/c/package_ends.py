@@ -28,6 +28,8 @@ def main(url):
         at_once(client)
         between(client)
         unanswered(url, rival)
+        exits(client)
+        forgets(client)
         tries(client)
         texts(client)
         looks(client, rival)
@@ -218,6 +220,16 @@ def unanswered(url, rival):
         assert took < 2 * drop_timeout or drop_timeout < 1, took
         assert [warning[0] for warning in said] == [RuntimeWarning], said
         assert said[0][1] == __file__ and "released" in said[0][2] and "writing" in said[0][2], said
+    # Nor does the end of the client, around it, while the store is still silent.
+    for lock in LOCKS:
+        with warnings.catch_warnings(record=True) as said, contextlib.ExitStack() as stack:
+            warnings.simplefilter("always")
+            with Client(url, lease=LONG, drop_timeout=0.5) as client, lock(client):
+                stack.enter_context(busy(url))
+        assert {warning.category for warning in said} == {RuntimeWarning}, said
+        assert "left to their leases" in str(said[-1].message), said
+        rival.force_release("k")
+        rival.force_release("l")
     try:
         takes(LOCKS[0], 0.5, KeyError("the work failed"))
         raise AssertionError("the work's exception is lost")
@@ -235,6 +247,42 @@ def unanswered(url, rival):
                 kept = warning
         rival.lock("k", wait=60).release()
         assert kept.__traceback__ is not None
+
+
+def exits(client):
+    """An exception that ends the work of a lost lock may be no failure: the loss is warned of."""
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        try:
+            with client.lock("k", max_hold=1) as guard:
+                assert guard.wait_loss(60)
+                sys.exit(0)
+        except SystemExit:
+            pass
+        assert [warning.category for warning in said] == [RuntimeWarning], said
+        assert "not held to the end" in str(said[0].message) and said[0].filename == __file__, said
+
+        def asks():
+            with client.lock("k", max_hold=1) as guard:
+                assert guard.wait_loss(60)
+                guard.ensure_held()
+
+        assert code_of(asks) == Code.LOST and len(said) == 1, said
+
+
+def forgets(client):
+    """An election that nobody has is stopped: with a warning, unless its one work has run."""
+    with warnings.catch_warnings(record=True) as said, client.lock("once"):
+        warnings.simplefilter("always")
+        client.election("once", once=True).lead(print)
+        assert [warning.category for warning in said] == [ResourceWarning], said
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        election = client.election("once", once=True)
+        election.lead(lambda _token: None)
+        election.wait()
+        del election
+        assert said == [], said
 
 
 def tries(client):

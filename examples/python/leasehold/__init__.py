@@ -15,6 +15,12 @@ lock behind; it also ends `wait_loss` and `Election.wait` there, but nothing els
 `with` until its work has returned, of a guard's until its `on_loss` has. When the interpreter exits, all clients are
 closed and all guards freed; an `on_loss` or an election's work that runs just then is waited for. A process that
 `multiprocessing` has forked exits without that: leave its locks by `with`.
+
+Only `Client.close` ends a `lock` that waits in another thread. Python waits for its threads before it exits, so put the
+client's `with` around whatever starts them. A `lock` blocks its thread: never call it on the thread of an event loop,
+where the holder may be another task of that loop, but by `asyncio.to_thread`, or gevent's
+`get_hub().threadpool.apply`. An object that has a guard whose `on_loss` is a method of that object is a cycle: its guard
+is released only when the garbage collector finds it, so leave such a guard by `with`.
 """
 
 import _thread
@@ -26,6 +32,7 @@ import functools
 import itertools
 import math
 import os
+import sys
 import threading
 import time
 import traceback
@@ -285,17 +292,20 @@ _FUNCTIONS = {
 
 @functools.lru_cache(maxsize=None)
 def _library() -> ctypes.CDLL:
-    path = os.environ.get("LEASEHOLD_LIBRARY") or ctypes.util.find_library("leasehold")
-    if path is None:
-        raise ImportError("libleasehold is not installed: set LEASEHOLD_LIBRARY to its path")
+    named = os.environ.get("LEASEHOLD_LIBRARY")
+    # `find_library` needs programs that a small system lacks: then the loader looks for the plain name.
+    plain = "libleasehold.dylib" if sys.platform == "darwin" else "libleasehold.so"
     try:
-        library = ctypes.CDLL(path)
+        library = ctypes.CDLL(named or ctypes.util.find_library("leasehold") or plain)
     except OSError as error:
-        if not os.environ.get("LEASEHOLD_LIBRARY"):
-            raise
-        raise OSError(f"LEASEHOLD_LIBRARY names no library that can be loaded: {error}") from error
+        if named:
+            raise OSError(f"LEASEHOLD_LIBRARY names no library that can be loaded: {error}") from error
+        raise ImportError(f"libleasehold is not installed: set LEASEHOLD_LIBRARY to its path ({error})") from error
     for name, arguments in _FUNCTIONS.items():
-        function = getattr(library, "leasehold_" + name)
+        try:
+            function = getattr(library, "leasehold_" + name)
+        except AttributeError as error:
+            raise ImportError(f"libleasehold is older than this package: {error}") from error
         function.argtypes, function.restype = arguments, ctypes.c_int32
     library.leasehold_error_is_retryable.restype = ctypes.c_bool
     return library
@@ -404,6 +414,13 @@ def _ms(seconds: Optional[float]) -> int:
     return min(round(seconds * 1000), _FOR_EVER)
 
 
+def _lease_ms(seconds: Optional[float]) -> int:
+    """Infinity is no lease here: the package has no locks without end."""
+    if seconds == math.inf:
+        raise ValueError("a lease is inf, but must end: at most 30 days")
+    return _ms(seconds)
+
+
 class _Owned:
     """A handle that is freed once, by whoever is first: the end of `with`, the garbage collector, or the end of
     Python."""
@@ -462,7 +479,7 @@ class _Owned:
     ) -> None:
         try:
             self._end()
-        except Error:
+        except (Error, RuntimeWarning):
             # Whoever left by an exception hears of that, not of the lock.
             if kind is None:
                 raise
@@ -561,7 +578,7 @@ class _Held(_Owned):
             raise RuntimeError("a guard is for one `with`: lock once more for another")
         try:
             _call(self._is + "_ensure_held", self._handle)
-        except Error:
+        except BaseException:
             self.free()
             raise
         return self
@@ -613,12 +630,31 @@ class _Held(_Owned):
         trace: Optional[TracebackType],
     ) -> None:
         try:
-            # Whoever left by an exception hears of that, not of the lock.
             if kind is None:
                 self._end_work()
+            elif not (isinstance(error, Error) and error.code in (Code.LOST, Code.CLOSED)):
+                # The exception goes on, and may be no failure, as `SystemExit(0)` is none.
+                self._warn_of_loss()
         finally:
             if not self._leaves:
-                self.free()
+                try:
+                    self.free()
+                except BaseException:
+                    _Owned.free(self)
+                    raise
+
+    def _warn_of_loss(self) -> None:
+        lost = self._lost
+        try:
+            if not self._released:
+                _call(self._is + "_ensure_held", self._handle)
+        except Error as error:
+            lost = lost or (error if error.code in (Code.LOST, Code.CLOSED) else None)
+        if lost is not None:
+            try:
+                warnings.warn(f"the lock was not held to the end of the work: {lost}", RuntimeWarning, stacklevel=3)
+            except RuntimeWarning:
+                pass  # by `python -W error`, which must not take the place of what goes on
 
     def _end_work(self) -> None:
         """Raises only when the lock was not held to this end: for anything else a work that was safe would run again."""
@@ -775,11 +811,11 @@ class Leases(_Owned):
 
     def claim(self, name: str, holder: str, seconds: float) -> int:
         """Claims the lease for a holder, for `seconds` at the least. Returns the fencing token."""
-        return _got(ctypes.c_uint64, "leases_claim", self._handle, *_text(name), *_text(holder), _ms(seconds))
+        return _got(ctypes.c_uint64, "leases_claim", self._handle, *_text(name), *_text(holder), _lease_ms(seconds))
 
     def extend(self, name: str, holder: str, seconds: float) -> None:
         """Makes it last for `seconds` from now on; never shortens it."""
-        _call("leases_extend", self._handle, *_text(name), *_text(holder), _ms(seconds))
+        _call("leases_extend", self._handle, *_text(name), *_text(holder), _lease_ms(seconds))
 
     def keep(self, name: str, holder: str, seconds: float) -> Keeper:
         """Extends it now, and by a thread until the keeper ends."""
@@ -787,7 +823,7 @@ class Leases(_Owned):
         keeper = Keeper(_Handle())
         place = ctypes.byref(keeper._handle)
         try:
-            _call("leases_keep", self._handle, *_text(name), *_text(holder), _ms(seconds), place)
+            _call("leases_keep", self._handle, *_text(name), *_text(holder), _lease_ms(seconds), place)
         except BaseException:
             keeper.free()
             raise
@@ -852,13 +888,14 @@ class Election(_Owned):
 
     def __init__(self, handle: _Handle) -> None:
         super().__init__(handle)
-        # What the work of the last `lead` raised, where it leads only once.
+        # What the work of the last `lead` raised, where it leads only once; and whether it has run.
         self._failed: "list[str]" = []
+        self._ran: "list[bool]" = []
         self._works, self._campaigns, self._leading = _Works(), itertools.count(1), threading.RLock()
 
     def _is_open(self) -> bool:
         # One that leads once may be over.
-        return self._leads and not self._once
+        return self._leads and not (self._once and self._ran)
 
     def lead(self, work: Callable[[int], None]) -> None:
         """Starts a thread that campaigns, and calls `work` with the fencing token of the term whenever this node has
@@ -870,6 +907,7 @@ class Election(_Owned):
         """
         _check_callable("work", work)
         failed: "list[str]" = []
+        ran: "list[bool]" = []
         is_once = self._once
 
         def works(token: int) -> None:
@@ -880,6 +918,8 @@ class Election(_Owned):
                     # Not itself, whose frames may have guards, as may those of what was raised before it.
                     failed.append("".join(traceback.format_exception(type(error), error, error.__traceback__)))
                 raise
+            finally:
+                ran.append(True)
 
         if self._made_in != os.getpid():
             return _call("election_lead", self._handle, self._works.function, None)  # the same
@@ -892,7 +932,7 @@ class Election(_Owned):
             except Error:
                 self._works.by_campaign.pop(campaign, None)
                 raise
-            self._failed, self._leads = failed, True
+            self._failed, self._ran, self._leads = failed, ran, True
             # The campaigns before are over, else it was refused.
             for before in [number for number in self._works.by_campaign if number < campaign]:
                 self._works.by_campaign.pop(before, None)
@@ -1035,7 +1075,7 @@ class Client(_Owned):
                 _call("builder_set_owner", builder, *_text(owner))
             for name, time in (("lease", lease), ("request_timeout", request_timeout), ("drop_timeout", drop_timeout)):
                 if time is not None:
-                    _call("builder_set_" + name, builder, _ms(time))
+                    _call("builder_set_" + name, builder, (_lease_ms if name == "lease" else _ms)(time))
             super().__init__(_Handle())
             _call("builder_connect", builder, ctypes.byref(self._handle))
         finally:
@@ -1129,7 +1169,7 @@ class Client(_Owned):
             _call("election_set_id", election._handle, *_text(id))
         for option, time in (("lease", lease), ("max_hold", max_hold)):
             if time is not None:
-                _call("election_set_" + option, election._handle, _ms(time))
+                _call("election_set_" + option, election._handle, (_lease_ms if option == "lease" else _ms)(time))
         if once:
             _call("election_set_once", election._handle)
             election._once = True
@@ -1163,10 +1203,17 @@ class Client(_Owned):
 
     def close(self) -> None:
         """Ends everything: guards are released, also while somebody works under them, and calls that wait are CLOSED.
-        The end of `with` does it."""
+        The end of `with` does it, but only warns (`RuntimeWarning`) when the store does not answer."""
         _call("client_close", self._handle)
 
-    _end = close
+    def _end(self) -> None:
+        """No work was unsafe because a release was not answered, and none should run again for that."""
+        try:
+            self.close()
+        except Error as error:
+            if error.code in (Code.CLOSED, Code.FORKED, Code.STALE_HANDLE):
+                raise
+            warnings.warn(f"left to their leases, since the close failed: {error}", RuntimeWarning, stacklevel=3)
 
     @staticmethod
     def _ask(
@@ -1203,7 +1250,7 @@ class Client(_Owned):
             times = (("wait", wait), ("lease", lease), ("max_hold", max_hold), ("hold_at_least", least))
             for name, time in times:
                 if time is not None:
-                    _call("request_set_" + name, request, _ms(time))
+                    _call("request_set_" + name, request, (_lease_ms if name == "lease" else _ms)(time))
             if guard._callback is not None:
                 _call("request_set_on_loss", request, guard._callback.function, None)
             place = ctypes.byref(guard._handle)
