@@ -17,6 +17,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::observing::later;
 use crate::sys::pause::pause;
+use crate::sys::thread::keeping_a_lock;
 
 impl Wait<'_> {
     /// One acquisition with a grant id of its own: repeated until it is answered, given up when it gets too old.
@@ -163,7 +164,8 @@ impl Wait<'_> {
     pub(super) fn asking<T>(&self, since: Instant, request: impl FnOnce() -> T) -> T {
         let later = later();
         self.asks(Some(since));
-        let answer = request();
+        // Nor does a logger hold it up, at what the store itself logs: the waiter would not be passed over then.
+        let answer = keeping_a_lock(request);
         self.asks(None);
         self.in_users_code(|| drop(later));
         answer

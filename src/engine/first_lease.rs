@@ -14,6 +14,7 @@ use crate::sys::deadline::Deadline;
 use crate::sys::log;
 use crate::sys::observing::later;
 use crate::sys::pause::pause;
+use crate::sys::thread::keeping_a_lock;
 
 impl Wait<'_> {
     /// A lease of more than a minute, or without end, is set by a first renewal, so that no unanswered acquire leaves a
@@ -39,7 +40,9 @@ impl Wait<'_> {
             let renewal = Renewal::heartbeat(lease);
             let backend = &self.family.backend;
             let later = later();
-            let renewed = self.family.unowned(&mut granted.attempt, |attempt| backend.renew(attempt, renewal, &by));
+            // No logger may hold up what nothing renews yet.
+            let renew = |attempt: &mut Attempt| keeping_a_lock(|| backend.renew(attempt, renewal, &by));
+            let renewed = self.family.unowned(&mut granted.attempt, renew);
             self.in_users_code(|| drop(later));
             let error = match renewed {
                 Ok(Renewed::Until { until, now }) => {

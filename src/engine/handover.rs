@@ -122,12 +122,13 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
+    use crate::engine::acquire::obtain;
     use crate::engine::family::Family;
     use crate::engine::hold::Beat;
     use crate::engine::options::ClientOptions;
     use crate::engine::orders::{LEASE, spec};
     use crate::engine::queue::May;
-    use crate::engine::spec::Callbacks;
+    use crate::engine::spec::{Callbacks, Obtained, Patience, WaitSpec};
     use crate::store::Backend;
     use crate::store::fault::{Call, FaultPlan, Faulty};
     use crate::store::memory::Memory;
@@ -152,6 +153,15 @@ mod tests {
         hold.release(Duration::from_secs(60)).expect("it is handed over");
         assert!(matches!(ticket.may(), May::Take(_)));
         assert_eq!([Call::Renew, Call::Acquire].map(|call| faults.count(call)), [1, 1]);
+        // Those behind a waiter would not pass it over.
+        drop(ticket);
+        faults.never_wakes();
+        let (cancel, on_wait, on_wait_every) = (None, None, None);
+        let waits =
+            WaitSpec { lock: crate::engine::orders::spec(), stands_back: false, cancel, on_wait, on_wait_every };
+        let patience = Patience::Until(Instant::now() + Duration::from_secs(3));
+        assert!(matches!(obtain(&family, waits, patience), Ok(Obtained::Refused(_))));
+        assert!(faults.count(Call::Acquire) > 1 && faults.count(Call::Read) > 0);
         assert!(faults.loose().is_empty(), "{:?}", faults.loose());
     }
 }
