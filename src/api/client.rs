@@ -18,7 +18,8 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::key::check_key;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
-use crate::store::{self, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Which};
+use crate::store::observed::Unknowable;
+use crate::store::{self, Attempt, Purpose, Released, Renewal, Renewed, Schema};
 use crate::sys::deadline::Deadline;
 
 /// The environment variable that [`LockClient::from_env`] reads.
@@ -311,12 +312,8 @@ impl LockClient {
             return Err(in_context(Error::new(ErrorKind::InvalidInput, message)));
         }
         let mut attempt = attempt_of(lock);
-        let answer =
-            self.family.repeated_until(&by, |by| match self.family.backend.renew(&mut attempt, renewal, by)? {
-                Renewed::Unknown(error) => Err(error),
-                answer => Ok(answer),
-            })?;
-        match answer {
+        let renew = |by: &Deadline| self.family.backend.renew(&mut attempt, renewal, by)?.known();
+        match self.family.repeated_until(&by, renew)? {
             Renewed::Until { until, now } => {
                 let wall = std::time::SystemTime::now();
                 let leased_until = until.left(now).and_then(|left| wall.checked_add(left));
@@ -378,10 +375,8 @@ impl LockClient {
     pub fn get(&self, key: &str) -> Result<Option<KeyStatus>> {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
-        let which = Which::Key(key.to_owned());
-        let read = |by: &Deadline| self.family.backend.read(&which, None, Consistency::Strong, by);
-        let page = self.family.repeated_until(&self.family.request_deadline(), read)?;
-        Ok(page.records.first().filter(|seen| seen.record.exists()).map(KeyStatus::new))
+        let found = self.look(key, &self.family.request_deadline())?;
+        Ok(Some(&found.seen).filter(|seen| seen.record.exists()).map(KeyStatus::new))
     }
 
     /// The locks that guards of this client and its clones hold now. A lease of a name that a

@@ -11,7 +11,6 @@ use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::{check_text, short};
 use crate::model::lock::LockStatus;
-use crate::store::transactional::newer_format;
 use crate::store::{Seen, Which};
 
 impl LockClient {
@@ -127,7 +126,7 @@ impl LockClient {
         let mut group = Vec::new();
         self.read_all(&Which::LockId(lock_id.to_owned()), |seen, asked| {
             if seen.record.is_unread() || members(&seen.record, lock_id).next().is_some() {
-                let newer = |found| self.family.in_context(newer_format(found).with_key(&seen.record.key));
+                let newer = |found| self.family.in_context(Error::from(found).with_key(&seen.record.key));
                 seen.record.check_format().map_err(newer)?;
                 group.push(Snapshot { seen, asked });
             }

@@ -128,10 +128,7 @@ impl LockGuard {
         if self.remaining() >= needed {
             return Ok(());
         }
-        let invalid = |right: String| {
-            let store = &self.hold.backend().info().label;
-            Err(Error::invalid("needed", needed, &right).with_key(self.key()).with_store(store))
-        };
+        let invalid = |right: String| Err(self.hold.in_context(Error::invalid("needed", needed, &right)));
         if let Some(left) = self.hold.left_of_max_hold().filter(|left| needed > *left) {
             return invalid(format!("at most {left:?}, after which max_hold ends it"));
         }
@@ -147,7 +144,7 @@ impl LockGuard {
                 invalid(format!("below {most:?}, for which a renewal holds (the lease less the margin)"))
             }
             // A renewal that took long leaves less time than `most`.
-            Beat::Renewed => Err(self.error(ErrorKind::Store, &too_short()).retryable()),
+            Beat::Renewed => Err(self.hold.error(ErrorKind::Store, &too_short()).retryable()),
             Beat::Failed(error) => Err(self.not_renewed(&too_short(), error)),
         }
     }
@@ -179,8 +176,7 @@ impl LockGuard {
     /// ```
     pub fn hold_at_least(&self, least: Duration) -> Result<()> {
         self.ensure_held()?;
-        let in_context = |error: Error| error.with_key(self.key()).with_store(&self.hold.backend().info().label);
-        match self.hold.hold_at_least(least).map_err(in_context)? {
+        match self.hold.hold_at_least(least).map_err(|error| self.hold.in_context(error))? {
             Beat::Renewed => Ok(()),
             Beat::Over => Err(self.not_held()),
             Beat::Failed(error) => {
@@ -227,9 +223,6 @@ impl LockGuard {
     /// The same as [`release`](Self::release) within `bound`, also for a guard that is shared; after an error it can be
     /// called again.
     pub(crate) fn release_within(&self, bound: Duration) -> Result<()> {
-        if !self.is_own_process() {
-            return Err(self.not_held());
-        }
         self.hold.release(bound).map_err(|error| self.family.held_here(error))
     }
 
@@ -274,9 +267,7 @@ impl LockGuard {
 
     /// Ends at once, without waiting for anything: the lock is given up in the background, and a later drop does nothing.
     pub(crate) fn abandon(&self) {
-        if self.is_own_process() {
-            self.hold.abandon();
-        }
+        self.hold.abandon();
     }
 
     /// Stops the heartbeat and returns the lock as data, without releasing it. Another client or process continues to
@@ -293,7 +284,7 @@ impl LockGuard {
 
     /// The same as [`into_lock`](Self::into_lock) within `bound`, also for a guard that is shared.
     pub(crate) fn keep_as_data(&self, bound: Duration) -> Lock {
-        if self.is_own_process() { self.hold.keep_as_data(bound) } else { self.hold.info() }
+        self.hold.keep_as_data(bound)
     }
 
     /// By when the drop of this guard, and everything that it drops, must have returned.
@@ -329,19 +320,15 @@ impl LockGuard {
 
     /// The error of a release for which no time is left.
     pub(crate) fn too_late(&self) -> Error {
-        self.error(ErrorKind::Store, "no time is left to release it: it is given up in the background").retryable()
+        self.hold.error(ErrorKind::Store, "no time is left to release it: it is given up in the background").retryable()
     }
 
     /// The error for a renewal that failed by `error`. It is never `Ambiguous`, since the lock is still held.
     fn not_renewed(&self, message: &str, error: Error) -> Error {
         let error = error.of_read();
         let (kind, is_retryable) = (error.kind(), error.is_retryable());
-        let failed = self.error(kind, message).caused_by(error);
+        let failed = self.hold.error(kind, message).caused_by(error);
         if is_retryable { failed.retryable() } else { failed }
-    }
-
-    fn error(&self, kind: ErrorKind, message: &str) -> Error {
-        Error::new(kind, message).with_key(self.key()).with_store(&self.hold.backend().info().label)
     }
 }
 

@@ -359,7 +359,8 @@ impl LockAllGuard {
     }
 
     fn release_all(&mut self) -> Result<()> {
-        self.begin_drop();
+        // The one bound for everything that is dropped on this thread afterwards.
+        self.guards.first().into_iter().for_each(|guard| self.drop_bound.begin(guard.drop_by()));
         self.release_each()
     }
 
@@ -398,13 +399,6 @@ impl LockAllGuard {
     /// up.
     fn abandon(&self) {
         self.guards.iter().for_each(LockGuard::abandon);
-    }
-
-    /// Begins the one bound for everything that is dropped on this thread afterwards.
-    fn begin_drop(&mut self) {
-        if let Some(guard) = self.guards.first() {
-            self.drop_bound.begin(guard.drop_by());
-        }
     }
 }
 

@@ -121,10 +121,14 @@ impl Guard {
         if error.kind() == ErrorKind::Lost && self.loss.has_ended() { self.ended() } else { error.into() }
     }
 
+    /// Returns what `ask` returns; an error that says so if the guard has ended.
+    fn checked<T>(&self, ask: impl FnOnce(&LockGuard) -> Result<T, Error>) -> Result<T, Failure> {
+        self.ask(ask).ok_or_else(|| self.ended())?.map_err(|error| self.in_danger(error))
+    }
+
     /// The assertion of the lock as a statement with its parameters.
     pub(super) fn assertion(&self) -> Result<[String; 3], Failure> {
-        let held = self.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| self.ended())?;
-        stores::statement(&*held).map_err(|error| self.in_danger(error))
+        self.checked(|held| stores::statement(held))
     }
 
     /// The error that says why nothing can be done with the guard any more.
@@ -159,11 +163,7 @@ pub unsafe extern "C" fn leasehold_guard_is_held(guard: GuardHandle, held: *mut 
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
-    call(|| {
-        let guard = handle::get::<Guard>(guard)?;
-        let said = guard.ask(LockGuard::ensure_held).ok_or_else(|| guard.ended())?;
-        said.map_err(|error| guard.in_danger(error))
-    })
+    call(|| handle::get::<Guard>(guard)?.checked(LockGuard::ensure_held))
 }
 
 /// Makes sure that the lock is held for at least `ms` milliseconds from now on: renews it if less is left, which waits
@@ -173,11 +173,7 @@ pub extern "C" fn leasehold_guard_ensure_held(guard: GuardHandle) -> Code {
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -> Code {
-    call(|| {
-        let guard = handle::get::<Guard>(guard)?;
-        let held = guard.guard.try_read().and_then(|held| held.clone()).ok_or_else(|| guard.ended())?;
-        held.ensure_held_for(millis(ms)).map_err(|error| guard.in_danger(error))
-    })
+    call(|| handle::get::<Guard>(guard)?.checked(|held| held.ensure_held_for(millis(ms))))
 }
 
 /// Makes the lock stay in the store for at least `ms` milliseconds, counted from its grant, however the hold ends: see
@@ -187,11 +183,7 @@ pub extern "C" fn leasehold_guard_ensure_held_for(guard: GuardHandle, ms: u64) -
 #[unsafe(no_mangle)]
 #[must_use]
 pub extern "C" fn leasehold_guard_hold_at_least(guard: GuardHandle, ms: u64) -> Code {
-    call(|| {
-        let guard = handle::get::<Guard>(guard)?;
-        let said = guard.ask(|held| held.hold_at_least(millis(ms))).ok_or_else(|| guard.ended())?;
-        said.map_err(|error| guard.in_danger(error))
-    })
+    call(|| handle::get::<Guard>(guard)?.checked(|held| held.hold_at_least(millis(ms))))
 }
 
 /// How many milliseconds the lock stays held if no further renewal succeeds, and no more than

@@ -4,7 +4,6 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::Sender;
 use parking_lot::Mutex;
 
 use super::random_orders::LEASE;
@@ -196,9 +195,5 @@ impl Backend for Network {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         self.store.swap(seen, new, by)
-    }
-
-    fn wake(&self, _: &[String], _: Sender<String>, _: &Deadline) -> Result<bool> {
-        Ok(false)
     }
 }

@@ -427,11 +427,11 @@ impl Hold {
         self.error(ErrorKind::Closed, "the guard belongs to the process that this one was forked from")
     }
 
-    pub(super) fn error(&self, kind: ErrorKind, message: &str) -> Error {
+    pub fn error(&self, kind: ErrorKind, message: &str) -> Error {
         self.in_context(Error::new(kind, message))
     }
 
-    pub(super) fn in_context(&self, error: Error) -> Error {
+    pub fn in_context(&self, error: Error) -> Error {
         error.with_key(&self.grant.lock.key).with_store(&self.setup.backend.info().label)
     }
 }

@@ -12,6 +12,7 @@ use super::failures::Failures;
 use super::queue::Queues;
 use crate::lease::backoff;
 use crate::model::error::{Error, ErrorKind, Result};
+use crate::store::observed::Unknowable;
 use crate::store::{Attempt, Backend, Purpose, Released, Renewal, Renewed};
 use crate::sys::cancel::CancelToken;
 use crate::sys::caught::caught;
@@ -241,10 +242,10 @@ impl Undo {
         let attempt = &mut left.attempt;
         let failed = match left.end {
             None => try_give_up(&*self.backend, attempt, &by).err(),
-            Some(end) => match ends_hold(|| self.backend.renew(attempt, end, &by), Renewed::Unknown) {
-                Ok(Renewed::Until { .. } | Renewed::Lost(_)) => None,
-                Ok(Renewed::Unknown(error)) | Err(error) => Some(error),
-            },
+            Some(end) => {
+                let renewed = ends_hold(|| self.backend.renew(attempt, end, &by), Renewed::Unknown);
+                renewed.and_then(Unknowable::known).err()
+            }
         };
         let Some(error) = failed else {
             pause!("undo.answered");
@@ -317,10 +318,7 @@ pub fn give_up(
 
 /// Releases what may have been granted, and makes the store refuse late copies: one request.
 fn try_give_up(backend: &dyn Backend, attempt: &mut Attempt, by: &Deadline) -> Result<()> {
-    match ends_hold(|| backend.release(attempt, Purpose::GiveUp, by), Released::Unknown)? {
-        Released::Done | Released::Free | Released::HeldByOther(_) => Ok(()),
-        Released::Unknown(error) => Err(error),
-    }
+    ends_hold(|| backend.release(attempt, Purpose::GiveUp, by), Released::Unknown)?.known().map(drop)
 }
 
 #[cfg(test)]

@@ -218,18 +218,13 @@ impl Transactional for Memory {
         let mut records = self.records.lock();
         let times = self.times();
         let record = records.get(key);
-        check_format(&record)?;
+        record.check_format()?;
         let step = transition(&record, &times);
         if let Some(next) = &step.record {
             records.put(key, Some(next.clone()));
         }
         Ok(Transacted::Done(step.answer, seen(step.record.unwrap_or(record), times)))
     }
-}
-
-/// Rows of a newer major version stay as they are.
-fn check_format(record: &LockRecord) -> Result<()> {
-    record.check_format().map_err(transactional::newer_format)
 }
 
 fn seen(record: LockRecord, times: Times) -> Seen {
@@ -274,7 +269,7 @@ impl Backend for Memory {
         let key = &seen.record.key;
         let mut records = self.records.lock();
         let stands = records.get(key);
-        check_format(&stands)?;
+        stands.check_format()?;
         if stands.version != seen.record.version || stands.token != seen.record.token {
             return Ok(Swapped::Changed);
         }

@@ -6,7 +6,6 @@ use std::any::Any;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::transactional::newer_format;
 use super::{
     Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
     Swapped, Which,
@@ -115,7 +114,7 @@ impl Backend for Observed {
             let mut page = store.read(which, from, consistency, by).map_err(Error::of_read)?;
             // A row that a newer version wrote may have another meaning, even if its key seems to be free.
             match which {
-                Which::Key(_) => page.records.iter().try_for_each(|s| s.record.check_format()).map_err(newer_format)?,
+                Which::Key(_) => page.records.iter().try_for_each(|s| s.record.check_format())?,
                 Which::Prefix(_) => page.records.retain(is_readable),
                 // A list skips such a row, but a group must not.
                 Which::LockId(_) => {}
@@ -144,9 +143,14 @@ pub(crate) fn is_readable(seen: &Seen) -> bool {
 }
 
 /// An answer of a store, which may be that no answer came.
-trait Unknowable {
+pub(crate) trait Unknowable: Sized {
     fn unknown(&mut self) -> Option<&mut Error> {
         None
+    }
+
+    /// The answer; an error if none came.
+    fn known(mut self) -> Result<Self> {
+        self.unknown().cloned().map_or(Ok(self), Err)
     }
 }
 

@@ -74,7 +74,7 @@ pub fn acquire(store: &impl Transactional, attempt: &Attempt, by: &Deadline) -> 
             Ok(Acquired::Granted { holder, repeated, now: seen.times.now })
         }
         AcquireAnswer::Refused(_) => {
-            seen.record.check_format().map_err(newer_format)?;
+            seen.record.check_format()?;
             Ok(Acquired::Refused(seen))
         }
     }
@@ -116,7 +116,8 @@ pub fn release(store: &impl Transactional, attempt: &Attempt, purpose: Purpose, 
     })
 }
 
-/// The error for a row that a newer major version wrote.
-pub fn newer_format(found: NewerFormat) -> Error {
-    Error::new(ErrorKind::Schema, format!("its record has {found}"))
+impl From<NewerFormat> for Error {
+    fn from(found: NewerFormat) -> Error {
+        Error::new(ErrorKind::Schema, format!("its record has {found}"))
+    }
 }

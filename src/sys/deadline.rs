@@ -129,11 +129,7 @@ impl Deadline {
 
     /// The same; what ended the wait.
     pub fn wait_for_event(&self, limit: Duration, event: &Receiver<()>) -> Waited {
-        let until = self.at.min(far_from(Instant::now(), limit));
-        let mut select = Select::new();
-        select.recv(event);
-        self.also_wait(&mut select);
-        ready_by(&mut select, until);
+        self.wait_for_any(limit, std::iter::once(event));
         match event.try_recv() {
             _ if self.is_over() => Waited::Over,
             Ok(()) => Waited::Event,
@@ -143,7 +139,7 @@ impl Deadline {
 
     /// Waits until it is over, one of `events` is ready (it takes no message) or `limit` has passed; whether time is
     /// left.
-    pub fn wait_for_any<'a>(&'a self, limit: Duration, events: impl Iterator<Item = &'a Receiver<()>>) -> bool {
+    pub fn wait_for_any<'a, T: 'a>(&'a self, limit: Duration, events: impl Iterator<Item = &'a Receiver<T>>) -> bool {
         let until = self.at.min(far_from(Instant::now(), limit));
         let mut select = Select::new();
         events.for_each(|event| {

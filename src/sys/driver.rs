@@ -20,7 +20,7 @@ use tokio::sync::oneshot;
 use tokio::task::LocalSet;
 
 use super::caught::caught;
-use super::deadline::{Deadline, ready_by};
+use super::deadline::Deadline;
 #[cfg(any(feature = "mongodb", feature = "postgres"))]
 use super::deadline::{far_from, is_ready_by};
 use super::thread::{self, Thread};
@@ -207,10 +207,7 @@ fn runtime() -> Result<(Runtime, Sender<Infallible>)> {
 
 /// Waits for the answer, the deadline, or the deadline's cancel tokens.
 fn wait<T>(answer: &crossbeam_channel::Receiver<T>, by: &Deadline) -> Result<T, Stopped> {
-    let mut select = crossbeam_channel::Select::new();
-    select.recv(answer);
-    by.also_wait(&mut select);
-    ready_by(&mut select, by.instant());
+    by.wait_for_any(std::time::Duration::MAX, std::iter::once(answer));
     // An answer that has come counts, even if the deadline has passed or the call was cancelled as well.
     answer.try_recv().map_err(|error| match error {
         crossbeam_channel::TryRecvError::Empty => Stopped::Over,

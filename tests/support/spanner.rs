@@ -7,7 +7,6 @@ use std::time::Duration;
 
 use leasehold::internals::store::spanner::{Settings, Spanner, SpannerOptions};
 use leasehold::internals::store::{Backend, Schema};
-use leasehold::internals::sys::clock::Clock;
 pub use leasehold::spanner::google_cloud_spanner as sdk;
 use sdk::builder::{SpannerBuilder, SpannerBuilderExt};
 use sdk::channel_pool::StaticChannelPoolConfig;
@@ -82,7 +81,7 @@ impl Database {
     }
 
     pub fn open(&self) -> Spanner {
-        Spanner::open(self.options(), Clock::system(), &soon()).unwrap()
+        Spanner::open(self.options(), &soon()).unwrap()
     }
 
     pub fn raw(&self) -> Raw {

@@ -357,6 +357,6 @@ fn spanner() -> Opened {
     use leasehold::internals::store::spanner::Spanner;
     let (database, clock) = (Database::fresh(), Clock::system());
     let raw = database.raw();
-    let open = || Spanner::open(database.options(), clock.clone(), &soon()).unwrap();
+    let open = || Spanner::open(database.options(), &soon()).unwrap();
     Opened::by(&clock, open).aging(move |by| raw.age(by))
 }

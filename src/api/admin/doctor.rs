@@ -8,7 +8,8 @@ use crate::engine::options::default_labels;
 use crate::lease::{Ask, Lease};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key;
-use crate::store::{Acquired, Attempt, Consistency, Purpose, Released, Renewal, Renewed, Schema, Seen, Swapped, Which};
+use crate::store::observed::Unknowable;
+use crate::store::{Attempt, Consistency, Purpose, Renewal, Schema, Seen, Which, read_key};
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
 
@@ -136,9 +137,7 @@ impl LockClient {
     }
 
     fn row(&self, row: &str, all: &Deadline) -> Result<Seen> {
-        let page = self.family.backend.read(&Which::Key(row.to_owned()), None, Consistency::Strong, &self.by(all))?;
-        let nothing = || self.error(ErrorKind::Store, row, "the store found neither a row nor none");
-        page.records.into_iter().next().ok_or_else(nothing)
+        read_key(&*self.family.backend, row, &self.by(all))
     }
 
     /// The median round trip, and the clock's difference in the shortest one.
@@ -170,23 +169,12 @@ impl LockClient {
         attempt.sends = 1;
         let read = self.row(row, all).map(drop);
         let list = backend.read(&Which::Prefix(row.to_owned()), None, Consistency::Strong, &self.by(all)).map(drop);
-        let acquired = match backend.acquire(&mut attempt, &self.by(all)) {
-            Ok(Acquired::Unknown(error)) | Err(error) => Err(error),
-            Ok(_) => Ok(()),
-        };
+        let acquired = backend.acquire(&mut attempt, &self.by(all)).and_then(Unknowable::known).map(drop);
         let renewal = Renewal::heartbeat(Lease::For(lease));
-        let renewed = match backend.renew(&mut attempt, renewal, &self.by(all)) {
-            Ok(Renewed::Unknown(error)) | Err(error) => Err(error),
-            Ok(_) => Ok(()),
-        };
-        let released = match backend.release(&mut attempt, Purpose::Release, &self.by(all)) {
-            Ok(Released::Unknown(error)) | Err(error) => Err(error),
-            Ok(_) => Ok(()),
-        };
-        let deleted = match self.row(row, all).and_then(|seen| backend.swap(&seen, None, &self.by(all))) {
-            Ok(Swapped::Unknown(error)) | Err(error) => Err(error),
-            Ok(_) => Ok(()),
-        };
+        let renewed = backend.renew(&mut attempt, renewal, &self.by(all)).and_then(Unknowable::known).map(drop);
+        let released = backend.release(&mut attempt, Purpose::Release, &self.by(all));
+        let released = released.and_then(Unknowable::known).map(drop);
+        let deleted = self.row(row, all).and_then(|seen| backend.swap(&seen, None, &self.by(all))?.known()).map(drop);
         let not_tried = || Error::new(ErrorKind::Store, "not tried, since no lock could be acquired");
         let made = acquired.is_ok();
         let of_a_row = |outcome: Result<()>| outcome.and_then(|()| made.then_some(()).ok_or_else(not_tried));

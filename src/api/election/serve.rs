@@ -1,10 +1,11 @@
 //! The thread of `run` and `lead`: it campaigns, serves one term after the other, and resigns.
 
+use std::iter::once;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Receiver, Select, after, bounded, never, select, select_biased, tick};
+use crossbeam_channel::{Receiver, after, bounded, never, select, select_biased, tick};
 use parking_lot::Mutex;
 
 use super::leadership::{Leadership, Term, TermEnd};
@@ -239,7 +240,7 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
     loop {
         health.ask();
         // It is asked once more after a while, because the thread of the last term may have taken the answer.
-        if !ready(health.answers(), forever, out_for(shared)) {
+        if !forever.wait_for_any(out_for(shared), once(health.answers())) {
             return false;
         }
         match health.answers().try_recv().inspect(|_| health.answered()) {
@@ -256,20 +257,11 @@ pub(super) fn wait_for_health(shared: &Shared, forever: &Deadline) -> bool {
 /// Waits for the closure of the last term, if it did not end in time; false when it is stopped before.
 pub(super) fn wait_for_the_last(shared: &Shared, forever: &Deadline) -> bool {
     let Some(behind) = shared.now.left_behind.lock().clone() else { return true };
-    let has_ended = ready(&behind.done, forever, Duration::MAX);
+    let has_ended = forever.wait_for_any(Duration::MAX, once(&behind.done));
     if has_ended {
         shared.now.left_behind.lock().take();
     }
     has_ended
-}
-
-/// Waits until there is something to receive, or until `limit` has passed; false when it is stopped before.
-fn ready<T>(receiver: &Receiver<T>, forever: &Deadline, limit: Duration) -> bool {
-    let mut select = Select::new();
-    select.recv(receiver);
-    forever.also_wait(&mut select);
-    let _ = select.ready_deadline(forever.instant().min(far_from(Instant::now(), limit)));
-    !forever.is_over()
 }
 
 #[cfg(test)]
@@ -287,7 +279,7 @@ mod tests {
         term.guard.end_quietly();
         let forever = shared.pausing(&CancelToken::new());
         health.ask();
-        assert!(ready(health.answers(), &forever, Duration::MAX));
+        assert!(forever.wait_for_any(Duration::MAX, once(health.answers())));
         for _ in 0..100 {
             assert!(matches!(watch(shared, &term, &CancelToken::new(), &never()), Over::Asked));
             assert_eq!(health.answers().len(), 1);

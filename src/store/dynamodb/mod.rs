@@ -14,8 +14,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
-
 use super::{
     Acquired, Attempt, Backend, Consistency, MostShared, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
     StoreInfo, Swapped, Which,
@@ -222,9 +220,5 @@ impl Backend for Dynamodb {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         Ok(self.swap_record(seen, new, by)?)
-    }
-
-    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
-        Ok(false)
     }
 }

@@ -44,7 +44,7 @@ impl Postgres {
         if found.written {
             return Ok(Released::Done);
         }
-        found.record.check_format().map_err(transactional::newer_format)?;
+        found.record.check_format()?;
         if purpose == Purpose::GiveUp {
             return by_the_rule();
         }

@@ -44,7 +44,7 @@ impl Postgres {
                 Wrote::Answered(None) | Wrote::Duplicate => return by_the_rule(),
             }
         };
-        found.record.check_format().map_err(transactional::newer_format)?;
+        found.record.check_format()?;
         match (found.written, found.record.standing(attempt.grant())) {
             (true, Some((_, holder))) => Ok(Renewed::Until { until: holder.until, now: found.now.time() }),
             _ => match transition::renew(&found.record, attempt.grant(), renewal, &found.times()).answer {

@@ -16,8 +16,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
-
 use super::transactional;
 use super::{
     Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
@@ -26,7 +24,6 @@ use super::{
 use crate::lease::LockRecord;
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
-use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::{Driver, Stopped};
 
@@ -89,7 +86,7 @@ impl Spanner {
     pub const MIN_LEASE: Duration = Duration::from_secs(1);
 
     /// Connects, and checks whether the database can be used. The table may be missing.
-    pub fn open(options: SpannerOptions, _clock: Arc<Clock>, by: &Deadline) -> Result<Spanner> {
+    pub fn open(options: SpannerOptions, by: &Deadline) -> Result<Spanner> {
         let label = options.label();
         Spanner::connect(options, by).map_err(|error| error.with_store(&label))
     }
@@ -149,9 +146,5 @@ impl Backend for Spanner {
 
     fn swap(&self, seen: &Seen, new: Option<&LockRecord>, by: &Deadline) -> Result<Swapped> {
         Ok(self.swap_record(seen, new, by)?)
-    }
-
-    fn wake(&self, _keys: &[String], _to: Sender<String>, _by: &Deadline) -> Result<bool> {
-        Ok(false)
     }
 }

@@ -116,7 +116,7 @@ impl SpannerOptions {
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
         let (limits, duration) = (self.limits(), self.spindle_duration);
-        let opener = Opener::new(Spanner::MIN_LEASE, |clock, _, by| Spanner::open(self, clock, by));
+        let opener = Opener::new(Spanner::MIN_LEASE, |_, _, by| Spanner::open(self, by));
         Ok(match limits {
             Some(_) => Opener { limits, default_lease: duration, ..opener },
             None => opener,

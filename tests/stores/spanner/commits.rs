@@ -4,7 +4,6 @@ use std::time::Instant;
 
 use leasehold::ErrorKind;
 use leasehold::internals::store::{Acquired, Renewed, Swapped};
-use leasehold::internals::sys::clock::Clock;
 use leasehold::internals::sys::deadline::Deadline;
 
 use crate::spanner::*;
@@ -25,7 +24,7 @@ fn behind() -> Option<(Grpc, Spanner)> {
     }
     let database = Database::fresh();
     let grpc = Grpc::new(&database.host);
-    let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(database.options_at(&grpc.host), &soon()).unwrap();
     Some((grpc, store))
 }
 

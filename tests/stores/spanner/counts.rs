@@ -1,7 +1,6 @@
 //! How many requests each step takes, and which.
 
 use leasehold::internals::store::{Consistency, Purpose, Released, Renewed, Schema, Swapped};
-use leasehold::internals::sys::clock::Clock;
 
 use crate::spanner::*;
 use crate::support::grpc::Grpc;
@@ -21,7 +20,7 @@ impl Counted {
     fn new() -> Counted {
         let database = Database::fresh();
         let grpc = Grpc::new(&database.host);
-        let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+        let store = Spanner::open(database.options_at(&grpc.host), &soon()).unwrap();
         Counted { grpc, store }
     }
 

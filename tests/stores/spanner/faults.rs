@@ -51,7 +51,7 @@ struct Behind {
 fn behind() -> Behind {
     let database = Database::fresh();
     let grpc = Grpc::new(&database.host);
-    let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(database.options_at(&grpc.host), &soon()).unwrap();
     Behind { grpc, store, beside: database.open() }
 }
 

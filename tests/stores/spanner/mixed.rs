@@ -111,7 +111,7 @@ pub(super) fn client(database: &Database, fleet: Fleet) -> LockClient {
 pub(super) fn open(database: &Database, fleet: Fleet) -> Spanner {
     let mut options = database.options();
     (options.fleet, options.spindle_duration) = (fleet, DURATION);
-    Spanner::open(options, Clock::system(), &soon()).unwrap()
+    Spanner::open(options, &soon()).unwrap()
 }
 
 #[track_caller]

@@ -6,7 +6,6 @@ use std::time::Instant;
 use leasehold::internals::lease::End;
 use leasehold::internals::store::fleet::Fleet;
 use leasehold::internals::store::{Purpose, Swapped};
-use leasehold::internals::sys::clock::Clock;
 use leasehold::{ErrorKind, LossReason};
 use sdk::mutation::Mutation;
 use sdk::statement::Statement;
@@ -25,7 +24,6 @@ fn what_is_over_is_renewed_by_nobody() {
     let ours = &world.ours;
     let contended = ours.request("contended").acquire().unwrap();
     let late = ours.request("late").acquire().unwrap();
-    let shared = ours.request("shared").shared().acquire().unwrap();
     let guard = ours.lock("guard").unwrap();
     world.pass(DURATION + 2 * S);
     let mut node = world.node("contended", "node-a");
@@ -42,6 +40,7 @@ fn what_is_over_is_renewed_by_nobody() {
     ours.try_lock("late").unwrap().expect("it is over").release().unwrap();
     assert_lost(&guard, |reason| matches!(reason, LossReason::Expired { .. }));
 
+    let shared = ours.request("shared").shared().acquire().unwrap();
     ours.heartbeat(&shared, DURATION).unwrap();
     world.raw.age(DURATION + 2 * S);
     assert_eq!(ours.heartbeat(&shared, DURATION).unwrap_err().kind(), ErrorKind::Lost);
@@ -139,7 +138,7 @@ fn a_listing_passes_over_the_rows_of_takeovers_in_bounded_requests() {
     }
     let database = &world.database;
     let grpc = Grpc::new(&database.host);
-    let store = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(database.options_at(&grpc.host), &soon()).unwrap();
     let pages = |prefix: &str| {
         grpc.restart();
         let (mut pages, mut from) = (Vec::new(), None);

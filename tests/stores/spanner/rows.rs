@@ -111,7 +111,7 @@ fn rows_of_spindle_are_respected_while_they_live() {
     let mut options = database.options();
     // So long that a busy machine does not use up what is left of it.
     options.spindle_duration = Duration::from_secs(60);
-    let store = Spanner::open(options, leasehold::internals::sys::clock::Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(options, &soon()).unwrap();
     spindles(&raw, "live", Some(&ago(25)), Some("node-a"));
     let before = row(&raw, "live");
     for attempt in [&mut exclusive("live"), &mut shared("live")] {

@@ -335,7 +335,7 @@ fn over(options: SpannerOptions, request_timeout: Duration) -> LockClient {
 }
 
 fn try_over(options: SpannerOptions, request_timeout: Duration) -> leasehold::Result<LockClient> {
-    let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+    let store = Spanner::open(options, &soon()).unwrap();
     let builder = leasehold::internals::builder_over(std::sync::Arc::new(store), Clock::system());
     builder.request_timeout(request_timeout).connect()
 }
@@ -396,7 +396,7 @@ fn a_service_that_stops_answering_while_it_makes_the_table_is_waited_for_as_for_
         rest.add(Rule::always(dead).on("GET"));
         let mut options = database.options();
         options.admin_endpoint = Some(rest.url());
-        let store = Spanner::open(options, Clock::system(), &soon()).unwrap();
+        let store = Spanner::open(options, &soon()).unwrap();
         let error = with_time(Duration::from_secs(2), |timeout| {
             let by = Deadline::after(timeout).with_long(20 * timeout);
             // Each of its looks and requests may take that long, and the last one begins just before its time is over.

@@ -183,12 +183,11 @@ impl Way for (Grpc, Patience) {
 #[cfg(feature = "spanner")]
 fn spanner() -> Sides {
     use leasehold::internals::store::spanner::Spanner;
-    use leasehold::internals::sys::clock::Clock;
 
     use crate::support::spanner::Database;
     let database = Database::fresh();
     let grpc = Grpc::new(&database.host);
-    let first = Spanner::open(database.options_at(&grpc.host), Clock::system(), &soon()).unwrap();
+    let first = Spanner::open(database.options_at(&grpc.host), &soon()).unwrap();
     Sides {
         first: Arc::new(first),
         rival: Arc::new(database.open()),
