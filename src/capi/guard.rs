@@ -128,7 +128,7 @@ impl Guard {
 
     /// The assertion of the lock as a statement with its parameters.
     pub(super) fn assertion(&self) -> Result<[String; 3], Failure> {
-        self.checked(|held| stores::statement(held))
+        self.checked(stores::statement)
     }
 
     /// The error that says why nothing can be done with the guard any more.
