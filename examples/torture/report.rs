@@ -5,7 +5,7 @@ use std::fs;
 use std::path::Path;
 use std::time::Instant;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::checker::history::{End, Form, Mode, lines};
 use crate::checker::{Least, Outcome, RULES, Run, Verdict, check, missing};
@@ -47,8 +47,17 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
     let total: usize = operations.iter().filter(|(name, _)| is_answered(name)).map(|(_, n)| n).sum();
     let least =
         Least { slots: options.map_or(0, |options| options.workers), time: options.map(|options| nanos(options.time)) };
+    // Only the run itself knows these: a later check takes them from its report.
+    let earlier = options.is_none().then(|| fs::read_to_string(dir.join("report.json")).ok()).flatten();
+    let earlier: Value = earlier.and_then(|text| serde_json::from_str(&text).ok()).unwrap_or_default();
+    let told = |what: &str| earlier["run"][what].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let broken: Vec<String> = broken.iter().cloned().chain(told("broken").map(str::to_owned)).collect();
+    let few: Vec<String> = match options {
+        Some(options) => too_few(options, total, &faults),
+        None => told("too_few").map(str::to_owned).collect(),
+    };
     let mut void = missing(&run, &verdict, least);
-    void.extend(options.into_iter().flat_map(|options| too_few(options, total, &faults)));
+    void.extend(few.iter().cloned());
     let is_broken = broken.iter().any(|why| !why.starts_with("MISSING"));
     let code = match (verdict.violations.is_empty(), is_broken, void.is_empty()) {
         (false, _, _) => VIOLATED,
@@ -56,7 +65,7 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
         (_, _, false) => VOID,
         _ => CLEAN,
     };
-    let text = text(&run, &verdict, &operations, &losses, &faults, total, took, broken, &void);
+    let text = text(&run, &verdict, &operations, &losses, &faults, total, took, &broken, &void);
     print!("{text}");
     let list = |(at, violation): (usize, &crate::checker::Violation)| {
         let key = violation.key.map(|key| run.keys[key].as_str());
@@ -68,6 +77,7 @@ pub fn report(dir: &Path, options: Option<&Options>, broken: &[String]) -> Resul
         "stopped_at": stopped_at(&run), "left_behind": left_behind(&run),
         "judged": verdict.judged, "not_to_be_judged": verdict.blind, "explained_by_faults": verdict.excused,
         "violations": verdict.counts, "void": void, "broken": broken,
+        "run": json!({ "broken": broken, "too_few": few }),
         "listed": verdict.violations.iter().enumerate().map(list).collect::<Vec<_>>(),
     });
     let write = |name: &str, text: String| {

@@ -103,14 +103,22 @@ fn a_hook_is_a_fault_of_the_server() {
         (ran.status.code(), String::from_utf8_lossy(&ran.stdout).into_owned())
     };
     let met = dir.path().join("met");
+    let checked_again = |name: &str, code: Option<i32>, why: &str| {
+        let ran =
+            Command::new(binary()).arg("--check").arg(dir.path().join(name)).output().expect("the example starts");
+        let said = String::from_utf8_lossy(&ran.stdout);
+        assert!(ran.status.code() == code && said.contains(why), "{code:?}: {said}");
+    };
     let (code, said) = run("works", &format!("touch=touch {}", met.display()));
     // On a machine that is too busy for the leases the run finds something, too, but this test is not about that.
     assert!(matches!(code, Some(1 | 3)) && met.exists() && !said.contains("BROKEN"), "{said}");
     assert!(said.contains("faults of the kind touch met anything, but at least 1000 are needed"), "{said}");
+    checked_again("works", code, "but at least 1000 are needed");
     let (code, said) = run("fails", "broken=exit 7");
     assert!(matches!(code, Some(1 | 4)), "{said}");
     assert!(said.contains("BROKEN the fault broken: its command failed: exit status: 7"), "{said}");
     assert!(said.contains("0 faults of the kind broken met anything"), "{said}");
+    checked_again("fails", code, "its command failed: exit status: 7");
 }
 
 /// A command that runs what follows with a file system of this size at this folder, which ends with the process. Its
