@@ -128,10 +128,12 @@ mod tests {
     use crate::engine::options::ClientOptions;
     use crate::engine::orders::{LEASE, spec};
     use crate::engine::queue::May;
-    use crate::engine::spec::{Callbacks, Obtained, Patience, WaitSpec};
+    use crate::engine::spec::{Callbacks, Obtained, OnWait, Patience, WaitSpec};
+    use crate::model::error::ErrorKind;
     use crate::store::Backend;
     use crate::store::fault::{Call, FaultPlan, Faulty};
     use crate::store::memory::Memory;
+    use crate::sys::cancel::CancelToken;
     use crate::sys::clock::Clock;
 
     /// During these calls a mutex is locked that the heartbeat, or a waiter, waits for.
@@ -156,12 +158,22 @@ mod tests {
         // Those behind a waiter would not pass it over.
         drop(ticket);
         faults.never_wakes();
-        let (cancel, on_wait, on_wait_every) = (None, None, None);
-        let waits =
-            WaitSpec { lock: crate::engine::orders::spec(), stands_back: false, cancel, on_wait, on_wait_every };
-        let patience = Patience::Until(Instant::now() + Duration::from_secs(3));
-        assert!(matches!(obtain(&family, waits, patience), Ok(Obtained::Refused(_))));
-        assert!(faults.count(Call::Acquire) > 1 && faults.count(Call::Read) > 0);
+        let cancel = CancelToken::new();
+        let (ends, looks) = (cancel.clone(), faults.clone());
+        let on_wait: OnWait<'_> = Box::new(move |_| {
+            if looks.count(Call::Read) > 0 {
+                ends.cancel();
+            }
+        });
+        let asks = |key: &str, on_wait| {
+            let lock = LockSpec { key: key.to_owned(), ..crate::engine::orders::spec() };
+            WaitSpec { lock, stands_back: false, cancel: Some(cancel.clone()), on_wait, on_wait_every: None }
+        };
+        // A lock of such a lease is renewed once before anybody has it.
+        assert!(matches!(obtain(&family, asks("free", None), Patience::Once), Ok(Obtained::Granted(_))));
+        assert_eq!(faults.count(Call::Renew), 2);
+        let ended = obtain(&family, asks("k", Some(on_wait)), Patience::Endless).err().expect("it is held");
+        assert_eq!((ended.kind(), faults.count(Call::Acquire)), (ErrorKind::Cancelled, 3));
         assert!(faults.loose().is_empty(), "{:?}", faults.loose());
     }
 }
