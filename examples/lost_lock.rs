@@ -7,7 +7,9 @@ use std::path::Path;
 use leasehold::LockClient;
 use rusqlite::{Connection, params};
 
-/// The resource: it remembers the highest token it has seen and takes no write with a lower one.
+/// The resource: it remembers the highest token it has seen and takes no write with a lower one. So an earlier
+/// holder is refused only once the new one has written. A holder that reads before it writes must store its token
+/// first: see `claim` in the example `batch_job`.
 fn write(resource: &Connection, text: &str, token: u64) -> Result<bool, Box<dyn Error>> {
     let token = i64::try_from(token)?;
     let changed =
@@ -16,6 +18,7 @@ fn write(resource: &Connection, text: &str, token: u64) -> Result<bool, Box<dyn 
 }
 
 fn client(folder: &Path) -> leasehold::Result<LockClient> {
+    // Short, so that the rival need not wait long: a service leaves it out.
     leasehold::sqlite::builder(folder.join("locks.db")).lease(std::time::Duration::from_secs(1)).connect()
 }
 

@@ -54,6 +54,11 @@
 //!
 //! Equal tokens mean the same holder, which may write again.
 //!
+//! Each of these refuses a late write only once the new holder has written. So a holder that reads before it writes
+//! stores its token first, by `UPDATE report SET token = :t WHERE id = :id AND token < :t` or the like, and begins only
+//! if that changed one row: from then on earlier holders are refused. Without it an earlier one could still write after
+//! the new one has read, and the new one would overwrite that unseen.
+//!
 //! ```
 //! # #[cfg(feature = "sqlite")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -68,11 +73,17 @@
 //!                SET text = excluded.text, token = excluded.token WHERE report.token <= excluded.token";
 //!     Ok(db.execute(sql, params![text, i64::try_from(token)?])? == 1)
 //! };
+//! let show = |token: u64| -> Result<bool, Box<dyn std::error::Error>> {
+//!     let sql = "INSERT INTO report (id, token) VALUES (1, ?1) ON CONFLICT (id) DO UPDATE \
+//!                SET token = excluded.token WHERE report.token < excluded.token";
+//!     Ok(db.execute(sql, [i64::try_from(token)?])? == 1)
+//! };
 //! let client = leasehold::LockClient::connect("memory:")?;
 //! let old = client.lock("report")?.fencing_token(); // released at the end of the line
 //! let guard = client.lock("report")?;
-//! assert!(write("new", guard.fencing_token())?);
+//! assert!(show(guard.fencing_token())?); // before it reads
 //! assert!(!write("late", old)?);
+//! assert!(write("new", guard.fencing_token())?);
 //! # Ok(())
 //! # }
 //! # #[cfg(not(feature = "sqlite"))]
