@@ -1,11 +1,12 @@
-//! A service that holds a lock and works in rounds. SIGTERM, or Ctrl-C, ends its pause at once; it releases the lock
-//! and exits with success, so that the next service need not wait for the end of a lease.
+//! A service that holds a lock and works in rounds. SIGTERM, or Ctrl-C, ends its wait for the lock or its pause at
+//! once; it releases the lock and exits with success, so that the next service need not wait for the end of a lease. A
+//! second signal ends it without that.
 
 #[cfg(unix)]
 fn main() -> leasehold::Result<()> {
     use std::time::{Duration, Instant};
 
-    use leasehold::{CancelToken, LockClient, Slept};
+    use leasehold::{CancelToken, ErrorKind, LockClient, Slept};
     use signal_hook::consts::{SIGINT, SIGTERM};
     use signal_hook::iterator::Signals;
 
@@ -14,11 +15,18 @@ fn main() -> leasehold::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).expect("the signals can be handled");
     let ends = cancel.clone();
     std::thread::spawn(move || {
-        signals.forever().next();
+        let mut given = signals.forever();
+        given.next();
         ends.cancel();
+        given.next(); // once more: somebody does not want to wait
+        std::process::exit(1);
     });
 
-    let guard = client.request("service").cancel(&cancel).lock()?;
+    let guard = match client.request("service").cancel(&cancel).lock() {
+        // A signal ended the wait for the lock, which is no failure.
+        Err(error) if error.kind() == ErrorKind::Cancelled => return client.close(),
+        granted => granted?,
+    };
     let (began, mut rounds) = (Instant::now(), 0);
     let why = loop {
         guard.ensure_held()?;
@@ -34,8 +42,9 @@ fn main() -> leasehold::Result<()> {
         }
     };
     assert!(matches!(why, Slept::Cancelled) && began.elapsed() < Duration::from_secs(60));
-    guard.release()?;
-    client.close()?;
+    let released = guard.release().map_err(leasehold::Error::from);
+    client.close()?; // also if the release failed: it tries that once more
+    released?;
     println!("proof: {rounds} rounds, then SIGTERM ended the pause, and the lock is released");
     Ok(())
 }

@@ -154,7 +154,8 @@ impl LockGuard {
     /// unless the time has passed already: then nothing changes.
     ///
     /// Called when the work is done, it keeps others from doing the same work again until then. If the process dies
-    /// before the call, the lock becomes free when its lease ends, as always.
+    /// before the call, the lock becomes free when its lease ends, as always. The [recipe](crate::guide::recipes) for a
+    /// job that runs once in a period repeats the call for as long as the lock is held.
     ///
     /// # Errors
     /// `Lost` when the lock is not held any more; `InvalidInput` as for a request; the store's error, such as `Store`,
