@@ -9,6 +9,7 @@
 //! cargo run --release --features postgres --example batch_job -- --store 'postgres://HOST/DATABASE?table=leasehold'
 //! ```
 //! Any store's URL will do, with its feature: `sqlite:PATH` (default), `dynamodb`, `mongodb`, `postgres`, `spanner`.
+//! One with a password belongs in the environment: `BATCH_JOB_STORE=..` in place of `--store ..`.
 
 use std::collections::BTreeMap;
 use std::io::{self, BufRead, BufReader};
@@ -30,8 +31,8 @@ const VICTIM: usize = 2;
 const LEASE: Duration = Duration::from_secs(1);
 /// A file takes milliseconds, so a worker that waits for one looks often.
 const POLL: RangeInclusive<Duration> = Duration::from_millis(10)..=Duration::from_millis(30);
-/// The environment variable with the store's URL for a worker: command lines are for all to see, and a URL may hold a
-/// password.
+/// The environment variable with the store's URL, also for the workers: command lines are for all to see, and a URL may
+/// hold a password.
 const STORE: &str = "BATCH_JOB_STORE";
 const HELP: &str = "\
 Counts lines, words and bytes of the text files below FOLDER with four processes, kills one of them
@@ -43,7 +44,8 @@ Usage: batch_job [--store URL] [FOLDER]
   --store URL    where the locks are: sqlite:PATH, dynamodb://TABLE?region=.., mongodb://HOST/DATABASE,
                  postgres://HOST/DATABASE, spanner:projects/P/instances/I/databases/D; each but sqlite needs
                  the feature of its name. Its table is made if it is missing; what was locked stays there as
-                 free rows. Default: a SQLite file that is removed at the end
+                 free rows. All users see command lines: put a URL that has a password into the variable
+                 BATCH_JOB_STORE instead. Default: a SQLite file that is removed at the end
 
 Skipped: folders named target or .git, symbolic links, files that are not UTF-8.
 Exit code: 0 proved, 1 not proved or failed, 2 wrong arguments.";
@@ -51,13 +53,14 @@ Exit code: 0 proved, 1 not proved or failed, 2 wrong arguments.";
 fn main() -> ExitCode {
     let args: Vec<_> = env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned()).collect();
     let mut given = &args.iter().map(String::as_str).collect::<Vec<_>>()[..];
-    let mut store = None;
+    let told = env::var(STORE).ok();
+    let mut store = told.as_deref();
     if let ["--store", rest @ ..] = given {
         let [url, rest @ ..] = rest else { return wrong("--store needs a URL, like postgres://HOST/DATABASE") };
-        if url.starts_with("memory:") {
-            return wrong("a memory: store is not shared by processes, of which this example has four");
-        }
         (store, given) = (Some(*url), rest);
+    }
+    if store.is_some_and(|url| url.starts_with("memory:")) {
+        return wrong("a memory: store is not shared by processes, of which this example has four");
     }
     let outcome = match *given {
         ["--worker", number, job, folder] => work(number, Path::new(job), Path::new(folder)).map(|()| true),
@@ -215,10 +218,9 @@ impl Drop for Workers {
 fn start(number: usize, job: &Path, folder: &Path, store: Option<&str>) -> io::Result<Child> {
     let mut command = Command::new(env::current_exe()?);
     command.args(["--worker", &number.to_string()]).args([job, folder]).stdin(Stdio::piped());
-    match store {
-        Some(url) => command.env(STORE, url),
-        None => command.env_remove(STORE),
-    };
+    if let Some(url) = store {
+        command.env(STORE, url);
+    }
     command.stdout(if number == VICTIM { Stdio::piped() } else { Stdio::inherit() }).spawn()
 }
 

@@ -8,6 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+use leasehold::ErrorKind;
+
 /// Campaigns until its standard input ends, and then resigns.
 fn node(id: &str, file: &Path) -> Result<(), Box<dyn Error>> {
     let client = leasehold::sqlite::builder(file).connect()?;
@@ -19,8 +21,11 @@ fn node(id: &str, file: &Path) -> Result<(), Box<dyn Error>> {
         .build()?;
     election.run()?;
     std::io::stdin().read_line(&mut String::new())?;
-    election.stop()?;
-    Ok(())
+    match election.stop() {
+        // The term was lost before, so nothing is left to resign: this is a clean end, too.
+        Err(error) if error.kind() == ErrorKind::Lost => Ok(()),
+        stopped => Ok(stopped?),
+    }
 }
 
 /// Starts a node; the tokens of its terms come with its number.

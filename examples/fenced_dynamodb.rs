@@ -43,9 +43,11 @@ impl Report {
                 return Err(error.into());
             };
             // The reasons are in the order of the items.
-            match guard.read_reason(&canceled.cancellation_reasons()[0])? {
+            let Some(reason) = canceled.cancellation_reasons().first() else { return Err(error.into()) };
+            match guard.read_reason(reason)? {
                 Canceled::Lost(lost) => return Err(lost.into()),
-                Canceled::Conflict => {} // in conflict with a heartbeat of the guard: again
+                // In conflict with a heartbeat of the guard, or too many requests: again, a moment later.
+                Canceled::Conflict => std::thread::sleep(Duration::from_millis(20)),
                 _ => return Err(error.into()),
             }
         }
@@ -74,6 +76,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let table = args.next().ok_or("name a table: fenced_dynamodb TABLE, with AWS_REGION and so on as usual")?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     let config = runtime.block_on(load_defaults(BehaviorVersion::latest()));
+    // Short, so that the rival need not wait long: a service leaves it out.
     let client = leasehold::dynamodb::builder(config.clone(), &table).lease(Duration::from_secs(1)).connect()?;
     client.create_schema()?;
     let report = Report { runtime, sdk: sdk::Client::new(&config), table };

@@ -2,7 +2,8 @@
 //! when the first one wakes, its transaction asserts the lock, and so its late write is aborted.
 //!
 //! ```sh
-//! cargo run --features mongodb --example fenced_mongodb 'mongodb://HOST/DATABASE?replicaSet=rs0'
+//! FENCED_MONGODB='mongodb://USER:PASSWORD@HOST/DATABASE?replicaSet=rs0' \
+//!     cargo run --features mongodb --example fenced_mongodb
 //! ```
 //! The collections `locks` and `reports` are made if they are missing. Transactions need a replica set.
 
@@ -38,18 +39,20 @@ fn holder(mongo: &Client, reports: &Collection<Document>, guard: &LockGuard) -> 
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let url = args.next().ok_or("name a database: fenced_mongodb 'mongodb://HOST/DATABASE?replicaSet=rs0'")?;
+    // Command lines are for all to see, and a URL may hold a password. The other process has the same environment.
+    let url = std::env::var("FENCED_MONGODB")
+        .map_err(|_| "name a database: FENCED_MONGODB='mongodb://HOST/DATABASE?replicaSet=rs0'")?;
     let options = ClientOptions::parse(&url).run()?;
+    // Short, so that the rival need not wait long: a service leaves it out.
     let client = leasehold::mongodb::builder(options.clone()).lease(Duration::from_secs(1)).connect()?;
     client.create_schema()?;
     let mongo = Client::with_options(options)?;
     let reports = mongo.default_database().ok_or("the URL names no database")?.collection("reports");
-    if args.next().is_some() {
+    if std::env::args().len() > 1 {
         return holder(&mongo, &reports, &client.lock("report")?);
     }
 
-    let other = stopped::Other::start_and_stop(&[&url, "as the holder"])?;
+    let other = stopped::Other::start_and_stop(&["as the holder"])?;
     let rival = client.lock("report")?; // waits until the lease of the stopped holder ends
     write(&mongo, &reports, &rival, "from the rival")?;
     println!("rival:  written with token {}", rival.fencing_token());

@@ -2,7 +2,7 @@
 //! and writes; when the first one wakes, its transaction asserts the lock, and so its late write is rolled back.
 //!
 //! ```sh
-//! cargo run --features postgres --example fenced_postgres postgres://USER:PASSWORD@HOST/DATABASE
+//! FENCED_POSTGRES=postgres://USER:PASSWORD@HOST/DATABASE cargo run --features postgres --example fenced_postgres
 //! ```
 //! The tables `locks` and `report` are made if they are missing. The connection for the data is without TLS here: your
 //! own program gives `connect` its TLS connector. For another driver than the crate `postgres` see
@@ -36,17 +36,19 @@ fn holder(database: &mut Client, guard: &LockGuard) -> Result<(), Box<dyn Error>
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut args = std::env::args().skip(1);
-    let url = args.next().ok_or("name a database: fenced_postgres postgres://USER:PASSWORD@HOST/DATABASE")?;
+    // Command lines are for all to see, and a URL may hold a password. The other process has the same environment.
+    let url = std::env::var("FENCED_POSTGRES")
+        .map_err(|_| "name a database: FENCED_POSTGRES=postgres://USER:PASSWORD@HOST/DATABASE")?;
+    // Short, so that the rival need not wait long: a service leaves it out.
     let client = leasehold::postgres::builder(url.parse()?, "locks").lease(Duration::from_secs(1)).connect()?;
     client.create_schema()?;
     let mut database = Client::connect(&url, NoTls)?;
     database.batch_execute("CREATE TABLE IF NOT EXISTS report (id int PRIMARY KEY, text text)")?;
-    if args.next().is_some() {
+    if std::env::args().len() > 1 {
         return holder(&mut database, &client.lock("report")?);
     }
 
-    let other = stopped::Other::start_and_stop(&[&url, "as the holder"])?;
+    let other = stopped::Other::start_and_stop(&["as the holder"])?;
     let rival = client.lock("report")?; // waits until the lease of the stopped holder ends
     write(&mut database, &rival, "from the rival")?;
     println!("rival:  written with token {}", rival.fencing_token());

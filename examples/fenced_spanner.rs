@@ -58,6 +58,7 @@ fn holder(report: &Report, guard: &LockGuard) -> Result<(), Box<dyn Error>> {
 fn main() -> Result<(), Box<dyn Error>> {
     let mut args = std::env::args().skip(1);
     let path = args.next().ok_or("name a database: fenced_spanner projects/P/instances/I/databases/D")?;
+    // Short, so that the rival need not wait long: a service leaves it out.
     let client = leasehold::spanner::builder(Spanner::builder(), &path, "locks").lease(Duration::from_secs(1));
     let client = client.connect()?;
     client.create_schema()?;

@@ -34,6 +34,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
     let folder = told.as_deref().map_or(folder.path(), Path::new);
     let file = folder.join("app.db");
+    // Short, so that the rival need not wait long: a service leaves it out.
     let client = leasehold::sqlite::builder(&file).lease(Duration::from_secs(1)).connect()?;
     let mut db = Connection::open(&file)?;
     db.execute_batch("CREATE TABLE IF NOT EXISTS report (id INTEGER PRIMARY KEY, text TEXT)")?;

@@ -1,5 +1,5 @@
-//! What a metrics crate would get: an observer counts events and adds up times, by key or by kind of
-//! request. Four workers share one lock, and an operator unlocks one of them by its group.
+//! What a metrics crate would get: an observer counts events and adds up times, by the first part of
+//! the key or by kind of request. Four workers share one lock, and an operator unlocks one of them by its group.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,20 +20,25 @@ struct Metrics {
     waits: AtomicI64,
 }
 
+/// Not the whole key: keys that are made from ids, like `order/17`, would make series without end.
+fn label(key: &str) -> String {
+    key.split('/').next().unwrap_or(key).to_owned()
+}
+
 impl Observer for Metrics {
     fn event(&self, event: &Event<'_>) {
         let (name, label, time) = match event {
             Event::Request { operation, took, error: None, .. } => ("requests", operation.name().to_owned(), *took),
             Event::Request { operation, took, .. } => ("failed_requests", operation.name().to_owned(), *took),
-            Event::Granted { key, waited, .. } => ("granted", key.to_string(), *waited),
-            Event::Refused { key, .. } => ("refused", key.to_string(), Duration::ZERO),
-            Event::Waited { key, .. } => ("looked_again", key.to_string(), Duration::ZERO),
-            Event::Renewed { key, left, .. } => ("renewed", key.to_string(), *left),
-            Event::Lost { loss, .. } => ("lost", loss.key.clone(), loss.held_for),
+            Event::Granted { key, waited, .. } => ("granted", label(key), *waited),
+            Event::Refused { key, .. } => ("refused", label(key), Duration::ZERO),
+            Event::Waited { key, .. } => ("looked_again", label(key), Duration::ZERO),
+            Event::Renewed { key, left, .. } => ("renewed", label(key), *left),
+            Event::Lost { loss, .. } => ("lost", label(&loss.key), loss.held_for),
             Event::WaitEnded { end, waited, .. } => ("waits", end.name().to_owned(), *waited),
-            Event::Released { key, held_for, .. } => ("released", key.to_string(), *held_for),
+            Event::Released { key, held_for, .. } => ("released", label(key), *held_for),
             // Later versions may have more kinds.
-            other => ("others", other.key().unwrap_or_default().to_owned(), Duration::ZERO),
+            other => ("others", label(other.key().unwrap_or_default()), Duration::ZERO),
         };
         self.held.fetch_add(event.held_change(), Ordering::Relaxed);
         self.waits.fetch_add(event.waits_change(), Ordering::Relaxed);

@@ -211,19 +211,20 @@ mod fenced {
     #[test]
     #[cfg(feature = "mongodb")]
     fn mongodb() {
-        asks_for(&run("fenced_mongodb", &[]), "name a database: fenced_mongodb 'mongodb://");
+        asks_for(&run("fenced_mongodb", &[]), "name a database: FENCED_MONGODB='mongodb://");
         let Some(server) = servers::mongod() else { return };
         let (hosts, query) = server.split_once("/?").unwrap_or((server.trim_end_matches('/'), ""));
-        again(|| run("fenced_mongodb", &[&format!("{hosts}/{}?{query}", unique())])).proves(PROOF);
+        let url = || format!("{hosts}/{}?{query}", unique());
+        again(|| run_with("fenced_mongodb", &[], &[("FENCED_MONGODB", url().as_str())])).proves(PROOF);
     }
 
     /// The example needs the tables of that server's first database for itself.
     #[test]
     #[cfg(feature = "postgres")]
     fn postgres() {
-        asks_for(&run("fenced_postgres", &[]), "name a database: fenced_postgres postgres://");
+        asks_for(&run("fenced_postgres", &[]), "name a database: FENCED_POSTGRES=postgres://");
         let Some(url) = servers::postgres_server() else { return };
-        again(|| run("fenced_postgres", &[&url])).proves(PROOF);
+        again(|| run_with("fenced_postgres", &[], &[("FENCED_POSTGRES", url.as_str())])).proves(PROOF);
     }
 
     #[test]

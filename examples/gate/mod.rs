@@ -12,8 +12,15 @@ fn gate(key: &str) -> String {
 /// that holds the lock already must not call this again: it would wait for a writer that waits for it.
 pub fn lock_shared(client: &LockClient, key: &str) -> Result<LockGuard> {
     let is_writer = |holder: &LockStatus| holder.mode() == Mode::Exclusive && !holder.is_expired();
-    if client.get(&gate(key))?.is_some_and(|gate| gate.holders().iter().any(is_writer)) {
-        client.lock_shared(&gate(key))?.release()?;
+    let waits = match client.get(&gate(key)) {
+        Ok(gate) => gate.is_some_and(|gate| gate.holders().iter().any(is_writer)),
+        // The store is away: the next call waits for it.
+        Err(error) if error.is_retryable() => true,
+        Err(error) => return Err(error),
+    };
+    if waits {
+        // Dropped, since a failed release of the gate is no reason to refuse a reader.
+        drop(client.lock_shared(&gate(key))?);
     }
     client.lock_shared(key)
 }

@@ -133,14 +133,19 @@ impl LockClient {
     ///
     /// fn reader(client: &LockClient) -> Result<LockGuard> {
     ///     let is_writer = |holder: &LockStatus| holder.mode() == Mode::Exclusive && !holder.is_expired();
-    ///     if client.get("report.gate")?.is_some_and(|gate| gate.holders().iter().any(is_writer)) {
-    ///         client.lock_shared("report.gate")?.release()?; // waits until the writer is in
+    ///     let waits = match client.get("report.gate") {
+    ///         Ok(gate) => gate.is_some_and(|gate| gate.holders().iter().any(is_writer)),
+    ///         Err(error) if error.is_retryable() => true, // the next call waits for the store, too
+    ///         Err(error) => return Err(error),
+    ///     };
+    ///     if waits {
+    ///         drop(client.lock_shared("report.gate")?); // waits until the writer is in
     ///     }
     ///     client.lock_shared("report")
     /// }
     ///
     /// fn writer(client: &LockClient) -> Result<LockGuard> {
-    ///     let _gate = client.lock("report.gate")?;
+    ///     let _gate = client.lock("report.gate")?; // if it is lost, readers pass again: see below
     ///     client.lock("report")
     /// }
     /// # let client = LockClient::connect("memory:")?;

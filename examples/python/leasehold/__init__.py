@@ -13,8 +13,9 @@ may use a client. Do not open a lock file of SQLite with the module sqlite3 in t
 An exception that a signal handler raises, as Ctrl-C does, ends a `lock` that waits in the main thread, and leaves no
 lock behind; it also ends `wait_loss` and `Election.wait` there, but nothing else that waits: the end of an election's
 `with` until its work has returned, of a guard's until its `on_loss` has. When the interpreter exits, all clients are
-closed and all guards freed; an `on_loss` or an election's work that runs just then is waited for. A process that
-`multiprocessing` has forked exits without that: leave its locks by `with`.
+closed and all guards freed; an `on_loss` or an election's work that runs just then is waited for. SIGTERM ends Python
+without that, and the locks stay until their leases end: `signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))` makes
+it an exit. A process that `multiprocessing` has forked exits without that, too: leave its locks by `with`.
 
 Only `Client.close` ends a `lock` that waits in another thread. Python waits for its threads before it exits, so put the
 client's `with` around whatever starts them. A `lock` blocks its thread: never call it on the thread of an event loop,

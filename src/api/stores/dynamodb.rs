@@ -241,24 +241,28 @@ named_by_text!(Table: &str, String, &String);
 /// use sdk::types::{Put, TransactWriteItem};
 ///
 /// # async fn publish(sdk: sdk::Client, guard: leasehold::LockGuard, put: Put) -> Result<(), Box<dyn std::error::Error>> {
-/// let check = TransactWriteItem::builder().condition_check(guard.condition_check()?).build();
-/// let put = TransactWriteItem::builder().put(put).build();
-/// let sent = sdk.transact_write_items().transact_items(check).transact_items(put).send().await;
-/// if let Err(error) = sent {
+/// loop {
+///     let check = TransactWriteItem::builder().condition_check(guard.condition_check()?).build();
+///     let put = TransactWriteItem::builder().put(put.clone()).build();
+///     let sent = sdk.transact_write_items().transact_items(check).transact_items(put).send().await;
+///     let Err(error) = sent else { return Ok(()) };
 ///     let error = error.into_service_error();
 ///     if let sdk::operation::transact_write_items::TransactWriteItemsError::TransactionCanceledException(canceled) = &error
-///         && let Some(reason) = canceled.cancellation_reasons().first()
+///         && let Some(reason) = canceled.cancellation_reasons().first() // in the order of the items
 ///     {
 ///         match guard.read_reason(reason)? {
 ///             Canceled::Lost(lost) => return Err(lost.into()), // it was not applied
-///             Canceled::Conflict => { /* nothing was applied: try again */ }
+///             Canceled::Conflict => {
+///                 // Nothing was applied: again, a moment later.
+///                 tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+///                 continue;
+///             }
 ///             Canceled::Other => { /* another part was refused, if the code is "None" */ }
 ///             _ => {}
 ///         }
 ///     }
 ///     return Err(error.into());
 /// }
-/// # Ok(())
 /// # }
 /// ```
 pub trait ConditionCheck: Fenced {
