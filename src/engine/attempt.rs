@@ -33,10 +33,11 @@ impl Wait<'_> {
         // The error of an unanswered try. It is preferred to the last error, since that try may still be granted.
         let mut unanswered = None;
         let mut failures = 0;
+        let mut first_sent = None;
         loop {
             // The lease is counted from before the request.
             let (sent, asked) = (clock.now(), Instant::now());
-            let first_sent = *attempt.first_sent.get_or_insert(sent);
+            let first_sent = *first_sent.get_or_insert(sent);
             self.begins_try(&mut attempt);
             let by = overall.of_try().within(family.options.request_timeout);
             let answer = self.asking(asked, || {

@@ -55,7 +55,6 @@ impl Hold {
         let half = by.saturating_duration_since(Instant::now()) / 2;
         let deadline = Deadline::after(half.min(setup.request_timeout));
         let sent = setup.clock.now();
-        attempt.first_sent = Some(sent);
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
         let _handing = self.requests.handing.lock();

@@ -16,7 +16,7 @@ use super::watcher::Watcher;
 use crate::lease::{GrantId, Labels, Lease, Mode};
 use crate::model::error::ErrorKind;
 use crate::store::{Acquired, Attempt, Backend, Purpose, Released};
-use crate::sys::clock::Clock;
+use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 use crate::sys::observing::Observing;
 
@@ -40,8 +40,8 @@ struct Process {
 enum At {
     Outside,
     InLine(Ticket),
-    /// Its acquire was sent, and not answered.
-    Asks(Attempt, Option<Ticket>),
+    /// Its acquire was first sent at this time, and not answered.
+    Asks(Attempt, BootTime, Option<Ticket>),
     GivesUp(Attempt),
     Holds(Arc<Hold>),
     /// Its release was not answered.
@@ -127,7 +127,7 @@ impl World {
                     return At::InLine(ticket);
                 }
                 let attempt = self.attempt(n);
-                self.ask(n, attempt, None)
+                self.ask(n, attempt, None, None)
             }
             At::InLine(ticket) if one_in(10) => leave(ticket),
             At::InLine(ticket) if ticket.place() > 0 => At::InLine(ticket),
@@ -139,16 +139,15 @@ impl World {
                 }
                 May::Ask => {
                     let attempt = self.attempt(n);
-                    self.ask(n, attempt, Some(ticket))
+                    self.ask(n, attempt, None, Some(ticket))
                 }
             },
-            At::Asks(attempt, ticket) => {
-                let first_sent = attempt.first_sent.expect("it was sent");
+            At::Asks(attempt, first_sent, ticket) => {
                 if one_in(4) || process.clock.now() >= first_sent + LEASE / 2 {
                     drop(ticket.map(leave).filter(|at| matches!(at, At::GivesUp(_))));
                     return At::GivesUp(attempt);
                 }
-                self.ask(n, attempt, ticket)
+                self.ask(n, attempt, Some(first_sent), ticket)
             }
             At::GivesUp(mut attempt) => match self.network.release(&mut attempt, Purpose::GiveUp, &at_once()) {
                 Ok(Released::Unknown(_)) => At::GivesUp(attempt),
@@ -175,11 +174,11 @@ impl World {
         self.workers[n].spec.attempt(self.network.info().grant_form.fresh(), LEASE)
     }
 
-    /// Sends an acquire, as [`acquire`](super::acquire) does.
-    fn ask(&mut self, n: usize, mut attempt: Attempt, ticket: Option<Ticket>) -> At {
+    /// Sends an acquire, as [`acquire`](super::acquire) does; not for the first time if it was sent at `first_sent`.
+    fn ask(&mut self, n: usize, mut attempt: Attempt, first_sent: Option<BootTime>, ticket: Option<Ticket>) -> At {
         let clock = &self.processes[self.workers[n].process].clock;
         let sent = clock.now();
-        let first_sent = *attempt.first_sent.get_or_insert(sent);
+        let first_sent = first_sent.unwrap_or(sent);
         attempt.sends += 1;
         let terms = terms();
         match self.network.acquire(&mut attempt, &at_once()).expect("an answer, or none") {
@@ -205,7 +204,7 @@ impl World {
                 assert!(matches!(at, At::Outside), "handed over to one that asks");
                 if attempt.sends > 1 { At::GivesUp(attempt) } else { At::Outside }
             }
-            Acquired::Unknown(_) => At::Asks(attempt, ticket),
+            Acquired::Unknown(_) => At::Asks(attempt, first_sent, ticket),
         }
     }
 

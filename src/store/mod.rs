@@ -33,7 +33,7 @@ use crossbeam_channel::Sender;
 pub use crate::lease::Renewal;
 use crate::lease::{Ask, End, GrantId, Holder, LockRecord, Mode, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::sys::clock::{BootTime, Clock};
+use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
 use fleet::Limits;
@@ -287,8 +287,6 @@ pub struct Attempt {
     pub key: String,
     /// What it asks for; its grant id is the condition on every write.
     pub ask: Ask,
-    /// When it was first sent; an attempt that is too old is given up.
-    pub first_sent: Option<BootTime>,
     /// How often the acquisition was sent. If more than once, a copy may still be on its way.
     pub sends: u32,
     /// The acquisition of the grant that this one replaces (`instead_of`) was sent once: no copy of it is on its way.
@@ -300,7 +298,7 @@ pub struct Attempt {
 impl Attempt {
     /// An attempt that was not sent yet.
     pub fn new(key: impl Into<String>, ask: Ask) -> Self {
-        Attempt { key: key.into(), ask, first_sent: None, sends: 0, replaces_sent_once: false, native: None }
+        Attempt { key: key.into(), ask, sends: 0, replaces_sent_once: false, native: None }
     }
 
     /// The same acquisition for a second caller, who has to assume that copies are on their way.
@@ -308,7 +306,6 @@ impl Attempt {
         Attempt {
             key: self.key.clone(),
             ask: self.ask.clone(),
-            first_sent: self.first_sent,
             sends: self.sends.max(2),
             replaces_sent_once: self.replaces_sent_once,
             native: None,

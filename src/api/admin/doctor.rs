@@ -165,7 +165,6 @@ impl LockClient {
         let (grant, lock_id) = (backend.info().grant_form.fresh(), random::uuid().to_string());
         let ask = Ask::exclusive(grant, lock_id, default_labels(std::process::id()), lease);
         let mut attempt = Attempt::new(row, ask);
-        attempt.first_sent = Some(self.family.clock.now());
         attempt.sends = 1;
         let read = self.row(row, all).map(drop);
         let list = backend.read(&Which::Prefix(row.to_owned()), None, Consistency::Strong, &self.by(all)).map(drop);
