@@ -26,6 +26,8 @@ use crate::sys::log;
 use crate::sys::observing::Contained;
 use crate::sys::pause::pause;
 
+/// The message of a refusal after one try.
+const HELD: &str = "others hold it";
 /// The message of an error when a wait is over.
 const WAITED: &str = "others held it until the wait was over";
 /// At most this many holders are named in the message of an error; [`Error::holders`] has all.
@@ -137,12 +139,6 @@ impl LockRequest {
         Ok(self.guard(Patience::Once, None)?.granted())
     }
 
-    /// [`try_lock`](LockRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
-    #[cfg(feature = "capi")]
-    pub(crate) fn lock_once(self) -> Result<LockGuard> {
-        self.guard_or(Patience::Once, None, ErrorKind::Held, "others hold it")
-    }
-
     /// A copy of the request, without its callbacks.
     #[cfg(feature = "capi")]
     pub(crate) fn again(&self) -> Self {
@@ -172,14 +168,12 @@ impl LockRequest {
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
         self.spec.refuses.guard = Some(NO_GUARD);
-        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        let (family, refusal) = (self.spec.family.clone(), self.refusal());
         let _call = family.obtaining()?;
         let (mut spec, _) = self.checked()?;
         spec.stands_back = false;
-        match obtain(&family, spec, Patience::Once)? {
-            Obtained::Granted(granted) => Ok(family.as_data(&granted)),
-            Obtained::Refused(holders) => Err(refusal(&family, &key, holders, ErrorKind::Held, "others hold it")),
-        }
+        let obtained = obtain(&family, spec, Patience::Once)?.or_refusal();
+        obtained.map(|granted| family.as_data(&granted)).map_err(|holders| refusal(ErrorKind::Held, HELD, holders))
     }
 
     /// Continues to hold a lock that was handed over as data, without a gap. Tries once.
@@ -221,26 +215,18 @@ impl LockRequest {
 
     /// Waits for as long as `patience` says; the error inside names those who held the lock all that time.
     pub(crate) fn guard_or_refusal(self, patience: Patience) -> Result<Obtained<LockGuard, Error>> {
-        let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
+        let refusal = self.refusal();
         Ok(match self.guard(patience, None)? {
             Obtained::Granted(guard) => Obtained::Granted(guard),
-            Obtained::Refused(holders) => {
-                Obtained::Refused(refusal(&family, &key, holders, ErrorKind::TimedOut, WAITED))
-            }
+            Obtained::Refused(holders) => Obtained::Refused(refusal(ErrorKind::TimedOut, WAITED, holders)),
         })
     }
 
-    fn guard_or(
-        self,
-        patience: Patience,
-        progress: Option<OnWait<'_>>,
-        kind: ErrorKind,
-        message: &str,
-    ) -> Result<LockGuard> {
+    /// Makes the error that says who holds the lock, as far as that was seen.
+    fn refusal(&self) -> impl Fn(ErrorKind, &str, Vec<LockStatus>) -> Error + use<> {
         let (family, key) = (self.spec.family.clone(), self.spec.lock.key.clone());
-        match self.guard(patience, progress)? {
-            Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(holders) => Err(refusal(&family, &key, holders, kind, message)),
+        move |kind, message, holders| {
+            of_holders(&family, kind, message.to_owned(), holders, LockStatus::to_string).with_key(&key)
         }
     }
 
@@ -444,11 +430,6 @@ impl RequestSpec {
         }
         Ok(terms)
     }
-}
-
-/// The error that says who holds the lock, as far as that was seen.
-fn refusal(family: &Family, key: &str, holders: Vec<LockStatus>, kind: ErrorKind, message: &str) -> Error {
-    of_holders(family, kind, message.to_owned(), holders, LockStatus::to_string).with_key(key)
 }
 
 /// The error that carries the holders, names some of them, and says so when this client is one of them.

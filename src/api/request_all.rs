@@ -114,10 +114,7 @@ impl<'a> LockAllRequest<'a> {
     /// taken are then released in the background: a program that ends at once by `process::exit` must call
     /// [`close`](LockClient::close) first.
     pub fn lock(self) -> Result<LockAllGuard> {
-        match self.obtain()? {
-            Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(error) => Err(error),
-        }
+        self.obtain()?.or_refusal()
     }
 
     /// Tries once for each; `None` when others hold one of them: what was taken before is released first, which takes
@@ -135,10 +132,7 @@ impl<'a> LockAllRequest<'a> {
     /// [`try_lock`](Self::try_lock), but with the error that names the holders instead of `None`.
     #[cfg(feature = "capi")]
     pub(crate) fn lock_once(self) -> Result<Result<LockAllGuard, Error>> {
-        Ok(match self.wait(Duration::ZERO).obtain()? {
-            Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(error) => Err(error),
-        })
+        self.wait(Duration::ZERO).obtain().map(Obtained::or_refusal)
     }
 
     /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.

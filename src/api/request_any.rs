@@ -107,12 +107,6 @@ impl LockAnyRequest {
         Ok(self.guard(Patience::Once, None)?.granted())
     }
 
-    /// [`try_lock`](LockAnyRequest::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
-    #[cfg(feature = "capi")]
-    pub(crate) fn lock_once(self) -> Result<LockGuard> {
-        self.guard_or(Patience::Once, None, ErrorKind::Held, HELD)
-    }
-
     /// Asks once for each key until one is granted, and returns that lock as data: no guard, no thread,
     /// nothing that renews or releases it.
     ///
@@ -122,27 +116,20 @@ impl LockAnyRequest {
     pub fn acquire(mut self) -> Result<Lock> {
         self.spec.refuses.wait = Some(ACQUIRES_ONCE);
         self.spec.refuses.guard = Some(NO_GUARD);
-        let (family, order, keys) = (self.spec.family.clone(), self.order, self.keys.len());
+        let (family, order, refusal) = (self.spec.family.clone(), self.order, self.refusal());
         let _call = family.obtaining()?;
         let (mut specs, ..) = self.checked(None)?;
         specs.iter_mut().for_each(|spec| spec.stands_back = false);
-        match obtain_any(&family, specs, Patience::Once, order)? {
-            Obtained::Granted(granted) => Ok(family.as_data(&granted)),
-            Obtained::Refused(holders) => Err(refusal(&family, keys, holders, ErrorKind::Held, HELD)),
-        }
+        let obtained = obtain_any(&family, specs, Patience::Once, order)?.or_refusal();
+        obtained.map(|granted| family.as_data(&granted)).map_err(|holders| refusal(ErrorKind::Held, HELD, holders))
     }
 
-    fn guard_or(
-        self,
-        patience: Patience,
-        progress: Option<OnWait<'_>>,
-        kind: ErrorKind,
-        message: &str,
-    ) -> Result<LockGuard> {
+    /// Makes the error that says who holds each of the locks.
+    fn refusal(&self) -> impl Fn(ErrorKind, &str, Vec<LockStatus>) -> Error + use<> {
         let (family, keys) = (self.spec.family.clone(), self.keys.len());
-        match self.guard(patience, progress)? {
-            Obtained::Granted(guard) => Ok(guard),
-            Obtained::Refused(holders) => Err(refusal(&family, keys, holders, kind, message)),
+        move |kind, message, holders| {
+            let message = format!("{keys} locks, and {message}");
+            of_holders(&family, kind, message, holders, |h| format!("{:?} by {h}", h.key()))
         }
     }
 
@@ -183,12 +170,6 @@ pub(crate) fn check_keys(family: &Family, keys: &[String]) -> Result<()> {
         }
     }
     Ok(())
-}
-
-/// The error that says who holds each of the locks.
-fn refusal(family: &Family, keys: usize, holders: Vec<LockStatus>, kind: ErrorKind, message: &str) -> Error {
-    let message = format!("{keys} locks, and {message}");
-    of_holders(family, kind, message, holders, |h| format!("{:?} by {h}", h.key()))
 }
 
 impl fmt::Debug for LockAnyRequest {

@@ -1,8 +1,8 @@
 //! What a request for one lock and one for any of several locks share: the setters, and the final calls that are the
 //! same.
 
-/// The setters of a request, which change its `spec`, and those of its final calls that need only its `guard` and
-/// `guard_or`.
+/// The setters of a request, which change its `spec`, and those of its final calls that need only its `guard` and its
+/// `refusal`.
 macro_rules! setters {
     ($request:ty) => {
         impl $request {
@@ -230,6 +230,23 @@ macro_rules! setters {
             fn try_lock_within(mut self, wait: AskedWait) -> Result<Option<LockGuard>> {
                 self.spec.refuses.wait = Some(OWN_WAIT);
                 Ok(self.guard(AskedWait::patience(Some(wait)), None)?.granted())
+            }
+
+            /// [`try_lock`](Self::try_lock) with an error of kind `Held`, and the holders, in place of `None`.
+            #[cfg(feature = "capi")]
+            pub(crate) fn lock_once(self) -> Result<LockGuard> {
+                self.guard_or(Patience::Once, None, ErrorKind::Held, HELD)
+            }
+
+            fn guard_or(
+                self,
+                patience: Patience,
+                progress: Option<OnWait<'_>>,
+                kind: ErrorKind,
+                message: &str,
+            ) -> Result<LockGuard> {
+                let refusal = self.refusal();
+                self.guard(patience, progress)?.or_refusal().map_err(|holders| refusal(kind, message, holders))
             }
         }
     };

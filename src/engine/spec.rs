@@ -178,11 +178,16 @@ impl<T, R> Obtained<T, R> {
         }
     }
 
+    /// The refusal in the place of an error.
+    pub fn or_refusal(self) -> Result<T, R> {
+        match self {
+            Obtained::Granted(granted) => Ok(granted),
+            Obtained::Refused(refused) => Err(refused),
+        }
+    }
+
     /// `None` when it was refused.
     pub fn granted(self) -> Option<T> {
-        match self {
-            Obtained::Granted(granted) => Some(granted),
-            Obtained::Refused(_) => None,
-        }
+        self.or_refusal().ok()
     }
 }
