@@ -8,7 +8,7 @@ use super::queue::{HANGS, Leaves, May, Ticket, UsersCode};
 use crate::engine::poll::Begin;
 use crate::engine::spec::{Granted, LockSpec, Obtained, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::model::lock::Lock;
+use crate::model::lock::{Lock, LockStatus};
 use crate::store::Seen;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::{Deadline, Waited, far_from};
@@ -101,8 +101,6 @@ impl Drop for Wait<'_> {
 pub(super) enum Turn {
     Ask,
     Given(Granted),
-    /// The call's time is over.
-    Over,
 }
 
 /// How one round of a wait ended: asking until there is an answer, or taking what was handed over.
@@ -127,7 +125,7 @@ impl<'a> Wait<'a> {
         if self.yields_to_line() {
             if asks_once {
                 self.line.stood_back = true;
-                return self.ended();
+                return self.ended().map(Obtained::Refused);
             }
             self.enter(&overall);
         }
@@ -140,7 +138,7 @@ impl<'a> Wait<'a> {
             (outcome, None) => outcome,
             (Ok(refused), Some(granted)) => match self.act(Turn::Given(*granted), &overall)? {
                 Round::Granted(granted) => Ok(Obtained::Granted(granted)),
-                Round::Trouble if self.known.last_error.is_some() => self.ended(),
+                Round::Trouble if self.known.last_error.is_some() => self.ended().map(Obtained::Refused),
                 Round::Refused | Round::Trouble => Ok(refused),
             },
             (Err(error), Some(granted)) => {
@@ -172,7 +170,6 @@ impl<'a> Wait<'a> {
     /// Asks the store, or takes a lock that was handed over.
     pub(super) fn act(&mut self, turn: Turn, overall: &Deadline) -> Result<Round> {
         let round = match turn {
-            Turn::Over => Ok(Round::Trouble),
             Turn::Ask => self.attempt(overall),
             Turn::Given(granted) if self.family.clock.now() < granted.held_until => self.granted(granted, overall),
             Turn::Given(granted) => self.void(granted.attempt, overall),
@@ -183,12 +180,8 @@ impl<'a> Wait<'a> {
 
     fn go_on(&mut self, overall: &Deadline) -> Result<Obtained> {
         loop {
-            self.family.check_open()?;
-            self.check_cancelled()?;
-            let turn = self.turn(overall);
-            if matches!(turn, Turn::Over) {
-                break;
-            }
+            self.check_goes_on()?;
+            let Some(turn) = self.turn(overall) else { break };
             match self.act(turn, overall)? {
                 Round::Granted(granted) => return Ok(Obtained::Granted(granted)),
                 Round::Refused if self.asks_once() => break,
@@ -205,7 +198,7 @@ impl<'a> Wait<'a> {
                 break;
             }
         }
-        self.ended()
+        self.ended().map(Obtained::Refused)
     }
 
     /// Waits in the line of this process from now on.
@@ -228,19 +221,19 @@ impl<'a> Wait<'a> {
         pause!("acquire.entered");
     }
 
-    /// Waits for the turn to ask, or for a hand-over.
-    fn turn(&mut self, overall: &Deadline) -> Turn {
+    /// Waits for the turn to ask, or for a hand-over; `None` when the call's time is over.
+    fn turn(&mut self, overall: &Deadline) -> Option<Turn> {
         loop {
             // A callback may have forked: in the child nothing nudges this waiter.
             if !self.family.is_own_process() || self.is_past_end() {
-                return Turn::Over;
+                return None;
             }
-            let Some(ticket) = &self.line.ticket else { return Turn::Ask };
+            let Some(ticket) = &self.line.ticket else { return Some(Turn::Ask) };
             if self.has_turn() {
                 if std::mem::take(&mut self.line.look_first) {
                     let begin = if ticket.take_left_with_lock() { Begin::Wait } else { Begin::Look };
                     if !self.pause(overall, begin) {
-                        return Turn::Over;
+                        return None;
                     }
                     if !self.has_turn() {
                         continue;
@@ -248,8 +241,8 @@ impl<'a> Wait<'a> {
                 }
                 pause!("acquire.turn");
                 match self.ticket().map(Ticket::may) {
-                    None | Some(May::Ask) => return Turn::Ask,
-                    Some(May::Take(granted)) => return Turn::Given(*granted),
+                    None | Some(May::Ask) => return Some(Turn::Ask),
+                    Some(May::Take(granted)) => return Some(Turn::Given(*granted)),
                     // A hand-over is under way: it ends within its bound, and then nudges.
                     Some(May::Wait) => {}
                 }
@@ -261,7 +254,7 @@ impl<'a> Wait<'a> {
             while let Some(ticket) = self.ticket() {
                 let left = due.saturating_duration_since(Instant::now());
                 match overall.wait_for_event(left.min(HANGS), ticket.nudged()) {
-                    Waited::Over => return Turn::Over,
+                    Waited::Over => return None,
                     // If all before it hang, nobody nudges it: so it checks. If they do not, there is nothing to report
                     // yet.
                     Waited::Limit if left > HANGS && !ticket.is_first() && !self.is_past_end() => {}
@@ -274,12 +267,13 @@ impl<'a> Wait<'a> {
     /// Asks for this key, one of several that are asked for in turn, unless the client was closed or the call was
     /// cancelled.
     pub(super) fn round(&mut self, overall: &Deadline) -> Result<Round> {
-        self.family.check_open()?;
-        self.check_cancelled()?;
+        self.check_goes_on()?;
         self.act(Turn::Ask, overall)
     }
 
-    pub(super) fn check_cancelled(&self) -> Result<()> {
+    /// An error if the client was closed, or the call was cancelled.
+    pub(super) fn check_goes_on(&self) -> Result<()> {
+        self.family.check_open()?;
         match &self.spec.cancel {
             Some(cancel) if cancel.is_cancelled() => Err(Error::new(ErrorKind::Cancelled, "the wait was cancelled")),
             _ => Ok(()),
@@ -301,10 +295,9 @@ impl<'a> Wait<'a> {
         }
     }
 
-    /// Why the call ended without the lock.
-    pub(super) fn ended(&mut self) -> Result<Obtained> {
-        self.family.check_open()?;
-        self.check_cancelled()?;
+    /// Why the call ended without the lock: others hold it, or an error.
+    pub(super) fn ended(&mut self) -> Result<Vec<LockStatus>> {
+        self.check_goes_on()?;
         if let Some(trouble) = self.heads_trouble() {
             self.known.is_out = true;
             self.known.last_error.get_or_insert(trouble);
@@ -314,11 +307,9 @@ impl<'a> Wait<'a> {
         match (holders, self.known.last_error.take()) {
             // A refusal from before the store failed is out of date.
             (Some(_), Some(error)) if self.known.is_out => Err(error),
-            (Some(holders), _) => Ok(Obtained::Refused(holders)),
+            (Some(holders), _) => Ok(holders),
             // It never came to the head of the line, or its end cut off its first look there.
-            (None, _) if self.is_in_line() && self.effort.attempts == 0 && !self.known.is_out => {
-                Ok(Obtained::Refused(Vec::new()))
-            }
+            (None, _) if self.is_in_line() && self.effort.attempts == 0 && !self.known.is_out => Ok(Vec::new()),
             (None, Some(error)) => Err(error),
             (None, None) => {
                 let error = |message| Error::new(ErrorKind::TimedOut, message);

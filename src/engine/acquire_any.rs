@@ -317,11 +317,7 @@ impl AnyWait<'_> {
     fn ended(&mut self) -> Result<Obtained> {
         let mut refused = Vec::new();
         for wait in &mut self.waits {
-            match wait.ended() {
-                Ok(Obtained::Refused(holders)) => refused.extend(holders),
-                Ok(Obtained::Granted(granted)) => return Ok(Obtained::Granted(granted)),
-                Err(error) => return Err(in_context(wait, error)),
-            }
+            refused.extend(wait.ended().map_err(|error| in_context(wait, error))?);
         }
         Ok(Obtained::Refused(refused))
     }

@@ -102,8 +102,7 @@ impl Wait<'_> {
         // The grant that a transfer replaced is gone: asking again would report as lost a lock that this call has
         // transferred itself.
         if self.spec.lock.instead_of.is_some() {
-            self.family.check_open()?;
-            self.check_cancelled()?;
+            self.check_goes_on()?;
             if matches!(error.kind(), ErrorKind::Lost | ErrorKind::TimedOut) {
                 return Err(error.final_now());
             }
