@@ -10,7 +10,7 @@ use super::row::{self, DecodedRow};
 use super::send::Wrote;
 use super::undo::Unanswered;
 use super::{Dynamodb, MANY_GIVEN_UP, mixed};
-use crate::lease::{AcquireAnswer, Ask, GrantId, Holder, LockRecord, Mode, Times, transition};
+use crate::lease::{AcquireAnswer, GrantId, Holder, LockRecord, Mode, Times, transition};
 use crate::model::error::Result;
 use crate::model::key;
 use crate::store::{Acquired, Attempt};
@@ -133,7 +133,7 @@ impl Dynamodb {
                 } else {
                     let owner = mixed::owner(self.fleet, &holder, ask.replace_same_owner);
                     let whole = self.whole(&found, &new, moment).value(":owner", text(owner));
-                    whole.value(":t", number(holder.token)).requiring(GRANTABLE, ask)
+                    whole.value(":t", number(holder.token)).grantable(&ask.grant)
                 };
                 Decided::Write(Next { expr, holder })
             }
@@ -178,16 +178,16 @@ impl Dynamodb {
             .maybe(":olds", old.map(|(grant, _)| set([grant.as_str()])))
             .maybe(":f", old.map(|(_, token)| number(*token)))
             .value(":owner", text(mixed::owner(self.fleet, &holder, ask.replace_same_owner)))
-            .requiring(GRANTABLE, ask);
+            .grantable(&ask.grant);
         Next { expr, holder }
     }
 }
 
 impl Expr {
-    /// Adds this condition, which is about the grant that the acquisition asks for.
-    fn requiring(mut self, condition: &str, ask: &Ask) -> Expr {
-        self.condition = format!("{} AND {condition}", self.condition);
-        self.value(":grant", text(ask.grant.as_str())).value(":leaseKind", text("lease"))
+    /// Adds the condition that the acquisition of this grant was not given up.
+    fn grantable(mut self, grant: &GrantId) -> Expr {
+        self.condition.push_str(&format!(" AND {GRANTABLE}"));
+        self.value(":grant", text(grant.as_str())).value(":leaseKind", text("lease"))
     }
 }
 
@@ -246,11 +246,9 @@ fn join(
         condition.push_str(&format!(" AND #shared.#d{i}.#leasedUntil = :d{i}"));
         update = update.remove(format!("#shared.#d{i}"));
     }
-    condition.push_str(&format!(" AND {GRANTABLE}"));
     let mut expr = granting(Expr::new(key, condition, update), holder, times)
+        .grantable(&holder.grant)
         .name("#grant", holder.grant.as_str())
-        .value(":grant", text(holder.grant.as_str()))
-        .value(":leaseKind", text("lease"))
         .value(":f", number(found.record.token))
         .value(":h", row::entry(holder, None));
     for (i, gone) in gone.into_iter().enumerate() {
