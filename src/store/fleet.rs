@@ -1,10 +1,14 @@
 //! Which libraries' processes use a store, and what a client may not ask for if those of a Go library use it, too.
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::url::{StoreUrl, config};
-use crate::lease::{Lease, Mode};
+use crate::lease::{Lease, Mode, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
+
+/// What a Go library wrote is no reason to warn if it is older than this.
+const RECENT: Duration = Duration::from_secs(3600);
 
 /// Which libraries' processes use the table or collection.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,6 +41,18 @@ impl Fleet {
     /// Whether processes of another library write there, too.
     pub fn is_mixed(self) -> bool {
         self == Fleet::Mixed
+    }
+}
+
+/// Whether the warning that a Go library uses the store was logged.
+#[derive(Debug, Default)]
+pub(super) struct Watch(AtomicBool);
+
+impl Watch {
+    /// Whether to warn that the library uses the store, which wrote at these times; never twice.
+    pub(super) fn finds(&self, fleet: Fleet, now: StoreTime, mut theirs: impl Iterator<Item = StoreTime>) -> bool {
+        let is_recent = |at| now.since(at) < RECENT;
+        !fleet.is_mixed() && theirs.any(is_recent) && !self.0.swap(true, Ordering::Relaxed)
     }
 }
 

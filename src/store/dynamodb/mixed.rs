@@ -6,7 +6,6 @@
 //! does not know, and its release deletes the row. The condition on the grant id notices both, and tokens still rise,
 //! because they are made from the time.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::Dynamodb;
@@ -22,8 +21,6 @@ pub(super) const LIBRARY: &str = "dynamodb-lock-go";
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 /// How long after the end of a lease the table's time to live may delete the row, in seconds.
 const TTL_S: i64 = 2 * 24 * 3600;
-/// A row of that library causes no warning if it is older than this.
-const RECENT: Duration = Duration::from_secs(3600);
 
 pub(super) const LIMITS: Limits = Limits {
     library: LIBRARY,
@@ -83,21 +80,16 @@ pub(super) fn with_ttl(fleet: Fleet, mut expr: Expr) -> Expr {
     expr
 }
 
-/// Whether the warning about rows of that library was logged.
-#[derive(Debug, Default)]
-pub(super) struct Watch(AtomicBool);
-
 impl Dynamodb {
     /// Warns once that dynamodb-lock-go uses the table, if `fleet=mixed` is not set.
     pub(super) fn watch_fleet(&self, found: &DecodedRow, now: StoreTime) {
-        let theirs = found.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
+        let theirs = found.record.exclusive.iter().filter(|holder| holder.grant.as_str().is_empty());
         // That library sets `createdAt` at each heartbeat. Its older versions do not write it.
         let last = |holder: &Holder| match holder.until {
             End::At(until) if holder.created == StoreTime::from_nanos(0) => until,
             _ => holder.created,
         };
-        let is_recent = |holder: &Holder| now.since(last(holder)) < RECENT;
-        if self.fleet.is_mixed() || !theirs.is_some_and(is_recent) || self.watch.0.swap(true, Ordering::Relaxed) {
+        if !self.watch.finds(self.fleet, now, theirs.map(last)) {
             return;
         }
         log::warn!(

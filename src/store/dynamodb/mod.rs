@@ -20,7 +20,7 @@ use super::{
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
-use crate::store::fleet::Fleet;
+use crate::store::fleet::{Fleet, Watch};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -86,7 +86,7 @@ pub struct Dynamodb {
     fleet: Fleet,
     /// Whether a warning about a large row was logged.
     warned: AtomicBool,
-    watch: mixed::Watch,
+    watch: Watch,
 }
 
 impl fmt::Debug for Dynamodb {

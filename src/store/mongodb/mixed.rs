@@ -5,7 +5,6 @@
 //! locks, and frees them later by lock id without reading them again. So a lock in its last second is neither renewed
 //! nor handed over.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use mongodb::bson::oid::ObjectId;
@@ -17,7 +16,7 @@ use super::row::{FORMAT, date, nobody, object_id};
 use super::{DatedDocument, Mongodb};
 use crate::lease::record::FORMAT_MAJOR;
 use crate::lease::{End, GrantId, Holder, LockRecord, Mode, StoreTime};
-use crate::store::fleet::{Fleet, Limits};
+use crate::store::fleet::{Fleet, Limits, Watch};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -32,8 +31,6 @@ const LAST: Duration = Duration::from_secs(1);
 /// then wait behind a user's transaction: a lock that was not in its last second at that time must not have expired
 /// when the write happens.
 const IN_TIME: Duration = Duration::from_millis(900);
-/// A document of that library causes no warning if it is older than this.
-const RECENT: Duration = Duration::from_secs(3600);
 /// How often each client frees expired locks.
 const EVERY: Duration = Duration::from_secs(10);
 
@@ -50,8 +47,7 @@ pub(super) const LIMITS: Limits = Limits {
 /// What a client remembers about the clients of mongo-lock.
 #[derive(Debug, Default)]
 pub(super) struct Beside {
-    /// Whether the warning about them was logged.
-    said: AtomicBool,
+    watch: Watch,
     /// When expired locks were last freed.
     freed: Mutex<Option<Instant>>,
 }
@@ -125,9 +121,8 @@ impl Mongodb {
     /// Warns once that mongo-lock uses the collection, if `fleet=mixed` is not set.
     pub(super) fn watch_fleet(&self, found: &DatedDocument) {
         let last = |holder: &Holder| holder.renewed.unwrap_or(holder.created);
-        let is_theirs = |holder: &Holder| holder.is_foreign() && found.now.since(last(holder)) < RECENT;
-        let is_there = found.record.holders().any(|(_, holder)| is_theirs(holder));
-        if self.fleet.is_mixed() || !is_there || self.beside.said.swap(true, Ordering::Relaxed) {
+        let theirs = found.record.holders().map(|(_, holder)| holder).filter(|holder| holder.is_foreign());
+        if !self.beside.watch.finds(self.fleet, found.now, theirs.map(last)) {
             return;
         }
         log::warn!(

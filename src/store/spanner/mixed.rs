@@ -5,7 +5,6 @@
 //! no condition. So a client of leasehold that takes a lock over also inserts that row, in its one transaction. If the
 //! row is there already, a node is between its two transactions.
 
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use google_cloud_spanner::key::KeySet;
@@ -28,8 +27,6 @@ use crate::sys::log;
 pub(super) const LIBRARY: &str = "spindle";
 /// How much longer than their duration nodes wait before they take over.
 pub(super) const DRIFT: Duration = Duration::from_secs(1);
-/// For a client without `fleet=mixed`, a row of spindle that is older than this is no reason to warn.
-const RECENT: Duration = Duration::from_secs(3600);
 /// How old the row of a takeover must be to be listed, so that a purge may delete it: the same age as for the rows of
 /// locks.
 const LEFT: Duration = Duration::from_secs(30 * 24 * 3600);
@@ -58,10 +55,6 @@ pub(super) fn limits(duration: Duration) -> Limits {
     }
 }
 
-/// Whether the warning that spindle uses the table was logged.
-#[derive(Debug, Default)]
-pub(super) struct Watch(AtomicBool);
-
 /// Whether this is the row of a takeover of long ago. Later takeovers of the same lock delete it, if there are any.
 pub(super) fn is_left_over(name: &str, row: &Row, now: StoreTime) -> bool {
     let is_number = |hash: &str| (1..=20).contains(&hash.len()) && hash.bytes().all(|digit| digit.is_ascii_digit());
@@ -83,9 +76,9 @@ pub(super) enum Contended {
 impl Target {
     /// Warns once that spindle uses the table, if this client has no `fleet=mixed`.
     pub fn watch_fleet(&self, read: &Read) {
-        let theirs = read.record.exclusive.as_ref().filter(|holder| holder.grant.as_str().is_empty());
-        let is_recent = |holder: &Holder| read.now.since(holder.renewed.unwrap_or(holder.created)) < RECENT;
-        if self.fleet.is_mixed() || !theirs.is_some_and(is_recent) || self.watch.0.swap(true, Ordering::Relaxed) {
+        let theirs = read.record.exclusive.iter().filter(|holder| holder.grant.as_str().is_empty());
+        let last = |holder: &Holder| holder.renewed.unwrap_or(holder.created);
+        if !self.watch.finds(self.fleet, read.now, theirs.map(last)) {
             return;
         }
         log::warn!(

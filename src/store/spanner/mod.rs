@@ -23,7 +23,7 @@ use super::{
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
-use crate::store::fleet::Fleet;
+use crate::store::fleet::{Fleet, Watch};
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::{Driver, Stopped};
 
@@ -70,7 +70,7 @@ struct Target {
     /// For how long after its heartbeat a row of spindle is respected.
     foreign_lease: Duration,
     fleet: Fleet,
-    watch: mixed::Watch,
+    watch: Watch,
     /// Whether the service has answered this client. If so, the client has credentials.
     has_worked: AtomicBool,
 }
@@ -103,7 +103,7 @@ impl Spanner {
             table: options.table.clone(),
             foreign_lease: options.spindle_duration.saturating_add(mixed::DRIFT),
             fleet: options.fleet,
-            watch: mixed::Watch::default(),
+            watch: Watch::default(),
             has_worked: AtomicBool::new(false),
         });
         let over = |stopped| match stopped {
