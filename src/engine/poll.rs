@@ -45,12 +45,7 @@ impl Wait<'_> {
                 if !self.family.is_own_process() {
                     return false;
                 }
-                // What was seen before the store failed is out of date.
-                let known = self.free_in().filter(|_| self.known.last_error.is_none());
-                let free_in = known.filter(|free| !(looked_free && free.is_zero()));
-                looked_free = false;
-                let is_free = known.is_some_and(|free| free.is_zero());
-                let delay = self.look_after(if is_free { Begin::Wait } else { begun }, free_in);
+                let delay = self.look_after(begun, std::mem::take(&mut looked_free));
                 pause!("wait.sleeps");
                 if !self.sleep(overall, delay) {
                     return false;
@@ -95,11 +90,15 @@ impl Wait<'_> {
         None
     }
 
-    /// When to look next if nothing wakes it.
-    pub(super) fn look_after(&self, begin: Begin, free_in: Option<Duration>) -> Duration {
+    /// When to look next if nothing wakes it; with `ignores_free` no sooner because the lock looks free.
+    fn look_after(&self, begin: Begin, ignores_free: bool) -> Duration {
         let poll = &self.family.options.poll;
+        // What was seen before the store failed is out of date.
+        let known = self.free_in().filter(|_| self.known.last_error.is_none());
+        let is_free = known.is_some_and(|free| free.is_zero());
+        let free_in = known.filter(|_| !(ignores_free && is_free));
         match self.is_covered() {
-            true if begin == Begin::Refused => Duration::ZERO,
+            true if begin == Begin::Refused && !is_free => Duration::ZERO,
             // After a failure the store does not repeat its reports, so the waiter polls.
             _ if self.known.last_error.is_some() => {
                 backoff::failed_look_delay(poll, self.effort.started.elapsed(), random::fraction())
@@ -125,13 +124,11 @@ impl Wait<'_> {
         };
         let others_turn = ticket.others_turn();
         let at = self.line.look_at.unwrap_or_else(|| {
-            let free_in = self.free_in().filter(|_| self.known.last_error.is_none());
-            let is_free = free_in.is_some_and(|free| free.is_zero());
             let is_unknown = self.known.last_seen.is_none();
             // It stood back behind waiters that are gone, and nobody nudges it: it looks at once.
             let is_unasked = begin == Begin::Refused && is_unknown && self.known.last_error.is_none();
-            let begin = if is_unknown || is_free { Begin::Wait } else { begin };
-            let delay = if is_unasked { Duration::ZERO } else { self.look_after(begin, free_in.filter(|_| !is_free)) };
+            let begin = if is_unknown { Begin::Wait } else { begin };
+            let delay = if is_unasked { Duration::ZERO } else { self.look_after(begin, true) };
             others_turn.map_or(far_from(now, delay), |until| until.min(far_from(now, delay)))
         });
         self.line.look_at = Some(at);
