@@ -440,13 +440,6 @@ impl LockClient {
         self.family.close(self.family.options.drop_timeout)
     }
 
-    /// Repeats a request that was not answered, within the request timeout. Each try has all the time that is left,
-    /// since a single page may take long.
-    pub(crate) fn repeated<T>(&self, mut request: impl FnMut(&Deadline) -> Result<T>) -> Result<T> {
-        let by = self.family.request_deadline();
-        self.family.repeated_until(&by, |_| request(&by))
-    }
-
     pub(crate) fn error(&self, kind: ErrorKind, key: &str, message: &str) -> Error {
         self.family.in_context(Error::new(kind, message).with_key(key))
     }

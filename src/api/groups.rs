@@ -111,11 +111,8 @@ impl LockClient {
         group.sort_by_key(|found| Reverse(newest(found)));
         let mut freed = Vec::new();
         for found in group {
-            let release =
-                |found: &Snapshot| Ok(self.freed_for_good(release_group(&found.seen.record, lock_id), &found.seen));
             let by = self.family.request_deadline();
-            let (holders, found) = self.update(found, &by, release, group_arrived(lock_id))?;
-            freed.extend(statuses(&found.seen, &holders, found.seen.times.now));
+            freed.extend(self.freed(found, &by, |record| release_group(record, lock_id), group_arrived(lock_id))?);
         }
         newest_first(&mut freed);
         Ok(freed)

@@ -78,7 +78,8 @@ impl LockClient {
         self.look(key, &by).map(|found| (found, by))
     }
 
-    fn freed(
+    /// Frees the holders that the rule names, and returns them as they were before.
+    pub(crate) fn freed(
         &self,
         found: Snapshot,
         by: &Deadline,

@@ -66,9 +66,11 @@ impl LockClient {
     }
 
     pub(crate) fn read_page(&self, which: &Which, from: Option<&String>) -> Result<(Page, BootTime)> {
-        self.repeated(|by| {
+        let by = self.family.request_deadline();
+        // Each try has all the time that is left, since a single page may take long.
+        self.family.repeated_until(&by, |_| {
             let asked = self.family.clock.now();
-            Ok((self.family.backend.read(which, from.cloned(), Consistency::Strong, by)?, asked))
+            Ok((self.family.backend.read(which, from.cloned(), Consistency::Strong, &by)?, asked))
         })
     }
 }
