@@ -310,7 +310,7 @@ impl AskedWait {
 impl RequestSpec {
     pub(crate) fn new(family: Arc<Family>, key: &str) -> Self {
         // `check` sets the real terms.
-        let lock = LockSpec::exclusive(key, family.labels(None, None), Terms::by_default(family.options.lease));
+        let lock = LockSpec::exclusive(key, family.labels(None), Terms::by_default(family.options.lease));
         let (on_wait, callbacks) = (Mutex::default(), Mutex::default());
         let (lease, at_least, wait, cancel, on_wait_every) = (None, None, None, None, None);
         let refuses = Refuses::default();

@@ -158,10 +158,10 @@ impl Family {
         all.push(first);
     }
 
-    /// Owner, host and comment of a request.
-    pub fn labels(&self, owner: Option<String>, comment: Option<String>) -> Labels {
+    /// Owner and host of a request.
+    pub fn labels(&self, owner: Option<String>) -> Labels {
         let owner = owner.or_else(|| self.options.owner.clone()).unwrap_or_else(|| self.labels.owner.clone());
-        Labels { comment, host: self.labels.host.clone(), ..Labels::of(owner) }
+        Labels { host: self.labels.host.clone(), ..Labels::of(owner) }
     }
 
     /// Whether this owner is the default, which may repeat among threads and containers, and so names nobody.

@@ -1,12 +1,12 @@
 //! What follows a grant: its lease is set, where that is longer than an acquire may ask for.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::acquire::{Before, Round, Wait};
 use super::failures::{Failures, handed_over_in_vain};
 use super::queue::SILENT;
 use crate::engine::spec::Granted;
-use crate::lease::{Lease, MAX_ACQUIRE_LEASE};
+use crate::lease::MAX_ACQUIRE_LEASE;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::store::{Attempt, Renewal, Renewed};
@@ -25,14 +25,11 @@ impl Wait<'_> {
         loop {
             let sent = clock.now();
             let lease = self.spec.lock.terms.granted_lease_at(sent);
-            if matches!(lease, Lease::For(d) if d <= MAX_ACQUIRE_LEASE) {
+            if lease.longest() <= MAX_ACQUIRE_LEASE {
                 break;
             }
             // The longest that the store may keep the grant, should this be given up.
-            granted.attempt.ask.lease = match lease {
-                Lease::For(d) => d,
-                Lease::Forever => Duration::MAX,
-            };
+            granted.attempt.ask.lease = lease.longest();
             pause!("lengthen.sent");
             let left = granted.held_until.since(sent);
             let end = overall.clone().within(left);

@@ -1,11 +1,11 @@
 //! A release that hands the lock to the next waiter of this process: one request, a new token, no gap.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use super::hold::Hold;
 use super::undo::give_up;
 use crate::engine::spec::{Chain, Granted, LockSpec};
-use crate::lease::{Lease, Mode};
+use crate::lease::Mode;
 use crate::model::error::Result;
 use crate::store::Acquired;
 use crate::sys::deadline::Deadline;
@@ -29,7 +29,8 @@ impl Hold {
     pub(super) fn pass_on(&self, by: Instant) -> PassedOn {
         let (setup, now) = (&self.setup, self.setup.clock.now());
         let held_in_a_row = now.since(self.grant.chain.since);
-        let fair = self.grant.chain.times < MAX_IN_A_ROW && self.max_in_a_row() > held_in_a_row;
+        // Inside this process the lock may be handed over for one lease.
+        let fair = self.grant.chain.times < MAX_IN_A_ROW && setup.terms.lease.longest() > held_in_a_row;
         // A copy of its acquire may still be on its way, unless it was sent once: only a release stops such a copy.
         if self.grant.lock.mode() != Mode::Exclusive || !self.grant.lock.sent_once {
             return PassedOn::No;
@@ -106,19 +107,12 @@ impl Hold {
         }
         given_up
     }
-
-    /// For how long a lock may be handed over inside this process: one lease.
-    fn max_in_a_row(&self) -> Duration {
-        match self.setup.terms.lease {
-            Lease::For(d) => d,
-            Lease::Forever => Duration::MAX,
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
     use super::*;
     use crate::engine::acquire::obtain;

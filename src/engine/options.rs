@@ -177,10 +177,7 @@ impl Terms {
 
     /// What the first request asks for.
     pub fn first_lease_at(&self, now: BootTime) -> Duration {
-        match self.granted_lease_at(now) {
-            Lease::For(d) => d.min(MAX_ACQUIRE_LEASE),
-            Lease::Forever => MAX_ACQUIRE_LEASE,
-        }
+        self.granted_lease_at(now).longest().min(MAX_ACQUIRE_LEASE)
     }
 
     /// Whether a lock that is requested at `now` can be held at all: a fixed end may be too close.

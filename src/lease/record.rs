@@ -104,6 +104,14 @@ impl Lease {
             Lease::Forever => End::Never,
         }
     }
+
+    /// How long it lasts if nobody renews or ends it.
+    pub fn longest(self) -> Duration {
+        match self {
+            Lease::For(d) => d,
+            Lease::Forever => Duration::MAX,
+        }
+    }
 }
 
 /// Names one acquisition; the condition on every write of its guard.

@@ -163,7 +163,7 @@ impl ElectionBuilder {
         check_duration("lease", lease, least, " in an election")
             .map_err(|error| in_context(error.with_key(&self.name)))?;
         let node = Node {
-            id: family.labels(self.id.clone(), None).owner,
+            id: family.labels(self.id.clone()).owner,
             client: self.client,
             name: self.name,
             lease,

@@ -95,7 +95,7 @@ impl Leases {
         let claim = Claim {
             grant: family.backend.info().grant_form.fresh(),
             lock_id: random::uuid().to_string(),
-            labels: family.labels(Some(holder.to_owned()), None),
+            labels: family.labels(Some(holder.to_owned())),
             duration,
         };
         self.change(&key, |record, times| claim::claim(record, &claim, times), decided_again)

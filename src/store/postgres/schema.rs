@@ -108,16 +108,13 @@ impl Postgres {
     pub(super) fn table_schema(&self, what: Schema, by: &Deadline) -> Result<String, PostgresError> {
         let table = &self.table.name;
         let right = |is: &str| format!("table {table}: it {is}, with all its columns and indexes");
-        if what == Schema::Describe {
-            let found = self.made(by)?;
-            self.check(&found)?;
-            let missing = self.statements_for(&found);
-            let all = || self.statements_for(&Made::default());
-            return Ok(if missing.is_empty() { all() } else { missing }.join(";\n") + ";");
-        }
         let found = self.made(by)?;
         self.check(&found)?;
         let missing = self.statements_for(&found);
+        if what == Schema::Describe {
+            let all = || self.statements_for(&Made::default());
+            return Ok(if missing.is_empty() { all() } else { missing }.join(";\n") + ";");
+        }
         let is_missing = found.columns.is_empty();
         match what {
             Schema::Check if missing.is_empty() => {

@@ -6,7 +6,7 @@ use super::Postgres;
 use super::error::PostgresError;
 use super::row::{Micros, Native, number};
 use super::send::{Lane, Statement, Wrote};
-use crate::lease::{GrantId, Holder, Kind, LockRecord, Mode, transition};
+use crate::lease::{GrantId, Kind, LockRecord, transition};
 use crate::store::failure::Fate;
 use crate::store::{Seen, Swapped};
 use crate::sys::deadline::Deadline;
@@ -26,7 +26,7 @@ impl Postgres {
         let Some(native) = native else { return Err(PostgresError::NotRead) };
         let (old, now) = (&seen.record, Micros::of(seen.times.now));
         old.check_format()?;
-        let new = new.map(|new| LockRecord { given_up: without_copies(old.holders(), old, new), ..new.clone() });
+        let new = new.map(|new| LockRecord { given_up: without_copies(old, new), ..new.clone() });
         for unwritten in 1.. {
             // This may wait for a transaction that asserts the grant that is taken away.
             match self.swap_row(&old.key, old, native, now, new.as_ref(), Lane::Waiting, by)? {
@@ -108,14 +108,10 @@ impl Postgres {
     }
 }
 
-/// The grant ids of acquisitions that were given up, and of those of `holders` whose lock is taken away: a second copy
-/// of their acquire may still be on its way. (A late claim of a lease fails on the version.)
-pub(super) fn without_copies<'a>(
-    holders: impl Iterator<Item = (Mode, &'a Holder)>,
-    old: &LockRecord,
-    new: &LockRecord,
-) -> BTreeSet<GrantId> {
-    let gone = holders.map(|(_, holder)| &holder.grant).filter(|grant| new.standing(grant).is_none());
+/// The grant ids of acquisitions that were given up, and of those holders whose lock is taken away: a second copy of
+/// their acquire may still be on its way. (A late claim of a lease fails on the version.)
+pub(super) fn without_copies(old: &LockRecord, new: &LockRecord) -> BTreeSet<GrantId> {
+    let gone = old.holders().map(|(_, holder)| &holder.grant).filter(|grant| new.standing(grant).is_none());
     let gone = gone.filter(|_| old.kind == Kind::Lock).cloned();
     new.given_up.iter().cloned().chain(gone).collect()
 }

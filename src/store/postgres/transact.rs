@@ -37,7 +37,7 @@ impl Transactional for Over<'_> {
             store.may_be_unwritten(unwritten)?;
             // A release removes its own holder, and its caller knows how often the acquire of that was sent.
             if lane == Lane::Wanting {
-                new.given_up = without_copies(found.record.holders(), &found.record, &new);
+                new.given_up = without_copies(&found.record, &new);
             }
             match store.swap_row(key, &found.record, &found.native, found.now, Some(&new), lane, by)? {
                 Wrote::Answered(Some(version)) => {

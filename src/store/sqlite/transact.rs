@@ -48,7 +48,7 @@ impl Transactional for Claiming<'_> {
     ) -> Result<Transacted<A>> {
         // Only a call that gives out a grant must be durable from the first.
         let who = if durability == Durability::PowerCut { Who::Wants } else { Who::Holds };
-        self.0.transition(key, who, durability, Some(self.1), by, transition)
+        self.0.transition(key, who, durability, self.1, by, transition)
     }
 }
 
@@ -145,7 +145,7 @@ impl Sqlite {
         key: &str,
         who: Who,
         durability: Durability,
-        claim: Option<&GrantId>,
+        claim: &GrantId,
         by: &Deadline,
         mut transition: impl FnMut(&LockRecord, &Times) -> Step<A>,
     ) -> Result<Transacted<A>> {
@@ -156,7 +156,7 @@ impl Sqlite {
             let view = row.view(format, here);
             let times = Times { ends_are_bounds: view.is_foreign, ..times };
             let step = transition(&view.record, &times);
-            let claimed = claim.filter(|grant| row.is_foreign(grant, here));
+            let claimed = Some(claim).filter(|grant| row.is_foreign(grant, here));
             let next = step.record.or_else(|| claimed.map(|_| raised(&view.record)));
             let record = match (next, &view.sightings) {
                 (Some(next), _) if durability < Durability::of(&view.record, &next, times.now) => {
