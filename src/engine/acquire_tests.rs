@@ -5,14 +5,14 @@ use super::super::queue::{Queues, SILENT};
 use super::*;
 use crate::engine::acquire_any::{AnyWait, Order, obtain_any};
 use crate::engine::options::ClientOptions;
-use crate::engine::orders::{LEASE, spec};
+use crate::engine::orders::{LEASE, faulty, spec};
 use crate::engine::spec::{Callbacks, Chain};
 use crate::lease::{End, Lease, MAX_ACQUIRE_LEASE};
 use crate::model::event::{Event, Observer};
 use crate::model::waiting::Waiting;
-use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+use crate::store::fault::{Call, Fault, FaultPlan};
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Backend, Consistency, Purpose, Renewal, Which};
+use crate::store::{Acquired, Backend, Purpose, Renewal, read_key};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::observing::Observing;
@@ -28,9 +28,7 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let (clock, faults) = (Clock::system(), FaultPlan::default());
-        let store = Arc::new(Memory::open("", clock.clone()));
-        let faulty = Arc::new(Faulty::new(store.clone(), faults.clone()));
+        let (store, clock, faulty, faults) = faulty();
         Bench { store, faults, family: Family::new(faulty, clock, ClientOptions::default()) }
     }
 
@@ -55,11 +53,7 @@ impl Bench {
     }
 
     fn stands(&self) -> bool {
-        let page = self
-            .store
-            .read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK))
-            .expect("a page");
-        page.records.first().is_some_and(|seen| seen.live().count() > 0)
+        read_key(&*self.store, "k", &Deadline::after(SLACK)).expect("an answer").live().count() > 0
     }
 
     /// Whether nothing remains once the background has done what it was left to do.

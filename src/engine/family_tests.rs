@@ -4,7 +4,7 @@ use super::*;
 use crate::engine::orders::{LEASE, spec};
 use crate::engine::spec::Chain;
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Consistency, Which};
+use crate::store::{Acquired, read_key};
 
 struct Nothing;
 
@@ -29,8 +29,7 @@ fn a_grant_of_which_a_close_leaves_no_guard_is_freed_at_once() {
     family.close(Duration::from_secs(60)).expect("nothing is held");
     let error = family.hold(granted, spec.terms, Callbacks::default(), &by).err().expect("it is closed");
     assert_eq!(error.kind(), ErrorKind::Closed);
-    let page = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).expect("a page");
-    assert!(page.records.iter().all(|seen| seen.record.exclusive.is_none()));
+    assert!(read_key(&*store, "k", &by).expect("an answer").record.exclusive.is_none());
 }
 
 #[test]

@@ -119,22 +119,18 @@ mod tests {
     use crate::engine::family::Family;
     use crate::engine::hold::Beat;
     use crate::engine::options::ClientOptions;
-    use crate::engine::orders::{LEASE, spec};
+    use crate::engine::orders::{LEASE, faulty, spec};
     use crate::engine::queue::May;
     use crate::engine::spec::{Callbacks, Obtained, OnWait, Patience, WaitSpec};
     use crate::model::error::ErrorKind;
     use crate::store::Backend;
-    use crate::store::fault::{Call, FaultPlan, Faulty};
-    use crate::store::memory::Memory;
+    use crate::store::fault::Call;
     use crate::sys::cancel::CancelToken;
-    use crate::sys::clock::Clock;
 
     /// During these calls a mutex is locked that the heartbeat, or a waiter, waits for.
     #[test]
     fn where_a_logger_hangs_at_what_the_store_says_no_renewal_and_no_hand_over_does() {
-        let (clock, faults) = (Clock::system(), FaultPlan::default());
-        let store = Arc::new(Memory::open("", clock.clone()));
-        let faulty = Arc::new(Faulty::new(store.clone(), faults.clone()));
+        let (store, clock, faulty, faults) = faulty();
         let family = Family::new(faulty, clock.clone(), ClientOptions::default());
         let (by, sent, spec) = (Deadline::after(Duration::from_secs(60)), clock.now(), spec());
         let mut attempt = spec.attempt(store.info().grant_form.fresh(), LEASE);

@@ -7,7 +7,7 @@ use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Consistency, Purpose, Released, Which};
+use crate::store::{Acquired, Purpose, Released};
 use crate::sys::deadline::Deadline;
 use std::time::Instant;
 
@@ -100,12 +100,13 @@ impl World {
         };
         let held_until = spec().terms.held_until(spec().terms.lease, sent, holder.until, now);
         let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
-        let undo = Arc::new(Undo::new(store.clone(), Arc::default(), clock.clone(), SLACK));
+        let queues = Arc::<Queues>::default();
+        let undo = Arc::new(Undo::new(store.clone(), queues.clone(), clock.clone(), SLACK));
         let setup = Setup {
             backend: store.clone(),
             clock: clock.clone(),
             watcher: Arc::new(Watcher::new(clock.clone(), undo.clone())),
-            queues: Arc::default(),
+            queues,
             undo,
             observing: Observing::default().and(told.clone()),
             terms: spec().terms,
@@ -142,8 +143,7 @@ impl World {
     }
 
     fn seen(&self) -> Seen {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK));
-        page.expect("a page").records.pop().expect("a record")
+        read_key(&*self.store, "k", &Deadline::after(SLACK)).expect("an answer")
     }
 
     fn check(&mut self) {

@@ -12,7 +12,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::store::memory::Memory;
 use crate::store::{
     Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
-    Swapped, Which,
+    Swapped, Which, read_key,
 };
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
@@ -154,8 +154,7 @@ impl Network {
     }
 
     pub fn record(&self) -> Seen {
-        let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &at_once());
-        page.expect("a page").records.pop().expect("a record")
+        read_key(&self.store, "k", &at_once()).expect("an answer")
     }
 }
 

@@ -3,11 +3,15 @@
 #[path = "seed.rs"]
 pub mod seed;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::engine::options::Terms;
 use crate::engine::spec::LockSpec;
 use crate::lease::{Labels, Lease};
+use crate::store::fault::{FaultPlan, Faulty};
+use crate::store::memory::Memory;
+use crate::sys::clock::Clock;
 
 /// Longer than any test runs.
 pub const LEASE: Duration = Duration::from_secs(3600);
@@ -18,6 +22,13 @@ pub fn spec() -> LockSpec {
     let (lease, at_least) = (Lease::For(LEASE), Duration::ZERO);
     let terms = Terms { lease, heartbeat: LEASE / 3, margin: LEASE / 10, ends_at: None, at_least };
     LockSpec::exclusive("k", labels, terms)
+}
+
+/// A store, its clock, and the same store with the faults of the plan.
+pub fn faulty() -> (Arc<Memory>, Arc<Clock>, Arc<Faulty>, FaultPlan) {
+    let (clock, faults) = (Clock::system(), FaultPlan::default());
+    let store = Arc::new(Memory::open("", clock.clone()));
+    (store.clone(), clock, Arc::new(Faulty::new(store, faults.clone())), faults)
 }
 
 /// Actors and what they share.

@@ -324,10 +324,10 @@ fn try_give_up(backend: &dyn Backend, attempt: &mut Attempt, by: &Deadline) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::engine::orders::{LEASE, spec};
-    use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
+    use crate::engine::orders::{LEASE, faulty, spec};
+    use crate::store::fault::{Call, Fault, FaultPlan};
     use crate::store::memory::Memory;
-    use crate::store::{Consistency, Which};
+    use crate::store::read_key;
 
     /// Longer than any step takes.
     const SLACK: Duration = Duration::from_secs(60);
@@ -340,9 +340,7 @@ mod tests {
 
     impl Bench {
         fn new() -> Bench {
-            let (clock, faults) = (Clock::system(), FaultPlan::default());
-            let store = Arc::new(Memory::open("", clock.clone()));
-            let faulty = Arc::new(Faulty::new(store.clone(), faults.clone()));
+            let (store, clock, faulty, faults) = faulty();
             Bench { store, faults, undo: Arc::new(Undo::new(faulty, Arc::default(), clock, SLACK)) }
         }
 
@@ -355,8 +353,7 @@ mod tests {
         }
 
         fn stands(&self) -> bool {
-            let page = self.store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &Deadline::after(SLACK));
-            page.expect("a page").records.first().is_some_and(|seen| seen.live().count() > 0)
+            read_key(&*self.store, "k", &Deadline::after(SLACK)).expect("an answer").live().count() > 0
         }
 
         fn push(&self, left: Left) {

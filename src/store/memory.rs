@@ -302,6 +302,7 @@ impl Drop for Memory {
 mod tests {
     use super::*;
     use crate::engine::orders::{LEASE, spec};
+    use crate::store::read_key;
 
     /// Otherwise a process that gives up again and again would need more memory each time.
     #[test]
@@ -321,8 +322,8 @@ mod tests {
             assert!(matches!(answer, Acquired::Refused(_)), "a late copy of what was given up is granted");
         }
         // Nothing is left of a row that is purged.
-        let seen = store.read(&Which::Key("k".to_owned()), None, Consistency::Strong, &by).expect("a page").records;
-        let _ = store.swap(&seen[0], None, &by).expect("an answer");
+        let seen = read_key(&store, "k", &by).expect("an answer");
+        let _ = store.swap(&seen, None, &by).expect("an answer");
         assert!(records().gave_up.is_empty() && records().by_key.is_empty());
     }
 }
