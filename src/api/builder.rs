@@ -12,7 +12,7 @@ use crate::model::error::{Error, Result};
 use crate::model::event::Observer;
 use crate::store::connect::opener;
 use crate::store::observed::Observed;
-use crate::store::{self, Backend, Missing, Opener, Schema};
+use crate::store::{self, Backend, Bounds, Missing, Opener, Schema};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 
@@ -45,20 +45,18 @@ impl ClientBuilder {
     pub(crate) fn with_opener(opener: Result<Opener>, clock: Arc<Clock>) -> Self {
         let mut options = ClientOptions::default();
         if let Ok(opener) = &opener {
-            (options.lease, options.min_margin) = (opener.default_lease, opener.min_margin);
-            options.limits = opener.limits;
+            (options.lease, options.bounds) = (opener.bounds.default_lease, opener.bounds);
         }
         ClientBuilder { opener, clock, options, must_exist: false, create_schema: false }
     }
 
     /// A client of a store that is open already.
     pub(crate) fn over(backend: Arc<dyn Backend>, clock: Arc<Clock>) -> Self {
-        let (min_lease, min_margin) = (backend.info().min_lease, backend.info().min_margin);
-        let limits = backend.info().limits;
-        let one = limits.and_then(|limits| limits.one_lease);
+        let bounds = backend.info().bounds;
+        let one = bounds.limits.and_then(|limits| limits.one_lease);
         let default_lease = one.map_or(store::DEFAULT_LEASE, |(lease, _)| lease);
         let open = Box::new(move |_: Arc<Clock>, _: Missing, _: &Deadline| Ok(backend));
-        ClientBuilder::with_opener(Ok(Opener { min_lease, min_margin, default_lease, limits, open }), clock)
+        ClientBuilder::with_opener(Ok(Opener { bounds: Bounds { default_lease, ..bounds }, open }), clock)
     }
 
     /// The holder's name in the locks of this client, for people to read: 1 to 1,024 bytes. Defaults to `host:pid`.
@@ -156,8 +154,8 @@ impl ClientBuilder {
     /// anything is opened; otherwise the store's error.
     pub fn connect(self) -> Result<LockClient> {
         let ClientBuilder { opener, clock, mut options, must_exist, create_schema } = self;
-        let Opener { min_lease, open, .. } = opener?;
-        options.validate(min_lease)?;
+        let open = opener?.open;
+        options.validate()?;
         if must_exist && create_schema {
             return Err(Error::invalid("create_schema", create_schema, "false with must_exist"));
         }

@@ -306,9 +306,8 @@ impl LockClient {
         self.family.check_open()?;
         let by = self.family.request_deadline();
         check_origin(&self.family, lock, &by)?;
-        let min_lease = self.family.backend.info().min_lease;
         let in_context = |error: Error| self.family.in_context(error.with_key(&lock.key));
-        let asked = self.family.options.lease_of_data(lease, min_lease).map_err(in_context)?;
+        let asked = self.family.options.lease_of_data(lease).map_err(in_context)?;
         let renewal = Renewal { lease: asked, may_end_endless: true };
         if lock.leased_until.is_none() && lease < NEAREST_END {
             let least = NEAREST_END.as_secs();

@@ -49,7 +49,7 @@ impl LockClient {
         let in_context = |error: Error| error.with_store(&info.label);
         self.family.check_open()?;
         check_text("lock_id", lock_id).map_err(in_context)?;
-        let lease = self.family.options.lease_of_data(lease, info.min_lease).map_err(in_context)?;
+        let lease = self.family.options.lease_of_data(lease).map_err(in_context)?;
         let decide = |seen: &Seen| self.decide_renewal(seen, lock_id, lease);
         // At the present time, not that of the read: time has passed since, so less is left of the leases.
         let check = |found: &Snapshot| {

@@ -407,10 +407,10 @@ impl RequestSpec {
             }
         };
         let info = self.family.backend.info();
-        info.limits.map_or(Ok(()), |limits| limits.check_mode(lock.mode))?;
-        let mut terms = self.family.options.terms(lease, ends_at, info.min_lease)?;
+        info.bounds.limits.map_or(Ok(()), |limits| limits.check_mode(lock.mode))?;
+        let mut terms = self.family.options.terms(lease, ends_at)?;
         if let Some(least) = self.at_least {
-            check_at_least(least, &terms, info.limits)?;
+            check_at_least(least, &terms, info.bounds.limits)?;
             terms.at_least = least;
         }
         if let Some(d) = callbacks.warn_before.filter(|d| terms.renewal_gives().is_some_and(|held| *d >= held)) {

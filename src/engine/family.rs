@@ -172,7 +172,7 @@ impl Family {
     /// Whether a lock may have this key.
     pub fn check_key(&self, key: &str) -> Result<()> {
         check_key(key)?;
-        self.backend.info().limits.map_or(Ok(()), |limits| limits.check_key(key))
+        self.backend.info().bounds.limits.map_or(Ok(()), |limits| limits.check_key(key))
     }
 
     /// The deadline of one request, where nobody has set a closer one.

@@ -38,7 +38,7 @@ impl Hold {
     /// From now on the grant must remain for `least`, counted from its beginning. Any answer but `Renewed` promises
     /// nothing, but a concurrent release may have kept the grant for that time.
     pub fn hold_at_least(&self, least: Duration) -> Result<Beat> {
-        check_at_least(least, &self.setup.terms, self.setup.backend.info().limits)?;
+        check_at_least(least, &self.setup.terms, self.setup.backend.info().bounds.limits)?;
         if self.setup.clock.now() >= self.grant.at + least {
             // It was held for that long already.
             return Ok(Beat::Renewed);

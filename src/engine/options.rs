@@ -6,8 +6,8 @@ use std::time::{Duration, SystemTime};
 use crate::lease::{End, Labels, Lease, MAX_ACQUIRE_LEASE, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_text;
-use crate::store;
 use crate::store::fleet::Limits;
+use crate::store::{self, Bounds};
 use crate::sys::clock::BootTime;
 use crate::sys::observing::Observing;
 
@@ -21,10 +21,8 @@ pub(crate) struct ClientOptions {
     pub lease: Duration,
     pub heartbeat: Option<Duration>,
     pub margin: Option<Duration>,
-    /// The smallest margin of the store.
-    pub min_margin: Duration,
-    /// What a request on this store may not ask for.
-    pub limits: Option<Limits>,
+    /// The bounds of the store.
+    pub bounds: Bounds,
     pub poll: RangeInclusive<Duration>,
     pub request_timeout: Duration,
     pub drop_timeout: Duration,
@@ -38,8 +36,7 @@ impl Default for ClientOptions {
             lease: store::DEFAULT_LEASE,
             heartbeat: None,
             margin: None,
-            min_margin: Duration::ZERO,
-            limits: None,
+            bounds: Bounds::of(Duration::ZERO),
             poll: Duration::from_millis(150)..=Duration::from_millis(350),
             request_timeout: Duration::from_secs(5),
             drop_timeout: Duration::from_secs(5),
@@ -50,11 +47,11 @@ impl Default for ClientOptions {
 
 impl ClientOptions {
     /// Checks everything that does not depend on a request, once, at connect.
-    pub fn validate(&self, min_lease: Duration) -> Result<()> {
+    pub fn validate(&self) -> Result<()> {
         if let Some(owner) = &self.owner {
             check_text("owner", owner)?;
         }
-        self.terms(None, None, min_lease)?;
+        self.terms(None, None)?;
         let (low, high) = (*self.poll.start(), *self.poll.end());
         if low < MIN_POLL || high < low {
             return Err(Error::invalid("poll", &self.poll, "a range that rises, from 1 ms on"));
@@ -64,10 +61,10 @@ impl ClientOptions {
     }
 
     /// The checked lease of a lock that is held as data: no heartbeat of this client renews it.
-    pub fn lease_of_data(&self, lease: Duration, min_lease: Duration) -> Result<Lease> {
-        check_duration("lease", lease, min_lease, "")?;
+    pub fn lease_of_data(&self, lease: Duration) -> Result<Lease> {
+        check_duration("lease", lease, self.bounds.min_lease, "")?;
         let lease = Lease::For(lease);
-        self.limits.map_or(Ok(lease), |limits| limits.check_lease(lease).map(|()| lease))
+        self.bounds.limits.map_or(Ok(lease), |limits| limits.check_lease(lease).map(|()| lease))
     }
 
     /// The terms for keeping the lease of a name: the defaults, but the client's margin where that is larger, up to
@@ -78,12 +75,13 @@ impl ClientOptions {
     }
 
     /// Lease, heartbeat and margin of one hold. `ends_at`: the fixed end of the lease, if it has one.
-    pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>, min_lease: Duration) -> Result<Terms> {
+    pub fn terms(&self, lease: Option<Lease>, ends_at: Option<BootTime>) -> Result<Terms> {
+        let Bounds { min_lease, min_margin, limits, .. } = self.bounds;
         // The client's own lease (`lease` is `None`) is never endless, so its error does not offer that.
         let or = if lease.is_some() { ", or lease_forever()" } else { "" };
         let field = if ends_at.is_some() { "lease_until" } else { "lease" };
         let lease = lease.unwrap_or(Lease::For(self.lease));
-        self.limits.map_or(Ok(()), |limits| limits.check_lease(lease))?;
+        limits.map_or(Ok(()), |limits| limits.check_lease(lease))?;
         let counted = match lease {
             Lease::For(d) => {
                 check_duration(field, d, min_lease, or)?;
@@ -100,7 +98,7 @@ impl ClientOptions {
             heartbeat = heartbeat.min(counted / 3);
         }
         // Where another library decides by a duration of its own, one heartbeat must be able to fail without harm.
-        let (most, part) = match self.limits.and_then(|limits| limits.one_lease) {
+        let (most, part) = match limits.and_then(|limits| limits.one_lease) {
             Some(_) => (counted / 3, "a third of"),
             None => (counted / 2, "half"),
         };
@@ -108,12 +106,12 @@ impl ClientOptions {
             let right = format!("above zero and at most {part} the lease ({most:?})");
             return Err(Error::invalid("heartbeat", heartbeat, &right));
         }
-        let margin = self.margin.unwrap_or((counted / 10).max(self.min_margin));
+        let margin = self.margin.unwrap_or((counted / 10).max(min_margin));
         // A lease without end has no length to compare with: the margin applies once the lease is given an end.
-        if margin < self.min_margin || (!is_endless && margin >= counted - heartbeat) {
-            let least = match self.min_margin.is_zero() {
+        if margin < min_margin || (!is_endless && margin >= counted - heartbeat) {
+            let least = match min_margin.is_zero() {
                 true => String::new(),
-                false => format!("at least {:?} on this store, and ", self.min_margin),
+                false => format!("at least {min_margin:?} on this store, and "),
             };
             let right = format!("{least}below the lease less the heartbeat ({:?})", counted - heartbeat);
             return Err(Error::invalid("margin", margin, &right));
@@ -360,16 +358,17 @@ mod tests {
 
     #[test]
     fn heartbeat_and_margin_are_taken_up_to_their_bounds() {
-        let options = ClientOptions { min_margin: SECOND, ..ClientOptions::default() };
+        let options =
+            ClientOptions { bounds: Bounds { min_margin: SECOND, ..Bounds::of(SECOND) }, ..ClientOptions::default() };
         let terms = |heartbeat: Duration, margin: Duration| {
             let options = ClientOptions { heartbeat: Some(heartbeat), margin: Some(margin), ..options.clone() };
-            options.terms(Some(Lease::For(10 * SECOND)), None, SECOND).is_ok()
+            options.terms(Some(Lease::For(10 * SECOND)), None).is_ok()
         };
         let tick = Duration::from_nanos(1);
         assert!(terms(5 * SECOND, SECOND) && terms(tick, SECOND) && terms(3 * SECOND, 7 * SECOND - tick));
         assert!(!terms(5 * SECOND + tick, SECOND) && !terms(Duration::ZERO, SECOND));
         assert!(!terms(3 * SECOND, SECOND - tick) && !terms(3 * SECOND, 7 * SECOND));
-        let of = |lease: Duration| options.terms(Some(Lease::For(lease)), None, SECOND).unwrap().margin;
+        let of = |lease: Duration| options.terms(Some(Lease::For(lease)), None).unwrap().margin;
         assert_eq!((of(3 * SECOND), of(20 * SECOND)), (SECOND, 2 * SECOND));
     }
 

@@ -14,7 +14,7 @@ use parking_lot::Mutex;
 use super::transactional::{self, Durability, Transacted, Transactional};
 use super::url::StoreUrl;
 use super::{
-    Acquired, Attempt, Backend, Consistency, Opener, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    Acquired, Attempt, Backend, Bounds, Consistency, Opener, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
     StoreInfo, Swapped, Which,
 };
 use crate::lease::{Ask, End, GrantId, Labels, LockRecord, Step, StoreTime, Times, transition};
@@ -102,7 +102,7 @@ impl Memory {
         let url = StoreUrl::parse(url)?;
         url.only(&[])?;
         let name = url.path.into_owned();
-        Ok(Opener::new(Memory::MIN_LEASE, move |clock, _, by| {
+        Ok(Opener::new(Bounds::of(Memory::MIN_LEASE), move |clock, _, by| {
             let records = shared(&name, by).map_err(|in_use| match in_use {
                 InUse::ForNow => {
                     Error::new(ErrorKind::Store, "other threads connect just now; repeat the call").retryable()
@@ -130,7 +130,7 @@ impl Memory {
 
     fn over(name: &str, records: Arc<Mutex<Records>>, clock: Arc<Clock>) -> Self {
         let label = if name.is_empty() { "memory".to_owned() } else { format!("memory:{name}") };
-        let info = StoreInfo::new(label, "this host's boot-time clock", Memory::MIN_LEASE);
+        let info = StoreInfo::new(label, "this host's boot-time clock", Bounds::of(Memory::MIN_LEASE));
         Memory { info, clock, records, number: Memory::next_number() }
     }
 

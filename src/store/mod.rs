@@ -134,14 +134,7 @@ pub(crate) fn read_key(backend: &dyn Backend, key: &str, by: &Deadline) -> Resul
 
 /// A store that is not opened yet.
 pub(crate) struct Opener {
-    /// The shortest lease that makes sense there.
-    pub min_lease: Duration,
-    /// The smallest margin.
-    pub min_margin: Duration,
-    /// The lease of a client that sets none.
-    pub default_lease: Duration,
-    /// What a client may not ask for there.
-    pub limits: Option<Limits>,
+    pub bounds: Bounds,
     /// Opens it.
     pub open: Open,
 }
@@ -150,11 +143,31 @@ type Open = Box<dyn FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<Arc<dyn Bac
 
 impl Opener {
     fn new<B: Backend>(
-        min_lease: Duration,
+        bounds: Bounds,
         open: impl FnOnce(Arc<Clock>, Missing, &Deadline) -> Result<B> + Send + Sync + 'static,
     ) -> Self {
         let open: Open = Box::new(|clock, missing, by| Ok(Arc::new(open(clock, missing, by)?)));
-        Opener { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, limits: None, open }
+        Opener { bounds, open }
+    }
+}
+
+/// What a client may ask for.
+#[derive(Clone, Copy, Debug)]
+pub struct Bounds {
+    /// The shortest lease that makes sense.
+    pub min_lease: Duration,
+    /// The smallest margin that is accepted: what is not known of the store's time could use up a smaller one.
+    pub min_margin: Duration,
+    /// The lease of a client that sets none.
+    pub default_lease: Duration,
+    /// What a client may not ask for if another library uses the store, too.
+    pub limits: Option<Limits>,
+}
+
+impl Bounds {
+    /// For a store that needs no others.
+    pub(crate) fn of(min_lease: Duration) -> Self {
+        Bounds { min_lease, min_margin: Duration::ZERO, default_lease: DEFAULT_LEASE, limits: None }
     }
 }
 
@@ -182,10 +195,8 @@ pub struct StoreInfo {
     pub clock: &'static str,
     /// How long after its end a lease is still respected, because clocks differ.
     pub grace: Duration,
-    /// The shortest lease that makes sense here.
-    pub min_lease: Duration,
-    /// The smallest margin that is accepted: what is not known of the store's time could use up a smaller one.
-    pub min_margin: Duration,
+    /// What a client may ask for here.
+    pub bounds: Bounds,
     /// The form of grant ids.
     pub grant_form: GrantForm,
     /// How many shared holders of one key can renew at this interval, where the store has a bound.
@@ -195,26 +206,14 @@ pub struct StoreInfo {
     pub reads_what_may_be_undone: bool,
     /// The other library whose rows this store reads, too.
     pub beside: Option<&'static str>,
-    /// What a client may not ask for if that library uses the store, too.
-    pub limits: Option<Limits>,
 }
 
 impl StoreInfo {
-    /// For a store that needs neither a grace nor a smallest margin.
-    fn new(label: String, clock: &'static str, min_lease: Duration) -> Self {
-        let (grace, min_margin, grant_form) = (Duration::ZERO, Duration::ZERO, GrantForm::Uuid);
-        StoreInfo {
-            label,
-            clock,
-            grace,
-            min_lease,
-            min_margin,
-            grant_form,
-            most_shared: None,
-            reads_what_may_be_undone: false,
-            beside: None,
-            limits: None,
-        }
+    /// For a store that needs no grace.
+    fn new(label: String, clock: &'static str, bounds: Bounds) -> Self {
+        let (grace, grant_form, reads_what_may_be_undone) = (Duration::ZERO, GrantForm::Uuid, false);
+        let (most_shared, beside) = (None, None);
+        StoreInfo { label, clock, grace, bounds, grant_form, most_shared, reads_what_may_be_undone, beside }
     }
 }
 

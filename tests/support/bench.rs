@@ -122,7 +122,7 @@ impl Bench {
 
     /// The shortest lease of the store.
     pub fn min_lease(&self) -> Duration {
-        self.at.store.info().min_lease
+        self.at.store.info().bounds.min_lease
     }
 
     /// The shortest request timeout that only a fault should use up.

@@ -161,7 +161,7 @@ impl LockClient {
     /// be denied.
     fn rights(&self, row: &str, all: &Deadline) -> Vec<Right> {
         let backend = &self.family.backend;
-        let lease = LEASE.max(backend.info().min_lease);
+        let lease = LEASE.max(backend.info().bounds.min_lease);
         let (grant, lock_id) = (backend.info().grant_form.fresh(), random::uuid().to_string());
         let ask = Ask::exclusive(grant, lock_id, default_labels(std::process::id()), lease);
         let mut attempt = Attempt::new(row, ask);

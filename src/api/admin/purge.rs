@@ -144,7 +144,7 @@ impl PurgePages<'_> {
     }
 
     fn row(&self, seen: &Seen, purged: &mut Purged) -> Result<()> {
-        let step = purge_step(seen, self.older_than, self.client.family.backend.info().limits);
+        let step = purge_step(seen, self.older_than, self.client.family.backend.info().bounds.limits);
         let Some(next) = &step.record else { return Ok(()) };
         let new = Some(next).filter(|_| !step.answer.delete);
         let is_done = match self.writes {

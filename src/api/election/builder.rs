@@ -159,7 +159,7 @@ impl ElectionBuilder {
             .as_deref()
             .map_or(Ok(()), |id| check_text("the node's id", id))
             .map_err(|error| in_context(error.with_key(&self.name)))?;
-        let least = family.backend.info().min_lease.max(MIN_LEASE);
+        let least = family.backend.info().bounds.min_lease.max(MIN_LEASE);
         check_duration("lease", lease, least, " in an election")
             .map_err(|error| in_context(error.with_key(&self.name)))?;
         let node = Node {

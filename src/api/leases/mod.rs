@@ -283,7 +283,7 @@ impl Leases {
     /// The key of a lease's row.
     fn key(&self, name: &str) -> Result<String> {
         self.client.family.check_open()?;
-        let limits = self.client.family.backend.info().limits;
+        let limits = self.client.family.backend.info().bounds.limits;
         self.check(limits.map_or(Ok(()), |limits| limits.check_names()))?;
         self.check(key::of(&self.namespace, name))
     }
@@ -297,7 +297,7 @@ impl Leases {
     }
 
     fn check_duration(&self, key: &str, duration: Duration) -> Result<()> {
-        let least = self.client.family.backend.info().min_lease;
+        let least = self.client.family.backend.info().bounds.min_lease;
         self.check(check_duration("duration", duration, least, "")).map_err(|error| error.with_key(key))
     }
 

@@ -18,9 +18,9 @@ use super::row;
 use super::target::{SortKey, Target};
 use super::{Dynamodb, mixed, most_shared};
 use crate::model::error::Result;
-use crate::store::fleet::{Fleet, Limits};
+use crate::store::fleet::Fleet;
 use crate::store::url::{StoreUrl, check_endpoint, config};
-use crate::store::{Opener, StoreInfo};
+use crate::store::{Bounds, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::driver::Driver;
@@ -155,13 +155,12 @@ impl DynamodbOptions {
     /// An opener for the store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        let limits = self.limits();
-        let opener = Opener::new(Dynamodb::MIN_LEASE, |clock, _, by| Dynamodb::open(self, clock, by));
-        Ok(Opener { min_margin: Dynamodb::MIN_MARGIN, limits, ..opener })
+        Ok(Opener::new(self.bounds(), |clock, _, by| Dynamodb::open(self, clock, by)))
     }
 
-    fn limits(&self) -> Option<Limits> {
-        self.fleet.is_mixed().then_some(mixed::LIMITS)
+    fn bounds(&self) -> Bounds {
+        let limits = self.fleet.is_mixed().then_some(mixed::LIMITS);
+        Bounds { min_margin: Dynamodb::MIN_MARGIN, limits, ..Bounds::of(Dynamodb::MIN_LEASE) }
     }
 
     /// Refuses wrong options, also those that the service would refuse, before anything is sent.
@@ -232,7 +231,7 @@ impl Dynamodb {
 
     fn connect(options: DynamodbOptions, mut target: Target, clock: Arc<Clock>, by: &Deadline) -> Result<Dynamodb> {
         options.validate()?;
-        let (grace, limits, protection, fleet) = (options.grace, options.limits(), options.protection, options.fleet);
+        let (grace, bounds, protection, fleet) = (options.grace, options.bounds(), options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
         let (theirs, ended) = (clock.clone(), target.ended.clone());
         let driver = Driver::start(by, move || client(options, ended, theirs), DynamodbError::unconnected)?;
@@ -240,11 +239,9 @@ impl Dynamodb {
         (target.region, target.endpoint) = place.map_err(DynamodbError::unconnected)?;
         let info = StoreInfo {
             grace,
-            min_margin: Dynamodb::MIN_MARGIN,
             most_shared: Some(most_shared),
             beside: Some(mixed::LIBRARY),
-            limits,
-            ..StoreInfo::new(target.label(), "DynamoDB's, by the Date of its answers", Dynamodb::MIN_LEASE)
+            ..StoreInfo::new(target.label(), "DynamoDB's, by the Date of its answers", bounds)
         };
         let (noted, warned, watch) = Default::default();
         Ok(Dynamodb { info, target, protection, clock, estimate, noted, driver, fleet, warned, watch })

@@ -114,9 +114,7 @@ impl Mongodb {
         let info = StoreInfo {
             grant_form: GrantForm::ObjectId,
             beside: Some(mixed::LIBRARY),
-            limits: options.limits(),
-            min_margin: options.min_margin(),
-            ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", options.min_lease())
+            ..StoreInfo::new(options.label(), "the MongoDB server's, $$NOW", options.bounds())
         };
         let (database, collection, hosts) = (options.database.clone(), options.collection.clone(), options.hosts());
         let register = Arc::<session::Register>::default();

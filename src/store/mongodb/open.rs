@@ -19,8 +19,8 @@ use super::wakeup::Waking;
 use super::{Mongodb, mixed};
 use crate::lease::StoreTime;
 use crate::model::error::Result;
-use crate::store::fleet::{Fleet, Limits};
-use crate::store::{Opener, url};
+use crate::store::fleet::Fleet;
+use crate::store::{Bounds, Opener, url};
 use crate::sys::log;
 
 /// How long the driver looks for a primary before it says why there is none.
@@ -154,22 +154,15 @@ impl MongodbOptions {
 
     /// An opener for the store in this collection.
     pub(crate) fn opener(self) -> Result<Opener> {
-        let limits = self.limits();
-        let min_margin = self.min_margin();
-        let opener = Opener::new(self.min_lease(), |_, _, by| Mongodb::open(self, by));
-        Ok(Opener { min_margin, default_lease: Mongodb::DEFAULT_LEASE, limits, ..opener })
+        Ok(Opener::new(self.bounds(), |_, _, by| Mongodb::open(self, by)))
     }
 
-    pub(super) fn limits(&self) -> Option<Limits> {
-        self.fleet.is_mixed().then_some(mixed::LIMITS)
-    }
-
-    pub(super) fn min_lease(&self) -> Duration {
-        if self.fleet.is_mixed() { mixed::MIN_LEASE } else { Mongodb::MIN_LEASE }
-    }
-
-    pub(super) fn min_margin(&self) -> Duration {
-        if self.fleet.is_mixed() { mixed::MIN_MARGIN } else { Mongodb::MIN_MARGIN }
+    pub(super) fn bounds(&self) -> Bounds {
+        let (min_lease, min_margin, limits) = match self.fleet {
+            Fleet::Own => (Mongodb::MIN_LEASE, Mongodb::MIN_MARGIN, None),
+            Fleet::Mixed => (mixed::MIN_LEASE, mixed::MIN_MARGIN, Some(mixed::LIMITS)),
+        };
+        Bounds { min_lease, min_margin, default_lease: Mongodb::DEFAULT_LEASE, limits }
     }
 
     pub(super) fn label(&self) -> String {

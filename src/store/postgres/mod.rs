@@ -18,8 +18,8 @@ use std::time::Duration;
 use crossbeam_channel::Sender;
 
 use super::{
-    Acquired, Attempt, Backend, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen, StoreInfo,
-    Swapped, Which,
+    Acquired, Attempt, Backend, Bounds, Consistency, Page, Purpose, Released, Renewal, Renewed, Schema, Seen,
+    StoreInfo, Swapped, Which,
 };
 use crate::lease::LockRecord;
 use crate::model::error::Result;
@@ -104,7 +104,7 @@ impl Postgres {
             ..StoreInfo::new(
                 options.label_of(&table.full),
                 "the PostgreSQL server's, clock_timestamp()",
-                Postgres::MIN_LEASE,
+                Bounds::of(Postgres::MIN_LEASE),
             )
         };
         let statements = Statements::of(&table.quoted, pooled);

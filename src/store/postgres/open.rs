@@ -13,9 +13,9 @@ use super::row::{Micros, STATEMENT};
 use super::statements::durable_session;
 use super::tls::{Tls, TlsOptions, Wanted};
 use crate::model::error::Result;
-use crate::store::Opener;
 use crate::store::failure::Cause;
 use crate::store::url::{self, config};
+use crate::store::{Bounds, Opener};
 
 /// The table where none is named.
 const TABLE: &str = "leasehold";
@@ -243,7 +243,7 @@ impl PostgresOptions {
 
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
-        Ok(Opener::new(Postgres::MIN_LEASE, |_, _, by| Postgres::open(self, by)))
+        Ok(Opener::new(Bounds::of(Postgres::MIN_LEASE), |_, _, by| Postgres::open(self, by)))
     }
 
     pub(super) fn is_pooled(&self) -> bool {

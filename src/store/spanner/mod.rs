@@ -95,8 +95,7 @@ impl Spanner {
         options.validate()?;
         let info = StoreInfo {
             beside: Some(mixed::LIBRARY),
-            limits: options.limits(),
-            ..StoreInfo::new(options.label(), "Spanner's", Spanner::MIN_LEASE)
+            ..StoreInfo::new(options.label(), "Spanner's", options.bounds())
         };
         let target = Arc::new(Target {
             database: options.database.clone(),

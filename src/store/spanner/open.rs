@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 use super::error::{Own, SpannerError, Stage};
 use super::{Spanner, mixed};
 use crate::model::error::Result;
-use crate::store::Opener;
 use crate::store::failure::Cause;
-use crate::store::fleet::{Fleet, Limits};
+use crate::store::fleet::Fleet;
 use crate::store::url::{StoreUrl, check_endpoint, config};
+use crate::store::{Bounds, Opener};
 use crate::sys::log;
 
 /// The emulator serves gRPC on port 9010 and REST on port 9020. Other pairs of ports are assumed to have the same
@@ -115,16 +115,15 @@ impl SpannerOptions {
     /// The store in this table.
     pub(crate) fn opener(self) -> Result<Opener> {
         self.validate()?;
-        let (limits, duration) = (self.limits(), self.spindle_duration);
-        let opener = Opener::new(Spanner::MIN_LEASE, |_, _, by| Spanner::open(self, by));
-        Ok(match limits {
-            Some(_) => Opener { limits, default_lease: duration, ..opener },
-            None => opener,
-        })
+        Ok(Opener::new(self.bounds(), |_, _, by| Spanner::open(self, by)))
     }
 
-    pub(super) fn limits(&self) -> Option<Limits> {
-        self.fleet.is_mixed().then(|| mixed::limits(self.spindle_duration))
+    pub(super) fn bounds(&self) -> Bounds {
+        let (bounds, duration) = (Bounds::of(Spanner::MIN_LEASE), self.spindle_duration);
+        match self.fleet {
+            Fleet::Own => bounds,
+            Fleet::Mixed => Bounds { default_lease: duration, limits: Some(mixed::limits(duration)), ..bounds },
+        }
     }
 
     pub(super) fn label(&self) -> String {

@@ -14,7 +14,7 @@ use super::{Sqlite, Target, boot, identity, label, now, register, schema};
 use crate::model::error::Result;
 use crate::store::transactional::Durability;
 use crate::store::url::{StoreUrl, config};
-use crate::store::{Missing, Opener, StoreInfo};
+use crate::store::{Bounds, Missing, Opener, StoreInfo};
 use crate::sys::clock::Clock;
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
@@ -66,7 +66,7 @@ impl SqliteOptions {
     /// The store in this file.
     pub(crate) fn opener(self) -> Result<Opener> {
         check_version(rusqlite::version_number(), rusqlite::version())?;
-        Ok(Opener::new(Sqlite::MIN_LEASE, |clock, missing, by| {
+        Ok(Opener::new(Bounds::of(Sqlite::MIN_LEASE), |clock, missing, by| {
             warn_of_lost_commits();
             Ok(Sqlite::connect(self, clock, missing, by)?)
         }))
@@ -181,7 +181,7 @@ impl Sqlite {
             // This gives the file the room for its table. Otherwise the log could not be copied on a full disk.
             conn::copy_log(&writer);
         }
-        let info = StoreInfo::new(label(&path), "this host's boot-time clock", Sqlite::MIN_LEASE);
+        let info = StoreInfo::new(label(&path), "this host's boot-time clock", Bounds::of(Sqlite::MIN_LEASE));
         let asked = options.clock_identity.map_or_else(boot::clock_identity, Ok);
         let doing = "ask for the identity of this boot";
         let clock_identity = asked.map_err(|source| SqliteError::File { path: path.clone(), doing, source })?;

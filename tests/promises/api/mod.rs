@@ -39,7 +39,7 @@ const ROWS: usize = 210;
 impl Opened {
     /// A lease that a test waits for.
     fn short_lease(&self) -> Duration {
-        self.store.info().min_lease.max(Duration::from_millis(300))
+        self.store.info().bounds.min_lease.max(Duration::from_millis(300))
     }
 
     /// A wait that a test lets end: long enough for a store to answer before.
