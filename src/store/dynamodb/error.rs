@@ -48,7 +48,7 @@ pub(super) enum Own {
 
     #[error(
         "the service does not accept the credentials or the signature any more, so nothing was written; a token may just have \
-         ended or a key been replaced, or this host's wall clock have stepped: the call may be repeated"
+         ended or a key been replaced, or this host have stood still for minutes: the call may be repeated"
     )]
     NotAccepted,
 
@@ -90,8 +90,7 @@ impl failure::Own for Own {
         not_sent: "no request could be sent in the time that this call had; check the endpoint, the network and the credentials",
         unreachable: "the service can't be reached; check the endpoint, the region and the network",
         check: "check the endpoint, the region and the network",
-        credentials: "the service does not accept the credentials or the signature; renew or correct the credentials, and see \
-                      that this host's wall clock is not minutes off",
+        credentials: "the service does not accept the credentials or the signature; renew or correct the credentials",
     };
 
     fn kind(&self) -> (ErrorKind, bool) {
@@ -139,7 +138,7 @@ impl DynamodbError {
             }
             "AccessDeniedException" => (Fate::Refused, DynamodbError::Own(Own::Denied { table }, Some(cause))),
             // The next request may succeed: it has other credentials, also if the service does not know these any more
-            // or not yet, or it is signed with the time from this answer.
+            // or not yet, or it is signed by the time from this answer.
             "ExpiredTokenException"
             | "ExpiredToken"
             | "InvalidSignatureException"

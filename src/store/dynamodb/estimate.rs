@@ -188,6 +188,11 @@ impl Estimate {
         }
     }
 
+    /// The service's time at `at`, for what may be minutes off; `None` before the first answer.
+    pub fn roughly(&self, at: BootTime) -> Option<StoreTime> {
+        self.0.lock().ahead.map(|ahead| StoreTime::from_nanos(ahead.middle(at)))
+    }
+
     /// The service's time at `at`; `None` before the first answer.
     pub fn moment(&self, at: BootTime, grace: Grace) -> Option<Moment> {
         let mut known = self.0.lock();

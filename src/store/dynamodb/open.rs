@@ -2,12 +2,13 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
+use aws_types::sdk_config::TimeSource;
 use aws_types::service_config::ServiceConfigKey;
 
 use super::connections::Owned;
@@ -233,8 +234,8 @@ impl Dynamodb {
         options.validate()?;
         let (grace, bounds, protection, fleet) = (options.grace, options.bounds(), options.protection, options.fleet);
         let estimate = options.estimate.clone().unwrap_or_default();
-        let (theirs, ended) = (clock.clone(), target.ended.clone());
-        let driver = Driver::start(by, move || client(options, ended, theirs), DynamodbError::unconnected)?;
+        let (ended, time) = (target.ended.clone(), ServiceTime { clock: clock.clone(), estimate: estimate.clone() });
+        let driver = Driver::start(by, move || client(options, ended, time), DynamodbError::unconnected)?;
         let place = driver.run(by, |owned| async move { owned.place() });
         (target.region, target.endpoint) = place.map_err(DynamodbError::unconnected)?;
         let info = StoreInfo {
@@ -251,12 +252,14 @@ impl Dynamodb {
     fn learn(&self, by: &Deadline) -> Result<()> {
         // Asks a second time if the first answer took long.
         for _ in 0..2 {
-            let read = self.read_time(by).or_else(|error| match error {
-                // This host's wall clock may be minutes off: the SDK signs the next request with the time from this
-                // answer.
-                DynamodbError::Credentials { .. } => self.read_time(by),
-                error => Err(error),
-            });
+            let mut read = self.read_time(by);
+            // The first request is signed by this host's wall clock, which may be minutes off, and the next one by the
+            // time from its answer. If it is that host of the service whose clock is wrong, the second answer says so.
+            for _ in 0..2 {
+                if matches!(read, Err(DynamodbError::Credentials { .. })) {
+                    read = self.read_time(by);
+                }
+            }
             read.map_err(|error| self.explained(error, by))?;
             self.check_grace()?;
             if self.moment()?.width <= GOOD_ENOUGH {
@@ -268,7 +271,7 @@ impl Dynamodb {
 }
 
 /// Makes the client. Loading the configuration may query the machine for its region.
-async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Result<Owned> {
+async fn client(options: DynamodbOptions, ended: Ended, time: ServiceTime) -> Result<Owned> {
     let config = match options.settings {
         Settings::Given(config) => {
             let mut builder = config.into_builder();
@@ -305,7 +308,10 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
         check_endpoint(what, "http://localhost:8000", endpoint)?;
     }
     let mut builder = Builder::from(&config)
-        .credentials_provider(Loaded::from(credentials, ended, clock))
+        .credentials_provider(Loaded::from(credentials, ended, time.clock.clone()))
+        // The SDK's own correction would be lost with each client that is replaced, and add to ours.
+        .disable_clock_skew_correction(true)
+        .time_source(time)
         // The user's identity cache may be waiting for a load on the user's runtime.
         .identity_cache(IdentityCache::no_cache())
         .retry_config(RetryConfig::disabled())
@@ -318,6 +324,22 @@ async fn client(options: DynamodbOptions, ended: Ended, clock: Arc<Clock>) -> Re
         builder = builder.behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::v2026_01_12());
     }
     Ok(Owned::new(options.table, builder.build(), endpoint))
+}
+
+/// The time by which requests are signed, which the service accepts if it is no more than minutes off: its own as soon
+/// as an answer has said it. Before that it is this host's wall clock.
+#[derive(Debug)]
+struct ServiceTime {
+    clock: Arc<Clock>,
+    estimate: Arc<Estimate>,
+}
+
+impl TimeSource for ServiceTime {
+    fn now(&self) -> SystemTime {
+        let known = self.estimate.roughly(self.clock.now());
+        let micros = known.and_then(|now| u64::try_from(now.as_nanos() / 1_000).ok());
+        SystemTime::UNIX_EPOCH + Duration::from_micros(micros.unwrap_or_else(|| self.clock.wall_micros()))
+    }
 }
 
 /// The endpoint, if it is another than the region's, determined as the SDK does.

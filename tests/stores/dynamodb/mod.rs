@@ -12,6 +12,7 @@ mod mixed_rows;
 mod rights;
 mod rows;
 mod scans;
+mod signing;
 mod sort_key;
 mod sweep;
 mod table;

@@ -15,6 +15,11 @@ impl Proxy {
         self.inner.lock().date_shift = seconds;
     }
 
+    /// From now on refuses requests that are signed with a time which is minutes off that of the answers.
+    pub fn check_signing_times(&self) {
+        self.inner.lock().checks_signing = true;
+    }
+
     /// By how much every `Date` is moved.
     pub fn dates_shift(&self) -> i64 {
         self.inner.lock().date_shift
@@ -86,6 +91,7 @@ fn serve_as(wire: Wire, inner: &Arc<Inner>, id: u64, client: Arc<TcpStream>) -> 
                 }
                 answer = Some(server.ask(&request, number)?);
             }
+            Mode::Skewed => answer = Some(Message::skewed()),
             Mode::Say(status, text) => answer = Some(Message::said(wire, &request, status, text)),
             Mode::HoleToServer => return client.swallow(),
             Mode::HoleToClient => {
@@ -257,7 +263,9 @@ impl Inner {
         state.kept.push_back(request);
         self.changed.notify_all();
         let of_connection = state.shifted.get(&connection).copied().unwrap_or_default();
-        (state.count, rule.unwrap_or(Mode::Pass), state.date_shift + of_connection)
+        let shift = state.date_shift + of_connection;
+        let is_skewed = state.checks_signing && message.is_skewed(shift);
+        (state.count, if is_skewed { Mode::Skewed } else { rule.unwrap_or(Mode::Pass) }, shift)
     }
 
     fn note(&self, number: u64, change: impl FnOnce(&mut Request)) {

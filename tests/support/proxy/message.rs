@@ -56,14 +56,28 @@ impl Message {
     }
 
     fn json(status: u16, body: &str) -> Message {
-        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
         let head = format!(
             "HTTP/1.1 {status} Said\r\nContent-Type: application/x-amz-json-1.0\r\nContent-Length: {}\r\n\
              Date: {}\r\n\r\n",
             body.len(),
-            to_date(i64::try_from(now.as_secs()).expect("a date"))
+            to_date(now())
         );
         Message { head, body: body.as_bytes().to_vec(), ..Message::default() }
+    }
+
+    /// What AWS answers to a signature with a wrong time.
+    pub fn skewed() -> Message {
+        let json =
+            r#"{"__type":"com.amazon.coral.service#InvalidSignatureException","message":"Signature expired: .."}"#;
+        let mut said = Message::json(400, json);
+        ["Server: Server", "x-amzn-RequestId: made-by-the-test"].iter().for_each(|header| said.set_header(header));
+        said
+    }
+
+    /// Whether a service that is this many seconds ahead refuses the time of its signature.
+    pub fn is_skewed(&self, ahead: i64) -> bool {
+        let signed = self.header("x-amz-date").and_then(from_amz_date);
+        signed.is_some_and(|signed| (signed - now() - ahead).abs() > 300)
     }
 
     /// A message that makes the server run this statement at once.
@@ -310,6 +324,19 @@ fn invalid(what: &'static str) -> io::Error {
 
 const DAYS: [&str; 7] = ["Thu", "Fri", "Sat", "Sun", "Mon", "Tue", "Wed"];
 const MONTHS: [&str; 12] = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
+
+fn now() -> i64 {
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).expect("a clock after 1970");
+    i64::try_from(now.as_secs()).expect("a date")
+}
+
+/// The seconds since 1970 of a time like `19941106T084937Z`.
+fn from_amz_date(text: &str) -> Option<i64> {
+    let [year, month, day, hour, minute, second] =
+        [0..4, 4..6, 6..8, 9..11, 11..13, 13..15].map(|part| text.get(part).unwrap_or_default());
+    let month = MONTHS.get(month.parse::<usize>().ok()?.checked_sub(1)?)?;
+    from_date(&format!("Day, {day} {month} {year} {hour}:{minute}:{second} GMT"))
+}
 
 /// The seconds since 1970 of a date like `Sun, 06 Nov 1994 08:49:37 GMT`.
 pub fn from_date(text: &str) -> Option<i64> {

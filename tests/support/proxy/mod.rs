@@ -59,6 +59,8 @@ pub enum Mode {
     Relay(i64, &'static str),
     /// The server runs this statement first, as if a pooler had sent it. Only for [`Proxy::postgres`].
     After(&'static str),
+    /// It does not reach the server; the client gets the answer of AWS to a signature with a wrong time.
+    Skewed,
     /// It does not reach the server; the client gets this status and JSON, as from a service in trouble. With
     /// [`Proxy::mongodb`] these are the code of an error and its message.
     Say(u16, &'static str),
@@ -377,6 +379,7 @@ struct State {
     stopped: bool,
     rules: Vec<Rule>,
     date_shift: i64,
+    checks_signing: bool,
     shifted: HashMap<u64, i64>,
     to_server: Flow,
     to_client: Flow,
