@@ -195,9 +195,12 @@ where
     E: StdError + 'static,
 {
     let cause = Cause::of(error);
+    // The request left the SDK before a connection was looked for. Only connecting fails in these two ways, so nothing was
+    // sent; the second one is what the HTTP client says of names, routes and TLS.
     let refused = of_type::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
-    if refused {
-        // Only connecting fails in this way, so nothing was sent.
+    let is_of_http = matches!(error, SdkError::DispatchFailure(_));
+    let http = of_type::<hyper_util::client::legacy::Error>(error).filter(|_| is_of_http);
+    if refused || http.is_some_and(|http| http.is_connect()) {
         return (Fate::NotDone, DynamodbError::Unreachable { cause });
     }
     if left == Left::Maybe {
@@ -233,11 +236,55 @@ fn of_type<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Op
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::net::TcpListener;
     use std::time::Duration;
+
+    use aws_credential_types::Credentials;
+    use aws_sdk_dynamodb::config::retry::RetryConfig;
+    use aws_sdk_dynamodb::config::{BehaviorVersion, Region};
+    use aws_sdk_dynamodb::types::AttributeValue;
+    use aws_sdk_dynamodb::{Client, Config};
 
     use super::*;
     use crate::model::error::Error;
     use crate::sys::driver::Stopped;
+
+    /// What becomes of a request to this endpoint.
+    fn asked(endpoint: &str) -> (Fate, DynamodbError) {
+        let config = Config::builder()
+            .behavior_version(BehaviorVersion::v2026_01_12())
+            .region(Region::new("us-east-1"))
+            .credentials_provider(Credentials::new("key", "secret", None, None, "test"))
+            .endpoint_url(endpoint)
+            .retry_config(RetryConfig::disabled());
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let key = AttributeValue::S("k".to_owned());
+        let request = Client::from_conf(config.build()).get_item().table_name("locks").key("key", key);
+        let error = runtime.block_on(request.send()).unwrap_err();
+        DynamodbError::classify(&error, Left::Maybe, &Target::new("locks", "key", None))
+    }
+
+    /// The same at a server that reads the first bytes and ends the connection.
+    fn asked_and_cut(scheme: &str) -> (Fate, DynamodbError) {
+        let server = TcpListener::bind("127.0.0.1:0").unwrap();
+        let endpoint = format!("{scheme}://{}", server.local_addr().unwrap());
+        let cuts = std::thread::spawn(move || server.accept().unwrap().0.read(&mut [0; 16]).unwrap());
+        let told = asked(&endpoint);
+        assert!(cuts.join().unwrap() > 0, "{scheme}: nothing came");
+        told
+    }
+
+    #[test]
+    fn what_got_no_connection_was_not_sent_and_what_got_one_may_have_been() {
+        let (fate, error) = asked_and_cut("https");
+        assert!(fate == Fate::NotDone && matches!(error, DynamodbError::Unreachable { .. }), "TLS: {error:?}");
+        // No label is as long, so the resolver asks nobody.
+        let (fate, error) = asked(&format!("http://{}", "a".repeat(70)));
+        assert!(fate == Fate::NotDone && matches!(error, DynamodbError::Unreachable { .. }), "a name: {error:?}");
+        let (fate, error) = asked_and_cut("http");
+        assert!(fate == Fate::Unknown && matches!(error, DynamodbError::Unanswered { .. }), "HTTP: {error:?}");
+    }
 
     #[test]
     fn a_panic_before_anything_was_sent_is_no_lack_of_time() {
