@@ -88,8 +88,8 @@
 //!
 //! # Versions
 //! MongoDB 4.4.2 or newer; below 5.0 waiters poll. The tests run on 6.0.5, and on no version below 6. Amazon
-//! DocumentDB, Azure Cosmos DB and FerretDB speak the protocol but lack some of what locks need, and are refused by
-//! name.
+//! DocumentDB, the open DocumentDB, Azure Cosmos DB and FerretDB speak the protocol but lack some of what locks need, and
+//! are refused by name.
 
 use std::mem;
 use std::sync::Arc;

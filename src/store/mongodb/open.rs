@@ -309,6 +309,12 @@ pub(super) fn topology(
         );
         return Err(MongodbError::Config(message));
     }
+    // MongoDB says it to the millisecond, as a date, and leases end by it.
+    if hello.get("localTime").is_some_and(|time| time.as_datetime().is_none()) {
+        let message = "the server's hello has a localTime that is no date, so it is another server that speaks MongoDB's \
+                       protocol and does not promise what locks need; use MongoDB itself";
+        return Err(MongodbError::Config(message.to_owned()));
+    }
     let wire = hello.get_i32("maxWireVersion").unwrap_or(0);
     if wire < OLDEST_WIRE {
         let version = build.get_str("version").unwrap_or("of an unknown version");
@@ -330,9 +336,11 @@ fn look_alike(hosts: &[String], hello: &Document, build: &Document) -> Option<&'
     let own = own.chain(hello.get_array("hosts").into_iter().flatten().filter_map(Bson::as_str));
     let all: Vec<&str> = hosts.iter().map(String::as_str).chain(own).collect();
     let is_at = |domain: &str| all.iter().any(|host| host.split(':').next().is_some_and(|h| h.ends_with(domain)));
+    // Where the gateway of the open DocumentDB says what it is; otherwise its answers are those of a router.
+    let internal = hello.get_document("internal").ok();
     let says = |name: &str| {
         let text = |value: &Bson| value.to_string().to_ascii_lowercase().contains(name);
-        build.iter().chain(hello.iter()).any(|(key, value)| {
+        build.iter().chain(hello.iter()).chain(internal.into_iter().flatten()).any(|(key, value)| {
             key.to_ascii_lowercase().contains(name)
                 || (matches!(key.as_str(), "version" | "gitVersion" | "modules") && text(value))
         })
@@ -400,6 +408,22 @@ mod tests {
             let said = topology(&tunnel, &doc! { "maxWireVersion": 17, "setName": "rs0", name: value }, &mongo);
             assert!(said.is_err_and(|error| error.to_string().contains("Amazon DocumentDB")), "{name}");
         }
+        // The gateway of the open DocumentDB, that of Cosmos clusters, and one that does not say what it is.
+        let build =
+            doc! { "version": "7.0.0", "versionArray": [7, 0, 0, 0], "bits": 64, "maxBsonObjectSize": 16_777_216 };
+        let gateway = |internal: Document| {
+            doc! { "maxWireVersion": 21, "msg": "isdbgrid", "localTime": 1_790_000_000_000_i64, "internal": internal }
+        };
+        for (internal, name) in [
+            (doc! { "documentdb_versions": ["0.117-0", "0.117.0"], "kind": "" }, "is DocumentDB"),
+            (doc! { "cosmos_versions": ["1.104-1", "1.105.0"] }, "Azure Cosmos DB"),
+            (doc! {}, "localTime that is no date"),
+        ] {
+            let said = topology(&tunnel, &gateway(internal), &build);
+            assert!(said.as_ref().is_err_and(|error| error.to_string().contains(name)), "{name}: {said:?}");
+        }
+        let dated = doc! { "maxWireVersion": 17, "setName": "rs0", "localTime": mongodb::bson::DateTime::now() };
+        assert_eq!(topology(&tunnel, &dated, &mongo).unwrap(), Topology::Replicated);
         let old = topology(&[], &doc! { "maxWireVersion": 8 }, &doc! { "version": "4.2.1" }).unwrap_err();
         assert!(old.to_string().contains("4.2.1"), "{old}");
     }
