@@ -201,8 +201,8 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
     if !overridden.is_empty() {
         log::warn!(
             target: "leasehold::mongodb", store:? = label;
-            "locks need writes that the majority has in its journal, from the primary, and {LEAST_CONNECTIONS} \
-             connections; not used: {}",
+            "locks need writes that the majority has in its journal, from the primary, {LEAST_CONNECTIONS} \
+             connections, and commands outside of the strict API; not used: {}",
             overridden.join(", ")
         );
     }
@@ -269,6 +269,11 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
     if let Some(most) = settings.max_pool_size.filter(|most| (1..LEAST_CONNECTIONS).contains(most)) {
         overridden.push(format!("maxPoolSize={most}"));
         settings.max_pool_size = Some(LEAST_CONNECTIONS);
+    }
+    // The strict API refuses `buildInfo`, without which nobody knows what kind of server it is.
+    if let Some(api) = settings.server_api.as_mut().filter(|api| api.strict == Some(true)) {
+        overridden.push("apiStrict=true".to_owned());
+        api.strict = Some(false);
     }
     overridden
 }
@@ -363,6 +368,8 @@ fn look_alike(hosts: &[String], hello: &Document, build: &Document) -> Option<&'
 
 #[cfg(test)]
 mod tests {
+    use mongodb::options::{ServerApi, ServerApiVersion};
+
     use super::*;
 
     #[test]
@@ -443,6 +450,10 @@ mod tests {
         assert_eq!(parsed("w=majority&retryWrites=true"), "");
         let all = "w=1&journal=false&readPreference=secondary&readConcernLevel=local&retryWrites=false";
         assert_eq!(parsed(all), "w, journal=false, readPreference, readConcernLevel, retryWrites=false");
+        let api = ServerApi::builder().version(ServerApiVersion::V1).strict(true).build();
+        let mut strict = ClientOptions::builder().server_api(api).build();
+        assert_eq!(force(&mut strict), ["apiStrict=true"]);
+        assert_eq!(strict.server_api.map(|api| (api.version, api.strict)), Some((ServerApiVersion::V1, Some(false))));
         assert_eq!((parsed("maxPoolSize=2").as_str(), parsed("maxPoolSize=3").as_str()), ("maxPoolSize=2", ""));
     }
 }
