@@ -195,8 +195,8 @@ where
     E: StdError + 'static,
 {
     let cause = Cause::of(error);
-    // The request left the SDK before a connection was looked for. Only connecting fails in these two ways, so nothing was
-    // sent; the second one is what the HTTP client says of names, routes and TLS.
+    // A request counts as left before the SDK looks for a connection. Only connecting fails in these two ways, so nothing
+    // was sent; the second one is what the HTTP client says of names, routes and TLS.
     let refused = of_type::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
     let is_of_http = matches!(error, SdkError::DispatchFailure(_));
     let http = of_type::<hyper_util::client::legacy::Error>(error).filter(|_| is_of_http);

@@ -1,6 +1,6 @@
 //! What can go wrong here: the one place that says what an answer of the server means.
 
-use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, WriteFailure};
+use mongodb::error::{Error as DriverError, ErrorKind as DriverKind, SYSTEM_OVERLOADED_ERROR, WriteFailure};
 
 use crate::model::error::ErrorKind;
 use crate::store::failure::{self, Cause, Failure, Fate, Words};
@@ -79,9 +79,10 @@ const NOT_DONE: [i32; 6] = [112, 133, 134, 246, 10107, 13435];
 /// A stale or recovering node, sharding that moves, too many requests, a cache that is full, writes that an operator
 /// blocks; an index or a database that is dropped meanwhile; a read for which no majority could be reached.
 const NOT_DONE_EITHER: [i32; 15] = [13436, 13388, 63, 150, 193, 234, 462, 165, 365, 371, 402, 433, 449, 175, 215];
-/// If no list here has the code, these labels say that nothing was written, or that it may have been written.
+/// If no list here has the code, these labels say that nothing was written, or that a repeat may succeed, of what may
+/// have been written.
 const NOTHING_WRITTEN: &str = "NoWritesPerformed";
-const MAY_BE_WRITTEN: &str = "RetryableWriteError";
+const MAY_BE_WRITTEN: [&str; 2] = ["RetryableWriteError", SYSTEM_OVERLOADED_ERROR];
 const DENIED: i32 = 13;
 /// Atlas uses this code for everything that it does not allow. Only the text says what it is.
 const ATLAS: i32 = 8000;
@@ -222,7 +223,7 @@ fn by_code(error: &DriverError, code: i32, cause: Cause) -> (Fate, MongodbError)
         DENIED | ATLAS => (Fate::Refused, MongodbError::Own(Own::Denied, Some(cause))),
         _ if CREDENTIALS.contains(&code) => (Fate::Refused, MongodbError::Credentials { cause }),
         _ if error.contains_label(NOTHING_WRITTEN) => (Fate::NotDone, MongodbError::Own(Own::Conflict, Some(cause))),
-        _ if error.contains_label(MAY_BE_WRITTEN) => unanswered(cause),
+        _ if MAY_BE_WRITTEN.iter().any(|label| error.contains_label(label)) => unanswered(cause),
         _ => (Fate::Refused, MongodbError::Other { cause }),
     }
 }

@@ -202,7 +202,7 @@ pub(super) async fn client(options: MongodbOptions, register: Arc<Register>, pat
         log::warn!(
             target: "leasehold::mongodb", store:? = label;
             "locks need writes that the majority has in its journal, from the primary, {LEAST_CONNECTIONS} \
-             connections, and commands outside of the strict API; not used: {}",
+             connections, to repeat by themselves, and commands outside of the strict API; not used: {}",
             overridden.join(", ")
         );
     }
@@ -270,6 +270,12 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
         overridden.push(format!("maxPoolSize={most}"));
         settings.max_pool_size = Some(LEAST_CONNECTIONS);
     }
+    // What an overloaded server refused was not done, which no error says of a write that was sent twice. The caller
+    // repeats it, for as long as it has time.
+    if let Some(most) = settings.max_adaptive_retries.filter(|most| *most > 0) {
+        overridden.push(format!("maxAdaptiveRetries={most}"));
+    }
+    settings.max_adaptive_retries = Some(0);
     // The strict API refuses `buildInfo`, without which nobody knows what kind of server it is.
     if let Some(api) = settings.server_api.as_mut().filter(|api| api.strict == Some(true)) {
         overridden.push("apiStrict=true".to_owned());
@@ -443,7 +449,7 @@ mod tests {
             let mut settings = runtime.block_on(async { ClientOptions::parse(&url).await.unwrap() });
             let told = force(&mut settings).join(", ");
             assert_eq!(settings.write_concern, Some(majority(None)));
-            assert_eq!(settings.retry_writes, Some(true));
+            assert_eq!((settings.retry_writes, settings.max_adaptive_retries), (Some(true), Some(0)));
             told
         };
         assert_eq!(parsed(""), "");
@@ -454,6 +460,7 @@ mod tests {
         let mut strict = ClientOptions::builder().server_api(api).build();
         assert_eq!(force(&mut strict), ["apiStrict=true"]);
         assert_eq!(strict.server_api.map(|api| (api.version, api.strict)), Some((ServerApiVersion::V1, Some(false))));
+        assert_eq!(parsed("maxAdaptiveRetries=5"), "maxAdaptiveRetries=5");
         assert_eq!((parsed("maxPoolSize=2").as_str(), parsed("maxPoolSize=3").as_str()), ("maxPoolSize=2", ""));
     }
 }

@@ -85,7 +85,12 @@ impl At {
     }
 
     fn fail(&self, command: &str, code: i32, mode: impl Into<Bson>) {
-        let data = doc! { "failCommands": [command], "errorCode": code, "errorLabels": [] };
+        self.fail_with(&[], command, code, mode);
+    }
+
+    /// The same with these labels.
+    fn fail_with(&self, labels: &[&str], command: &str, code: i32, mode: impl Into<Bson>) {
+        let data = doc! { "failCommands": [command], "errorCode": code, "errorLabels": labels };
         self.admin(doc! { "configureFailPoint": "failCommand", "mode": mode.into(), "data": data });
     }
 }
@@ -210,6 +215,30 @@ fn what_was_dropped_under_an_acquire_does_not_end_a_wait() {
         let error = store.acquire(&mut a, &soon()).unwrap_err();
         assert!(error.is_retryable(), "{code}: {error}");
         granted(&store, &mut a);
+    }
+}
+
+/// Of a write that was sent again nobody could say that it was not done. 462 is a limit of the rate of requests, and the
+/// other code one that nobody knows yet.
+#[test]
+fn what_an_overloaded_server_refuses_is_sent_once_and_may_be_repeated() {
+    let Some(at) = At::start() else { return };
+    at.open().schema(Schema::Create, &soon()).unwrap();
+    let (store, commands) = at.open_listening();
+    let writes =
+        || std::mem::take(&mut *commands.lock()).iter().filter(|one| one.contains_key("findAndModify")).count();
+    for (code, is_known) in [(462, true), (987_654, false)] {
+        let mut a = exclusive(&store, &code.to_string());
+        writes();
+        let labels = ["SystemOverloadedError", "RetryableError"];
+        at.fail_with(&labels, "findAndModify", code, doc! { "times": 1 });
+        match store.acquire(&mut a, &soon()) {
+            Err(error) if is_known => assert!(error.is_retryable() && error.kind() == ErrorKind::Store, "{error:?}"),
+            Ok(Acquired::Unknown(_)) if !is_known => {}
+            other => panic!("{code}: {other:?}"),
+        }
+        assert_eq!(writes(), 1, "{code}");
+        acquired(&store, &mut a);
     }
 }
 
