@@ -36,7 +36,9 @@
 //! ```
 //!
 //! Credentials from the profile files (`~/.aws/credentials`) are read once, by the SDK: after they are replaced there,
-//! clients must connect again. Those from an instance, a container, a process or single sign-on are requested again.
+//! clients must connect again. Those from an instance, a container, a process or single sign-on are requested again. A
+//! profile of `aws login` (`login_session`) can't be used, since that needs more crates: use another profile with
+//! `credential_process = aws configure export-credentials --profile NAME`.
 //!
 //! The table needs no time to live: rows are small, and a purge deletes those that are free and were last granted a
 //! month ago. After a restore from a backup fencing tokens still rise, since they are made from the time; see the
@@ -80,7 +82,8 @@
 //! grace than others have; by a shared holder that joins others, that releases while its lease ends last, or whose
 //! renewed lease ends before another holder's; and once in ten minutes. Connecting takes two. All waiters of one client
 //! and key cost what one does, since only the first in the queue sends requests. A wider
-//! [`poll`](crate::ClientBuilder::poll) costs less. [`operating`](crate::guide::operating) has the sums in dollars.
+//! [`poll`](crate::ClientBuilder::poll) costs less. In a table with replicas in several regions each write is billed in
+//! each of these regions. [`operating`](crate::guide::operating) has the sums in dollars.
 //!
 //! # Rights
 //! The least that an IAM policy must allow on `arn:aws:dynamodb:REGION:ACCOUNT:table/locks`:

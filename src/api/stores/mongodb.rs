@@ -41,6 +41,9 @@
 //! with its key in the same file. The URL must name hosts as the server's certificate names them. A certificate that is
 //! not trusted is an error of kind `Config` from `connect`.
 //!
+//! `authMechanism=MONGODB-AWS` and `GSSAPI` need the driver's features `aws-auth` and `gssapi-auth`, which bring more
+//! crates and are left out: a program that names the crate `mongodb` with them in its own Cargo.toml has them.
+//!
 //! # Sharded clusters
 //! Shard the collection by `{resource: 1}`, unique, before `create_schema`: the index that `create_schema` makes is
 //! sparse, which the index of a shard key may not be. The clock is then the router's, so the clocks of all routers must
@@ -58,7 +61,8 @@
 //! here, not 20 s. If the primary hangs instead of dying, a member that copied from it may wait ten seconds more for it
 //! before there is a majority again (seen: 14 s with an election timeout of 2 s). A lease of 45 s bridges both;
 //! `oplogNetworkTimeoutBufferSeconds=1` on the servers shortens the second. A primary that was cut off and comes back
-//! grants nothing, since its majority has gone on.
+//! grants nothing, since its majority has gone on. An arbiter votes but acknowledges no write: of two members with data
+//! and an arbiter, both members must be up, or nothing is granted or renewed.
 //!
 //! An acquire that is given up before it was answered is stopped by the number of the write that gives it up. If that
 //! write found nothing to remove, there is nothing that the other members could copy. So after an election, a copy of
