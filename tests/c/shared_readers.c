@@ -47,6 +47,9 @@ int main(int argc, char **argv) {
   OK(leasehold_list_len(holders, &count));
   CHECK(count == READERS);
   OK(leasehold_list_free(holders));
+  /* Nor is a writer let in: asked before one waits, who would be a reason of its own. */
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock(client, TEXT(KEY), &fourth));
+  CHECK(fourth.id == 0);
 
   struct writer writer = {client, 0};
   pthread_t thread;
