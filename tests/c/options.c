@@ -295,12 +295,6 @@ static void of_ends(const char *url) {
   OK(leasehold_guard_free(guard));
   OK(leasehold_guards_free(guards));
   OK(leasehold_client_free(other));
-
-  char message[200];
-  CHECK(setenv("LEASEHOLD_STORE", "sqlite:/tmp/caf\xe9.db", 1) == 0);
-  EXPECT(LEASEHOLD_CODE_CONFIG, leasehold_client_from_env(LEASEHOLD_VERSION_NUMBER, &other));
-  OK(leasehold_error_message(message, sizeof message, NULL));
-  CHECK(strstr(message, "LEASEHOLD_STORE is not UTF-8") != NULL);
 }
 
 /* How many holders a list has, which is freed. */

@@ -20,10 +20,33 @@ static void *write_once(void *data) {
   return NULL;
 }
 
+/* The calls without a request: two of each share, and neither gets what is held exclusively. */
+static void by_one_call(leasehold_client client) {
+  leasehold_guard shared[4], none = {0};
+  for (int i = 0; i < 2; i++) {
+    OK(leasehold_client_try_lock_shared(client, TEXT("menu"), &shared[i]));
+    OK(leasehold_client_lock_shared_for(client, TEXT("menu"), 60000, &shared[2 + i]));
+  }
+  for (int i = 0; i < 4; i++) {
+    leasehold_mode mode = LEASEHOLD_MODE_EXCLUSIVE;
+    OK(leasehold_guard_mode(shared[i], &mode));
+    CHECK(mode == LEASEHOLD_MODE_SHARED);
+    OK(leasehold_guard_ensure_held(shared[i]));
+    OK(leasehold_guard_free(shared[i]));
+  }
+  leasehold_guard exclusive = {0};
+  OK(leasehold_client_lock(client, TEXT("menu"), &exclusive));
+  EXPECT(LEASEHOLD_CODE_HELD, leasehold_client_try_lock_shared(client, TEXT("menu"), &none));
+  RUNS_OUT(limit, 100, leasehold_client_lock_shared_for(client, TEXT("menu"), limit, &none));
+  CHECK(none.id == 0);
+  OK(leasehold_guard_free(exclusive));
+}
+
 int main(int argc, char **argv) {
   CHECK(argc == 2);
   leasehold_client client = {0};
   client = connected(argv[1]);
+  by_one_call(client);
 
   leasehold_request reader = {0};
   leasehold_guard readers[READERS], fourth = {0};

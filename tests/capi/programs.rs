@@ -9,13 +9,14 @@ use crate::library::{Language, compile, ran, root, store};
 use crate::room::room;
 
 /// A new program is named here, with its proof, in which `#` stands for a number above zero.
-pub const PROGRAMS: [(&str, &str); 18] = [
+pub const PROGRAMS: [(&str, &str); 19] = [
     ("batch_job", "20 jobs, each done once by one of 4 processes"),
     ("beside", "a callback that takes long holds up no other lock, and has the stack that it needs"),
     ("callbacks", "callbacks lock, close, stop and free"),
     ("fenced", "who asserts its lock writes, and nobody else does"),
     ("forked", "dead in the child, alive in the parent"),
     ("forks_inside", "what forks inside costs the parent nothing"),
+    ("from_env", "the store that the environment names was set up and locked"),
     ("hand_over", "handed over without a gap, adopted once"),
     ("hello", "nightly-report is ours, with the token #"),
     ("late", "closed by exit(), by a thread's end and under a poll()"),
@@ -125,6 +126,20 @@ fn every_function_is_misused() {
     let misuse = fs::read_to_string(root().join("tests/c/misuse.c")).expect("it is there");
     for function in crate::header::functions() {
         assert!(misuse.contains(&format!("leasehold_{function}(")), "misuse.c leaves out leasehold_{function}");
+    }
+}
+
+/// Directly, by the header for C++ or by the package for Python, which has the names without their prefix.
+#[test]
+fn every_function_is_used_well() {
+    let read = |path: &std::path::Path| fs::read_to_string(path).expect("it is there");
+    let sources = fs::read_dir(root().join("tests/c")).expect("it is there").map(|entry| entry.expect("a file").path());
+    let mut used: String = sources.filter(|path| !path.ends_with("misuse.c")).map(|path| read(&path)).collect();
+    used += &read(&root().join("src/capi/leasehold.hpp"));
+    let package = read(&root().join("examples/python/leasehold/__init__.py"));
+    for function in crate::header::functions() {
+        let is_used = used.contains(&format!("leasehold_{function}(")) || package.contains(&format!("\"{function}\""));
+        assert!(is_used, "only misuse.c calls leasehold_{function}");
     }
 }
 
