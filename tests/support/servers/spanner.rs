@@ -20,7 +20,7 @@ pub const SERVER: Server = Server {
     ready,
 };
 
-/// The same, but it aborts commits at random.
+/// The same, but it aborts commits at random. A server that the environment names is used instead, and does not.
 pub const FAULTY: Server = Server {
     name: "spanner-emulator-faulty",
     start: |home, port, data| {
