@@ -61,7 +61,8 @@ fn wrapped(mut cc: Command, name: &str, flags: &[&str]) {
 fn the_header_for_cpp_does_what_it_says() {
     wrapped(compiler(Language::Cpp17), "wrapped", &[]);
     // This would find a function that is freed while it runs.
-    wrapped(compiler(Language::Cpp17), "wrapped-sanitized", &["-fsanitize=address,undefined"]);
+    let sanitized = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
+    wrapped(compiler(Language::Cpp17), "wrapped-sanitized", &sanitized);
     if answers(Command::new("clang++").arg("--version")) {
         wrapped(Command::new("clang++"), "wrapped-clang", &[]);
     } else {
