@@ -134,6 +134,7 @@ static void handles(void) {
   WITH_BAD_HANDLES(lock, leasehold_client_release(live.client, h));
   WITH_BAD_HANDLES(client, leasehold_client_get(h, TEXT("k"), &n, &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_list(h, live.filter, &out.list));
+  EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_client_list(live.client, freed.filter, &out.list)); /* {0} is none */
   WITH_BAD_HANDLES(client, leasehold_client_renew_group(h, TEXT("id"), 1000, &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_unlock_group(h, TEXT("id"), &out.list));
   WITH_BAD_HANDLES(client, leasehold_client_purge(h, 0, &out.list));
@@ -248,6 +249,7 @@ static void handles(void) {
   WITH_BAD_HANDLES(leases, leasehold_leases_pin(h, TEXT("l"), TEXT("me")));
   WITH_BAD_HANDLES(leases, leasehold_leases_unpin(h, TEXT("l"), TEXT("me")));
   WITH_BAD_HANDLES(leases, leasehold_leases_wait_until_expired(h, TEXT("l"), live.cancel));
+  EXPECT(LEASEHOLD_CODE_STALE_HANDLE, leasehold_leases_wait_until_expired(live.leases, TEXT("l"), freed.cancel));
   WITH_BAD_HANDLES(leases, leasehold_leases_pinned_by(h, TEXT("l"), &out.list));
   WITH_BAD_HANDLES(leases, leasehold_leases_keep(h, TEXT("l"), TEXT("me"), 60000, &out.keeper));
   WITH_BAD_HANDLES(leases, leasehold_leases_free(h));
@@ -295,6 +297,32 @@ static void handles(void) {
 
   CHECK(memcmp(&out, &none, sizeof out) == 0 && n == 77 && fd == 77 && len == 77 && strcmp(b, "untouched") == 0);
   CHECK(mode == LEASEHOLD_MODE_SHARED && reason == LEASEHOLD_REASON_GONE);
+}
+
+/* Only what is lost has a text of its loss. */
+static void of_losses(void) {
+  leasehold_request request = {0};
+  leasehold_guard guard = {0};
+  leasehold_keeper keeper = {0};
+  leasehold_reason reason = LEASEHOLD_REASON_NONE;
+  uint64_t token = 0;
+  OK(leasehold_request_new(live.client, TEXT("lost"), &request));
+  OK(leasehold_request_set_max_hold(request, 100));
+  OK(leasehold_request_lock(request, &guard));
+  OK(leasehold_request_free(request));
+  OK(leasehold_guard_wait_loss(guard, UINT64_MAX));
+  WITH_BAD_BUFFERS((CHECK(reason == LEASEHOLD_REASON_NONE), leasehold_guard_loss(guard, &reason, b, c, l)));
+  CHECK(reason == LEASEHOLD_REASON_MAX_HOLD);
+  OK(leasehold_guard_free(guard));
+
+  OK(leasehold_leases_claim(live.leases, TEXT("lost"), TEXT("me"), 60000, &token));
+  OK(leasehold_leases_keep(live.leases, TEXT("lost"), TEXT("me"), 3000, &keeper));
+  OK(leasehold_leases_revoke(live.leases, TEXT("lost"), TEXT("me")));
+  OK(leasehold_keeper_wait_loss(keeper, UINT64_MAX));
+  reason = LEASEHOLD_REASON_NONE;
+  WITH_BAD_BUFFERS((CHECK(reason == LEASEHOLD_REASON_NONE), leasehold_keeper_loss(keeper, &reason, b, c, l)));
+  CHECK(reason != LEASEHOLD_REASON_NONE);
+  OK(leasehold_keeper_free(keeper));
 }
 
 static void texts(void) {
@@ -353,6 +381,10 @@ static void texts(void) {
   WITH_BAD_BUFFERS(leasehold_client_schema(live.client, b, c, l));
   WITH_BAD_BUFFERS(leasehold_guards_key(live.guards, 0, b, c, l));
   WITH_BAD_BUFFERS(leasehold_guards_lock_id(live.guards, b, c, l));
+  of_losses();
+  uint64_t token = 77;
+  WITH_BAD_BUFFERS((CHECK(token == 77), leasehold_election_leader(live.election, &token, b, c, l)));
+  CHECK(token != 77);
   bool well = false;
   WITH_BAD_BUFFERS(leasehold_client_diagnose(live.client, &well, b, c, l));
   CHECK(well);
@@ -701,6 +733,7 @@ int main(int argc, char **argv) {
   sizes();
   values();
   free_all(&live);
+  CHECK(memcmp(&out, &none, sizeof out) == 0);
   printf("proof: every wrong handle, pointer and text was answered with its code\n");
   return 0;
 }
