@@ -1,5 +1,6 @@
 //! A read-write transaction of one read and one mutation done by hand, with the same columns, through a client with the
-//! same settings on a hidden runtime of its own, which a blocking program needs.
+//! same settings on a hidden runtime of its own, which a blocking program needs. One that is refused reads, and is rolled
+//! back.
 
 use std::rc::Rc;
 
@@ -10,6 +11,7 @@ use sdk::builder::{SpannerBuilder, SpannerBuilderExt};
 use sdk::channel_pool::StaticChannelPoolConfig;
 use sdk::client::{DatabaseClient, Spanner as Client};
 use sdk::model::transaction_options::IsolationLevel;
+use sdk::model::transaction_options::read_write::ReadLockMode;
 use sdk::mutation::{Mutation, WriteBuilder};
 use sdk::statement::Statement;
 use sdk::transaction::ReadWriteTransaction;
@@ -74,17 +76,31 @@ impl RawSpanner {
             let client = settings.build().await.expect("a client");
             Ok(client.database_client(path).build().await.expect("a session"))
         });
-        RawSpanner { driver }
+        let raw = RawSpanner { driver };
+        // The lock that `Refused` reads.
+        raw.acquire("raw-held");
+        raw
     }
 
-    fn transaction(&self, key: &'static str, columns: impl Fn(WriteBuilder) -> WriteBuilder + Send + 'static) {
+    fn writes(&self, key: &'static str, columns: impl Fn(WriteBuilder) -> WriteBuilder + Send + 'static) {
+        self.transaction(key, move |row| Some(columns(row))).expect("the raw transaction");
+    }
+
+    /// `columns`: what it writes; with None it is rolled back, and ends with an error.
+    fn transaction(
+        &self,
+        key: &'static str,
+        columns: impl Fn(WriteBuilder) -> Option<WriteBuilder> + Send + 'static,
+    ) -> Result<(), sdk::Error> {
         let read = format!(
             "SELECT CURRENT_TIMESTAMP() AS now, t.name, t.heartbeat, t.token, t.writer, t.grant_id, t.lock_id, \
              t.lease_ms, t.owner, t.host, t.comment, t.holders, t.kind, t.pins, t.format, t.given_up, t.not_after \
              FROM (SELECT 1) LEFT JOIN `{TABLE}` AS t ON t.name = @name"
         );
         let run = self.driver.run(&soon(), move |client: Rc<DatabaseClient>| async move {
-            let runner = client.read_write_transaction().set_isolation_level(IsolationLevel::Serializable).build();
+            let runner = client.read_write_transaction().set_isolation_level(IsolationLevel::Serializable);
+            // As ours, which locks what it read only at the commit.
+            let runner = runner.set_read_lock_mode(ReadLockMode::Optimistic).build();
             let work = async |transaction: ReadWriteTransaction| {
                 let statement = Statement::builder(read.as_str()).add_param("name", key).build();
                 let mut rows = transaction.execute_query(statement).await?;
@@ -92,15 +108,16 @@ impl RawSpanner {
                     let _ = row?;
                 }
                 let row = Mutation::new_insert_or_update_builder(TABLE).set("name").to(key);
-                transaction.buffer([columns(row).build()])
+                let row = columns(row).ok_or_else(|| sdk::Error::ser("it is refused"))?;
+                transaction.buffer([row.build()])
             };
             runner.run(work).await.map(drop)
         });
-        run.expect("an answer").expect("the raw transaction");
+        run.expect("an answer")
     }
 
     fn acquire(&self, key: &'static str) {
-        self.transaction(key, |row| {
+        self.writes(key, |row| {
             let row = row.set("heartbeat").to(COMMIT).set("token").to(COMMIT).set("writer").to(GRANT);
             let row = row.set("grant_id").to(GRANT).set("lock_id").to(GRANT).set("lease_ms").to(20_000_i64);
             row.set("owner").to("bench:1").set("host").to("bench").set("kind").to("lock").set("format").to("1.0")
@@ -114,14 +131,16 @@ impl Raw for RawSpanner {
     fn run(&mut self, call: Call) {
         match call {
             Call::Acquire => self.acquire("raw"),
-            Call::Renew => self.transaction("raw", |row| row.set("heartbeat").to(COMMIT)),
-            Call::Release => self.transaction("raw", |row| {
+            Call::Renew => self.writes("raw", |row| row.set("heartbeat").to(COMMIT)),
+            Call::Release => self.writes("raw", |row| {
                 let none = None::<String>;
                 let row = row.set("heartbeat").to(&none).set("grant_id").to(&none).set("lock_id").to(&none);
                 row.set("owner").to(&none).set("host").to(&none)
             }),
-            // It has no condition: the comparison is with a transaction that writes.
-            Call::Refused => self.acquire("raw-held"),
+            Call::Refused => {
+                let refused = self.transaction("raw-held", |_| None).expect_err("it is refused");
+                assert!(refused.is_serialization(), "{refused:?}");
+            }
         }
     }
 }
