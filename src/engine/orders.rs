@@ -1,4 +1,5 @@
-//! A small scheduler for tests: goes through every order in which some actors can take their steps.
+//! A small scheduler for tests: goes through every order in which some actors can take their steps, or through many random
+//! ones.
 
 #[path = "seed.rs"]
 pub mod seed;
@@ -75,5 +76,36 @@ pub fn all_orders<W: World>(start: impl Fn() -> W, limit: usize) -> usize {
         if path.is_empty() || runs == limit {
             return runs;
         }
+    }
+}
+
+/// Random histories, on all processors: `LEASEHOLD_TEST_HISTORIES` says how many, or `usual`. `run` runs one, which draws
+/// from `fastrand`. How many there were, and for how many of them it returned true.
+pub fn in_random_histories(usual: u64, run: impl Fn() -> bool + Sync) -> (u64, u64) {
+    let first = seed::seed();
+    let histories = seed::setting("LEASEHOLD_TEST_HISTORIES").unwrap_or(usual);
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let run = |history: &u64| {
+        seed::sow(first, *history);
+        // The seed that repeats it as the first one.
+        let told = Told(first.wrapping_add(*history));
+        let is_counted = run();
+        std::mem::forget(told);
+        is_counted
+    };
+    let counted: usize = std::thread::scope(|scope| {
+        let share = |n: usize| (n as u64..histories).step_by(threads);
+        let shares: Vec<_> = (0..threads).map(|n| scope.spawn(move || share(n).filter(run).count())).collect();
+        shares.into_iter().map(|share| share.join().expect("no history fails")).sum()
+    });
+    (histories, counted as u64)
+}
+
+/// Prints the seed if a panic unwinds.
+struct Told(u64);
+
+impl Drop for Told {
+    fn drop(&mut self) {
+        println!("LEASEHOLD_TEST_SEED={} LEASEHOLD_TEST_HISTORIES=1 repeats it", self.0);
     }
 }

@@ -2,7 +2,7 @@
 //! waiter takes one only when it was nudged, so that a lost nudge ends in a standstill.
 
 use super::*;
-use crate::engine::orders::{World as _, all_orders, seed, spec};
+use crate::engine::orders::{World as _, all_orders, in_random_histories, spec};
 use crate::engine::spec::Chain;
 use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::store::Attempt;
@@ -281,8 +281,7 @@ fn in_every_order_all_get_the_lock_or_go_and_nothing_is_left() {
 
 #[test]
 fn in_random_orders_so_do_many() {
-    seed::sow(seed::seed(), 0);
-    for _ in 0..5_000 {
+    in_random_histories(5_000, || {
         let mut world = World::new(5, Waiters::MayGo);
         for steps in 0.. {
             assert!(steps < 2_000, "it goes round in circles");
@@ -299,5 +298,6 @@ fn in_random_orders_so_do_many() {
         }
         assert!(world.choices().is_empty(), "they stand still although the lock is free");
         world.check_end();
-    }
+        true
+    });
 }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::hold::{AtEnd, Hold, Setup};
 use super::network_orders::{Clocks, Network, at_once, one_in};
 use super::options::Terms;
-use super::orders::seed;
+use super::orders::in_random_histories;
 use super::queue::{Leaves, May, Queues, Ticket};
 use super::spec::{Callbacks, Chain, Granted, LockSpec};
 use super::undo::Undo;
@@ -298,35 +298,13 @@ fn leave(ticket: Ticket) -> At {
 
 #[test]
 fn in_random_histories_nobody_holds_what_another_holds() {
-    let first = seed::seed();
-    let histories = seed::setting("LEASEHOLD_TEST_HISTORIES").unwrap_or(HISTORIES);
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    // Runs one history. Returns whether it had a holder.
-    let run = |history: &u64| {
-        seed::sow(first, *history);
+    let (histories, held) = in_random_histories(HISTORIES, || {
         let mut world = World::new();
-        // The seed that repeats it as the first one.
-        let told = Told(first.wrapping_add(*history));
         for _ in 0..fastrand::u32(20..200) {
             world.step();
         }
         world.end();
-        std::mem::forget(told);
         world.granted > 0
-    };
-    let held: usize = std::thread::scope(|scope| {
-        let share = |n: usize| (n as u64..histories).step_by(threads);
-        let shares: Vec<_> = (0..threads).map(|n| scope.spawn(move || share(n).filter(run).count())).collect();
-        shares.into_iter().map(|share| share.join().expect("no history fails")).sum()
     });
-    assert!(held as u64 * 10 > histories * 9, "only {held} of {histories} histories had a holder");
-}
-
-/// Prints the seed if a panic unwinds.
-struct Told(u64);
-
-impl Drop for Told {
-    fn drop(&mut self) {
-        println!("LEASEHOLD_TEST_SEED={} LEASEHOLD_TEST_HISTORIES=1 repeats it", self.0);
-    }
+    assert!(held * 10 > histories * 9, "only {held} of {histories} histories had a holder");
 }
