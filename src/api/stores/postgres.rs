@@ -156,11 +156,13 @@
 //!
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
-//! `synchronous_commit` says by default. The release of a lease that ends within a minute does not wait for that. If a
-//! call finds its work done already, perhaps by an earlier call that got no answer, it answers only after another
-//! commit on the row. That is so for a grant, a later end, a release, and a call that frees a key and finds no holder
-//! left to remove. Only an [`unlock`](crate::LockClient::unlock) that finds no lock of its group has no row to commit
-//! on. If somebody cancels the wait for the standby (`pg_cancel_backend`), the answer counts as one that did not come.
+//! `synchronous_commit` says by default. The release of a lease that ends within a minute does not wait for that. Even
+//! with `remote_apply` nothing waits until the standby has also replayed it, which a query there may delay for half a
+//! minute: locks are read from the primary only. If a call finds its work done already, perhaps by an earlier call that
+//! got no answer, it answers only after another commit on the row. That is so for a grant, a later end, a release, and a
+//! call that frees a key and finds no holder left to remove. Only an [`unlock`](crate::LockClient::unlock) that finds no
+//! lock of its group has no row to commit on. If somebody cancels the wait for the standby (`pg_cancel_backend`), the
+//! answer counts as one that did not come.
 //!
 //! What a failover costs depends on the standby that is promoted; `diagnose`, and so `leasehold doctor`, reports its
 //! kind:

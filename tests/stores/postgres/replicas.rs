@@ -5,6 +5,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
+use leasehold::internals::store::Released;
 use leasehold::internals::store::postgres::PostgresOptions;
 use leasehold::{ErrorKind, LockClient};
 use nix::sys::signal::Signal;
@@ -158,6 +159,31 @@ fn an_asynchronous_standby_may_lack_a_grant_and_tokens_rise_all_the_same() {
     assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
     assert!(next.is_held() && other.try_lock("kept").unwrap().is_none());
     unless_late(|| holder.heartbeat(&kept, LONG)).unwrap();
+}
+
+/// A query at the standby may keep it from replaying for as long as `max_standby_streaming_delay` says.
+#[test]
+fn no_step_waits_until_the_standby_has_replayed_it() {
+    let Some(pair) = Pair::start() else { return };
+    sql(&pair.primary, "ALTER ROLE leasehold SET synchronous_commit = remote_apply");
+    pair.is_synchronous();
+    // Before a checkpoint the server notes that its commits have to wait.
+    sql(&pair.primary, "CHECKPOINT");
+    let options = PostgresOptions::new(pair.primary.url().parse().unwrap(), "public.leasehold").unwrap();
+    let stores = [options.clone(), options.pooled().unwrap()].map(opened);
+    sql(&pair.standby, "SELECT pg_wal_replay_pause()");
+    for store in stores {
+        warm(&store);
+        for mode in [Mode::Exclusive, Mode::Shared] {
+            let mut a = attempt(&store, &format!("{mode}"), mode);
+            granted(&store, &mut a);
+            renewed(&store, &mut a, renewal(Lease::For(LONG)));
+            let released = release(&store, &mut a);
+            assert!(matches!(released, Released::Done), "{mode}: {released:?}");
+        }
+    }
+    let lacks = sql(&pair.standby, "SELECT pg_last_wal_replay_lsn() < pg_last_wal_receive_lsn()");
+    assert_eq!(lacks[0][0].as_deref(), Some("t"), "the standby has replayed it all");
 }
 
 /// The address of a balancer that lets clients in like the primary, but passes their requests to the standby.
