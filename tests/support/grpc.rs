@@ -8,7 +8,8 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use h2::server::SendResponse;
 use h2::{RecvStream, SendStream};
-use http::{HeaderMap, Request, Response};
+use http::header::{HeaderMap, HeaderName, HeaderValue};
+use http::{Request, Response};
 use parking_lot::{Condvar, Mutex};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
@@ -41,6 +42,8 @@ pub enum Fault {
     DoneThenRefused(u8),
     /// It does not reach the server, and the client is told that a row that it updates does not exist any more.
     RowIsMissing,
+    /// It does not reach the server, and the client is told to send the commit once more, with another token.
+    Unfinished,
 }
 
 /// A request that has reached the proxy.
@@ -237,6 +240,13 @@ async fn forward(
         Some(Fault::RowIsMissing) => {
             let as_the_service = "Row [k] in table locks is missing. Row cannot be updated.";
             return refuse(&mut respond, 5, as_the_service);
+        }
+        Some(Fault::Unfinished) => {
+            // `CommitResponse`: only `precommit_token` (4), with its token (1) and number (2).
+            const BODY: &[u8] = b"\0\0\0\0\x07\x22\x05\x0a\x01t\x10\x01";
+            let head = Response::builder().header("content-type", "application/grpc").body(()).ok()?;
+            let trailers = HeaderMap::from_iter([(HeaderName::from_static("grpc-status"), HeaderValue::from(0))]);
+            return reply(&mut respond, Answer { head, body: vec![BODY.into()], trailers: Some(trailers) });
         }
         Some(Fault::AnswerLost) => {
             ask(server, request, body).await?;

@@ -64,7 +64,7 @@ use crate::api::builder::ClientBuilder;
 use crate::api::fence::Fenced;
 use crate::model::error::Result;
 use crate::store::fleet::Fleet;
-use crate::store::spanner::fence::{assertion, in_context};
+use crate::store::spanner::fence::{assertion, in_context, unsettled};
 use crate::store::spanner::{Flight, Settings, SpannerOptions};
 use crate::sys::clock::Clock;
 
@@ -201,6 +201,7 @@ where
         follows.commit()?;
         Ok(done)
     });
-    let done = run.await.map(|result| result.into_inner());
-    done.map_err(|error| in_context(error, standing, &flight))
+    let result = run.await.map_err(|error| in_context(error, standing, &flight))?;
+    // The SDK also takes the answer that asks for the commit once more for a success, if it comes a second time.
+    if result.commit_timestamp().is_none() { Err(unsettled(standing)) } else { Ok(result.into_inner()) }
 }

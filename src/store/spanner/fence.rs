@@ -55,13 +55,15 @@ pub(crate) fn in_context(failed: SdkError, standing: Standing<'_>, flight: &Flig
     if is_lost && stage != Stage::Repeating {
         return standing.error(ErrorKind::Lost, "it is not held any more; the transaction was not committed");
     }
-    let (kind, message) = match standing.store::<Spanner>() {
-        Some(store) if may_be_committed(&failed, stage, store) => {
-            (ErrorKind::Ambiguous, "no answer settled whether the transaction was committed")
-        }
-        _ => (ErrorKind::Store, "the transaction failed"),
+    let error = match standing.store::<Spanner>() {
+        Some(store) if may_be_committed(&failed, stage, store) => unsettled(standing),
+        _ => standing.error(ErrorKind::Store, "the transaction failed"),
     };
-    standing.error(kind, message).caused_by(failed)
+    error.caused_by(failed)
+}
+
+pub(crate) fn unsettled(standing: Standing<'_>) -> Error {
+    standing.error(ErrorKind::Ambiguous, "no answer settled whether the transaction was committed")
 }
 
 /// Whether an error at this stage leaves open whether the commit happened.

@@ -185,7 +185,7 @@ where
     let started = Instant::now();
     let mut may_be_own = false;
     let mut reads = ReadLockMode::Optimistic;
-    let (answer, write, mut read, committed) = loop {
+    let (answer, write, mut read, at) = loop {
         // Until the next commit nothing is under way, except a commit that was repeated: then the stage remains.
         let _ = flight.read();
         let live = handles.live(limit.saturating_sub(started.elapsed())).await;
@@ -252,7 +252,12 @@ where
                 let committed = result.commit_timestamp();
                 // Without a value the decision is in `kept`, and was returned above.
                 if let Some((answer, write, read)) = result.into_inner() {
-                    break (answer, write, read, committed);
+                    // The service may ask for a commit once more, and then again. The SDK sends it twice, and takes any
+                    // second answer for a success.
+                    let Some(committed) = committed else {
+                        return Err((Fate::Unknown, SpannerError::Unanswered { cause: None }));
+                    };
+                    break (answer, write, read, time(&committed));
                 }
             }
             Some(Err(error)) if is_superseded(&error) => {
@@ -272,7 +277,6 @@ where
             None => return Err((Fate::NotDone, SpannerError::NotSent)),
         }
     };
-    let at = committed.as_ref().map_or(read.now, time);
     read.now = read.now.max(at);
     read.row = match write {
         Write::Put(row) => Some(row.committed(at)),

@@ -119,6 +119,11 @@ fn a_commit_that_may_have_happened_is_ambiguous() {
         assert_eq!(kind("Commit", Fault::Refused(code)), ErrorKind::Store, "{code}");
     }
     assert_eq!(kind("ExecuteStreamingSql", Fault::Refused(2)), ErrorKind::Store);
+    // The service asks for the commit once more, and again. The SDK then calls it done.
+    (0..2).for_each(|again| grpc.fault("Commit", again, Fault::Unfinished));
+    let answer = behind.write(&guard, "a", "never committed");
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert_eq!(answer.map_err(|error| error.kind()), Err(ErrorKind::Ambiguous));
     // This ends what the failed one left open in the service, which would delay the release.
     behind.write(&guard, "a", "text").unwrap();
 }

@@ -116,6 +116,21 @@ fn a_commit_that_is_refused_the_first_time_wrote_nothing() {
     }
 }
 
+/// The SDK sends it once more only once.
+#[test]
+fn a_commit_that_the_service_asks_for_again_and_again_is_not_taken_for_done() {
+    needs_server!();
+    let Some((grpc, store)) = behind() else { return };
+    let mut a = exclusive("k");
+    (0..2).for_each(|again| grpc.fault("Commit", again, Fault::Unfinished));
+    let answer = store.acquire(&mut a, &soon());
+    assert_eq!(grpc.clear(), 0, "the faults were not met");
+    assert!(!get(&store, "k").record.exists(), "nothing was written");
+    let Ok(Acquired::Unknown(error)) = answer else { panic!("{answer:?}") };
+    assert!(error.kind() == ErrorKind::Ambiguous && error.is_retryable(), "{error:?}");
+    assert!(!acquired(&store, &mut a).1, "it does not find itself");
+}
+
 /// The later tries read what the first one wrote.
 #[test]
 fn a_swap_whose_commit_was_repeated_is_not_taken_for_another_change() {
