@@ -148,6 +148,10 @@
 //!   bytes of log (WAL), in addition to the row, which is written anew with all holders of its key: 300 bytes with one
 //!   holder, 900 with ten, 4,900 with sixty. A heartbeat of an exclusive lock writes 200 in all. The indexes did not
 //!   grow by more than a hundredth (2,000 renewals, on 13 and 15).
+//! * After an upgrade of the operating system, or of the C library or ICU in it, an index of text may miss rows, and
+//!   `unlock` by a lock id finds nothing. A table whose columns `lock_id` and `grant_id` have the collation "C", as
+//!   `create_schema` makes them, needs nothing; any other needs `REINDEX TABLE CONCURRENTLY` then. (Without
+//!   `CONCURRENTLY` it keeps every heartbeat waiting.)
 //! * An index of your own on `until`, `renewed` or `version` makes every heartbeat write to all indexes; `diagnose`
 //!   reports an index that has these columns in its key.
 //! * `VACUUM FULL`, `ALTER TABLE`, `CREATE TRIGGER`, pg_repack at its end, and `LOCK TABLE` keep every heartbeat

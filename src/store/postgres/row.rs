@@ -13,13 +13,14 @@ use crate::lease::record::parse_format;
 use crate::lease::{End, GrantId, Holder, Kind, Labels, LockRecord, StoreTime, Times};
 use crate::store::{Seen, shared_holders};
 
-/// The columns, in the order in which they are read, and their types and constraints.
+/// The columns, in the order in which they are read, and their types and constraints. What is indexed has the collation
+/// "C", since an upgrade of the operating system may change the order of any other, and the index then misses rows.
 pub(super) const COLUMNS: [(&str, &str); 17] = [
     ("key", "text COLLATE \"C\" PRIMARY KEY"),
     ("kind", "text NOT NULL"),
     ("fence", "bigint NOT NULL"),
-    ("grant_id", "text"),
-    ("lock_id", "text"),
+    ("grant_id", "text COLLATE \"C\""),
+    ("lock_id", "text COLLATE \"C\""),
     ("owner", "text"),
     ("host", "text"),
     ("comment", "text"),

@@ -1,12 +1,12 @@
-//! The rows of version 0.1.0.
+//! The rows of version 0.1.0, and what an upgrade of the operating system changes.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use leasehold::internals::store::Backend;
+use leasehold::internals::store::{Backend, Schema};
 use serde_json::Value as Json;
 
-use crate::postgres::needs_server;
+use crate::postgres::*;
 use crate::support::postgres::Rows;
 use crate::upgrade::rows::{Restored, Table};
 
@@ -40,4 +40,26 @@ fn what_0_1_0_stored_is_read_and_written() {
     let rows = Rows::fresh();
     let Some(restored) = Restored::of(&rows) else { return };
     restored.goes_on();
+}
+
+/// Otherwise an index may miss rows after it, and a lock id finds none of its locks.
+#[test]
+fn no_index_has_an_order_that_an_upgrade_of_the_operating_system_changes() {
+    needs_server!();
+    let rows = Rows::fresh();
+    let collations = "SELECT a.attname, c.collname FROM pg_index AS i \
+                      JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey::smallint[]) \
+                      JOIN pg_collation AS c ON c.oid = a.attcollation WHERE i.indrelid = '{T}'::regclass \
+                      GROUP BY 1, 2 ORDER BY 1";
+    let of_c = ["grant_id", "key", "lock_id"].map(|name| vec![Some(name.to_owned()), Some("C".to_owned())]);
+    assert_eq!(rows.sql(collations), of_c);
+    // A table that was made with the database's own collation goes on.
+    rows.sql(
+        "ALTER TABLE {T} ALTER lock_id TYPE text COLLATE \"default\", ALTER grant_id TYPE text COLLATE \"default\"",
+    );
+    let store = rows.open();
+    store.schema(Schema::Check, &soon()).unwrap();
+    let holder = granted(&store, &mut exclusive(&store, "k"));
+    let found = store.read(&Which::LockId(holder.lock_id.clone()), None, Consistency::Strong, &soon());
+    assert_eq!(found.unwrap().records.len(), 1);
 }
