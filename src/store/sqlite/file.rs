@@ -347,6 +347,10 @@ fn forbidden(magic: u32) -> Option<&'static str> {
         0x0116_1970 => "GFS2",
         0x7461_636F => "OCFS2",
         0x4750_4653 => "GPFS",
+        0x6163_6673 => "Oracle ACFS",
+        0x0131_11A8 => "IBRIX",
+        // One number, whether other hosts share it or not.
+        0xA501_FCF5 => "VxFS",
         0x1983_0326 => "BeeGFS",
         0xAAD7_AAEA => "PanFS",
         0xBEEF_DEAD => "StorNext",
@@ -417,6 +421,9 @@ mod tests {
         assert_eq!(named(magic::CODA_SUPER_MAGIC), Some("Coda"));
         assert_eq!(forbidden(u32::from_be_bytes(*b"GPFS")), Some("GPFS"));
         assert_eq!(forbidden(0x1983_0326), Some("BeeGFS"));
+        assert_eq!(forbidden(u32::from_be_bytes(*b"acfs")), Some("Oracle ACFS"));
+        assert_eq!(forbidden(0x0131_11A8), Some("IBRIX"));
+        assert_eq!(forbidden(0xA501_FCF5), Some("VxFS"));
         for local in [magic::EXT4_SUPER_MAGIC, magic::BTRFS_SUPER_MAGIC, magic::TMPFS_MAGIC] {
             assert_eq!(named(local), None);
         }
