@@ -32,8 +32,9 @@
 //! U+00A6 and U+FFE4 for the same character.
 //!
 //! # Poolers
-//! PgBouncer in session mode needs no option (1.18 was tried). In transaction mode the URL must have
-//! `pooler=transaction`, and the table with its schema, like `table=public.leasehold`: if any program of the pool sets
+//! PgBouncer in session mode needs no option (1.18 was tried). A statement whose caller has no more time is not cancelled
+//! there, but ends at the server after ten seconds at most, unless it waits for a standby. In transaction mode the URL
+//! must have `pooler=transaction`, and the table with its schema, like `table=public.leasehold`: if any program of the pool sets
 //! a `search_path`, it stays in the session, which another program gets next. With this option the client leaves no
 //! settings in a session and does not listen, so waiters poll. What is lost with it:
 //!

@@ -196,7 +196,7 @@ impl Owned {
             connected.client.simple_query(&open::session(&self.table, self.pooled, process)).await.map_err(failed)?;
         let server = open::Server::of(&said).map_err(|error| (Fate::Refused, error))?;
         if server.is_direct {
-            connected.keeps_statements();
+            connected.goes_direct();
         }
         Ok((connected, server))
     }
@@ -355,9 +355,9 @@ impl Drop for Trying<'_> {
     }
 }
 
-/// A statement under way. If its caller leaves it, it is cancelled and its connection is closed: a server would not
-/// notice that the connection is closed while the statement waits for a row, and the wait for a standby has no end. If
-/// the server has answered nothing since this statement, or those left before it, were sent, and that is [`QUIET`] ago,
+/// A statement under way. If its caller leaves it, its connection is closed, and it is cancelled unless a pooler is in
+/// between: a server would not notice that the connection is closed while the statement waits for a row, and the wait
+/// for a standby has no end. If the server has answered nothing since this statement, or those left before it, were sent, and that is [`QUIET`] ago,
 /// the idle connections are closed as well: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
@@ -378,10 +378,10 @@ impl Drop for Asking<'_> {
                 self.owned.idle.borrow_mut().clear();
             }
         }
-        // A pooler finds the statement to cancel by this connection, which is gone then. And if it is not gone,
-        // PgBouncer 1.18 ends with a fatal error, since the driver does not wait for the end of the cancelling
-        // connection.
-        if self.owned.pooled {
+        // A pooler, also one that the options do not name, finds the statement to cancel by this connection, which is
+        // gone then. And if it is not gone, PgBouncer 1.18 ends with a fatal error, since the driver does not wait for
+        // the end of the cancelling connection.
+        if !connected.is_direct.get() {
             return;
         }
         let Ok(turn) = self.owned.cancels.clone().try_acquire_owned() else { return };

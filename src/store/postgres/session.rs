@@ -33,6 +33,8 @@ pub(super) struct Connected {
     task: AbortHandle,
     /// The server said that the last commit is not on the standbys that it must be on.
     pub unreplicated: Rc<Cell<bool>>,
+    /// The session is the server's own, and no pooler's.
+    pub is_direct: Cell<bool>,
     kept: Rc<Kept>,
 }
 
@@ -77,12 +79,14 @@ impl Connected {
         };
         let task = tokio::task::spawn_local(moving).abort_handle();
         let kept = Kept { token: random::uuid().to_string(), ..Kept::default() };
-        Connected { client: Rc::new(client), task, unreplicated, kept: Rc::new(kept) }
+        let is_direct = Cell::new(false);
+        Connected { client: Rc::new(client), task, unreplicated, is_direct, kept: Rc::new(kept) }
     }
 
-    /// From now on statements are kept: the session is the server's own, its commits wait as [`in_durable_session`]
+    /// The session is the server's own. From now on statements are kept: its commits wait as [`in_durable_session`]
     /// needs, and it plans a prepared statement once.
-    pub fn keeps_statements(&self) {
+    pub fn goes_direct(&self) {
+        self.is_direct.set(true);
         self.kept.is_on.set(true);
     }
 

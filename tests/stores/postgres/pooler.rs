@@ -58,6 +58,7 @@ listen_port = $port
 unix_socket_dir =
 auth_type = trust
 auth_file = $data/users
+logfile = $data/log
 $(cat "$data/settings")
 END
 echo '"leasehold" ""' >"$data/users"
@@ -168,6 +169,30 @@ fn who_leaves_a_pool_of_transactions_leaves_no_statement_for_long_and_the_pooler
         left.iter_mut().for_each(|b| drop(sent(|| store.release(b, Purpose::GiveUp, &soon()))));
     });
     granted(&store, &mut exclusive(&store, "k"));
+}
+
+/// A cancel would find nothing there, or end the pooler.
+#[test]
+fn who_leaves_a_pool_of_sessions_cancels_nothing() {
+    let Some(pooled) = Pooled::start("session") else { return };
+    let (store, server) = (pooled.store(false), pooled.server.url().parse().unwrap());
+    let mut a = exclusive(&store, "k");
+    granted(&store, &mut a);
+    release(&store, &mut a);
+    let waiting = || sql_at(&server, "SELECT FROM pg_stat_activity WHERE wait_event_type = 'Lock'").len();
+    block_on(async {
+        let theirs = connect(&server).await;
+        theirs.batch_execute("BEGIN; SELECT FROM leasehold FOR UPDATE").await.unwrap();
+        wait_until("what was left waits for the row", || {
+            let answer = store.acquire(&mut exclusive(&store, "k"), &Deadline::after(Duration::from_millis(700)));
+            assert!(!matches!(answer, Ok(Acquired::Granted { .. })), "{answer:?}");
+            waiting() > 0
+        });
+        // This needs another connection, which comes after one that cancels.
+        granted_anew(&store, &mut exclusive(&store, "other"));
+    });
+    let log = std::fs::read_to_string(pooled.pooler.data().join("log")).unwrap();
+    assert!(log.contains("closing because: client") && !log.contains("cancel"), "{log}");
 }
 
 /// All clients share the sessions of the pool.
