@@ -12,6 +12,9 @@ use super::open::ADMIN_ENDPOINT;
 pub(super) const NO_SESSION: &str = "Session not found";
 /// What the service says when a text is too long for its column; the name of the column follows.
 const TOO_LONG: &str = "exceeds the maximum size limit for this column:";
+/// What the service says when a commit, which it has not done, would write a time that has not come by its own clock: a
+/// repeat may come later than that time.
+const TOO_EARLY: &str = "timestamps in the future";
 /// What the service says, by status code, when it refuses the rows of a commit: nothing was written, and a repeat would
 /// be refused as well. Each text has a space in it, which no name of a database or a session has.
 const REFUSALS: [(&str, &str); 9] = [
@@ -136,6 +139,7 @@ impl SpannerError {
             // The answer to a repeat does not say whether the commit before it happened.
             _ if stage == Stage::Repeating => return unanswered(cause),
             Some("ABORTED") => Own::Aborted,
+            Some("FAILED_PRECONDITION") if cause.says(TOO_EARLY) => Own::Aborted,
             None if stage == Stage::Committing => return unanswered(cause),
             // Only if the client never worked and the fault is not transient: otherwise a token may be obtained in a
             // moment, or by a new client.
@@ -240,11 +244,20 @@ mod tests {
         }
     }
 
-    /// The SDK returns `ABORTED` where there is no time for another try.
+    /// The SDK returns `ABORTED` where there is no time for another try. The other error is over when the service's clock
+    /// has gone on.
     #[test]
-    fn aborted_says_that_nothing_was_written_of_the_first_commit_only() {
-        let error = SdkError::service(Status::default().set_code(Code::Aborted));
-        let fate = |stage| SpannerError::classify(&error, stage, true, "d", "t").0;
-        assert_eq!([Stage::Committing, Stage::Repeating].map(fate), [Fate::NotDone, Fate::Unknown]);
+    fn what_a_repeat_may_mend_says_that_nothing_was_written_of_the_first_commit_only() {
+        for (code, message) in [
+            (Code::Aborted, ""),
+            (Code::FailedPrecondition, "Cannot write timestamps in the future, found: 2030-01-01T00:00:00Z"),
+        ] {
+            let error = SdkError::service(Status::default().set_code(code).set_message(message));
+            let of = |stage| SpannerError::classify(&error, stage, true, "d", "t");
+            let (fate, first) = of(Stage::Committing);
+            assert_eq!([fate, of(Stage::Repeating).0], [Fate::NotDone, Fate::Unknown], "{message}");
+            let first = Error::from(first);
+            assert_eq!((first.kind(), first.is_retryable()), (ErrorKind::Store, true), "{message}");
+        }
     }
 }
