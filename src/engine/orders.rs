@@ -84,11 +84,13 @@ pub fn all_orders<W: World>(start: impl Fn() -> W, limit: usize) -> usize {
 pub fn in_random_histories(usual: u64, run: impl Fn() -> bool + Sync) -> (u64, u64) {
     let first = seed::seed();
     let histories = seed::setting("LEASEHOLD_TEST_HISTORIES").unwrap_or(usual);
+    assert!(histories > 0, "LEASEHOLD_TEST_HISTORIES asks for none");
     let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let test = std::thread::current().name().unwrap_or("this test").to_owned();
     let run = |history: &u64| {
         seed::sow(first, *history);
         // The seed that repeats it as the first one.
-        let told = Told(first.wrapping_add(*history));
+        let told = Told(&test, first.wrapping_add(*history));
         let is_counted = run();
         std::mem::forget(told);
         is_counted
@@ -102,10 +104,11 @@ pub fn in_random_histories(usual: u64, run: impl Fn() -> bool + Sync) -> (u64, u
 }
 
 /// Prints the seed if a panic unwinds.
-struct Told(u64);
+struct Told<'a>(&'a str, u64);
 
-impl Drop for Told {
+impl Drop for Told<'_> {
     fn drop(&mut self) {
-        println!("LEASEHOLD_TEST_SEED={} LEASEHOLD_TEST_HISTORIES=1 repeats it", self.0);
+        let Told(test, seed) = self;
+        println!("LEASEHOLD_TEST_SEED={seed} LEASEHOLD_TEST_HISTORIES=1 with {test} alone repeats it");
     }
 }

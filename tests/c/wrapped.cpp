@@ -54,6 +54,7 @@ static auto in_vain(Wait wait) {
       if (error.code() != LEASEHOLD_CODE_STORE || time > 60s) {
         throw;
       }
+      CHECK(error.is_retryable());
     }
   }
 }
@@ -80,6 +81,7 @@ static void scopes(const leasehold::client &client, const leasehold::client &riv
       CHECK(!"two hold it");
     } catch (const leasehold::error &error) {
       CHECK(error.code() == LEASEHOLD_CODE_TIMED_OUT && error.key() == "k" && error.holder() == "me");
+      CHECK(!error.is_retryable());
     }
   }
   (void)client.request("least").hold_at_least(1h).lock();
