@@ -48,12 +48,8 @@ fn hold_all(worker: &Worker, random: &mut fastrand::Rng, of: u64, guard: LockAll
 
 /// Writes down for each key what the guard reports for all; returns whether they are held.
 fn look(worker: &Worker, parts: &[Held], guard: &LockAllGuard) -> bool {
-    let from = now();
-    let left = guard.remaining();
-    for held in parts {
-        worker.looked(from, held.id, left);
-    }
-    !left.is_zero()
+    let ids: Vec<u64> = parts.iter().map(|held| held.id).collect();
+    worker.look_at(&ids, || guard.remaining(), || [guard.is_held(), guard.ensure_held().is_ok()])
 }
 
 /// Holds them for this time, looking and writing; returns whether they are held at the end.

@@ -276,8 +276,15 @@ pub fn lease_of_a_name(worker: &Worker, random: &mut fastrand::Rng, number: usiz
     for _ in 0..random.u32(..3) {
         std::thread::sleep(lease.mul_f64(0.05 * random.f64()));
         let sent = now();
-        if leases.extend(&name, &holder, lease).is_ok() {
-            believe(worker, id, sent);
+        match leases.extend(&name, &holder, lease) {
+            Ok(_) => {
+                believe(worker, id, sent);
+            }
+            Err(error) if error.kind() == ErrorKind::InvalidLease => {
+                worker.write(&Line::Lost { at: now(), id, reason: "invalid_lease".to_owned() });
+                break;
+            }
+            Err(_) => {}
         }
     }
     if random.u32(..10) > 0 {

@@ -153,18 +153,28 @@ impl Worker {
 
     /// Writes down what a guard reports; returns whether it is held.
     pub fn look(&self, id: u64, guard: &LockGuard) -> bool {
-        let from = now();
-        let mut left = guard.remaining();
-        if left.is_zero() && (guard.is_held() || guard.ensure_held().is_ok()) {
-            // A heartbeat may have been answered between the two.
-            left = guard.remaining();
-            if left.is_zero() {
-                // The three must agree, since nothing brings a lock back: the checker accuses this.
-                self.looked(from, id, left);
-                self.looked(now(), id, Duration::from_nanos(1));
+        self.look_at(&[id], || guard.remaining(), || [guard.is_held(), guard.ensure_held().is_ok()])
+    }
+
+    /// The same for each of these holds, by its three answers to one question.
+    pub fn look_at(&self, ids: &[u64], left: impl Fn() -> Duration, held: impl Fn() -> [bool; 2]) -> bool {
+        let (from, mut reported) = (now(), left());
+        let is_left = !reported.is_zero();
+        if held().contains(&!is_left) {
+            // A heartbeat may have been answered between the two, or its time may be over.
+            reported = left();
+            if is_left != reported.is_zero() {
+                // They must agree, since nothing brings a lock back: the checker accuses this.
+                for id in ids {
+                    self.looked(from, *id, Duration::ZERO);
+                }
+                reported = Duration::from_nanos(1);
             }
         }
-        self.looked(from, id, left)
+        for id in ids {
+            self.looked(from, *id, reported);
+        }
+        !reported.is_zero()
     }
 
     pub fn looked(&self, from: u64, id: u64, left: Duration) -> bool {

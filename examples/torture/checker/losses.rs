@@ -10,6 +10,9 @@ use super::rules::{Verdict, named};
 /// How long a worker waits for the reason when its guard reports that it is not held any more.
 const HEARD: u64 = 1_000_000_000;
 
+/// What a request answers to one whose hold is over.
+const LOST: [&str; 3] = ["lost", "held", "invalid_lease"];
+
 pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
     let before = run.terms.lease + run.terms.slack;
     // When a call first wanted to adopt each hold.
@@ -17,20 +20,34 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
     for (old, call) in run.asks.iter().filter_map(|ask| Some((ask.old?, ask.call))) {
         heirs.entry(old).and_modify(|first| *first = call.min(*first)).or_insert(call);
     }
-    // The lease of a name may be ended by anybody who knows the name.
-    for (number, hold) in run.holds.iter().enumerate().filter(|(_, hold)| hold.form != Form::Name) {
-        if let Some(at) = hold.revived {
+    for (number, hold) in run.holds.iter().enumerate() {
+        // On DynamoDB a grant whose answer has a wrong date is given back to whom it replaced, even if that lease was over.
+        let was_given_back = |at: u64| {
+            let since = at.saturating_sub(run.terms.lease + run.terms.timeout + run.terms.slack);
+            let is_near = |(date, _): &(u64, i64)| (since..=at).contains(date);
+            let wanted_it = |process: usize| {
+                let mut asks = run.asks.iter().filter(|ask| ask.process == process && ask.keys.contains(&hold.key));
+                asks.any(|ask| ask.call <= at && ask.ret.is_none_or(|ret| ret >= since))
+            };
+            let mut others = (0..run.processes.len()).filter(|process| *process != hold.process);
+            hold.form == Form::Data
+                && others.any(|process| run.processes[process].dates.iter().any(is_near) && wanted_it(process))
+        };
+        if let Some(at) = hold.revived.filter(|at| verdict.finds("loss", true, was_given_back(*at))) {
             let text = format!("{} said that it is held after it had said that it is not", named(run, hold));
             verdict.accuse("loss", Some(hold.key), at, text);
         }
         let is_guard = hold.form == Form::Guard;
-        let answer = hold.ended.as_ref().filter(|(_, answer)| is_guard && answer != "ok").cloned();
+        // A single request may also fail by itself.
+        let is_loss =
+            |answer: &str| answer != "ok" && (is_guard || LOST.contains(&answer) || answer == "invalid_input");
+        let answer = hold.ended.as_ref().filter(|(_, answer)| is_loss(answer)).cloned();
         let lost = hold.lost.clone().or(answer);
         let last = hold.ended.as_ref().map(|(at, _)| *at).or(run.processes[hold.process].dead);
         let is_lost = lost.is_some();
         let (at, reason) = lost.unwrap_or((last.unwrap_or(run.end), String::new()));
-        // Nothing renews a lock as data after its lease, so then it may be lost.
-        let is_over = !is_guard && at >= hold.granted_until;
+        // Nothing renews a lock as data, or the lease of a name, after its end, so then it may be lost.
+        let is_over = !is_guard && at >= hold.granted_until && reason != "invalid_input";
         let is_wrong = is_lost && !is_over && hold.replaced.is_none_or(|(from, _)| at < from);
         // An adoption that failed may have happened all the same.
         let has_heir = heirs.get(&number).is_some_and(|call| *call <= at);
@@ -54,7 +71,8 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
             _ => run.is_troubled(hold.process, lately, at) || was_stopped(lately),
         };
         // By its next heartbeat it learns that its row was deleted, or that others hold the key since then.
-        let says_so = ["taken_over", "released_by_other", "gone", "lost"].contains(&reason.as_str());
+        let says_so =
+            ["taken_over", "released_by_other", "gone"].contains(&reason.as_str()) || LOST.contains(&&*reason);
         let was_deleted = says_so && run.was_deleted(hold.key, lately.max(hold.call), at);
         if verdict.finds("loss", is_wrong, is_excused || was_deleted) {
             let text = format!("{} was lost ({reason}) without a fault", named(run, hold));
@@ -83,7 +101,10 @@ pub(super) fn losses(run: &Run, verdict: &mut Verdict) {
             is_of_all || point.calls.contains(&ask.id) || ask.keys.iter().any(|key| point.keys.contains(key))
         };
         let was_deleted = |key: &usize| run.was_deleted(*key, ask.call, at);
-        let is_troubled = run.is_troubled(ask.process, ask.call.saturating_sub(before), at)
+        // What was over long before it failed does not explain why; but an adoption may have lost its lock back then.
+        let lately = if error == "lost" { 0 } else { at.saturating_sub(before + run.terms.timeout) };
+        let since = ask.call.saturating_sub(before).max(lately);
+        let is_troubled = run.is_troubled(ask.process, since, at)
             || run.was_stopped(ask.process, ask.call, at, in_its_line)
             || (holds_some && ask.keys.iter().any(was_deleted))
             || one_who_left.is_some_and(|old| run.was_deleted(old.key, old.call, at))

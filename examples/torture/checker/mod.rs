@@ -4,6 +4,7 @@
 //! from when its holder surely had it, and a request may have been granted at any moment of its call. Keys are
 //! independent and tokens order the grants, so the whole check takes n log n.
 
+mod answers;
 mod deleted;
 mod enough;
 pub mod history;
@@ -15,6 +16,8 @@ mod reader;
 mod rules;
 mod synthetic;
 mod text;
+mod unanswered;
+mod waits;
 mod windows;
 
 pub use enough::{Least, missing};

@@ -43,6 +43,8 @@ pub struct Hold {
     /// Another call wanted to take its place by its token: from when on, and by when that call surely had it or gave
     /// up.
     pub replaced: Option<(u64, u64)>,
+    /// When the first call that took its place was answered.
+    pub heir: Option<u64>,
 }
 
 /// How a request for a hold ended.
@@ -70,6 +72,8 @@ pub struct Ask {
     pub why: String,
     /// The hold whose place it wanted to take.
     pub old: Option<usize>,
+    /// A key that it got.
+    pub got: Option<usize>,
 }
 
 /// A write to the resource.
@@ -114,7 +118,7 @@ pub struct Process {
     pub troubles: Windows,
     /// The same, and stops of one of its threads: then a request may be under way for longer than the process waits for
     /// it.
-    delays: Windows,
+    pub(super) delays: Windows,
     /// When it held or asked for something.
     pub busy: Windows,
     /// Its requests to the store that failed or were answered late.
@@ -317,16 +321,19 @@ impl Run {
         }
         for ask in &mut self.asks {
             ask.old = ask.asked.instead_of.and_then(|token| by_token.get(&(ask.keys[0], token)).copied());
-            let was_done = !matches!(&ask.outcome, Outcome::Failed(error) if error == "lost");
-            if let Some(old) = ask.old.filter(|_| was_done) {
+            if let Some(old) = ask.old.filter(|_| ask.outcome == Outcome::Granted || ask.is_unanswered()) {
                 let until = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
                 let (from, to) = self.holds[old].replaced.unwrap_or((ask.call, until));
                 self.holds[old].replaced = Some((from.min(ask.call), to.max(until)));
+                if ask.outcome == Outcome::Granted {
+                    let heir = self.holds[old].heir.unwrap_or(u64::MAX);
+                    self.holds[old].heir = Some(until.min(heir));
+                }
             }
         }
         for hold in &mut self.holds {
             // A lock that is handed over stays held until an heir has it, or its lease ends.
-            let is_left = hold.form == Form::Guard && matches!(hold.ending, Some((_, End::Leave)));
+            let is_left = matches!(hold.ending, Some((_, End::Leave)));
             if let Some((at, _)) = hold.ending.filter(|_| !is_left) {
                 hold.beliefs.retain(|(start, _)| *start < at);
                 hold.beliefs.iter_mut().for_each(|(_, end)| *end = (*end).min(at));
@@ -392,78 +399,40 @@ impl Run {
         trouble.unwrap_or(0).max(last) + self.terms.lease + self.terms.grace + self.terms.slack
     }
 
+    /// When it surely was released.
+    pub fn released(&self, hold: &Hold) -> Option<u64> {
+        let (begun, how) = hold.ending?;
+        let at = hold.ended.as_ref().filter(|(_, answer)| answer == "ok")?.0;
+        let is_sure = match how {
+            End::Release => true,
+            End::Drop => hold.form != Form::Name && !self.is_delayed(hold.process, begun, at),
+            End::Leave => false,
+        };
+        // A server may confirm a release before it is on disk: if it dies right after that, it may have the hold back.
+        let stays = || !self.servers.iter().any(|(from, to, _)| *from <= at + self.terms.slack && *to >= at);
+        (is_sure && stays()).then_some(at)
+    }
+
     /// Until when others may be refused because of this hold.
     pub fn stands_until(&self, hold: &Hold) -> u64 {
-        let ended = hold.ended.as_ref().map(|(at, answer)| (*at, answer == "ok"));
+        if let Some(at) = self.released(hold) {
+            return at;
+        }
+        if hold.form == Form::Name {
+            return u64::MAX;
+        }
+        let ended = hold.ended.as_ref().map(|(at, _)| *at);
         let dead = self.processes[hold.process].dead;
-        // A server may confirm a release before it is on disk: if it dies right after that, it may have the hold back.
-        let stays = |at| !self.servers.iter().any(|(from, to, _)| *from <= at + self.terms.slack && *to >= at);
-        match (hold.ending, ended) {
-            (Some((_, End::Release)), Some((at, true))) if stays(at) => at,
-            _ if hold.form == Form::Name => u64::MAX,
-            (Some((begun, End::Drop)), Some((at, true))) if stays(at) && !self.is_delayed(hold.process, begun, at) => {
-                at
-            }
+        let until = match (hold.ending, ended) {
             (Some((begun, End::Leave)), _) => self.lease_after(hold.process, begun),
-            (Some(_), Some((at, _))) => self.lease_after(hold.process, at),
+            (Some(_), Some(at)) => self.lease_after(hold.process, at),
             (ending, _) => {
                 let lost = hold.lost.as_ref().map(|(at, _)| *at).filter(|_| ending.is_none());
                 lost.or(dead).map_or(u64::MAX, |at| self.lease_after(hold.process, at))
             }
-        }
-    }
-
-    /// From when on a call can hold a key if nobody knows whether it was granted. Without a fault each of its requests
-    /// was answered, except for the last.
-    pub fn unanswered_from(&self, ask: &Ask) -> u64 {
-        if ask.asked.all {
-            // It holds the first keys while it asks for the others.
-            return ask.call;
-        }
-        let end = ask.ret.or(self.processes[ask.process].dead).unwrap_or(self.end);
-        if self.is_delayed(ask.process, ask.call, end) {
-            ask.call
-        } else {
-            ask.call.max(end.saturating_sub(self.terms.slack))
-        }
-    }
-
-    /// From when to when a call that did not get what it wanted may have held one of its keys.
-    pub fn may_have_held(&self, ask: &Ask) -> Option<(u64, u64)> {
-        if ask.is_unanswered() {
-            return Some((self.unanswered_from(ask), self.unanswered_until(ask)));
-        }
-        // If one of its requests was not answered, it may hold the key until that request is given up, even if the next
-        // answer, or the end of its wait, was a refusal.
-        if let Some(from) = self.unanswered_request(ask) {
-            return Some((from, self.unanswered_until(ask)));
-        }
-        // A call that wants all keys gives back those that it had when it does not get another: at once, or after its
-        // wait.
-        let given_back = || {
-            let ret = ask.ret.unwrap_or(self.end);
-            match (self.is_delayed(ask.process, ask.call, ret), ask.asked.wait) {
-                (true, _) => self.unanswered_until(ask),
-                (false, Some(0)) => ret,
-                (false, _) => ret + self.terms.slack,
-            }
         };
-        (ask.asked.all && ask.outcome != Outcome::Granted).then(|| (ask.call, given_back()))
-    }
-
-    /// For a call that was refused: when the first request for one of its keys was sent that failed, or after whose
-    /// answer the call's thread was stopped. Such a request may have been granted too late, and given up.
-    fn unanswered_request(&self, ask: &Ask) -> Option<u64> {
-        let ret = ask.ret.filter(|_| ask.outcome == Outcome::Refused && !ask.asked.all)?;
-        let in_time =
-            self.processes[ask.process].requests.iter().filter(|(from, to, _)| *from >= ask.call && *to <= ret);
-        let is_of = |why: &str| {
-            why.starts_with("acquire ") && ask.keys.iter().any(|key| why.contains(&format!("\"{}\"", self.keys[*key])))
-        };
-        let failed = in_time.filter(|(_, _, why)| is_of(why)).map(|(from, _, _)| *from);
-        let points = self.processes[ask.process].points.iter().filter(|point| point.calls.contains(&ask.id));
-        let stopped = points.map(|point| point.from.saturating_sub(self.terms.slack).max(ask.call));
-        failed.chain(stopped).min()
+        // From then on its heir stands in its place.
+        hold.heir.map_or(until, |heir| heir.min(until))
     }
 
     /// Until when a call can hold a key if nobody knows whether it was granted.

@@ -69,6 +69,6 @@ pub(super) fn left(run: &Run, verdict: &mut Verdict) {
 fn of_key(run: &Run, key: Option<usize>) -> (Vec<&Hold>, Vec<&Ask>) {
     let Some(key) = key else { return (Vec::new(), Vec::new()) };
     let holds = run.holds.iter().filter(|hold| hold.key == key && hold.form != Form::Name);
-    let asks = run.asks.iter().filter(|ask| ask.keys.contains(&key) && run.may_have_held(ask).is_some());
+    let asks = run.asks.iter().filter(|ask| ask.keys.contains(&key) && !run.may_have_held(ask, key).is_empty());
     (holds.collect(), asks.collect())
 }

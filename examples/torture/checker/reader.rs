@@ -28,7 +28,18 @@ impl Reader {
                 self.asks.insert(id, run.asks.len());
                 let (process, outcome) = (self.process, Outcome::Open);
                 let why = String::new();
-                run.asks.push(Ask { process, id, asked, keys, call: at, ret: None, outcome, why, old: None });
+                run.asks.push(Ask {
+                    process,
+                    id,
+                    asked,
+                    keys,
+                    call: at,
+                    ret: None,
+                    outcome,
+                    why,
+                    old: None,
+                    got: None,
+                });
                 run.end = run.end.max(at);
             }
             Line::Granted { at, id, token, key: name } => {
@@ -100,7 +111,7 @@ impl Reader {
     fn grant(&mut self, run: &mut Run, at: u64, of: u64, id: u64, token: u64, key: usize) -> Result<(), String> {
         run.end = run.end.max(at);
         let ask = self.ask(run, of)?;
-        (ask.ret, ask.outcome) = (Some(at), Outcome::Granted);
+        (ask.ret, ask.outcome, ask.got) = (Some(at), Outcome::Granted, Some(key));
         let hold = Hold {
             process: ask.process,
             calls: [of, id],
@@ -121,6 +132,7 @@ impl Reader {
             end_calls: Vec::new(),
             granted_until: 0,
             replaced: None,
+            heir: None,
         };
         self.holds.insert(id, run.holds.len());
         run.holds.push(hold);
@@ -139,7 +151,8 @@ impl Hold {
             self.gone.get_or_insert(from);
             return;
         }
-        if self.gone.is_some() && self.form == Form::Guard {
+        let was_over = if self.form == Form::Guard { self.gone.is_some() } else { self.lost.is_some() };
+        if was_over {
             self.revived.get_or_insert(from);
         }
         let until = from.saturating_add(left);

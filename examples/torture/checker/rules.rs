@@ -7,7 +7,7 @@ use super::history::{End, Form, Mode};
 use super::model::{Ask, Hold, Outcome, Run};
 use super::points::Point;
 use super::windows::Windows;
-use super::{deleted, losses, processes};
+use super::{answers, deleted, losses, processes, waits};
 
 /// What each rule demands.
 pub const RULES: [(&str, &str); 10] = [
@@ -15,11 +15,11 @@ pub const RULES: [(&str, &str); 10] = [
         "overlap",
         "no two exclusive holds of a key, nor an exclusive and a shared one, at the same time; one heir to each; none beyond a lease after its row was deleted",
     ),
-    ("tokens", "the tokens of a key rise in the order of its grants, strictly"),
+    ("tokens", "the tokens of a key rise in the order of its grants, strictly; each grant is one that was asked for"),
     ("limit", "never more shared holders than a request allowed"),
     ("refusal", "whoever was refused met a hold that stood or could stand, or waited to its end"),
     ("resource", "the resource accepted no token below one that it had seen, and refused no holder"),
-    ("blocked", "nobody waits for a key that nobody can hold"),
+    ("blocked", "nobody waits for a key that nobody can hold, nor behind those of its process that came later"),
     ("late", "no call outlives its deadline"),
     ("loss", "no guard is lost, and no call fails, without a fault that explains it"),
     ("fork", "a forked child never holds a lock of its parent"),
@@ -85,16 +85,20 @@ pub fn check(run: &Run) -> Verdict {
     for ask in &run.asks {
         ask.keys.iter().for_each(|key| asks[*key].push(ask));
     }
-    let mut ways = Vec::with_capacity(run.keys.len());
+    let (mut ways, mut taken) = (Vec::with_capacity(run.keys.len()), Vec::with_capacity(run.keys.len()));
     for (key, (mut holds, asks)) in holds.into_iter().zip(&asks).enumerate() {
         holds.sort_by_key(|hold| hold.call);
         overlaps(run, &holds, &mut verdict);
         tokens(run, &holds, &mut verdict);
         limits(run, &holds, &mut verdict);
-        ways.push(in_the_way(run, &holds, asks));
-        blocked(run, key, &holds, asks, &mut verdict);
+        ways.push(in_the_way(run, key, &holds, asks));
+        taken.push(waits::taken(run, key, &holds, asks));
+        waits::of_one(run, key, &taken[key], asks, &mut verdict);
+        waits::in_line(run, key, &holds, asks, &mut verdict);
     }
-    adoptions(run, &mut verdict);
+    waits::of_all(run, &taken, &mut verdict);
+    answers::adoptions(run, &mut verdict);
+    answers::other_than_asked(run, &mut verdict);
     deleted::believed(run, &mut verdict);
     refusals(run, &ways, &asks, &mut verdict);
     resource(run, &mut verdict);
@@ -112,7 +116,7 @@ pub(super) fn named(run: &Run, hold: &Hold) -> String {
     format!("{} ({mode}, token {})", run.processes[hold.process].name, hold.token)
 }
 
-fn seconds(nanos: u64) -> f64 {
+pub(super) fn seconds(nanos: u64) -> f64 {
     nanos as f64 / 1e9
 }
 
@@ -166,19 +170,6 @@ fn overlaps(run: &Run, holds: &[&Hold], verdict: &mut Verdict) {
             verdict.accuse("overlap", Some(hold.key), start, text);
         }
         held.push((end, hold));
-    }
-}
-
-/// An adoption ends the grant that the lock had: a second call has nothing to adopt, however long afterwards.
-fn adoptions(run: &Run, verdict: &mut Verdict) {
-    let mut heirs: BTreeMap<usize, &Ask> = BTreeMap::new();
-    for ask in run.asks.iter().filter(|ask| ask.outcome == Outcome::Granted) {
-        let Some(old) = ask.old else { continue };
-        if let Some(first) = heirs.insert(old, ask) {
-            let [first, second] = [first, ask].map(|ask| &run.processes[ask.process].name);
-            let text = format!("{first} and {second} both adopted {}", named(run, &run.holds[old]));
-            verdict.accuse("overlap", ask.keys.first().copied(), ask.ret.unwrap_or(run.end), text);
-        }
     }
 }
 
@@ -243,37 +234,19 @@ struct InTheWay {
     exclusive: Windows,
 }
 
-/// From when on a call that was granted its lock may have been in the way of others. Without a fault each of its requests
-/// was answered, except for the last. If anything delayed it, it may also have had an earlier grant, which came too late
-/// and was given up.
-fn in_the_way_from(run: &Run, hold: &Hold) -> u64 {
-    let is_delayed = run.is_delayed(hold.process, hold.call, hold.ret) || met_a_fault(run, hold);
-    if hold.is_part || is_delayed { hold.call } else { hold.ret.saturating_sub(run.terms.slack).max(hold.call) }
-}
-
-/// Whether a request of the call that got this hold failed, or came to the server twice.
-fn met_a_fault(run: &Run, hold: &Hold) -> bool {
-    let (key, within) = (&run.keys[hold.key], |at: u64| at >= hold.call && at <= hold.ret);
-    let failed = |why: &str| why.starts_with("acquire ") && why.contains(&format!("\"{key}\""));
-    run.processes[hold.process].requests.iter().any(|(from, _, why)| within(*from) && failed(why))
-        || run.copies.iter().any(|copy| copy.process == hold.process && copy.key == *key && within(copy.asked))
-}
-
-fn in_the_way(run: &Run, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
-    let until = |(at, hold): (usize, &&Hold)| {
-        let next = claimed_next(holds, at).map_or(u64::MAX, |next| next.ret);
-        (
-            hold.mode,
-            in_the_way_from(run, hold),
-            run.stands_until(hold).min(if hold.form == Form::Name { next } else { u64::MAX }),
-        )
+fn in_the_way(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask]) -> InTheWay {
+    let stood = |(at, hold): (usize, &&Hold)| {
+        let next = claimed_next(holds, at).filter(|_| hold.form == Form::Name).map_or(u64::MAX, |next| next.ret);
+        let spans = run.in_the_way(hold, run.stands_until(hold).min(next)).into_iter();
+        let mode = hold.mode;
+        spans.map(move |(from, to)| (mode, from, to))
     };
-    let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().map(until).collect();
+    let mut spans: Vec<(Mode, u64, u64)> = holds.iter().enumerate().flat_map(stood).collect();
     // If a lease of a name may have been claimed, too, only the next claim shows when it was over.
     let claimed_after = |to: u64| holds.iter().find(|hold| hold.call >= to).map_or(u64::MAX, |hold| hold.ret);
-    let others = asks.iter().filter_map(|ask| {
-        let (from, to) = run.may_have_held(ask)?;
-        Some((ask.asked.mode, from, if ask.asked.form == Form::Name { claimed_after(to) } else { to }))
+    let others = asks.iter().flat_map(|ask| {
+        let until = |to| if ask.asked.form == Form::Name { claimed_after(to) } else { to };
+        run.may_have_held(ask, key).into_iter().map(move |(from, to)| (ask.asked.mode, from, until(to)))
     });
     spans.extend(others);
     let of = |may: fn(Mode) -> bool| {
@@ -293,13 +266,17 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
         let is_for_readers = ask.asked.mode == Mode::Shared && ask.asked.limit == 0;
         // A call that wants all keys, or may hold the key by a request that was not answered, is itself one of those
         // that are in the way; but not for readers.
-        let least = 1 + usize::from(!is_for_readers && run.may_have_held(ask).is_some());
         let limit = ask.asked.limit as usize;
-        let met = |key: &usize| match (&ways[*key], ask.asked.mode, limit) {
-            (way, Mode::Shared, 0) => way.exclusive.has(1, call, ret),
-            // Without a writer, as many others as its limit allows.
-            (way, Mode::Shared, limit) => way.exclusive.has(1, call, ret) || way.any.has(least + limit - 1, call, ret),
-            (way, Mode::Exclusive, _) => way.any.has(least, call, ret),
+        let met = |key: &usize| {
+            let least = 1 + usize::from(!is_for_readers && !run.may_have_held(ask, *key).is_empty());
+            match (&ways[*key], ask.asked.mode, limit) {
+                (way, Mode::Shared, 0) => way.exclusive.has(1, call, ret),
+                // Without a writer, as many others as its limit allows.
+                (way, Mode::Shared, limit) => {
+                    way.exclusive.has(1, call, ret) || way.any.has_together(least + limit - 1, call, ret)
+                }
+                (way, Mode::Exclusive, _) => way.any.has(least, call, ret),
+            }
         };
         // Others of the same process may wait in line before it.
         let in_line = |key: &usize| {
@@ -311,7 +288,8 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
         let is_free = |key: &usize| !met(key) && !in_line(key);
         let mut judge = |keys: &[usize], is_wrong: bool| {
             let met_a_copy = keys.iter().any(|key| run.copied[*key].meets(call, ret));
-            if verdict.finds("refusal", is_wrong, met_a_copy || run.is_troubled(ask.process, call, ret)) {
+            if verdict.finds("refusal", is_wrong, met_a_copy || run.explains(ask.process, keys, (call, ret), |_| false))
+            {
                 let text = format!("{name} was refused, but nobody can have held it");
                 verdict.accuse("refusal", keys.first().copied(), ret, text);
             }
@@ -320,54 +298,6 @@ fn refusals(run: &Run, ways: &[InTheWay], asks: &[Vec<&Ask>], verdict: &mut Verd
             judge(&ask.keys, ask.keys.iter().all(is_free));
         } else {
             ask.keys.iter().for_each(|key| judge(std::slice::from_ref(key), is_free(key)));
-        }
-    }
-}
-
-fn blocked(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
-    // It may wait behind threads of its process that are stopped in calls for the key, or because the library's own
-    // thread is stopped and does not wake it; but not for any other thread that is stopped.
-    let in_its_line = |point: &Point| point.keys.contains(&key) || point.calls.is_empty();
-    let stopped = |process: usize, from: u64, to: u64| run.stopped_for(process, from, to, in_its_line);
-    // One of several locks that are wanted together may be held before the call is answered. If the call's thread was
-    // stopped, its lock may be held earlier than the answer by as much.
-    let known = |hold: &Hold| match hold.is_part || run.is_troubled(hold.process, hold.call, hold.ret) {
-        true => hold.call,
-        false => hold.ret.saturating_sub(stopped(hold.process, hold.call, hold.ret)).max(hold.call),
-    };
-    let stood = holds.iter().map(|hold| (known(hold), run.stands_until(hold)));
-    let others = asks.iter().filter_map(|ask| run.may_have_held(ask));
-    // A call that wants all keys is in the way itself while it waits.
-    let waits = asks.iter().filter(|ask| ask.asked.wait != Some(0) && !ask.asked.all);
-    // A process that died while it waited has waited until then.
-    let waits = waits.filter_map(|ask| Some((*ask, ask.ret.or(run.processes[ask.process].dead)?)));
-    let waits: Vec<(&Ask, u64)> = waits.collect();
-    let copies = run.copied[key].spans().copied();
-    let gaps = Windows::new(stood.chain(others).chain(copies).collect()).gaps(0, run.over, run.terms.slack);
-    for (ask, ret) in waits {
-        let mut in_vain = Vec::new();
-        let first = gaps.partition_point(|(_, end)| *end <= ask.call);
-        for (start, end) in gaps[first..].iter().take_while(|(start, _)| *start < ret) {
-            let (start, end) = ((*start).max(ask.call), (*end).min(ret));
-            if end - start > run.terms.slack {
-                in_vain.push((start, end));
-            }
-        }
-        let is_excused = |(start, end): &(u64, u64)| {
-            let stopped = stopped(ask.process, *start, *end);
-            let is_stopped = stopped > 0 && end - start <= stopped + run.terms.lease + run.terms.slack;
-            is_stopped || run.is_troubled(ask.process, *start, *end)
-        };
-        let is_troubled = match in_vain.is_empty() {
-            true => is_excused(&(ask.call, ret)),
-            false => in_vain.iter().all(is_excused),
-        };
-        if verdict.finds("blocked", !in_vain.is_empty(), is_troubled) {
-            for (start, end) in in_vain.iter().filter(|span| !is_excused(span)) {
-                let name = &run.processes[ask.process].name;
-                let text = format!("{name} waited for {:.3} s while nobody can have held it", seconds(end - start));
-                verdict.accuse("blocked", Some(key), *start, text);
-            }
         }
     }
 }
@@ -405,8 +335,8 @@ fn resource(run: &Run, verdict: &mut Verdict) {
     }
 }
 
-/// A call that does not wait has one timeout; a call that waits has its wait and one timeout. A call that ends a hold
-/// has the lease for it, if that is longer. This is promised whatever the network, the server and other threads do, so
+/// A call that does not wait has one timeout, as has one that is cancelled; a call that waits has its wait and one
+/// timeout. A call that ends a hold has the lease for it, if that is longer. This is promised whatever the network, the server and other threads do, so
 /// the only excuse is that the call's own thread, or the whole process, did not get to run.
 fn late(run: &Run, verdict: &mut Verdict) {
     let terms = run.terms;
@@ -429,14 +359,18 @@ fn late(run: &Run, verdict: &mut Verdict) {
             }
         };
     for ask in &run.asks {
-        if let Some(wait) = ask.asked.wait {
-            let bound = match (ask.asked.all, wait) {
-                // Each key has a timeout of its own, and the keys that it had are released before the answer.
-                (true, 0) => ask.keys.len() as u64 * terms.timeout + terms.lease,
-                _ => wait.saturating_add(terms.timeout),
-            };
-            judge(ask.process, ask.id, ask.keys.first().copied(), "a request", (ask.call, ask.ret), bound);
-        }
+        let bound = match (ask.asked.all, ask.asked.wait.unwrap_or(0)) {
+            // Each key has a timeout of its own, and the keys that it had are released before the answer.
+            (true, 0) => ask.keys.len() as u64 * terms.timeout + terms.lease,
+            (_, wait) => wait.saturating_add(terms.timeout),
+        };
+        // A call without a deadline is cancelled when the run is over.
+        let (what, begun) = match ask.asked.wait {
+            Some(_) => ("a request", ask.call),
+            None if ask.ret.or(run.processes[ask.process].dead).is_some_and(|ret| ret < run.over) => continue,
+            None => ("a request that was cancelled", ask.call.max(run.over)),
+        };
+        judge(ask.process, ask.id, ask.keys.first().copied(), what, (begun, ask.ret), bound);
     }
     for hold in &run.holds {
         for (begun, how, ended) in &hold.end_calls {
