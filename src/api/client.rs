@@ -298,6 +298,9 @@ impl LockClient {
     /// about to take it. An endless lock gets an end by this call, in a minute or later; its guard learns of that
     /// within 35 seconds while the store answers it. The end of any other lock never moves backwards.
     ///
+    /// The [end](Lock::leased_until) in the answer counts from before the request. It is no proof, since the store
+    /// decides by its own clock: stop a margin earlier.
+    ///
     /// # Errors
     /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, when the lease is out of
     /// bounds, or when a lock without end would end within a minute; `Ambiguous` or `Store` when the store did not
@@ -316,18 +319,21 @@ impl LockClient {
             return Err(in_context(Error::new(ErrorKind::InvalidInput, message)));
         }
         let mut attempt = attempt_of(lock);
-        let renew = |by: &Deadline| self.family.backend.renew(&mut attempt, renewal, by)?.known();
-        match self.family.repeated_until(&by, renew)? {
-            Renewed::Until { until, now } => {
-                let wall = std::time::SystemTime::now();
+        let renewed = self.family.repeated_until(&by, |by| {
+            // The end counts from before the request: who has the lock as data knows no other.
+            let wall = SystemTime::now();
+            Ok((wall, self.family.backend.renew(&mut attempt, renewal, by)?.known()?))
+        })?;
+        match renewed {
+            (wall, Renewed::Until { until, now }) => {
                 let leased_until = until.left(now).and_then(|left| wall.checked_add(left));
                 Ok(Lock { renewed: Some(wall), leased_until, ..lock.clone() })
             }
-            Renewed::Lost(seen) => {
+            (_, Renewed::Lost(seen)) => {
                 let lost = format!("the lock is no longer held{}", told_origin(&self.family, lock));
                 Err(self.family.held_by(self.error(ErrorKind::Lost, &lock.key, &lost), LockStatus::live(&seen)))
             }
-            Renewed::Unknown(error) => Err(error),
+            (_, Renewed::Unknown(error)) => Err(error),
         }
     }
 

@@ -1291,7 +1291,8 @@ leasehold_code leasehold_guards_release(leasehold_guards guards);
 LEASEHOLD_API
 leasehold_code leasehold_guards_free(leasehold_guards guards);
 
-// The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
+// The numbers of a lock: `remaining_ms` is counted by this host's wall clock, and proves nothing: whoever has only the
+// data stops earlier, by a margin. `status_size` is `sizeof *status`.
 // \param status Gets the numbers; `status_size` bytes.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD

@@ -43,7 +43,8 @@ impl LockData {
     }
 }
 
-/// The numbers of a lock: `remaining_ms` is counted by this host's wall clock. `status_size` is `sizeof *status`.
+/// The numbers of a lock: `remaining_ms` is counted by this host's wall clock, and proves nothing: whoever has only the
+/// data stops earlier, by a margin. `status_size` is `sizeof *status`.
 /// \param status Gets the numbers; `status_size` bytes.
 #[unsafe(no_mangle)]
 #[must_use]

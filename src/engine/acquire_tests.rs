@@ -44,7 +44,8 @@ impl Bench {
         else {
             panic!("it is free")
         };
-        Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: BootTime::PAST } }
+        let chain = Chain { times: 0, since: BootTime::PAST };
+        Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain }
     }
 
     fn held(&self, granted: Granted) -> Arc<Hold> {

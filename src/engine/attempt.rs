@@ -1,7 +1,7 @@
 //! One attempt to obtain a lock: its requests, and what is made of their answers.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::acquire::{Before, Round, Wait};
 use super::failures::{refused_at_last, tells_most};
@@ -36,7 +36,7 @@ impl Wait<'_> {
         let mut first_sent = None;
         loop {
             // The lease is counted from before the request.
-            let (sent, asked) = (clock.now(), Instant::now());
+            let (sent, asked, wall) = (clock.now(), Instant::now(), SystemTime::now());
             let first_sent = *first_sent.get_or_insert(sent);
             self.begins_try(&mut attempt);
             let by = overall.of_try().within(family.options.request_timeout);
@@ -59,7 +59,7 @@ impl Wait<'_> {
                     }
                     pause!("acquire.timed");
                     let chain = Chain { times: 0, since: sent };
-                    return self.granted(Granted { attempt, holder, now, held_until, chain }, overall);
+                    return self.granted(Granted { attempt, holder, now, wall, held_until, chain }, overall);
                 }
                 Ok(Acquired::Refused(seen)) => {
                     if unanswered.is_some() {

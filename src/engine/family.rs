@@ -282,11 +282,11 @@ impl Family {
 
     /// A grant as data: no guard ends it.
     pub fn as_data(&self, granted: &Granted) -> Lock {
-        let Granted { attempt, holder, now, .. } = granted;
+        let Granted { attempt, holder, now, wall, .. } = granted;
         let handed_over =
             Event::HandedOver { key: &attempt.key, fencing_token: holder.token, held_for: Duration::ZERO };
         hurrying(|| self.options.observing.tell(&handed_over));
-        Lock::granted(attempt, holder, *now, self.backend.info())
+        Lock::granted(attempt, holder, (*now, *wall), self.backend.info())
     }
 
     fn hold_with(

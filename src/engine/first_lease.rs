@@ -1,6 +1,6 @@
 //! What follows a grant: its lease is set, where that is longer than an acquire may ask for.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::acquire::{Before, Round, Wait};
 use super::failures::{Failures, handed_over_in_vain};
@@ -23,7 +23,7 @@ impl Wait<'_> {
         let clock = &self.family.clock;
         let (mut failures, granted_at) = (Failures::none(), Instant::now());
         loop {
-            let sent = clock.now();
+            let (sent, wall) = (clock.now(), SystemTime::now());
             let lease = self.spec.lock.terms.granted_lease_at(sent);
             if lease.longest() <= MAX_ACQUIRE_LEASE {
                 break;
@@ -45,7 +45,7 @@ impl Wait<'_> {
                 Ok(Renewed::Until { until, now }) => {
                     pause!("lengthen.answered");
                     granted.holder.until = until;
-                    granted.now = now;
+                    (granted.now, granted.wall) = (now, wall);
                     granted.held_until = self.spec.lock.terms.held_until(lease, sent, until, now);
                     if clock.now() >= granted.held_until {
                         self.give_up(granted.attempt, overall);

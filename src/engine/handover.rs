@@ -1,6 +1,6 @@
 //! A release that hands the lock to the next waiter of this process: one request, a new token, no gap.
 
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use super::hold::Hold;
 use super::undo::give_up;
@@ -55,7 +55,7 @@ impl Hold {
         // Half of the time is left for a release, should this not be answered.
         let half = by.saturating_duration_since(Instant::now()) / 2;
         let deadline = Deadline::after(half.min(setup.request_timeout));
-        let sent = setup.clock.now();
+        let (sent, wall) = (setup.clock.now(), SystemTime::now());
         attempt.sends = 1;
         attempt.replaces_sent_once = true;
         let _handing = self.requests.handing.lock();
@@ -67,7 +67,7 @@ impl Hold {
             Ok(Acquired::Granted { holder, now, .. }) => {
                 let held_until = terms.first_held_until((sent, lease), sent, holder.until, now);
                 let chain = Chain { times: self.grant.chain.times + 1, ..self.grant.chain };
-                let granted = Granted { attempt, holder, now, held_until, chain };
+                let granted = Granted { attempt, holder, now, wall, held_until, chain };
                 pause!("hand.gives");
                 match next.give(granted) {
                     Ok(()) => {
@@ -137,7 +137,8 @@ mod tests {
         attempt.sends = 1;
         let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
         let held_until = spec.terms.held_until(spec.terms.lease, sent, holder.until, now);
-        let granted = Granted { attempt, holder, now, held_until, chain: Chain { times: 0, since: sent } };
+        let chain = Chain { times: 0, since: sent };
+        let granted = Granted { attempt, holder, now, wall: SystemTime::now(), held_until, chain };
         let hold = family.hold(granted, spec.terms, Callbacks::default(), &by).expect("a hold");
         assert!(matches!(hold.beat(), Beat::Renewed));
         let ticket = family.queues.enter(spec, &Arc::default(), &Deadline::after(Duration::MAX));

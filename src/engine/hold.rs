@@ -167,15 +167,15 @@ pub enum Beat {
 
 /// What the store said to a heartbeat.
 enum BeatAnswer {
-    Stands { held_until: BootTime, until: End, now: StoreTime },
+    Stands { held_until: BootTime, until: End, now: StoreTime, wall: SystemTime },
     Lost(Seen),
 }
 
 impl Hold {
     /// The hold of a lock that was just granted. Nothing runs yet.
     pub fn new(granted: Granted, setup: Setup, callbacks: Callbacks) -> Arc<Hold> {
-        let Granted { attempt, holder, now, held_until, chain } = granted;
-        let lock = Lock::granted(&attempt, &holder, now, setup.backend.info());
+        let Granted { attempt, holder, now, wall, held_until, chain } = granted;
+        let lock = Lock::granted(&attempt, &holder, (now, wall), setup.backend.info());
         let created = if setup.backend.info().grace.is_zero() { holder.created } else { holder.created.max(now) };
         let granted_at = setup.clock.now();
         let answered_until = end_of(holder.until, now, granted_at);
@@ -340,7 +340,7 @@ impl Hold {
 
     fn answered(&self, answer: BeatAnswer) -> Beat {
         match answer {
-            BeatAnswer::Stands { held_until, until, now } => self.renewed(held_until, until, now),
+            BeatAnswer::Stands { held_until, until, now, wall } => self.renewed(held_until, until, (now, wall)),
             BeatAnswer::Lost(seen) => {
                 self.lose(self.reason(&seen));
                 Beat::Over
@@ -362,7 +362,7 @@ impl Hold {
         let backend = &self.setup.backend;
         let is_doubtful = |times: &Times| times.ends_are_bounds || backend.info().reads_what_may_be_undone;
         // The lease is counted from before the request.
-        let sent = self.setup.clock.now();
+        let (sent, wall) = (self.setup.clock.now(), SystemTime::now());
         pause!("renew.sent");
         let terms = Terms { at_least: least, ..self.setup.terms };
         let lease = terms.granted_lease_at(sent);
@@ -396,10 +396,10 @@ impl Hold {
         };
         pause!("renew.answered");
         let held_until = terms.held_until(lease, sent, until, now);
-        Ok(BeatAnswer::Stands { held_until, until, now })
+        Ok(BeatAnswer::Stands { held_until, until, now, wall })
     }
 
-    fn renewed(&self, held_until: BootTime, until: End, now: StoreTime) -> Beat {
+    fn renewed(&self, held_until: BootTime, until: End, (now, wall): (StoreTime, SystemTime)) -> Beat {
         let left = self.remaining();
         if left.is_zero() {
             // The answer came too late: for a moment the lock was not held, and so it is lost.
@@ -422,7 +422,7 @@ impl Hold {
             state.last_error = None;
             state.callbacks.has_warned = false;
             *self.beats.warned.lock() = None;
-            let (end, wall) = (end_of(until, now, self.setup.clock.now()).as_nanos(), SystemTime::now());
+            let end = end_of(until, now, self.setup.clock.now()).as_nanos();
             if is_renewed {
                 self.requests.answered_until.fetch_max(end, Ordering::SeqCst);
                 state.lock.renewed = Some(wall);

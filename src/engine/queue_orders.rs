@@ -8,7 +8,7 @@ use crate::lease::{End, GrantId, Holder, StoreTime};
 use crate::store::Attempt;
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::BootTime;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 fn granted(number: u64) -> Granted {
     let attempt: Attempt = spec().attempt(GrantId::from_text(number.to_string()), Duration::from_secs(1));
@@ -22,7 +22,8 @@ fn granted(number: u64) -> Granted {
         until: End::Never,
     };
     let chain = Chain { times: 0, since: BootTime::PAST };
-    Granted { attempt, holder, now: StoreTime::from_nanos(0), held_until: BootTime::NEVER, chain }
+    let (now, wall) = (StoreTime::from_nanos(0), SystemTime::UNIX_EPOCH);
+    Granted { attempt, holder, now, wall, held_until: BootTime::NEVER, chain }
 }
 
 fn never_over() -> Deadline {

@@ -190,7 +190,7 @@ impl World {
                     return At::GivesUp(attempt);
                 }
                 let chain = Chain { times: 0, since: sent };
-                self.granted(n, Granted { attempt, holder, now, held_until, chain })
+                self.granted(n, Granted { attempt, holder, now, wall: std::time::SystemTime::now(), held_until, chain })
             }
             Acquired::Refused(_) => {
                 let at = match ticket {

@@ -1,6 +1,6 @@
 //! What a caller wants, and what it gets.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::engine::options::Terms;
 use crate::lease::{Ask, GrantId, Holder, Labels, Mode, StoreTime, Wanted};
@@ -22,6 +22,9 @@ pub struct Granted {
     pub holder: Holder,
     /// The store's now when it answered.
     pub now: StoreTime,
+    /// The wall clock before that request was sent: whoever has the lock as data knows no other end than the one that
+    /// is counted from here.
+    pub wall: SystemTime,
     /// Until when the lock may count as held.
     pub held_until: BootTime,
     /// The hand-overs inside this process that led here.

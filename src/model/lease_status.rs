@@ -22,7 +22,7 @@ pub struct LeaseStatus {
 impl LeaseStatus {
     /// The status of a lease that was read at this time of the store.
     pub(crate) fn at(key: &str, holder: &Holder, now: StoreTime, is_live: bool, pins: BTreeSet<String>) -> Self {
-        let lock = Lock::found(key, Mode::Exclusive, holder, now);
+        let lock = Lock::found(key, Mode::Exclusive, holder, (now, SystemTime::now()));
         LeaseStatus { lock, remaining: holder.until.left(now).unwrap_or(Duration::MAX), is_live, pins }
     }
 

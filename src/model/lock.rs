@@ -98,8 +98,9 @@ pub struct Lock {
 
 impl Lock {
     /// A lock that a read found to be held. How often its acquisition was sent is not known.
-    pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, now: StoreTime) -> Self {
-        let status = LockStatus::at(key, mode, holder, (now, SystemTime::now()), true);
+    /// `at`: the store's time, and the wall clock then or earlier.
+    pub(crate) fn found(key: &str, mode: Mode, holder: &Holder, at: (StoreTime, SystemTime)) -> Self {
+        let status = LockStatus::at(key, mode, holder, at, true);
         Lock {
             key: status.key,
             grant: holder.grant.clone(),

@@ -1,14 +1,17 @@
 //! Turns what was seen in a store into the types that users see.
 
+use std::time::SystemTime;
+
 use super::{Attempt, Seen, StoreInfo};
 use crate::lease::{Holder, Mode, StoreTime};
 use crate::model::lease_status::LeaseStatus;
 use crate::model::lock::{KeyStatus, Lock, LockStatus};
 
 impl Lock {
-    /// The lock that the store granted to this acquisition.
-    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, now: StoreTime, store: &StoreInfo) -> Self {
-        let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, now);
+    /// The lock that the store granted to this acquisition. `at`: the store's time in its answer, and the wall clock
+    /// before the request.
+    pub(crate) fn granted(attempt: &Attempt, holder: &Holder, at: (StoreTime, SystemTime), store: &StoreInfo) -> Self {
+        let lock = Lock::found(&attempt.key, attempt.ask.mode, holder, at);
         Lock { store: Some(store.label.clone()), sent_once: attempt.sends == 1, ..lock }
     }
 }

@@ -1,7 +1,7 @@
 //! Leases of a named holder: any client can claim and extend them for the holder, and expire them after their time.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use crate::api::client::{LockClient, attempt_of};
 use crate::api::update::Snapshot;
@@ -267,6 +267,7 @@ impl Leases {
         let family = &self.client.family;
         let _call = family.obtaining()?;
         let terms = family.options.terms_of_named_lease(duration);
+        let wall = SystemTime::now();
         let (status, holder, found) = self.extended(&key, holder, duration)?;
         let now = found.seen.times.now;
         let granted = Granted {
@@ -276,6 +277,7 @@ impl Leases {
             chain: Chain { times: 0, since: found.asked },
             holder,
             now,
+            wall,
         };
         family.keep(granted, terms, Callbacks::default()).map(|hold| LeaseKeeper::new(hold, family.clone(), name))
     }

@@ -1,9 +1,10 @@
 //! Locks as data: acquire, heartbeat, release, get, held, purge, schema.
 
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
 
 use leasehold::internals::store::fault::{Call, Fault};
-use leasehold::{ErrorKind, Lock, LockClient};
+use leasehold::{ErrorKind, Event, Lock, LockClient, Mutex, Observer};
 
 use crate::api::{LONG, MINUTE, faulty, on_every_store};
 #[cfg(feature = "sqlite")]
@@ -32,16 +33,76 @@ fn a_heartbeat_extends_also_what_is_expired_but_never_backwards() {
         let client = store.client();
         let lock = client.request("k").lease(MINUTE).acquire().unwrap();
         store.advance(2 * MINUTE);
-        let asked = Instant::now();
         let lock = client.heartbeat(&lock, 10 * MINUTE).unwrap();
-        // The reported end can be too late, at most by the time that the answer took.
-        let off = Duration::from_secs(1) + asked.elapsed();
+        let asked = Instant::now();
         let shorter = client.heartbeat(&lock, MINUTE).unwrap();
+        // The reported end counts from before the request, so it can be too early by the time that this took.
+        let off = Duration::from_secs(1) + asked.elapsed();
         let left = client.get("k").unwrap().unwrap().holders()[0].remaining().unwrap();
         assert!(left > 9 * MINUTE, "{left:?}");
         assert!(shorter.leased_until() >= lock.leased_until().map(|end| end - off));
         assert_eq!(lock.fencing_token(), shorter.fencing_token());
     });
+}
+
+/// How late an answer, or the end of an observer's call, is.
+const LATE: Duration = Duration::from_secs(1);
+/// More than the clocks of this host and of a server drift apart meanwhile.
+const DRIFT: Duration = Duration::from_millis(100);
+
+/// Whoever has the lock as data stops by this end alone.
+#[test]
+fn however_late_an_answer_is_the_end_that_is_told_is_not_later_than_the_stores() {
+    on_every_store(|store| {
+        let (client, faults) = faulty(store);
+        let late = |call| faults.next(call, Fault::ApplyThenDelay(LATE));
+        // The store had set this end before it held up its answer.
+        let told = |lock: &Lock, lease: Duration| {
+            let (end, latest) = (lock.leased_until().unwrap(), SystemTime::now() - LATE + lease + DRIFT);
+            assert!(end <= latest, "later by {:?}", end.duration_since(latest));
+            assert!(faults.unmet() == 0);
+        };
+        late(Call::Acquire);
+        let lock = client.request("k").lease(MINUTE).acquire().unwrap();
+        told(&lock, MINUTE);
+        late(Call::Renew);
+        told(&client.heartbeat(&lock, 10 * MINUTE).unwrap(), 10 * MINUTE);
+        // An acquire asks for a minute, and then renews.
+        late(Call::Renew);
+        let guard = client.request("guarded").lease(10 * MINUTE).lock().unwrap();
+        told(&guard.info(), 10 * MINUTE);
+        late(Call::Renew);
+        guard.hold_at_least(60 * MINUTE).unwrap();
+        told(&guard.info(), 60 * MINUTE);
+    });
+}
+
+/// Takes its time when it is told of a grant, and remembers when that began.
+#[derive(Default)]
+struct SlowAtGrants(Mutex<Option<SystemTime>>);
+
+impl Observer for SlowAtGrants {
+    fn event(&self, event: &Event<'_>) {
+        if matches!(event, Event::Granted { .. } | Event::HandedOver { .. }) {
+            self.0.lock().get_or_insert_with(SystemTime::now);
+            std::thread::sleep(LATE);
+        }
+    }
+}
+
+#[test]
+fn an_observer_that_is_slow_at_a_grant_makes_no_end_later() {
+    let slow = Arc::new(SlowAtGrants::default());
+    let client = LockClient::builder(format!("memory:{}", unique())).observer(slow.clone()).connect().unwrap();
+    let [data, guarded] = [
+        |client: &LockClient| client.request("data").lease(MINUTE).acquire().unwrap(),
+        |client: &LockClient| client.request("guarded").lease(MINUTE).lock().unwrap().info(),
+    ];
+    for lock in [data, guarded] {
+        let end = lock(&client).leased_until().unwrap();
+        let told = slow.0.lock().take().expect("it was told of the grant");
+        assert!(end <= told + MINUTE + DRIFT, "later by {:?}", end.duration_since(told + MINUTE));
+    }
 }
 
 #[test]
