@@ -342,8 +342,9 @@ impl LockClient {
     /// # Errors
     /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or when this
     /// store does not hold it and it was granted elsewhere: on MongoDB and PostgreSQL by none of the hosts that this
-    /// client has, on DynamoDB in another region or at another endpoint; `Ambiguous` or `Store` when the store did not
-    /// answer, even after repeats within the request timeout: then it may still be held.
+    /// client has, on DynamoDB in another region or at another endpoint, on SQLite by a path that leads to no file
+    /// here; `Ambiguous` or `Store` when the store did not answer, even after repeats within the request timeout: then it
+    /// may still be held.
     pub fn release(&self, lock: &Lock) -> Result<()> {
         self.family.check_open()?;
         let by = self.family.request_deadline();

@@ -2,7 +2,8 @@
 //! in two containers, the hosts of a cluster. So a lock is refused only if the names are those of another store and
 //! this store does not hold the lock. Different hosts alone prove nothing about a cluster: a host has several names,
 //! and there are tunnels and replicas. Nor do region and endpoint of a DynamoDB table: it has several endpoints and may
-//! have replicas, and older data names neither.
+//! have replicas, and older data names neither. Nor does a path that leads to no file here: in another mount namespace
+//! it may lead to this one's.
 
 use crate::engine::family::Family;
 use crate::model::error::{Error, ErrorKind, Result};
@@ -34,12 +35,14 @@ pub(crate) fn told_origin(family: &Family, lock: &Lock) -> String {
 }
 
 /// An error for a lock that this store does not hold, if it may be held in another cluster whose database and table
-/// have the same names, or in a table of the same name elsewhere: then the caller must not learn that nobody holds it.
+/// have the same names, in a table of the same name elsewhere, or in a file that can't be looked at here: then the
+/// caller must not learn that nobody holds it.
 pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
     let here = &family.backend.info().label;
     let Some(origin) = lock.store().filter(|origin| is_elsewhere(origin, here)) else { return Ok(()) };
     let [differs, both] = match origin.split_once(':') {
         Some(("dynamodb", _)) => ["is in another region or at another endpoint", "one table"],
+        Some(("sqlite", _)) => ["is a path that leads to no file here", "one file"],
         _ => ["has none of the same hosts", "one server"],
     };
     let message = format!(
@@ -50,8 +53,12 @@ pub(crate) fn check_gone(family: &Family, lock: &Lock) -> Result<()> {
 }
 
 /// Whether both are clusters, and no host of one is a host of the other; or both are tables of DynamoDB, and their
-/// regions or endpoints are known and differ.
+/// regions or endpoints are known and differ; or both are paths of SQLite, and it can't be looked whether they lead to
+/// one file.
 fn is_elsewhere(origin: &str, here: &str) -> bool {
+    if let Some((origin, here)) = origin.strip_prefix("sqlite:").zip(here.strip_prefix("sqlite:")) {
+        return origin != here && is_same_file(origin.as_ref(), here.as_ref()).is_none();
+    }
     if let Some((origin, here)) = origin.strip_prefix("dynamodb:").zip(here.strip_prefix("dynamodb:")) {
         let [origin, here] = [origin, here].map(|label| table_parts(label)[1]);
         return !origin.is_empty() && !here.is_empty() && !origin.eq_ignore_ascii_case(here);
@@ -96,9 +103,9 @@ fn is_another(origin: &str, here: &str) -> bool {
         }
         // The names of tables are case-insensitive on Spanner.
         (Some(("spanner", origin)), Some(("spanner", here))) => !origin.eq_ignore_ascii_case(here),
-        // A file has as many paths as links lead to it.
+        // A file has as many paths as links lead to it, and other paths in other mount namespaces.
         (Some(("sqlite", origin)), Some(("sqlite", here))) => {
-            origin != here && !is_same_file(origin.as_ref(), here.as_ref())
+            origin != here && is_same_file(origin.as_ref(), here.as_ref()) == Some(false)
         }
         _ => origin != here,
     }
@@ -112,6 +119,7 @@ mod tests {
     fn names_say_whether_it_is_another_store() {
         let same = [
             ("memory:a", "memory:a"),
+            ("sqlite:/no/such/file", "sqlite:/nor/this"),
             ("dynamodb://locks", "dynamodb://locks?region=eu-west-1"),
             ("dynamodb://locks?region=eu-west-1", "dynamodb://locks?region=us-east-1&endpoint=h:8000"),
             ("dynamodb://locks?sort_key=a:b&c", "dynamodb://locks?region=eu-west-1&sort_key=a:b&c"),
@@ -127,7 +135,6 @@ mod tests {
         let others = [
             ("memory:a", "memory:b"),
             ("memory", "sqlite:/no/such/file"),
-            ("sqlite:/no/such/file", "sqlite:/nor/this"),
             ("dynamodb://locks", "dynamodb://others"),
             ("dynamodb://locks?region=eu-west-1", "dynamodb://others?region=eu-west-1"),
             ("dynamodb://locks?region=eu-west-1", "dynamodb://locks?region=eu-west-1&sort_key=a:b"),
@@ -155,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn places_are_told_apart_by_hosts_regions_and_endpoints() {
+    fn places_are_told_apart_by_hosts_regions_endpoints_and_paths() {
         for (origin, here, others) in [
             ("postgres://a:1,b:1/app.locks", "postgres://B:1,c:1/app.locks", false),
             ("postgres://a:1/app.locks", "postgres://a:2/app.locks", true),
@@ -176,6 +183,9 @@ mod tests {
             ("dynamodb://locks?region=a&endpoint=h:1", "dynamodb://locks?region=a&endpoint=h:2", true),
             ("dynamodb://locks?region=a&endpoint=h:1", "dynamodb://locks?region=a", true),
             ("dynamodb://locks?region=a", "postgres://a:1/app.locks", false),
+            ("sqlite:/no/such/file", "sqlite:/no/such/file", false),
+            ("sqlite:/no/such/file", "sqlite:/nor/this", true),
+            ("sqlite:/no/such/file", "memory", false),
             ("memory:a", "memory:b", false),
         ] {
             assert_eq!(is_elsewhere(origin, here), others, "{origin} {here}");

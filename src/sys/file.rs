@@ -28,7 +28,7 @@ fn identity(path: &Path) -> io::Result<std::path::PathBuf> {
     fs::canonicalize(path)
 }
 
-/// Whether both paths lead to one file that is there.
-pub fn is_same_file(one: &Path, other: &Path) -> bool {
-    matches!((identity(one), identity(other)), (Ok(one), Ok(other)) if one == other)
+/// Whether both paths lead to one file; `None` if one of them can't be looked at here, and so may lead to any file.
+pub fn is_same_file(one: &Path, other: &Path) -> Option<bool> {
+    Some(identity(one).ok()? == identity(other).ok()?)
 }

@@ -196,7 +196,9 @@ fn a_signal_ends_the_wait_of_a_step() {
 fn what_is_not_the_json_of_a_lock_is_wrong_usage_and_is_not_shown() {
     let store = Store::new();
     let shared = Shared { url: store.url.clone(), env: Vec::new() };
-    let other = run(&mut Store::new().leasehold(&["acquire", "k"])).stdout;
+    // It is there, so the lock's path leads to another file.
+    let elsewhere = Store::new();
+    let other = run(&mut elsewhere.leasehold(&["acquire", "k"])).stdout;
     let taken = run(&mut store.leasehold(&["acquire", "k", "--lock-id", "x"]));
     assert_eq!(taken.code, Some(64), "a step has a lock id of its own");
     let taken = run(&mut store.leasehold(&["acquire", "k"])).stdout;

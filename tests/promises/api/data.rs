@@ -278,9 +278,14 @@ fn a_file_that_is_another_one_is_another_store() {
     assert!(open("one.db").get("k").unwrap().is_none());
     let moved = open("moved.db");
     moved.release(&moved.adopt(lock.clone()).unwrap().into_lock()).unwrap();
-    let error = other.adopt(lock).unwrap_err();
-    assert_eq!(error.kind(), ErrorKind::InvalidInput);
-    assert!(error.to_string().contains("one.db"), "{error}");
+    let refused = |kind| {
+        let error = other.adopt(lock.clone()).unwrap_err();
+        assert!(error.kind() == kind && error.to_string().contains("one.db"), "{error}");
+    };
+    refused(ErrorKind::InvalidInput);
+    // If nothing is at the old name, it may have been another name of this file.
+    std::fs::remove_file(folder.path().join("one.db")).unwrap();
+    refused(ErrorKind::Lost);
 }
 
 #[test]
@@ -318,6 +323,34 @@ fn a_lock_that_was_lost_is_lost_by_every_path_of_its_file() {
         assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("k")), "{error}");
         other.release(&lock).unwrap();
     }
+}
+
+/// As in two containers that have its folder at different paths.
+#[test]
+#[cfg(all(feature = "sqlite", feature = "serde"))]
+fn a_lock_that_was_lost_is_lost_also_where_the_path_that_it_was_granted_by_leads_to_nothing() {
+    const NOWHERE: &str = "sqlite:/nowhere/locks.db";
+    let folder = room().unwrap();
+    let client = leasehold::sqlite::builder(folder.path().join("locks.db")).connect().unwrap();
+    let mut json = serde_json::to_value(client.request("k").acquire().unwrap()).unwrap();
+    json["store"] = NOWHERE.into();
+    let lock: Lock = serde_json::from_value(json).unwrap();
+    let lock = client.heartbeat(&lock, MINUTE).expect("it stands");
+    assert_eq!(client.unlock(lock.lock_id()).unwrap().len(), 1);
+    let told = |error: &leasehold::Error| {
+        assert!(error.key() == Some("k") && error.to_string().contains(NOWHERE), "{error}");
+        error.kind()
+    };
+    for error in [client.heartbeat(&lock, MINUTE).unwrap_err(), client.adopt(lock.clone()).unwrap_err()] {
+        assert_eq!(told(&error), ErrorKind::Lost, "{error}");
+    }
+    // It may as well be a lock of another host's file, where it is still held.
+    let error = client.release(&lock).unwrap_err();
+    assert_eq!(told(&error), ErrorKind::InvalidInput, "{error}");
+    assert!(error.to_string().contains("it does not stand here"), "{error}");
+    let _guard = client.lock("k").unwrap();
+    let error = client.release(&lock).unwrap_err();
+    assert_eq!(told(&error), ErrorKind::Held, "{error}");
 }
 
 #[test]
