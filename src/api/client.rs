@@ -286,6 +286,9 @@ impl LockClient {
     /// Mode, lock id, comment and an endless lease are kept; owner and lease are this client's.
     /// [`LockRequest::adopt`] can set another owner, comment and lease.
     ///
+    /// Adopt the newest data: a lock that was endless when the data was made is endless again, although a
+    /// [`heartbeat`](LockClient::heartbeat) gave it an end.
+    ///
     /// # Errors
     /// `Lost` when the lock is no longer held, or was already adopted; `InvalidInput` when it is a lock of another
     /// store. See [`LockRequest::adopt`].
@@ -298,8 +301,9 @@ impl LockClient {
     /// about to take it. An endless lock gets an end by this call, in a minute or later; its guard learns of that
     /// within 35 seconds while the store answers it. The end of any other lock never moves backwards.
     ///
-    /// The [end](Lock::leased_until) in the answer counts from before the request. It is no proof, since the store
-    /// decides by its own clock: stop a margin earlier.
+    /// Keep the returned `Lock` and throw the old one away: to adopt the old one of an endless lock makes it endless
+    /// again. The [end](Lock::leased_until) in the answer counts from before the request. It is no proof, since the
+    /// store decides by its own clock: stop a margin earlier.
     ///
     /// # Errors
     /// `Lost` when the lock is no longer held; `InvalidInput` when it is a lock of another store, when the lease is out of
@@ -337,7 +341,9 @@ impl LockClient {
         }
     }
 
-    /// Releases a lock that is held as data. Succeeds also when nobody holds it.
+    /// Releases a lock that is held as data. Succeeds also when nobody holds it. Stores with the same path or host name
+    /// can't be told apart: if such a one granted the lock (a file of the same path on another host, another server
+    /// that is `localhost` there), it is still held, although this succeeds.
     ///
     /// # Errors
     /// `Held`, with the holders, when others hold it; `InvalidInput` when it is a lock of another store, or when this

@@ -315,6 +315,8 @@ pub struct Release {
     ///
     /// Ends with 0 also where the lease is over and nobody holds it, and with 75 if others do. For `hold` this is a loss:
     /// what it still holds is given back by a TERM to it.
+    ///
+    /// Stores with the same path or host name are taken for one: they cannot be told apart.
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath, conflicts_with_all = ["key", "group", "lock_id", "force", "yes"])]
     pub from: Option<PathBuf>,
     /// All locks with this lock id
