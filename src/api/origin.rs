@@ -9,7 +9,7 @@ use crate::engine::family::Family;
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::check_key;
 use crate::model::lock::Lock;
-use crate::store::read_key;
+use crate::store::read_held;
 use crate::sys::deadline::Deadline;
 use crate::sys::file::is_same_file;
 
@@ -19,7 +19,7 @@ pub(crate) fn check_origin(family: &Family, lock: &Lock, by: &Deadline) -> Resul
     check_key(&lock.key).map_err(|error| family.in_context(error))?;
     let here = &family.backend.info().label;
     let Some(origin) = lock.store().filter(|origin| is_another(origin, here)) else { return Ok(()) };
-    let seen = family.repeated_until(by, |by| read_key(&*family.backend, &lock.key, by));
+    let seen = family.repeated_until(by, |by| read_held(&*family.backend, &lock.key, by));
     if seen.map_err(|error| family.in_context(error.with_key(&lock.key)))?.record.standing(&lock.grant).is_some() {
         return Ok(());
     }

@@ -20,7 +20,7 @@ use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::event::Event;
 use crate::model::lock::Lock;
 use crate::model::loss::LossReason;
-use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, read_key};
+use crate::store::{Attempt, Backend, Renewal, Renewed, Seen, read_held};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
@@ -373,7 +373,7 @@ impl Hold {
         }
         let (until, now) = match lease {
             Lease::Forever => {
-                let seen = read_key(&**backend, &attempt.key, by)?;
+                let seen = read_held(&**backend, &attempt.key, by)?;
                 match seen.record.standing(attempt.grant()) {
                     // Its end may be by a clock that can't be compared, or a failover may undo it: write it anew.
                     Some((_, holder)) if holder.until != End::Never && is_doubtful(&seen.times) => {

@@ -13,7 +13,7 @@ use super::release::SHORT_REST;
 use crate::engine::options::check_at_least;
 use crate::lease::transition::{KeepAnswer, Least, keep_standing};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Swapped, read_key};
+use crate::store::{Swapped, read_held};
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
 
@@ -149,7 +149,7 @@ impl Hold {
         // Computed before the read, since the new end counts from the store's time in the answer: later, `left` would
         // lack the time since then, and the end would come too early.
         let left = self.left_of(least);
-        let seen = read_key(&**backend, key, by)?;
+        let seen = read_held(&**backend, key, by)?;
         let least = Least { granted: self.grant.created, time: least, left };
         let step = keep_standing(&seen.record, &self.grant.lock.grant, &self.requests.kept_as, least, &seen.times);
         let may_be_undone = step.answer == KeepAnswer::Kept && backend.info().reads_what_may_be_undone;

@@ -127,7 +127,16 @@ pub trait Backend: Any + fmt::Debug + Send + Sync {
 
 /// The record of one key as it is now.
 pub(crate) fn read_key(backend: &dyn Backend, key: &str, by: &Deadline) -> Result<Seen> {
-    let seen = backend.read(&Which::Key(key.to_owned()), None, Consistency::Strong, by)?.records.pop();
+    read_one(backend, key, Consistency::Strong, by)
+}
+
+/// The same for who holds the lock.
+pub(crate) fn read_held(backend: &dyn Backend, key: &str, by: &Deadline) -> Result<Seen> {
+    read_one(backend, key, Consistency::Holders, by)
+}
+
+fn read_one(backend: &dyn Backend, key: &str, consistency: Consistency, by: &Deadline) -> Result<Seen> {
+    let seen = backend.read(&Which::Key(key.to_owned()), None, consistency, by)?.records.pop();
     let nothing = || Error::new(ErrorKind::Store, "the store answered a read with nothing").retryable();
     seen.ok_or_else(|| nothing().with_key(key).with_store(&backend.info().label))
 }
@@ -331,8 +340,18 @@ pub enum Purpose {
 pub enum Consistency {
     /// The state that the last write left.
     Strong,
+    /// The same, for who holds the lock: like a heartbeat, it does not queue behind other callers.
+    Holders,
     /// A state that is a moment old, where that is cheaper.
     Eventual,
+}
+
+impl Consistency {
+    /// Whether it may see only the state that the last write left.
+    #[cfg(feature = "dynamodb")]
+    fn is_strong(self) -> bool {
+        self != Consistency::Eventual
+    }
 }
 
 /// A record as it was found, with the store's time.

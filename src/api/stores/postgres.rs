@@ -132,10 +132,11 @@
 //! A client has one connection while no more are needed, and never more than nine: four for calls that want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. A connection that was idle
 //! for a minute ends after the next statement. Of the four for heartbeats and the rest, at most two at a time serve
-//! releases and calls that take a lock away, and one more serves heartbeats of shared locks: these may wait for
-//! somebody's transaction, one for each key. A refusal locks nothing and writes nothing, unless it met a grant that was
-//! not committed yet: then it waits for that commit, and is a commit itself. A statement whose caller has no more time
-//! is cancelled at the server, over one more short connection (but see Poolers).
+//! calls that only read, like `get` and `list`; at most two serve releases and calls that take a lock away, and one
+//! more serves heartbeats of shared locks: these may wait for somebody's transaction, one for each key. A refusal locks
+//! nothing and writes nothing, unless it met a grant that was not committed yet: then it waits for that commit, and is
+//! a commit itself. A statement whose caller has no more time is cancelled at the server, over one more short
+//! connection (but see Poolers).
 //!
 //! # The table's upkeep
 //! `create_schema` makes the table with `fillfactor = 50`, so that a heartbeat of an exclusive lock finds room next to
@@ -228,10 +229,11 @@
 //!   lock quickly. Set `tcp_keepalives_idle` and `idle_in_transaction_session_timeout` at the server.
 //! * **A client's releases go two or three at a time**, so on a network of 30 ms some 60 a second. While two of them
 //!   wait for somebody's transactions, the others try one by one whether their rows are free.
-//! * **A client's heartbeats go four at a time**, each with a third of the lease at first. If a statement takes `t` and
-//!   the lease is L, at most 4 L / (3 t) locks are kept: 890 at a lease of 20 s and 30 ms. Heartbeats that the network
-//!   held up for seconds are all sent at once after it, and each that ran out of time has ended its connection: let one
-//!   client hold a quarter of that number, and several clients more.
+//! * **A client's heartbeats go four at a time**, two while others of its calls read without a pause, each with a third
+//!   of the lease at first. If a statement takes `t` and the lease is L, at most 4 L / (3 t) locks are kept: 890 at a
+//!   lease of 20 s and 30 ms. Heartbeats that the network held up for seconds are all sent at once after it, and each
+//!   that ran out of time has ended its connection: let one client hold a quarter of that number, and several clients
+//!   more.
 //! * **Many holders of one shared key** on a slow network may lose to faster ones at each write of the row, also to
 //!   others of the same client: then use exclusive locks, or longer leases.
 

@@ -30,11 +30,11 @@ impl Dynamodb {
                 let row = self.get_item(key, consistency, by)?;
                 let found = DecodedRow::new(key, row)?;
                 // A client that expires a lease of a name takes it over, too.
-                if consistency == Consistency::Strong {
+                if consistency.is_strong() {
                     self.look_again(by)?;
                 }
                 let moment = match consistency {
-                    Consistency::Strong => self.confirmed_moment(by)?,
+                    Consistency::Strong | Consistency::Holders => self.confirmed_moment(by)?,
                     // This is how a waiter looks.
                     Consistency::Eventual => self.confirmed(self.told(self.moment()?)?, by)?,
                 };
@@ -83,11 +83,8 @@ impl Dynamodb {
     ) -> Result<Option<Item>, DynamodbError> {
         let key = self.target.place(key);
         let answer = self.send(by, move |client, stamp, target| async move {
-            let request = client
-                .get_item()
-                .table_name(&target.table)
-                .set_key(Some(key))
-                .consistent_read(consistency == Consistency::Strong);
+            let request =
+                client.get_item().table_name(&target.table).set_key(Some(key)).consistent_read(consistency.is_strong());
             let answer = request.customize().interceptor(stamp.clone()).send().await;
             target.classify(answer, &stamp).map(|answer| answer.item)
         });
@@ -107,7 +104,7 @@ impl Dynamodb {
         let filters: Vec<_> = of_keys.into_iter().chain(of_sort).collect();
         let answer = self.send(by, move |client, stamp, target| async move {
             let mut request =
-                client.scan().table_name(&target.table).consistent_read(consistency == Consistency::Strong).limit(PAGE);
+                client.scan().table_name(&target.table).consistent_read(consistency.is_strong()).limit(PAGE);
             if let Some(from) = from {
                 request = request.set_exclusive_start_key(Some(target.start_of_page(&from)));
             }

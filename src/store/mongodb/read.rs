@@ -87,15 +87,15 @@ impl Mongodb {
     ) -> Result<Vec<Document>, MongodbError> {
         let concern = match consistency {
             // A standalone server has no majority, and refuses such a read concern.
-            Consistency::Strong if self.topology == Some(Topology::Standalone) => ReadConcern::local(),
-            Consistency::Strong if most == 1 => ReadConcern::linearizable(),
-            Consistency::Strong => ReadConcern::majority(),
             Consistency::Eventual => ReadConcern::local(),
+            _ if self.topology == Some(Topology::Standalone) => ReadConcern::local(),
+            _ if most == 1 => ReadConcern::linearizable(),
+            _ => ReadConcern::majority(),
         };
         let limit = limit(by);
         self.ask(by, move |owned| async move {
             let _turn = match consistency {
-                Consistency::Strong => None,
+                Consistency::Strong | Consistency::Holders => None,
                 Consistency::Eventual => Some(owned.turns.look().await),
             };
             let request = owned.locks.find(filter).projection(projection()).read_concern(concern).max_time(limit);

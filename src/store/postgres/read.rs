@@ -45,7 +45,8 @@ impl Postgres {
         by: &Deadline,
     ) -> Result<Page, PostgresError> {
         let lane = match consistency {
-            Consistency::Strong => Lane::Holding,
+            Consistency::Strong => Lane::Reading,
+            Consistency::Holders => Lane::Holding,
             Consistency::Eventual => Lane::Wanting,
         };
         let (statements, from, page) = (&self.statements, from.unwrap_or_default(), PAGE as i64);

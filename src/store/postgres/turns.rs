@@ -18,6 +18,8 @@ const WAITING: usize = 2;
 const SHARING: usize = 1;
 /// How many more may briefly try whether their row is free while [`WAITING`] others wait for theirs.
 const TRYING: usize = 1;
+/// How many reads of callers may have a turn. There may be a thousand of them, but they wait for nobody.
+const READING: usize = 2;
 /// A statement that has waited this long for a turn to wait tries briefly instead.
 const SOON: Duration = Duration::from_millis(100);
 
@@ -26,18 +28,22 @@ const SOON: Duration = Duration::from_millis(100);
 pub(super) enum Lane {
     /// A caller that wants a lock.
     Wanting,
+    /// A caller that looks at locks, held by whomever. Reads leave two turns to heartbeats.
+    Reading,
     /// A holder, and everything that is in no other lane.
     Holding,
     /// The same, for statements that may wait long for a row: releases, hand-overs and swaps wait for fenced
     /// transactions. They never take all turns of heartbeats.
     Waiting,
     /// A shared holder's heartbeat, which waits for transactions that assert its own key. All statements that may wait
-    /// long leave a turn to heartbeats that wait for nobody. Only a brief try may take it, which is soon over.
+    /// long leave a turn to heartbeats that wait for nobody. Only a brief try and reads may take it, which are soon
+    /// over.
     Sharing,
 }
 
 pub(super) struct Turns {
     wanting: Semaphore,
+    reading: Semaphore,
     holding: Semaphore,
     waiting: Semaphore,
     sharing: Semaphore,
@@ -47,7 +53,7 @@ pub(super) struct Turns {
 
 /// A turn, which ends with this value.
 pub(super) struct Turn<'a> {
-    _slow: Option<SemaphorePermit<'a>>,
+    _few: Option<SemaphorePermit<'a>>,
     _turn: Option<SemaphorePermit<'a>>,
 }
 
@@ -68,6 +74,7 @@ impl Turns {
     pub fn new() -> Self {
         Turns {
             wanting: Semaphore::new(CONNECTIONS),
+            reading: Semaphore::new(READING),
             holding: Semaphore::new(CONNECTIONS),
             waiting: Semaphore::new(WAITING),
             sharing: Semaphore::new(SHARING),
@@ -87,8 +94,8 @@ impl Turns {
 
     /// A turn in that lane.
     pub async fn of(&self, lane: Lane) -> Turn<'_> {
-        let slow = self.slow(lane).await;
-        self.then(if lane == Lane::Wanting { &self.wanting } else { &self.holding }, slow).await
+        let few = self.few(lane).await;
+        self.then(if lane == Lane::Wanting { &self.wanting } else { &self.holding }, few).await
     }
 
     /// How many turns are taken.
@@ -96,10 +103,11 @@ impl Turns {
         2 * CONNECTIONS - self.wanting.available_permits() - self.holding.available_permits()
     }
 
-    /// The permit that bounds how many statements of that lane wait for a row.
-    async fn slow(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
+    /// The permit that bounds how many statements of that lane read, or wait for a row.
+    async fn few(&self, lane: Lane) -> Option<SemaphorePermit<'_>> {
         match lane {
             Lane::Wanting | Lane::Holding => None,
+            Lane::Reading => self.reading.acquire().await.ok(),
             Lane::Waiting => self.waiting.acquire().await.ok(),
             Lane::Sharing => match either(self.waiting.acquire(), self.sharing.acquire()).await {
                 Either::One(turn) | Either::Other(turn) => turn.ok(),
@@ -110,17 +118,17 @@ impl Turns {
     /// A turn in that lane for a statement that may wait for a row. Statements that have one may wait for somebody's
     /// transaction until their time is over. That is no reason for others to wait whose rows are free.
     pub async fn soon(&self, lane: Lane) -> Soon<'_> {
-        if let Ok(slow) = tokio::time::timeout(SOON, self.slow(lane)).await {
-            return Soon::Long(self.then(&self.holding, slow).await);
+        if let Ok(few) = tokio::time::timeout(SOON, self.few(lane)).await {
+            return Soon::Long(self.then(&self.holding, few).await);
         }
-        match either(self.slow(lane), async { self.trying.acquire().await.ok() }).await {
-            Either::One(slow) => Soon::Long(self.then(&self.holding, slow).await),
-            Either::Other(slow) => Soon::Brief(self.then(&self.holding, slow).await),
+        match either(self.few(lane), async { self.trying.acquire().await.ok() }).await {
+            Either::One(few) => Soon::Long(self.then(&self.holding, few).await),
+            Either::Other(few) => Soon::Brief(self.then(&self.holding, few).await),
         }
     }
 
-    async fn then<'a>(&self, turns: &'a Semaphore, slow: Option<SemaphorePermit<'a>>) -> Turn<'a> {
-        Turn { _slow: slow, _turn: turns.acquire().await.ok() }
+    async fn then<'a>(&self, turns: &'a Semaphore, few: Option<SemaphorePermit<'a>>) -> Turn<'a> {
+        Turn { _few: few, _turn: turns.acquire().await.ok() }
     }
 }
 
@@ -183,6 +191,23 @@ mod tests {
             let long = sharing().await;
             assert!(matches!(long, Soon::Long(_)));
             drop((two, _one, long));
+        });
+    }
+
+    /// A thousand callers may look at locks at a time, each statement for as long as the network takes.
+    #[test]
+    fn reads_leave_turns_to_heartbeats() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let turns = Turns::new();
+            let mut reads: Vec<_> = (0..4).map(|_| Box::pin(turns.of(Lane::Reading))).collect();
+            let mut under_way = Vec::new();
+            for read in &mut reads {
+                under_way.extend(tokio::time::timeout(SOON, read).await);
+            }
+            let at_once = tokio::time::timeout(SOON, turns.of(Lane::Holding)).await;
+            assert!(at_once.is_ok(), "a heartbeat waits for reads");
+            assert_eq!(under_way.len(), READING);
         });
     }
 }
