@@ -123,7 +123,7 @@ fn large_structs_say_why() {
 /// The layers of `src`, from the bottom up: a folder imports only from itself and from those before it.
 const FLOORS: [&str; 6] = ["lease", "model", "sys", "store", "engine", "api"];
 /// Users of the public API: nothing in the library imports from them, and they import only data and API. (The C
-/// library must also tell a forked child from its parent, by `sys::process`.)
+/// library also needs what `sys` provides: forks, threads, deadlines, the log.)
 const USERS: [(&str, &[&str]); 2] = [("capi", &["model", "sys", "api"]), ("cli", &[])];
 
 /// The names that follow each `crate::` in code. A group in braces would hide some.

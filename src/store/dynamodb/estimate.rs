@@ -253,8 +253,8 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// The latest that the time may be. A holder counts its lease from here, so that it loses half of that part of the
-    /// width which the grace of all others does not cover.
+    /// The middle, plus half of that part of the width which the grace of all others does not cover: for the part that
+    /// it covers, the time may be later still. A holder counts its lease from here.
     ///
     /// The holder's time may be behind by half of its width w, and that of the client that takes over may be ahead by
     /// half of the sum of its grace g and `SLACK`: if its own width is more than that sum, it waits for longer. With
