@@ -247,12 +247,23 @@ impl Held {
         })
     }
 
-    /// Releases the locks. A single lock whose release was not answered is tried again for as long as `goes_on` returns
-    /// true, which gets the error. After that its drop tries once more; `done` is called before.
+    /// Releases the locks. What was not answered is tried again for as long as `goes_on` returns true, which gets the
+    /// error. After that the drop of a single lock tries once more; `done` is called before. Several locks are tried
+    /// again by closing their client.
     pub fn release(self, mut goes_on: impl FnMut(&Error) -> bool, done: impl FnOnce(Result<()>)) {
         let mut guard = match self {
             Held::One(guard) => guard,
-            Held::All(guard, _) => return done(guard.release()),
+            Held::All(guard, client) => {
+                let mut released = guard.release();
+                // Whatever is left is given up in the background by now, and a close tries it once more.
+                while let Err(error) = &released
+                    && error.is_retryable()
+                    && goes_on(error)
+                {
+                    released = client.close();
+                }
+                return done(released);
+            }
         };
         loop {
             let Err(failed) = guard.release() else { return done(Ok(())) };

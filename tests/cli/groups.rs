@@ -101,6 +101,22 @@ fn that_one_was_lost_is_told_where_another_can_not_be_released() {
     assert_eq!(ran.code, Some(76), "{}", ran.stderr);
 }
 
+/// As with one key: their lease may last for hours after the store is back.
+#[test]
+#[cfg(feature = "sqlite")]
+fn what_the_store_does_not_answer_at_the_end_is_released_once_it_is_back() {
+    let store = Store::new();
+    let mut running = Running::ready(&mut store.reading(&["z", "--lease", "10m"], "echo ready; read go"));
+    let stuck = store.stuck();
+    running.tell("go");
+    running.says("could not be released yet");
+    drop(stuck);
+    let ran = running.end();
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(!ran.stderr.contains("and ends with its lease"), "{}", ran.stderr);
+    assert_eq!([left(&store, "k"), left(&store, "z")], [None, None], "{}", ran.stderr);
+}
+
 /// Otherwise the keys that are not lost would keep it out until the next period.
 #[test]
 #[cfg(feature = "sqlite")]
