@@ -48,7 +48,7 @@ use crate::sys::thread::Thread;
 #[clippy::has_significant_drop]
 pub struct LockGuard {
     pub(super) hold: Arc<Hold>,
-    family: Arc<Family>,
+    pub(super) family: Arc<Family>,
     /// One bound for the whole drop: for the release and for what the client has to clean up afterwards.
     drop_bound: DropBound,
 }

@@ -9,9 +9,11 @@ use crate::api::guard::LockGuard;
 use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::check_keys;
 use crate::engine::options::AskedLease;
+use crate::engine::release_all::release_all;
 use crate::engine::spec::{Obtained, Patience};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
+use crate::sys::aside::TURN;
 use crate::sys::caught::caught;
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
@@ -287,8 +289,8 @@ impl fmt::Debug for LockAllRequest<'_> {
     }
 }
 
-/// Several locks that are held together. Each is renewed by its own thread; dropping the value releases all of them,
-/// within the client's `drop_timeout` together.
+/// Several locks that are held together. Each is renewed by its own thread; dropping the value releases all of them at
+/// the same time, within one `drop_timeout` of the client.
 #[must_use = "dropping the guard releases the locks at once"]
 #[clippy::has_significant_drop]
 pub struct LockAllGuard {
@@ -336,8 +338,8 @@ impl LockAllGuard {
         })
     }
 
-    /// Releases all of them, within the client's `drop_timeout` together. It also succeeds after a close of the client,
-    /// which has released them.
+    /// Releases all of them at the same time, within one `drop_timeout` of the client. It also succeeds after a close of
+    /// the client, which has released them.
     ///
     /// # Errors
     /// `Lost` when one of them was no longer held; otherwise the error of the first release that failed. All others are
@@ -361,16 +363,8 @@ impl LockAllGuard {
     /// Releases all within one bound; what is not released by then is given up in the background.
     fn release_each(&self) -> Result<()> {
         let (mut lost, mut outcome, mut failed) = (Ok(()), Ok(()), Vec::new());
-        let begun: Vec<_> = self.guards.iter().map(|guard| (guard, guard.is_held())).collect();
-        for ((guard, was_held), to_come) in begun.into_iter().zip((1..=self.guards.len() as u32).rev()) {
-            // Each release has a share of the time, so that one that hangs does not keep the others locked: at least a
-            // quarter of what is left, which a slow store needs.
-            let left = guard.drop_by().remaining() / to_come.min(4);
-            let released = match left {
-                // A guard that is over needs no time: the drop after a release finds all of them over.
-                Duration::ZERO if !guard.is_over() => Err(guard.too_late()),
-                left => guard.release_within(left),
-            };
+        let were_held: Vec<_> = self.guards.iter().map(LockGuard::is_held).collect();
+        for ((guard, was_held), released) in self.guards.iter().zip(were_held).zip(self.release_together()) {
             if let Err(error) = &released {
                 guard.abandon();
                 failed.push((guard, error.clone()));
@@ -387,6 +381,34 @@ impl LockAllGuard {
         failed.iter().for_each(|(guard, error)| guard.warn_of_release(error));
         // A loss is the worse news: the work was not safe. A failed release only means that a lock may still be held.
         lost.and(outcome)
+    }
+
+    /// Releases all at the same time. Returns an answer for each, in the order of the guards.
+    fn release_together(&self) -> Vec<Result<()>> {
+        // What is over needs no time: the drop after a release finds all of them over. A forked child can only refuse.
+        let at_once = |guard: &LockGuard| {
+            let is_at_once = guard.is_over() || !guard.is_own_process();
+            is_at_once.then(|| guard.release_within(Duration::ZERO))
+        };
+        let mut answers: Vec<_> = self.guards.iter().map(at_once).collect();
+        let open: Vec<_> = (0..answers.len()).filter(|nth| answers[*nth].is_none()).collect();
+        let (now, by) = (Instant::now(), self.guards.first().map(|guard| guard.drop_by().instant()));
+        match (open.as_slice(), by.filter(|by| *by > now)) {
+            ([], _) | (_, None) => {}
+            (&[one], Some(by)) => answers[one] = Some(self.guards[one].release_within(by - now)),
+            (several, Some(by)) => {
+                let holds: Vec<_> = several.iter().map(|nth| self.guards[*nth].hold.clone()).collect();
+                // A tenth of the time is left for the answers.
+                release_all(&holds, by - (by - now) / 10, by, |nth, released| {
+                    let guard = &self.guards[several[nth]];
+                    answers[several[nth]] = Some(released.map_err(|error| guard.family.held_here(error)));
+                });
+                // Other threads have reported it to the observers. One that hangs is not waited for.
+                let told_by = by.min(Instant::now() + TURN);
+                self.guards.iter().take(1).for_each(|guard| guard.family.options.observing.wait_until_told(told_by));
+            }
+        }
+        self.guards.iter().zip(answers).map(|(guard, answer)| answer.unwrap_or_else(|| Err(guard.too_late()))).collect()
     }
 
     /// Ends at once; the locks are given up in the background, so that no call takes longer because of what it gives

@@ -9,6 +9,7 @@ use parking_lot::{Condvar, Mutex};
 use super::failures::Failures;
 use super::hold::{AtEnd, Hold, Setup};
 use super::queue::Queues;
+use super::release_all::release_all;
 use super::undo::{LEFT, Undo};
 use super::watcher::Watcher;
 use crate::engine::options::{ClientOptions, Terms, default_labels};
@@ -22,16 +23,14 @@ use crate::model::lock::{Lock, LockStatus};
 use crate::store::{Attempt, Backend};
 use crate::sys::cancel::CancelToken;
 use crate::sys::clock::{BootTime, Clock};
-use crate::sys::deadline::{Deadline, far_from, is_ready_by};
+use crate::sys::deadline::{Deadline, far_from};
 use crate::sys::drop_bound::{DropBound, DropBy, Owner, Together};
 use crate::sys::log;
 use crate::sys::observing::hurrying;
 use crate::sys::pause::pause;
 use crate::sys::process::ProcessId;
-use crate::sys::thread::{Thread, begin_to_keep_a_lock, expect_users_code, here, keeping_a_lock};
+use crate::sys::thread::{expect_users_code, here};
 
-/// `close` releases this many guards at the same time; more when these hang.
-const CLOSE_THREADS: usize = 16;
 /// The release of a grant that gets no guard has at least this long, however little time its call has left.
 const LEAST_RELEASE: Duration = Duration::from_millis(100);
 
@@ -387,69 +386,21 @@ impl Family {
         Err(self.in_context(Error::new(ErrorKind::Store, format!("{left} {LEFT}")).retryable()))
     }
 
-    /// Releases every guard until `soon`, and waits until `by`: a store that hangs, against its contract, does not
-    /// block the caller for longer.
+    /// Releases every guard until `soon`, and waits until `by`.
     fn release_all(&self, soon: Instant, by: Instant) -> Result<()> {
-        let holds = self.holds();
-        holds.iter().for_each(|hold| hold.leave_own_heartbeat());
-        let mut open = holds.len();
-        let holds = Arc::new(Mutex::new(holds));
-        let (done, answers) = crossbeam_channel::unbounded();
-        let work = || {
-            let (holds, done) = (holds.clone(), done.clone());
-            move || {
-                while let Some(hold) = { holds.lock().pop() } {
-                    pause!("close.releases");
-                    let left = soon.saturating_duration_since(Instant::now());
-                    let released = hold.release(left);
-                    // A grant that has ended by itself is gone, whatever the store says: that is no failure.
-                    let _ = done.send(if hold.has_ended() { Ok(()) } else { released });
-                }
+        let (holds, mut failed) = (self.holds(), Ok(()));
+        let open = release_all(&holds, soon, by, |nth, released| {
+            // A grant that has ended by itself is gone, whatever the store says: that is no failure.
+            let error = released.err().filter(|error| error.kind() != ErrorKind::Lost && !holds[nth].has_ended());
+            if let (Ok(()), Some(error)) = (&failed, error) {
+                failed = Err(error);
             }
-        };
-        let start = || {
-            let work = work();
-            let run = move || {
-                // This thread must not wait for the logger or the observer, which may hang: other locks are still to be
-                // released.
-                begin_to_keep_a_lock();
-                work();
-            };
-            Thread::spawn("leasehold-close", run).ok()
-        };
-        let mut threads: Vec<Thread> = Vec::new();
-        let more = |threads: &mut Vec<Thread>| {
-            let wanted = threads.len().max(CLOSE_THREADS).min(holds.lock().len());
-            threads.extend((0..wanted).map_while(|_| start()));
-        };
-        more(&mut threads);
-        if threads.is_empty() {
-            // The observer may hang here, too.
-            keeping_a_lock(work());
+        });
+        if open > 0 && failed.is_ok() {
+            let error = Error::new(ErrorKind::Store, format!("{open} locks could not be released in time"));
+            failed = Err(self.in_context(error.retryable()));
         }
-        let patience = soon.saturating_duration_since(Instant::now()) / 20;
-        let mut released = Ok(());
-        while open > 0 {
-            is_ready_by(&answers, by.min(Instant::now() + patience));
-            match answers.try_recv() {
-                Ok(answer) => {
-                    open -= 1;
-                    let failed = answer.err().filter(|error| error.kind() != ErrorKind::Lost);
-                    released = released.and(failed.map_or(Ok(()), Err));
-                }
-                Err(_) if Instant::now() >= by => {
-                    let error = Error::new(ErrorKind::Store, format!("{open} locks could not be released in time"));
-                    released = released.and(Err(self.in_context(error.retryable())));
-                    break;
-                }
-                // These releases hang. More threads, so that the others get their turn.
-                Err(_) => more(&mut threads),
-            }
-        }
-        for thread in threads {
-            thread.join_by(by);
-        }
-        released
+        failed
     }
 
     /// Waits for the calls that may obtain a lock: closing has woken them, and they give up what they have sent. A call

@@ -23,6 +23,7 @@ pub(crate) mod queue;
 #[cfg(test)]
 mod random_orders;
 pub(crate) mod release;
+pub(crate) mod release_all;
 mod report;
 pub(crate) mod spec;
 pub(crate) mod undo;

@@ -41,7 +41,7 @@ impl Observer for Losses {
 #[test]
 fn all_are_held_or_none_is() {
     on_every_store(|store| {
-        // The first of three releases gets a third of the drop timeout.
+        // A slow server must answer all three releases.
         let (client, rival) = (store.builder().drop_timeout(LONG).connect().unwrap(), store.rival());
         let guard = client.lock_all(["c", "a", "b"]).unwrap();
         let keys: Vec<&str> = guard.guards().iter().map(|guard| guard.key()).collect();
@@ -326,9 +326,11 @@ fn one_release_that_hangs_does_not_keep_the_others_locked(store: Store) {
 #[test]
 fn that_one_was_lost_is_told_whatever_became_of_the_others() {
     let store = Store::memory();
-    let client = store.builder().lease(HOUR).heartbeat(HOUR / 2).connect().unwrap();
+    let client = store.builder().lease(HOUR).heartbeat(SHORT).connect().unwrap();
     let guard = client.lock_all(["a", "b"]).unwrap();
     store.bystander().force_release("b").unwrap();
+    // What is known to be lost is not asked for, so the fault is for the other one.
+    wait_until("it is lost", || guard.lost().is_some());
     store.plan.next(Call::Release, Fault::Refuse);
     let error = guard.release().unwrap_err();
     assert_eq!((error.kind(), error.key()), (ErrorKind::Lost, Some("b")), "{error}");

@@ -1,6 +1,7 @@
 //! The public API, the same on every store.
 
 mod all;
+mod all_together;
 mod any;
 mod closing;
 mod comfort;

@@ -87,7 +87,9 @@ fn warnings_tell_what_went_wrong_and_nothing_else() {
         let all = client.lock_all(["a", "b"]).unwrap();
         store.fail_next(Operation::Release, Failure::AnswerHangs);
         drop(all);
-        assert_warned("WARN leasehold::guard: lock \"a\" could not be released");
+        // They are released at the same time, so it may be either.
+        let warned = assert_warned("WARN leasehold::guard: lock \"");
+        assert!(["a\" could", "b\" could"].iter().any(|of| warned.contains(of)), "{warned}");
         ends(client);
 
         // There is one warning, although the guard is dropped after that.
