@@ -237,8 +237,8 @@ impl AnyWait<'_> {
     fn pause(&mut self, overall: &Deadline, begin: Begin) -> bool {
         pause!("any.sleeps");
         self.report_each(overall);
-        let now = Instant::now();
-        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin)).min();
+        let (now, drawn) = (Instant::now(), random::fraction());
+        let next = self.waits.iter_mut().filter_map(|wait| wait.next_look(now, begin, drawn)).min();
         let until = far_from(now, next.map_or(Duration::MAX, |at| at.saturating_duration_since(now)));
         loop {
             let report_after = self.waits.iter().map(Wait::report_after).min().unwrap_or(FIRST_WARNING);
@@ -341,3 +341,7 @@ fn in_context(wait: &Wait<'_>, error: Error) -> Error {
         _ => error.with_key(&wait.spec.lock.key),
     }
 }
+
+#[cfg(test)]
+#[path = "acquire_any_tests.rs"]
+mod tests;

@@ -45,7 +45,7 @@ impl Wait<'_> {
                 if !self.family.is_own_process() {
                     return false;
                 }
-                let delay = self.look_after(begun, std::mem::take(&mut looked_free));
+                let delay = self.look_after(begun, std::mem::take(&mut looked_free), random::fraction());
                 pause!("wait.sleeps");
                 if !self.sleep(overall, delay) {
                     return false;
@@ -90,8 +90,9 @@ impl Wait<'_> {
         None
     }
 
-    /// When to look next if nothing wakes it; with `ignores_free` no sooner because the lock looks free.
-    fn look_after(&self, begin: Begin, ignores_free: bool) -> Duration {
+    /// When to look next if nothing wakes it, by a draw from 0 to 1; with `ignores_free` no sooner because the lock
+    /// looks free.
+    fn look_after(&self, begin: Begin, ignores_free: bool, drawn: f64) -> Duration {
         let poll = &self.family.options.poll;
         // What was seen before the store failed is out of date.
         let known = self.free_in().filter(|_| self.known.last_error.is_none());
@@ -101,10 +102,10 @@ impl Wait<'_> {
             true if begin == Begin::Refused && !is_free => Duration::ZERO,
             // After a failure the store does not repeat its reports, so the waiter polls.
             _ if self.known.last_error.is_some() => {
-                backoff::failed_look_delay(poll, self.effort.started.elapsed(), random::fraction())
+                backoff::failed_look_delay(poll, self.effort.started.elapsed(), drawn)
             }
-            true if self.line.is_woken => backoff::woken_delay(poll, free_in, random::fraction()),
-            _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, random::fraction()),
+            true if self.line.is_woken => backoff::woken_delay(poll, free_in, drawn),
+            _ => backoff::poll_delay(poll, self.effort.started.elapsed(), free_in, drawn),
         }
     }
 
@@ -114,8 +115,9 @@ impl Wait<'_> {
     }
 
     /// When to read one of several keys next, if its turn has come. The time stays set until then: reports about the
-    /// other keys must not delay it.
-    pub(super) fn next_look(&mut self, now: Instant, begin: Begin) -> Option<Instant> {
+    /// other keys must not delay it. `drawn`: for all keys of the next round, which comes as soon as one of them is due;
+    /// of many draws the least would come sooner than a pause is meant to end.
+    pub(super) fn next_look(&mut self, now: Instant, begin: Begin, drawn: f64) -> Option<Instant> {
         let Some(ticket) = self.ticket().filter(|ticket| ticket.is_first()) else {
             // A waiter before it that hung has come back. When this one looks is worked out anew, if its turn comes
             // again.
@@ -128,7 +130,9 @@ impl Wait<'_> {
             // It stood back behind waiters that are gone, and nobody nudges it: it looks at once.
             let is_unasked = begin == Begin::Refused && is_unknown && self.known.last_error.is_none();
             let begin = if is_unknown { Begin::Wait } else { begin };
-            let delay = if is_unasked { Duration::ZERO } else { self.look_after(begin, true) };
+            // A key that the store watches is looked at by itself.
+            let drawn = if self.line.is_woken { random::fraction() } else { drawn };
+            let delay = if is_unasked { Duration::ZERO } else { self.look_after(begin, true, drawn) };
             others_turn.map_or(far_from(now, delay), |until| until.min(far_from(now, delay)))
         });
         self.line.look_at = Some(at);
