@@ -10,12 +10,11 @@ use crate::api::request::{AskedWait, LockRequest};
 use crate::api::request_any::check_keys;
 use crate::engine::options::AskedLease;
 use crate::engine::release_all::release_all;
-use crate::engine::spec::{Obtained, Patience};
+use crate::engine::spec::{Called, Obtained, Patience};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::loss::{Loss, LossReason};
 use crate::sys::aside::TURN;
 use crate::sys::caught::caught;
-use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::drop_bound::DropBound;
 use crate::sys::observing::Contained;
@@ -154,7 +153,7 @@ impl<'a> LockAllRequest<'a> {
         self.check().map_err(|error| family.in_context(error))?;
         let patience = AskedWait::patience(self.wait);
         let pausing = self.pausing();
-        let called = family.clock.now();
+        let called = Called::now(&family.clock);
         loop {
             let held = match self.each_in_turn(patience, called)? {
                 Obtained::Granted(held) => held,
@@ -239,7 +238,7 @@ impl<'a> LockAllRequest<'a> {
     }
 
     /// Takes one lock after the other; gives up those that it has when one is not obtained.
-    fn each_in_turn(&self, patience: Patience, called: BootTime) -> Result<Obtained<LockAllGuard, Error>> {
+    fn each_in_turn(&self, patience: Patience, called: Called) -> Result<Obtained<LockAllGuard, Error>> {
         // Each round has an id of its own, so that whoever frees what is left of an earlier round does not free this
         // one.
         let lock_id = self.lock_id.clone().unwrap_or_else(|| random::uuid().to_string());
@@ -251,7 +250,8 @@ impl<'a> LockAllRequest<'a> {
                 Err(timed_out("the time was over before it was asked for, as one of several"))
             } else {
                 let mut request = self.request(key, &lock_id);
-                // A guard that this client got since then is not replaced, even if this is not the first round.
+                // The wait is counted from then. And a guard that this client got since then is not replaced, even if
+                // this is not the first round.
                 request.spec.lock.called = Some(called);
                 let has_end = matches!(request.spec.lease, Some(AskedLease::Until(_)));
                 request.guard_or_refusal(patience).map_err(|error| match error.kind() {

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use super::family::Family;
 use super::queue::{HANGS, Leaves, May, Ticket, UsersCode};
 use crate::engine::poll::Begin;
-use crate::engine::spec::{Granted, LockSpec, Obtained, Patience, WaitSpec};
+use crate::engine::spec::{Called, Granted, LockSpec, Obtained, Patience, WaitSpec};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::{Lock, LockStatus};
 use crate::store::Seen;
@@ -41,7 +41,7 @@ pub(super) struct Wait<'a> {
     pub(super) span: Option<WaitSpan>,
 }
 
-/// How long the wait has lasted (since `called` by the clock that counts suspends), and how many tries it took.
+/// How long the call has waited (since `called` by the clock that counts suspends), and how many tries this wait took.
 pub(super) struct Effort {
     pub(super) started: Instant,
     pub(super) called: BootTime,
@@ -113,7 +113,7 @@ pub(super) enum Round {
 
 impl<'a> Wait<'a> {
     pub(super) fn new(family: &'a Arc<Family>, spec: WaitSpec<'a>, patience: Patience) -> Self {
-        let effort = Effort::begins(spec.lock.called.unwrap_or_else(|| family.clock.now()));
+        let effort = Effort::begins(spec.lock.called.unwrap_or_else(|| Called::now(&family.clock)));
         let (line, known) = (InLine::default(), Known::default());
         let users_code = Arc::default();
         Wait { family, spec, patience, is_one_of_several: false, users_code, effort, line, known, span: None }

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use super::acquire::{Effort, Wait};
 use super::queue::{HANGS, Ticket};
 use crate::engine::options::utc;
-use crate::engine::spec::{Obtained, Patience};
+use crate::engine::spec::{Called, Obtained, Patience};
 use crate::model::error::{Error, Result};
 use crate::model::event::{Event, WaitEnd};
 use crate::model::waiting::Waiting;
-use crate::sys::clock::BootTime;
 use crate::sys::log;
 use crate::sys::observing::{WaitSpan, contained, hurrying};
 use crate::sys::thread::keeping_a_lock;
@@ -19,9 +18,19 @@ pub(super) const FIRST_WARNING: Duration = Duration::from_secs(30);
 const NEXT_WARNING: Duration = Duration::from_secs(60);
 
 impl Effort {
-    pub(super) fn begins(called: BootTime) -> Self {
-        Effort { started: Instant::now(), called, attempts: 0, voids: 0, warn_after: FIRST_WARNING, told: None }
+    pub(super) fn begins(called: Called) -> Self {
+        let (started, called) = (called.instant, called.at);
+        let warn_after = next_warning(started.elapsed());
+        Effort { started, called, attempts: 0, voids: 0, warn_after, told: None }
     }
+}
+
+/// When the next warning is due in a call that has waited for this long. If it waits for one lock after the other, each
+/// of these waits continues from there.
+fn next_warning(waited: Duration) -> Duration {
+    let Some(since_first) = waited.checked_sub(FIRST_WARNING) else { return FIRST_WARNING };
+    let every = NEXT_WARNING.as_secs();
+    FIRST_WARNING + Duration::from_secs((since_first.as_secs() / every + 1) * every)
 }
 
 impl Wait<'_> {
@@ -158,5 +167,16 @@ impl Wait<'_> {
             self.effort.told = Some(Instant::now());
             contained("wait callback", || on_wait(&waiting));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_for_the_next_key_warns_when_the_one_before_it_would_have() {
+        let next = [0, 29, 30, 89, 90, 600].map(|waited| next_warning(Duration::from_secs(waited)).as_secs());
+        assert_eq!(next, [30, 30, 90, 90, 150, 630]);
     }
 }

@@ -10,7 +10,7 @@ use crate::model::loss::Loss;
 use crate::model::waiting::Waiting;
 use crate::store::Attempt;
 use crate::sys::cancel::CancelToken;
-use crate::sys::clock::BootTime;
+use crate::sys::clock::{BootTime, Clock};
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
 
@@ -68,6 +68,19 @@ impl Callbacks {
     }
 }
 
+/// When a call began, by the clock that counts suspends and by the one that doesn't.
+#[derive(Clone, Copy, Debug)]
+pub struct Called {
+    pub at: BootTime,
+    pub instant: Instant,
+}
+
+impl Called {
+    pub fn now(clock: &Clock) -> Called {
+        Called { at: clock.now(), instant: Instant::now() }
+    }
+}
+
 /// The lock that a caller asks for.
 #[derive(Clone, Debug)]
 pub struct LockSpec {
@@ -83,7 +96,7 @@ pub struct LockSpec {
     /// This is a transfer: the new grant takes the place of this one (grant id and token).
     pub instead_of: Option<(GrantId, u64)>,
     /// When the call began, if that was before this wait.
-    pub called: Option<BootTime>,
+    pub called: Option<Called>,
     pub terms: Terms,
 }
 

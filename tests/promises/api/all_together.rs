@@ -1,11 +1,15 @@
 //! How long all of several locks take together.
 
+use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use leasehold::internals::store::fault::{Call, Fault};
+use leasehold::{LockRequest, Mutex};
 
 use crate::api::LONG;
 use crate::support::harness::Store;
+use crate::support::wait::wait_until;
 
 /// A lease that no test waits for.
 const HOUR: Duration = Duration::from_secs(3600);
@@ -20,4 +24,31 @@ fn many_are_released_at_the_same_time() {
     let guard = client.lock_all((0..60).map(|n| format!("key-{n}"))).unwrap();
     store.plan.always(Call::Release, Fault::ApplyThenDelay(SHORT));
     guard.release().unwrap();
+}
+
+/// By that the caller, the warning and the polls know a long wait.
+#[test]
+fn how_long_it_has_waited_is_counted_over_all_its_keys() {
+    let store = Store::memory();
+    let (client, rival) = (store.builder().connect().unwrap(), store.bystander());
+    let [a, b] = ["a", "b"].map(|key| rival.lock(key).unwrap());
+    let told = Arc::new(Mutex::new(Vec::<(String, Duration)>::new()));
+    let first = |key: &str, least: Duration| {
+        let told = told.lock();
+        told.iter().find(|(of, waited)| of == key && *waited > least).map(|(_, waited)| *waited)
+    };
+    let each = |one: LockRequest| {
+        let told = told.clone();
+        one.on_wait(move |waiting| told.lock().push((waiting.key.clone(), waiting.waited)))
+    };
+    thread::scope(|scope| {
+        let waits = scope.spawn(|| client.request_all(["a", "b"]).each(each).lock());
+        wait_until("it has waited for a", || first("a", 2 * SHORT).is_some());
+        a.release().unwrap();
+        wait_until("it waits for b", || first("b", Duration::ZERO).is_some());
+        b.release().unwrap();
+        assert!(waits.join().unwrap().unwrap().is_held());
+    });
+    let waited = first("b", Duration::ZERO).unwrap();
+    assert!(waited > 2 * SHORT, "the time before does not count: {waited:?}");
 }
