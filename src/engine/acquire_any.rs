@@ -213,6 +213,11 @@ impl AnyWait<'_> {
                 wait.line.look_at = others_turn;
             }
             let Some(ticket) = wait.ticket().filter(|_| !overall.is_over()) else { continue };
+            if looks && wait.users_code.is_given() && !ticket.is_handed() {
+                // Nothing renews a lock that was handed over before it has a guard, so it is taken before any read.
+                wait.line.look_at = others_turn.or(Some(now));
+                continue;
+            }
             let may_look = looks && ticket.is_first() && others_turn.is_none() && !ticket.take_left_with_lock();
             if !(ticket.is_handed() || may_look && wait.look(overall) && wait.has_turn()) {
                 continue;

@@ -3,6 +3,11 @@
 use super::*;
 use crate::engine::options::ClientOptions;
 use crate::engine::orders::{faulty, spec};
+use crate::engine::spec::Chain;
+use crate::lease::MAX_ACQUIRE_LEASE;
+use crate::store::fault::Call;
+use crate::store::{Acquired, Backend};
+use crate::sys::clock::BootTime;
 
 /// Longer than any step takes.
 const SLACK: Duration = Duration::from_secs(60);
@@ -35,4 +40,24 @@ fn a_round_comes_after_one_pause_however_many_keys_there_are() {
     any.pause(&Deadline::at(Instant::now()), Begin::Wait);
     let looks: Vec<_> = any.waits.iter().map(|wait| wait.line.look_at).collect();
     assert!(looks[0].is_some() && looks.iter().all(|at| *at == looks[0]), "{looks:?}");
+}
+
+/// With many keys, or a slow store, its first lease would end before its turn.
+#[test]
+fn what_was_handed_over_is_taken_before_the_other_keys_are_read() {
+    let (store, clock, faulty, faults) = faulty();
+    let family = Family::new(faulty, clock, ClientOptions::default());
+    let mut any = waiting(&family, &["a", "b"].map(str::to_owned));
+    let lock = LockSpec { key: "b".to_owned(), ..spec() };
+    let mut attempt = lock.attempt(store.info().grant_form.fresh(), MAX_ACQUIRE_LEASE);
+    let by = Deadline::after(SLACK);
+    let Ok(Acquired::Granted { holder, now, .. }) = store.acquire(&mut attempt, &by) else { panic!("it is free") };
+    let chain = Chain { times: 0, since: BootTime::PAST };
+    let wall = std::time::SystemTime::now();
+    let handed = Granted { attempt, holder, now, wall, held_until: BootTime::NEVER, chain };
+    assert!(family.queues.reserve("b", |_| true).expect("it waits").give(handed).is_ok());
+    any.waits.iter_mut().for_each(|wait| wait.line.look_at = Some(Instant::now()));
+    let Ok(Some(taken)) = any.look_at_each(&by) else { panic!("it was handed over") };
+    assert_eq!((taken.attempt.key.as_str(), faults.count(Call::Read)), ("b", 0));
+    assert!(any.waits[0].line.look_at.is_some(), "it would be read next");
 }

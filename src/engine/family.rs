@@ -392,7 +392,7 @@ impl Family {
         let open = release_all(&holds, soon, by, |nth, released| {
             // A grant that has ended by itself is gone, whatever the store says: that is no failure.
             let error = released.err().filter(|error| error.kind() != ErrorKind::Lost && !holds[nth].has_ended());
-            if let (Ok(()), Some(error)) = (&failed, error) {
+            if let Some(error) = error.filter(|_| failed.is_ok()) {
                 failed = Err(error);
             }
         });

@@ -7,7 +7,7 @@ use crate::engine::queue::{Leaves, May, Ticket};
 use crate::model::event::Observer;
 use crate::store::fault::{Call, Fault, FaultPlan, Faulty};
 use crate::store::memory::Memory;
-use crate::store::{Acquired, Purpose, Released};
+use crate::store::{Acquired, Purpose, Released, read_key};
 use crate::sys::deadline::Deadline;
 use std::time::Instant;
 

@@ -64,6 +64,8 @@ pub struct UsersCode {
     /// How many locks are being handed over to the call, or were and wait to be taken. No hand-over begins while the
     /// user's code runs, which may hang, or close the client: nobody would renew the lock.
     handed: AtomicUsize,
+    /// How many of these wait to be taken.
+    given: AtomicUsize,
     nudges: Mutex<Vec<Sender<()>>>,
 }
 
@@ -76,6 +78,11 @@ impl UsersCode {
     /// Whether a release hands over to the call, or has done so.
     pub fn is_handed(&self) -> bool {
         self.handed.load(Ordering::SeqCst) > 0
+    }
+
+    /// Whether a lock was handed over to the call and waits to be taken.
+    pub fn is_given(&self) -> bool {
+        self.given.load(Ordering::SeqCst) > 0
     }
 
     /// Notes since when it runs; `None`: it has returned.
@@ -233,15 +240,22 @@ impl PlaceState {
     }
 }
 
+/// Counts one more or less if this has changed.
+fn count(all: &AtomicUsize, before: bool, after: bool) {
+    match (before, after) {
+        (false, true) => drop(all.fetch_add(1, Ordering::SeqCst)),
+        (true, false) => drop(all.fetch_sub(1, Ordering::SeqCst)),
+        _ => {}
+    }
+}
+
 impl Place {
     /// The only way to change its turn; returns what it was.
     fn set(&self, turn: &mut PlaceState, next: PlaceState) -> PlaceState {
         let before = std::mem::replace(turn, next);
-        match (before.is_handed(), turn.is_handed()) {
-            (false, true) => drop(self.users_code.handed.fetch_add(1, Ordering::SeqCst)),
-            (true, false) => drop(self.users_code.handed.fetch_sub(1, Ordering::SeqCst)),
-            _ => {}
-        }
+        let is_given = |state: &PlaceState| matches!(state, PlaceState::Given(_));
+        count(&self.users_code.handed, before.is_handed(), turn.is_handed());
+        count(&self.users_code.given, is_given(&before), is_given(turn));
         before
     }
 

@@ -1,4 +1,4 @@
-//! The clock that counts suspend, and the wall clock that only tokens are made from.
+//! The clock that counts suspend, and the wall clock, which is only for tokens and for signatures to DynamoDB.
 
 use std::ops::{Add, Sub};
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
@@ -75,7 +75,8 @@ impl Clock {
         BootTime(boot_nanos()) + Duration::from_nanos(self.boot_offset.load(Ordering::SeqCst))
     }
 
-    /// The wall clock in microseconds since 1970. Tokens are made from it and nothing is decided by it.
+    /// The wall clock in microseconds since 1970. Tokens are made from it, and requests to DynamoDB are signed by it
+    /// until the service's time is known. Nothing is decided by it.
     pub fn wall_micros(&self) -> u64 {
         let since_1970 = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
         let micros = i64::try_from(since_1970.as_micros()).unwrap_or(i64::MAX);
