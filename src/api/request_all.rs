@@ -136,7 +136,8 @@ impl<'a> LockAllRequest<'a> {
         self.wait(Duration::ZERO).obtain().map(Obtained::or_refusal)
     }
 
-    /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time.
+    /// Waits for all of them for at most `timeout`; `None` when others held one of them all that time. What was taken
+    /// before may still be held then: it is released in the background, as after an error of [`lock`](Self::lock).
     ///
     /// # Errors
     /// As [`lock`](Self::lock); `TimedOut` only when the time was over, or the end that
