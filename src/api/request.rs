@@ -213,12 +213,14 @@ impl LockRequest {
         self.guard_or(Patience::Once, None, ErrorKind::Lost, &lost)
     }
 
-    /// Waits for as long as `patience` says; the error inside names those who held the lock all that time.
+    /// Waits for as long as `patience` says; the error inside names those who held the lock all that time. It is of
+    /// kind `TimedOut`, also after one try.
     pub(crate) fn guard_or_refusal(self, patience: Patience) -> Result<Obtained<LockGuard, Error>> {
         let refusal = self.refusal();
+        let message = if matches!(patience, Patience::Once) { HELD } else { WAITED };
         Ok(match self.guard(patience, None)? {
             Obtained::Granted(guard) => Obtained::Granted(guard),
-            Obtained::Refused(holders) => Obtained::Refused(refusal(ErrorKind::TimedOut, WAITED, holders)),
+            Obtained::Refused(holders) => Obtained::Refused(refusal(ErrorKind::TimedOut, message, holders)),
         })
     }
 

@@ -5,7 +5,7 @@ use std::thread;
 use std::time::Duration;
 
 use leasehold::internals::store::fault::{Call, Fault};
-use leasehold::{LockRequest, Mutex};
+use leasehold::{ErrorKind, LockRequest, Mutex};
 
 use crate::api::LONG;
 use crate::support::harness::Store;
@@ -51,4 +51,15 @@ fn how_long_it_has_waited_is_counted_over_all_its_keys() {
     });
     let waited = first("b", Duration::ZERO).unwrap();
     assert!(waited > 2 * SHORT, "the time before does not count: {waited:?}");
+}
+
+#[test]
+fn a_try_that_did_not_wait_does_not_say_that_it_did() {
+    let store = Store::memory();
+    let (client, _a) = (store.builder().connect().unwrap(), store.bystander().lock("a").unwrap());
+    for (wait, says) in [(Duration::ZERO, "others hold it: "), (SHORT, "others held it until the wait was over: ")] {
+        let error = client.request_all(["a", "b"]).wait(wait).lock().unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::TimedOut);
+        assert!(error.to_string().contains(says), "{error}");
+    }
 }
