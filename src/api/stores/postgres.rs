@@ -126,8 +126,9 @@
 //! most a dozen statements. The client notices a pooler in between by itself, and then keeps none prepared. It does not
 //! notice pgagroal's pooling of transactions, for which the URL must say `pooler=transaction`. Without that, a
 //! statement that another client has prepared under the same name is not run, but a setting that another program makes
-//! in the session, like `synchronous_commit = off`, then applies to the client's prepared statements. A table that is
-//! changed meanwhile, or a session that is made to forget its statements, costs one statement more.
+//! in the session, like `synchronous_commit = off`, then applies to the client's prepared statements, and a cancel may
+//! end another client's statement. A table that is changed meanwhile, or a session that is made to forget its
+//! statements, costs one statement more.
 //!
 //! A client has one connection while no more are needed, and never more than nine: four for calls that want a lock,
 //! four for heartbeats, releases and the rest, and one that listens while somebody waits. A connection that was idle
@@ -152,8 +153,8 @@
 //!   grow by more than a hundredth (2,000 renewals, on 13 and 15).
 //! * After an upgrade of the operating system, or of the C library or ICU in it, an index of text may miss rows, and
 //!   `unlock` by a lock id finds nothing. A table whose columns `lock_id` and `grant_id` have the collation "C", as
-//!   `create_schema` makes them, needs nothing; any other needs `REINDEX TABLE CONCURRENTLY` then. (Without
-//!   `CONCURRENTLY` it keeps every heartbeat waiting.)
+//!   `create_schema` makes them, needs nothing; any other needs `REINDEX TABLE CONCURRENTLY` then, and `diagnose`
+//!   reports it. (Without `CONCURRENTLY` it keeps every heartbeat waiting.)
 //! * An index of your own on `until`, `renewed` or `version` makes every heartbeat write to all indexes; `diagnose`
 //!   reports an index that has these columns in its key.
 //! * `VACUUM FULL`, `ALTER TABLE`, `CREATE TRIGGER`, pg_repack at its end, and `LOCK TABLE` keep every heartbeat
@@ -163,12 +164,13 @@
 //! # Durability
 //! A grant and a renewal are on the server's disk, and on a synchronous standby, before they are answered, whatever
 //! `synchronous_commit` says by default. The release of a lease that ends within a minute does not wait for that. Even
-//! with `remote_apply` nothing waits until the standby has also replayed it, which a query there may delay for half a
-//! minute: locks are read from the primary only. If a call finds its work done already, perhaps by an earlier call that
-//! got no answer, it answers only after another commit on the row. That is so for a grant, a later end, a release, and a
-//! call that frees a key and finds no holder left to remove. Only an [`unlock`](crate::LockClient::unlock) that finds no
-//! lock of its group has no row to commit on. If somebody cancels the wait for the standby (`pg_cancel_backend`), the
-//! answer counts as one that did not come.
+//! with `remote_apply` no step's commit waits until the standby has also replayed it, which a query there may delay for
+//! half a minute: locks are read from the primary only. But a fenced transaction commits as your session says: see
+//! Neighbours. If a call finds its work done already, perhaps by an earlier call that got no answer, it answers only
+//! after another commit on the row. That is so for a grant, a later end, a release, and a call that frees a key and
+//! finds no holder left to remove. Only an [`unlock`](crate::LockClient::unlock) that finds no lock of its group has no
+//! row to commit on. If somebody cancels the wait for the standby (`pg_cancel_backend`), the answer counts as one that
+//! did not come.
 //!
 //! What a failover costs depends on the standby that is promoted; `diagnose`, and so `leasehold doctor`, reports its
 //! kind:
@@ -197,7 +199,8 @@
 //! # Neighbours at the server
 //! * A transaction that asserts a **shared** lock ([`AssertIn`]) makes the heartbeats of **all** holders of that key
 //!   wait, also those of other processes: the transaction must be shorter than what is left of the shortest of their
-//!   leases.
+//!   leases. Its commit counts, and with `remote_apply` waits for the standby's readers: then
+//!   `SET LOCAL synchronous_commit = on` in it.
 //! * A commit that notifies waiters takes one lock of the whole cluster, until it is on disk and on the synchronous
 //!   standby. While a standby hangs, shared releases, `force_release` and `purge` hang while they have that lock or
 //!   wait for it, and so does every other program's `NOTIFY`.

@@ -6,6 +6,7 @@ use super::Postgres;
 use super::error::{Own, PostgresError};
 use super::row::COLUMNS;
 use super::send::{Lane, Statement};
+use super::statements::LEVEL;
 use crate::store::Schema;
 use crate::store::failure::Fate;
 use crate::sys::deadline::Deadline;
@@ -102,6 +103,19 @@ impl Made {
             )
         })
     }
+
+    /// A remark on a column of an index with an order that is the operating system's, as tables had that were made
+    /// before these columns got the collation "C"; empty if there is none.
+    fn aging(&self) -> String {
+        let collation = |name: &'static str| self.columns.get(name).map(|(_, collation)| (name, collation));
+        let found = ["lock_id", "grant_id"].into_iter().filter_map(collation).find(|(_, collation)| *collation != "C");
+        found.map_or_else(String::new, |(name, collation)| {
+            format!(
+                "; {name:?} has the collation {collation:?}, not \"C\": after an upgrade of the operating system the \
+                 table may need REINDEX TABLE CONCURRENTLY"
+            )
+        })
+    }
 }
 
 impl Postgres {
@@ -118,7 +132,8 @@ impl Postgres {
         let is_missing = found.columns.is_empty();
         match what {
             Schema::Check if missing.is_empty() => {
-                Ok(format!("{}{}; {}", right("is there"), found.slowing(), self.standbys(by)))
+                let remarks = found.slowing() + &found.aging();
+                Ok(format!("{}{remarks}; {}", right("is there"), self.standbys(by)))
             }
             _ if missing.is_empty() => Ok(right("is there")),
             Schema::Create => {
@@ -202,10 +217,12 @@ impl Postgres {
     }
 
     /// Runs one statement of DDL. If another process was faster, it counts as done. The wait for the table is brief,
-    /// and repeated: a release that waits for somebody's transaction may have the table locked.
+    /// and repeated: a release that waits for somebody's transaction may have the table locked. The commit waits as
+    /// that of a grant does: what is answered is on the disk, and no standby's readers keep the table locked.
     fn make(&self, statement: &str, by: &Deadline) -> Result<(), PostgresError> {
-        let statement = statement.replace('\'', "''");
-        let briefly = format!("DO 'BEGIN SET LOCAL lock_timeout = {BRIEF}; {statement}; END'");
+        let block =
+            format!("BEGIN SET LOCAL lock_timeout = {BRIEF}; SET LOCAL synchronous_commit = {LEVEL}; {statement}; END");
+        let briefly = format!("DO '{}'", block.replace('\'', "''"));
         let mut tries = 0;
         loop {
             match self.send(by, Lane::Holding, Statement::once(&briefly), |_| ()) {

@@ -355,10 +355,10 @@ impl Drop for Trying<'_> {
     }
 }
 
-/// A statement under way. If its caller leaves it, its connection is closed, and it is cancelled unless a pooler is in
-/// between: a server would not notice that the connection is closed while the statement waits for a row, and the wait
-/// for a standby has no end. If the server has answered nothing since this statement, or those left before it, were sent, and that is [`QUIET`] ago,
-/// the idle connections are closed as well: the network may be dead.
+/// A statement under way. If its caller leaves it, its connection is closed, and it is cancelled unless a pooler was
+/// noticed: a server would not notice that the connection is closed while the statement waits for a row, and the wait
+/// for a standby has no end. If the server has answered nothing since this statement, or those left before it, were
+/// sent, and that is [`QUIET`] ago, the idle connections are closed as well: the network may be dead.
 struct Asking<'a> {
     owned: &'a Owned,
     connected: Option<Connected>,
@@ -378,9 +378,10 @@ impl Drop for Asking<'_> {
                 self.owned.idle.borrow_mut().clear();
             }
         }
-        // A pooler, also one that the options do not name, finds the statement to cancel by this connection, which is
-        // gone then. And if it is not gone, PgBouncer 1.18 ends with a fatal error, since the driver does not wait for
-        // the end of the cancelling connection.
+        // A pooler that was noticed, also without being named in the options (PgBouncer), finds the statement to cancel
+        // by this connection, which is gone then. And if it is not gone, PgBouncer 1.18 ends with a fatal error, since
+        // the driver does not wait for the end of the cancelling connection. pgagroal, if the options name no pooler,
+        // is not noticed: it shows the server's own process, which may serve another client when the cancel comes.
         if !connected.is_direct.get() {
             return;
         }

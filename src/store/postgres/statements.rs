@@ -133,7 +133,7 @@ const AT_PRIMARY: &str = "(SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_
 /// The level of `synchronous_commit`: the server, and a synchronous standby, have the commit on disk. `remote_apply` would
 /// also wait until the standby has replayed it. A query there may delay that for longer than a lease, and nobody reads
 /// locks there.
-const LEVEL: &str = "'on'";
+pub(super) const LEVEL: &str = "'on'";
 /// Makes the server send the warning that it no longer waits for the standby, whatever the settings of the session are.
 const HEARD: &str = "set_config('client_min_messages', 'warning', true) || ";
 /// Whether the table has the unique index by which the weakest row lock keeps rivals out.

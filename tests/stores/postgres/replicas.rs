@@ -5,8 +5,8 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use leasehold::internals::store::Released;
 use leasehold::internals::store::postgres::PostgresOptions;
+use leasehold::internals::store::{Released, Schema};
 use leasehold::{ErrorKind, LockClient};
 use nix::sys::signal::Signal;
 
@@ -173,6 +173,9 @@ fn no_step_waits_until_the_standby_has_replayed_it() {
     let stores = [options.clone(), options.pooled().unwrap()].map(opened);
     sql(&pair.standby, "SELECT pg_wal_replay_pause()");
     for store in stores {
+        sql(&pair.primary, "SET synchronous_commit = on; DROP INDEX leasehold_shared");
+        let made = unless_late(|| store.schema(Schema::Create, &soon())).unwrap();
+        assert!(made.contains("got what it lacked"), "{made}");
         warm(&store);
         for mode in [Mode::Exclusive, Mode::Shared] {
             let mut a = attempt(&store, &format!("{mode}"), mode);
