@@ -310,10 +310,11 @@ impl Results {
         Ok(results)
     }
 
-    /// False when the file is counted already, or when a newer holder of its lock was here.
+    /// False when the file is counted already, or when a newer holder of its lock was here. The same holder may call it
+    /// again, as when an answer is lost.
     fn claim(&self, file: &str, token: i64, number: usize) -> Result<bool> {
         let sql = "UPDATE files SET token = ?2, worker = ?3, claimed_at = ?4
-                   WHERE file = ?1 AND token < ?2 AND writes = 0";
+                   WHERE file = ?1 AND token <= ?2 AND writes = 0";
         Ok(self.0.execute(sql, params![file, token, name(number), millis()])? == 1)
     }
 

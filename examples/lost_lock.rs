@@ -9,7 +9,7 @@ use rusqlite::{Connection, params};
 
 /// The resource: it remembers the highest token it has seen and takes no write with a lower one. So an earlier
 /// holder is refused only once the new one has written. A holder that reads before it writes must store its token
-/// first: see `claim` in the example `batch_job`.
+/// first, where that is not lower than the stored one: see `claim` in the example `batch_job`.
 fn write(resource: &Connection, text: &str, token: u64) -> Result<bool, Box<dyn Error>> {
     let token = i64::try_from(token)?;
     let changed =

@@ -52,12 +52,14 @@
 //! | Cloud Spanner, a row that is there | `token INT64` | `UPDATE report SET text = @text, token = @t WHERE id = @id AND (token IS NULL OR token <= @t)`: one row changed, or too late |
 //! | a file or an object | the token in its name or metadata | write only under the condition of the version that was read with a token that is not higher |
 //!
-//! Equal tokens mean the same holder, which may write again.
+//! Equal tokens mean the same holder, which may write again. (MySQL counts no change where all values are as before,
+//! unless the client sets `CLIENT_FOUND_ROWS`.)
 //!
 //! Each of these refuses a late write only once the new holder has written. So a holder that reads before it writes
-//! stores its token first, by `UPDATE report SET token = :t WHERE id = :id AND token < :t` or the like, and begins only
-//! if that changed one row: from then on earlier holders are refused. Without it an earlier one could still write after
-//! the new one has read, and the new one would overwrite that unseen.
+//! stores its token first, by `UPDATE report SET token = :t WHERE id = :id AND token <= :t` or the like, with the same
+//! test for a missing token as the write. It begins only if that changed one row, and may repeat it: from then on
+//! earlier holders are refused. Without it an earlier one could still write after the new one has read, and the new one
+//! would overwrite that unseen.
 //!
 //! ```
 //! # #[cfg(feature = "sqlite")]
@@ -75,13 +77,14 @@
 //! };
 //! let show = |token: u64| -> Result<bool, Box<dyn std::error::Error>> {
 //!     let sql = "INSERT INTO report (id, token) VALUES (1, ?1) ON CONFLICT (id) DO UPDATE \
-//!                SET token = excluded.token WHERE report.token < excluded.token";
+//!                SET token = excluded.token WHERE report.token <= excluded.token";
 //!     Ok(db.execute(sql, [i64::try_from(token)?])? == 1)
 //! };
 //! let client = leasehold::LockClient::connect("memory:")?;
 //! let old = client.lock("report")?.fencing_token(); // released at the end of the line
 //! let guard = client.lock("report")?;
 //! assert!(show(guard.fencing_token())?); // before it reads
+//! assert!(show(guard.fencing_token())?); // once more, as where no answer came
 //! assert!(!write("late", old)?);
 //! assert!(write("new", guard.fencing_token())?);
 //! # Ok(())

@@ -76,7 +76,8 @@ impl LockGuard {
 
     /// The fencing token: higher than that of every earlier grant of the key, and the same as long as this lock is
     /// held. A resource that refuses any token below the highest it has seen is safe even from a holder that does not
-    /// know yet that it lost the lock. The token fits into an `i64`.
+    /// know yet that it lost the lock, but only once the new holder has stored its token there: see
+    /// [`fence`](crate::fence). The token fits into an `i64`.
     pub fn fencing_token(&self) -> u64 {
         self.hold.granted().fencing_token()
     }

@@ -199,8 +199,8 @@ pub unsafe extern "C" fn leasehold_guard_remaining(guard: GuardHandle, ms: *mut 
 }
 
 /// The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
-/// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
-/// into an int64_t.
+/// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. That
+/// keeps an earlier holder out only once this token is stored there: store it before you read. It fits into an int64_t.
 /// \param token Gets the fencing token.
 #[unsafe(no_mangle)]
 #[must_use]

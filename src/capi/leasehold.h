@@ -1092,8 +1092,8 @@ leasehold_code leasehold_guard_remaining(leasehold_guard guard,
                                          uint64_t *ms);
 
 // The fencing token: greater than that of every earlier grant of the key, and the same for as long as the guard lives.
-// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. It fits
-// into an int64_t.
+// Pass it to the resource that the lock protects, which should refuse a token below the highest it has seen. That
+// keeps an earlier holder out only once this token is stored there: store it before you read. It fits into an int64_t.
 // \param token Gets the fencing token.
 LEASEHOLD_API
 LEASEHOLD_NODISCARD
