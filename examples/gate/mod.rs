@@ -14,7 +14,8 @@ pub fn lock_shared(client: &LockClient, key: &str) -> Result<LockGuard> {
     let is_writer = |holder: &LockStatus| holder.mode() == Mode::Exclusive && !holder.is_expired();
     let waits = match client.get(&gate(key)) {
         Ok(gate) => gate.is_some_and(|gate| gate.holders().iter().any(is_writer)),
-        // The store is away: the next call waits for it.
+        // The store is away: the next call waits for it. (If `get` alone goes on failing, all readers take the gate,
+        // and may keep a writer from it.)
         Err(error) if error.is_retryable() => true,
         Err(error) => return Err(error),
     };

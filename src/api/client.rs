@@ -156,12 +156,12 @@ impl LockClient {
     /// So the first writer at the gate waits only for the readers that had the lock, or had checked the gate, before it
     /// came. The gate only decides who goes first: a reader that does not check it breaks no promise of the lock. The
     /// price is one read of the store for each reader, and an acquire and a release for each writer and for each reader
-    /// that finds a writer at the gate. A reader that holds the lock already must not pass the gate again: it would
-    /// wait for a writer that waits for it. Inside one client there is a queue already: a reader that comes after a
-    /// writer of the same client waits behind it, also while that writer waits for readers elsewhere. So a thread that
-    /// holds the lock shared and requests it shared again waits for itself once a writer has come. The example
-    /// `readers_and_writer` shows the gate with two processes, and what a writer does when it loses the gate while it
-    /// waits.
+    /// that finds a writer at the gate. (If `get` alone goes on failing, all readers take the gate, and may keep a
+    /// writer from it.) A reader that holds the lock already must not pass the gate again: it would wait for a writer
+    /// that waits for it. Inside one client there is a queue already: a reader that comes after a writer of the same
+    /// client waits behind it, also while that writer waits for readers elsewhere. So a thread that holds the lock
+    /// shared and requests it shared again waits for itself once a writer has come. The example `readers_and_writer`
+    /// shows the gate with two processes, and what a writer does when it loses the gate while it waits.
     pub fn lock_shared(&self, key: &str) -> Result<LockGuard> {
         self.request(key).shared().lock()
     }
