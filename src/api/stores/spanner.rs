@@ -135,7 +135,8 @@ pub trait AssertIn: Fenced {
     /// from then on.
     ///
     /// **Pass the error on** out of the closure of the SDK's runner, so that it rolls back: if the error is dropped,
-    /// the commit succeeds. With [`run_fenced`] you can't forget that.
+    /// the commit succeeds. And a result without `commit_timestamp()` is not settled: it may not have been committed.
+    /// [`run_fenced`] sees to both.
     ///
     /// # Errors
     /// The SDK's error, with the code `OUT_OF_RANGE`, when the lock is not held any more; for a lock of another store,

@@ -82,6 +82,9 @@ pub(super) enum Own {
     #[error("the transaction was aborted again and again, or the service limits the rate; nothing was written")]
     Aborted,
 
+    #[error("the commit has a time that has not come yet by the service's clock; nothing was written")]
+    TooEarly,
+
     #[error(
         "the service refused the request as wrong; does the table {table:?} have all its columns and its index? \
          create_schema() adds what is missing"
@@ -121,9 +124,12 @@ impl failure::Own for Own {
             Own::NoTable { .. } | Own::Invalid { .. } | Own::Refused { .. } => (ErrorKind::Schema, false),
             Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
             Own::NoDatabase { .. } | Own::NoCredentials => (ErrorKind::Config, false),
-            Own::NotConnected | Own::NoAdmin { .. } | Own::NoSession | Own::NotAccepted | Own::Aborted => {
-                (ErrorKind::Store, true)
-            }
+            Own::NotConnected
+            | Own::NoAdmin { .. }
+            | Own::NoSession
+            | Own::NotAccepted
+            | Own::Aborted
+            | Own::TooEarly => (ErrorKind::Store, true),
             Own::TooLong { .. } => (ErrorKind::InvalidInput, false),
         }
     }
@@ -139,7 +145,7 @@ impl SpannerError {
             // The answer to a repeat does not say whether the commit before it happened.
             _ if stage == Stage::Repeating => return unanswered(cause),
             Some("ABORTED") => Own::Aborted,
-            Some("FAILED_PRECONDITION") if cause.says(TOO_EARLY) => Own::Aborted,
+            Some("FAILED_PRECONDITION") if cause.says(TOO_EARLY) => Own::TooEarly,
             None if stage == Stage::Committing => return unanswered(cause),
             // Only if the client never worked and the fault is not transient: otherwise a token may be obtained in a
             // moment, or by a new client.
@@ -248,9 +254,13 @@ mod tests {
     /// has gone on.
     #[test]
     fn what_a_repeat_may_mend_says_that_nothing_was_written_of_the_first_commit_only() {
-        for (code, message) in [
-            (Code::Aborted, ""),
-            (Code::FailedPrecondition, "Cannot write timestamps in the future, found: 2030-01-01T00:00:00Z"),
+        for (code, message, says) in [
+            (Code::Aborted, "", "aborted again and again"),
+            (
+                Code::FailedPrecondition,
+                "Cannot write timestamps in the future, found: 2030-01-01T00:00:00Z",
+                "has not come yet",
+            ),
         ] {
             let error = SdkError::service(Status::default().set_code(code).set_message(message));
             let of = |stage| SpannerError::classify(&error, stage, true, "d", "t");
@@ -258,6 +268,7 @@ mod tests {
             assert_eq!([fate, of(Stage::Repeating).0], [Fate::NotDone, Fate::Unknown], "{message}");
             let first = Error::from(first);
             assert_eq!((first.kind(), first.is_retryable()), (ErrorKind::Store, true), "{message}");
+            assert!(first.to_string().contains(says), "{first}");
         }
     }
 }
