@@ -145,9 +145,10 @@ use crate::store::dynamodb::{DynamodbOptions, Settings, SortKey};
 use crate::store::fleet::Fleet;
 use crate::sys::clock::Clock;
 
-/// A client of the locks in this table, with the region, endpoint and credentials of `config`. The retries, timeouts
-/// and HTTP client of `config` are not used: the client makes its own connections, on a thread of its own. That thread
-/// also runs the credentials provider of `config`, which must not block it: no heartbeat is sent meanwhile.
+/// A client of the locks in this table, with the region, endpoint and credentials of `config`. The retries, timeouts,
+/// HTTP client, identity cache, time source and correction of clock skew of `config` are not used: the client makes its
+/// own connections, on a thread of its own, and signs by the service's time. That thread also runs the credentials
+/// provider of `config`, which must not block it: no heartbeat is sent meanwhile.
 ///
 /// # Example
 /// ```no_run

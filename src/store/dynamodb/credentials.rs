@@ -6,20 +6,22 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_credential_types::Credentials;
 use aws_credential_types::provider::error::CredentialsError;
 use aws_credential_types::provider::{self, ProvideCredentials, SharedCredentialsProvider, future};
+use aws_types::sdk_config::TimeSource;
 use tokio::sync::Mutex;
 use tokio::task::JoinHandle;
 
-use crate::sys::clock::{BootTime, Clock};
+use super::estimate::ServiceTime;
+use crate::sys::clock::BootTime;
 
 /// A load that takes longer has failed. The slowest sources repeat by themselves, and query several services in turn.
 const LONGEST: Duration = Duration::from_secs(20);
 /// The next load begins this long before the credentials expire, or halfway to their end if less than twice this is
-/// left. A host's wall clock may be that far behind the service's, and the source may be unavailable for a while.
+/// left: the source may be unavailable for a while.
 const AHEAD: Duration = Duration::from_secs(5 * 60);
 /// Credentials that expire within this time are no longer used: the request has to arrive before that.
 const LAST: Duration = Duration::from_secs(5);
@@ -30,9 +32,8 @@ const ENDLESS: Duration = Duration::from_secs(15 * 60);
 /// queried no more often than this.
 const REFUSED: Duration = Duration::from_secs(5);
 
-/// Records that the service no longer accepts credentials because their token has expired: by this host's clock, which
-/// may be behind, they may seem valid for long. Also records that the service did not know some credentials, which may
-/// be only temporary.
+/// Records that the service no longer accepts credentials because their token has expired: as their source says, they
+/// may be valid for long. Also records that the service did not know some credentials, which may be only temporary.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Ended {
     /// When the last request was sent whose answer was that the token has expired.
@@ -65,7 +66,8 @@ impl Ended {
 pub(super) struct Loaded {
     source: SharedCredentialsProvider,
     ended: Ended,
-    clock: Arc<Clock>,
+    /// Credentials end by the service's clock. This host's wall clock may be hours off.
+    time: ServiceTime,
     state: Mutex<State>,
 }
 
@@ -74,15 +76,15 @@ struct State {
     last: Option<Credentials>,
     /// When `last` was loaded, by the boot-time clock.
     loaded_at: Option<BootTime>,
-    /// When to begin the next load, while the last credentials can still be used.
-    again_at: Option<SystemTime>,
+    /// When the last load ended, also if it failed.
+    tried_at: Option<BootTime>,
     /// A load that is under way, or that ended while nobody waited for it.
     load: Option<JoinHandle<provider::Result>>,
 }
 
 impl Loaded {
-    pub fn from(source: SharedCredentialsProvider, ended: Ended, clock: Arc<Clock>) -> Self {
-        Loaded { source, ended, clock, state: Mutex::default() }
+    pub fn from(source: SharedCredentialsProvider, ended: Ended, time: ServiceTime) -> Self {
+        Loaded { source, ended, time, state: Mutex::default() }
     }
 
     async fn get(&self) -> provider::Result {
@@ -91,7 +93,7 @@ impl Loaded {
             // If that load failed, it may have been long ago: its error is dropped, and the load is tried again.
             let _ = self.end(&mut state).await;
         }
-        let now = self.clock.now();
+        let now = self.time.clock.now();
         let may_ask = state.loaded_at.is_some_and(|at| now.since(at) >= REFUSED);
         if may_ask && state.loaded_at.is_some_and(|at| self.ended.is_said_of(at)) {
             state.last = None;
@@ -100,26 +102,39 @@ impl Loaded {
         if self.ended.take_unknown() && may_ask {
             state.begin(&self.source);
         }
-        let now = SystemTime::now();
-        let Some(last) = state.last.clone().filter(|last| last.expiry().is_none_or(|end| now + LAST < end)) else {
+        let last = state.last.clone().map(|last| (self.left(&last), last));
+        let Some((left, last)) = last.filter(|(left, _)| left.is_none_or(|left| left > LAST)) else {
             return self.end(&mut state).await;
         };
-        if state.again_at.is_some_and(|at| at <= now) {
+        if state.is_due(left, now) {
             state.begin(&self.source);
         }
         Ok(last)
     }
 
+    /// How long these can still be used, if they end at all.
+    fn left(&self, credentials: &Credentials) -> Option<Duration> {
+        credentials.expiry().map(|end| end.duration_since(self.time.now()).unwrap_or_default())
+    }
+
     async fn end(&self, state: &mut State) -> provider::Result {
         let ended = state.end(&self.source).await;
+        state.tried_at = Some(self.time.clock.now());
         if ended.is_ok() {
-            state.loaded_at = Some(self.clock.now());
+            state.loaded_at = state.tried_at;
         }
         ended
     }
 }
 
 impl State {
+    /// Whether to begin the next load. That moment is not set when a load ends, since by the first request, which is
+    /// made before the service has said its time, it would be hours off.
+    fn is_due(&self, left: Option<Duration>, now: BootTime) -> bool {
+        let since = self.tried_at.map_or(Duration::ZERO, |at| now.since(at));
+        left.map_or(since >= ENDLESS, |left| left <= AHEAD.min(left.saturating_add(since) / 2))
+    }
+
     /// Begins a load, unless one is under way.
     fn begin(&mut self, source: &SharedCredentialsProvider) -> &mut JoinHandle<provider::Result> {
         let source = source.clone();
@@ -132,10 +147,6 @@ impl State {
             self.begin(source).await.unwrap_or_else(|_| Err(CredentialsError::unhandled("the source panicked")));
         self.load = None;
         self.last = ended.as_ref().ok().cloned().or(self.last.take());
-        let now = SystemTime::now();
-        let left =
-            self.last.as_ref().and_then(Credentials::expiry).map(|end| end.duration_since(now).unwrap_or_default());
-        self.again_at = Some(now + left.map_or(ENDLESS, |left| left - AHEAD.min(left / 2)));
         ended
     }
 }
@@ -168,8 +179,11 @@ impl fmt::Debug for Loaded {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::AtomicU32;
+    use std::time::SystemTime;
 
     use super::*;
+    use crate::store::dynamodb::Estimate;
+    use crate::sys::clock::Clock;
 
     /// Credentials that expire this much later than now.
     fn ending_in(seconds: u64) -> Credentials {
@@ -227,8 +241,29 @@ mod tests {
         }
     }
 
+    /// At a service that has not said its time yet.
+    fn untold(source: impl ProvideCredentials + 'static, clock: &Arc<Clock>) -> Loaded {
+        let time = ServiceTime { clock: clock.clone(), estimate: Arc::default() };
+        Loaded::from(SharedCredentialsProvider::new(source), Ended::default(), time)
+    }
+
+    /// At a service whose time is the system's, and moves with `clock`.
     fn of(source: impl ProvideCredentials + 'static, clock: &Arc<Clock>) -> Loaded {
-        Loaded::from(SharedCredentialsProvider::new(source), Ended::default(), clock.clone())
+        let loaded = untold(source, clock);
+        tell(&loaded.time.estimate, clock);
+        loaded
+    }
+
+    fn tell(estimate: &Estimate, clock: &Clock) {
+        let date = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs();
+        estimate.learn(i64::try_from(date).unwrap(), clock.now(), clock.now());
+    }
+
+    /// Whether a request at this time begins a load.
+    async fn begins_at(loaded: &Loaded, time: BootTime) -> bool {
+        loaded.time.clock.advance(time.since(loaded.time.clock.now()));
+        loaded.get().await.unwrap();
+        loaded.state.lock().await.load.is_some()
     }
 
     fn on_a_runtime(test: impl Future<Output = ()>) {
@@ -291,12 +326,32 @@ mod tests {
         on_a_runtime(async {
             for (left, begins) in [(Some(3_600), 3_300), (Some(60), 30), (None, 900)] {
                 let gives = left.map_or_else(|| Credentials::new("key", "secret", None, None, "test"), ending_in);
-                let loaded = of(gives, &Clock::system());
-                let before = SystemTime::now();
+                let clock = Clock::system();
+                let loaded = of(gives, &clock);
                 loaded.get().await.unwrap();
-                let after = loaded.state.lock().await.again_at.unwrap().duration_since(before).unwrap();
-                let off = after.abs_diff(Duration::from_secs(begins));
-                assert!(off < Duration::from_secs(20), "{left:?}: {after:?}");
+                let begins = clock.now() + Duration::from_secs(begins);
+                let off = Duration::from_secs(10);
+                assert!(!begins_at(&loaded, begins - off).await, "{left:?}: too early");
+                assert!(begins_at(&loaded, begins + off).await, "{left:?}: too late");
+            }
+        });
+    }
+
+    /// The service says its time in the answer to the request that the first load was for.
+    #[test]
+    fn what_is_loaded_by_a_wall_clock_that_is_hours_off_ends_by_the_services_time() {
+        on_a_runtime(async {
+            for hours in [2, -2] {
+                let (clock, source) = (Clock::system(), Counts::default());
+                clock.set_wall_offset(hours * 3_600_000_000);
+                let loaded = untold(source.clone(), &clock);
+                loaded.get().await.unwrap();
+                tell(&loaded.time.estimate, &clock);
+                let begins = clock.now() + Duration::from_secs(3_300);
+                let off = Duration::from_secs(10);
+                assert!(!begins_at(&loaded, begins - off).await, "{hours}: too early");
+                assert_eq!(source.0.load(Ordering::SeqCst), 1, "{hours}");
+                assert!(begins_at(&loaded, begins + off).await, "{hours}: too late");
             }
         });
     }

@@ -58,6 +58,12 @@ pub(super) enum Own {
     Throttled,
 
     #[error(
+        "the service does not accept the credentials or the signature; renew or correct the credentials, or this host's \
+         wall clock is minutes off and something on the way hides the service's Date, by which requests are signed"
+    )]
+    NotAcceptedUntold,
+
+    #[error(
         "the answers have no headers Date and x-amzn-RequestId of the service's own, from which its time is known; a proxy \
          must pass them on (nginx: proxy_pass_header Date and Server) and cache nothing (Age)"
     )]
@@ -96,7 +102,7 @@ impl failure::Own for Own {
     fn kind(&self) -> (ErrorKind, bool) {
         match self {
             Own::NoTable { .. } | Own::Invalid { .. } => (ErrorKind::Schema, false),
-            Own::Denied { .. } | Own::MayNotMake { .. } => (ErrorKind::Permission, false),
+            Own::Denied { .. } | Own::MayNotMake { .. } | Own::NotAcceptedUntold => (ErrorKind::Permission, false),
             Own::NoCredentials => (ErrorKind::Config, false),
             Own::NotRefreshed | Own::NotAccepted | Own::Throttled | Own::Untold => (ErrorKind::Store, true),
             Own::Jumped => (ErrorKind::Ambiguous, true),

@@ -11,13 +11,15 @@
 //! not settle the doubt in favour of the new answer. A wrong answer contradicts nothing if it is the first one, or if
 //! what was known leaves much room: such an answer is unconfirmed until one over a later connection agrees.
 
-use std::time::Duration;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
+use aws_types::sdk_config::TimeSource;
 use parking_lot::Mutex;
 
 use super::Dynamodb;
 use crate::lease::{StoreTime, Times};
-use crate::sys::clock::BootTime;
+use crate::sys::clock::{BootTime, Clock};
 
 /// A `Date` is cut to the second.
 const RESOLUTION: i64 = 1_000_000_000;
@@ -188,9 +190,13 @@ impl Estimate {
         }
     }
 
-    /// The service's time at `at`, for what may be minutes off; `None` before the first answer.
-    pub fn roughly(&self, at: BootTime) -> Option<StoreTime> {
-        self.0.lock().ahead.map(|ahead| StoreTime::from_nanos(ahead.middle(at)))
+    /// The service's time at `at` in microseconds since 1970, for what may be minutes off; `None` before the first
+    /// answer. `wall`: this host's wall clock. It is seldom wrong together with a host of the service, so while answers
+    /// contradict each other, the one that is nearer to it counts.
+    pub fn roughly(&self, at: BootTime, wall: u64) -> Option<u64> {
+        let known = self.0.lock();
+        let each = [known.ahead, known.before].into_iter().flatten();
+        each.map(|ahead| micros(StoreTime::from_nanos(ahead.middle(at)))).min_by_key(|time| time.abs_diff(wall))
     }
 
     /// The service's time at `at`; `None` before the first answer.
@@ -216,6 +222,22 @@ impl Estimate {
         // `when` does not go back, even if a thread comes late with its `at`: otherwise time would be counted twice.
         known.given = Some((now, known.given.map_or(at, |(_, when)| when.max(at))));
         Some(moment(now))
+    }
+}
+
+/// The time by which requests are signed and credentials end, which the service accepts if it is no more than minutes
+/// off: its own as soon as an answer has said it. Before that it is this host's wall clock.
+#[derive(Clone, Debug)]
+pub(super) struct ServiceTime {
+    pub clock: Arc<Clock>,
+    pub estimate: Arc<Estimate>,
+}
+
+impl TimeSource for ServiceTime {
+    fn now(&self) -> SystemTime {
+        let wall = self.clock.wall_micros();
+        let micros = self.estimate.roughly(self.clock.now(), wall).unwrap_or(wall);
+        SystemTime::UNIX_EPOCH + Duration::from_micros(micros)
     }
 }
 

@@ -38,6 +38,15 @@ fn each_answer_narrows_it() {
     assert_eq!(moment(&estimate, 9_000), (109_000, 47));
 }
 
+#[test]
+fn while_in_doubt_the_time_that_this_hosts_wall_clock_agrees_with_signs() {
+    let estimate = told(100, 490, 510);
+    let signs = |wall: u64| estimate.roughly(boot(510), wall * 1_000_000).unwrap() / 1_000_000;
+    assert_eq!(signs(5_000), 100);
+    estimate.learn(3_700, boot(490), boot(510));
+    assert_eq!([signs(90), signs(5_000)], [100, 3_700]);
+}
+
 /// The client that got the first answer may send no more requests.
 #[test]
 fn of_several_clients_one_confirms_what_another_was_told() {

@@ -2,19 +2,18 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use aws_config::{BehaviorVersion, SdkConfig};
 use aws_sdk_dynamodb::config::retry::RetryConfig;
 use aws_sdk_dynamodb::config::timeout::TimeoutConfig;
 use aws_sdk_dynamodb::config::{Builder, IdentityCache, Region, SharedInterceptor, StalledStreamProtectionConfig};
-use aws_types::sdk_config::TimeSource;
 use aws_types::service_config::ServiceConfigKey;
 
 use super::connections::Owned;
 use super::credentials::{Ended, Loaded};
-use super::error::DynamodbError;
-use super::estimate::Estimate;
+use super::error::{DynamodbError, Own};
+use super::estimate::{Estimate, ServiceTime};
 use super::row;
 use super::target::{SortKey, Target};
 use super::{Dynamodb, mixed, most_shared};
@@ -252,21 +251,34 @@ impl Dynamodb {
     fn learn(&self, by: &Deadline) -> Result<()> {
         // Asks a second time if the first answer took long.
         for _ in 0..2 {
-            let mut read = self.read_time(by);
-            // The first request is signed by this host's wall clock, which may be minutes off, and the next one by the
-            // time from its answer. If it is that host of the service whose clock is wrong, the second answer says so.
-            for _ in 0..2 {
-                if matches!(read, Err(DynamodbError::Credentials { .. })) {
-                    read = self.read_time(by);
-                }
-            }
-            read.map_err(|error| self.explained(error, by))?;
+            self.read_accepted_time(by).map_err(|error| self.explained(error, by))?;
             self.check_grace()?;
             if self.moment()?.width <= GOOD_ENOUGH {
                 break;
             }
         }
         Ok(())
+    }
+
+    /// Reads the time. The first request is signed by this host's wall clock, which may be minutes off, and the next one
+    /// by the time from its answer. If it is that host of the service whose clock is wrong, the second answer says so,
+    /// and if this host's is wrong as well, a third one has to agree.
+    fn read_accepted_time(&self, by: &Deadline) -> Result<(), DynamodbError> {
+        let mut read = self.read_time(by);
+        for _ in 0..3 {
+            let is_refused =
+                matches!(read, Err(DynamodbError::Credentials { .. } | DynamodbError::Own(Own::NotAccepted, _)));
+            if !is_refused {
+                break;
+            }
+            read = self.read_time(by);
+        }
+        match read {
+            Err(DynamodbError::Credentials { cause }) if self.moment().is_err() => {
+                Err(DynamodbError::Own(Own::NotAcceptedUntold, Some(cause)))
+            }
+            read => read,
+        }
     }
 }
 
@@ -308,7 +320,7 @@ async fn client(options: DynamodbOptions, ended: Ended, time: ServiceTime) -> Re
         check_endpoint(what, "http://localhost:8000", endpoint)?;
     }
     let mut builder = Builder::from(&config)
-        .credentials_provider(Loaded::from(credentials, ended, time.clock.clone()))
+        .credentials_provider(Loaded::from(credentials, ended, time.clone()))
         // The SDK's own correction would be lost with each client that is replaced, and add to ours.
         .disable_clock_skew_correction(true)
         .time_source(time)
@@ -324,22 +336,6 @@ async fn client(options: DynamodbOptions, ended: Ended, time: ServiceTime) -> Re
         builder = builder.behavior_version(aws_sdk_dynamodb::config::BehaviorVersion::v2026_01_12());
     }
     Ok(Owned::new(options.table, builder.build(), endpoint))
-}
-
-/// The time by which requests are signed, which the service accepts if it is no more than minutes off: its own as soon
-/// as an answer has said it. Before that it is this host's wall clock.
-#[derive(Debug)]
-struct ServiceTime {
-    clock: Arc<Clock>,
-    estimate: Arc<Estimate>,
-}
-
-impl TimeSource for ServiceTime {
-    fn now(&self) -> SystemTime {
-        let known = self.estimate.roughly(self.clock.now());
-        let micros = known.and_then(|now| u64::try_from(now.as_nanos() / 1_000).ok());
-        SystemTime::UNIX_EPOCH + Duration::from_micros(micros.unwrap_or_else(|| self.clock.wall_micros()))
-    }
 }
 
 /// The endpoint, if it is another than the region's, determined as the SDK does.

@@ -125,7 +125,7 @@ fn a_load_that_takes_longer_than_a_heartbeat_has_costs_no_lock() {
     guard.release().unwrap();
 }
 
-/// By this host's clock, which may be behind, the token would be valid for a day.
+/// As its source says, the token is valid for a day.
 #[test]
 fn a_token_that_has_ended_as_the_service_says_is_loaded_anew() {
     let at = needs_server!(Behind::new());
