@@ -201,15 +201,16 @@ where
     E: StdError + 'static,
 {
     let cause = Cause::of(error);
-    // A request counts as left before the SDK looks for a connection. Only connecting fails in these two ways, so nothing
-    // was sent; the second one is what the HTTP client says of names, routes and TLS.
-    let refused = of_type::<std::io::Error>(error).is_some_and(|io| io.kind() == std::io::ErrorKind::ConnectionRefused);
-    let is_of_http = matches!(error, SdkError::DispatchFailure(_));
-    let http = of_type::<hyper_util::client::legacy::Error>(error).filter(|_| is_of_http);
-    if refused || http.is_some_and(|http| http.is_connect()) {
-        return (Fate::NotDone, DynamodbError::Unreachable { cause });
-    }
+    // A request counts as left before the SDK looks for a connection. Before that, only a source of credentials has
+    // connected to something.
     if left == Left::Maybe {
+        // Only connecting fails in these two ways, so nothing was sent; the second one is what the HTTP client says of
+        // names, routes and TLS.
+        let io = of_type::<std::io::Error>(error).map(std::io::Error::kind);
+        let http = of_type::<hyper_util::client::legacy::Error>(error);
+        if io == Some(std::io::ErrorKind::ConnectionRefused) || http.is_some_and(|http| http.is_connect()) {
+            return (Fate::NotDone, DynamodbError::Unreachable { cause });
+        }
         return (Fate::Unknown, DynamodbError::Unanswered { cause: Some(cause) });
     }
     let has_sent = target.has_sent();
@@ -243,12 +244,14 @@ fn of_type<'a, E: StdError + 'static>(error: &'a (dyn StdError + 'static)) -> Op
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::net::TcpListener;
+    use std::net::{TcpListener, TcpStream};
     use std::time::Duration;
 
     use aws_credential_types::Credentials;
+    use aws_credential_types::provider::{ProvideCredentials, future};
     use aws_sdk_dynamodb::config::retry::RetryConfig;
-    use aws_sdk_dynamodb::config::{BehaviorVersion, Region};
+    use aws_sdk_dynamodb::config::{BehaviorVersion, IdentityCache, Region};
+    use aws_sdk_dynamodb::operation::get_item::GetItemError;
     use aws_sdk_dynamodb::types::AttributeValue;
     use aws_sdk_dynamodb::{Client, Config};
 
@@ -256,27 +259,59 @@ mod tests {
     use crate::model::error::Error;
     use crate::sys::driver::Stopped;
 
-    /// What becomes of a request to this endpoint.
-    fn asked(endpoint: &str) -> (Fate, DynamodbError) {
+    type Failed = SdkError<GetItemError, HttpResponse>;
+
+    /// Why a request to this endpoint fails.
+    fn failed(endpoint: &str, credentials: impl ProvideCredentials + 'static) -> Failed {
         let config = Config::builder()
             .behavior_version(BehaviorVersion::v2026_01_12())
             .region(Region::new("us-east-1"))
-            .credentials_provider(Credentials::new("key", "secret", None, None, "test"))
+            .credentials_provider(credentials)
+            .identity_cache(IdentityCache::no_cache())
             .endpoint_url(endpoint)
             .retry_config(RetryConfig::disabled());
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let key = AttributeValue::S("k".to_owned());
         let request = Client::from_conf(config.build()).get_item().table_name("locks").key("key", key);
-        let error = runtime.block_on(request.send()).unwrap_err();
-        DynamodbError::classify(&error, Left::Maybe, &Target::new("locks", "key", None))
+        runtime.block_on(request.send()).unwrap_err()
+    }
+
+    fn told(error: &Failed, left: Left) -> (Fate, DynamodbError) {
+        DynamodbError::classify(error, left, &Target::new("locks", "key", None))
+    }
+
+    /// What becomes of a request to this endpoint.
+    fn asked(endpoint: &str) -> (Fate, DynamodbError) {
+        told(&failed(endpoint, Credentials::new("key", "secret", None, None, "test")), Left::Maybe)
+    }
+
+    /// A source that fails in this way.
+    #[derive(Debug)]
+    struct Fails(fn() -> CredentialsError);
+
+    impl ProvideCredentials for Fails {
+        fn provide_credentials<'a>(&'a self) -> future::ProvideCredentials<'a>
+        where
+            Self: 'a,
+        {
+            future::ProvideCredentials::ready(Err((self.0)()))
+        }
+    }
+
+    /// No label is as long, so the resolver asks nobody.
+    fn nowhere() -> String {
+        format!("http://{}", "a".repeat(70))
     }
 
     /// The same at a server that reads the first bytes and ends the connection.
     fn asked_and_cut(scheme: &str) -> (Fate, DynamodbError) {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
-        let endpoint = format!("{scheme}://{}", server.local_addr().unwrap());
+        let address = server.local_addr().unwrap();
+        let endpoint = format!("{scheme}://{address}");
         let cuts = std::thread::spawn(move || server.accept().unwrap().0.read(&mut [0; 16]).unwrap());
         let told = asked(&endpoint);
+        // If no connection came, the thread waits for one.
+        drop(TcpStream::connect(address));
         assert!(cuts.join().unwrap() > 0, "{scheme}: nothing came");
         told
     }
@@ -285,11 +320,34 @@ mod tests {
     fn what_got_no_connection_was_not_sent_and_what_got_one_may_have_been() {
         let (fate, error) = asked_and_cut("https");
         assert!(fate == Fate::NotDone && matches!(error, DynamodbError::Unreachable { .. }), "TLS: {error:?}");
-        // No label is as long, so the resolver asks nobody.
-        let (fate, error) = asked(&format!("http://{}", "a".repeat(70)));
+        let (fate, error) = asked(&nowhere());
         assert!(fate == Fate::NotDone && matches!(error, DynamodbError::Unreachable { .. }), "a name: {error:?}");
         let (fate, error) = asked_and_cut("http");
         assert!(fate == Fate::Unknown && matches!(error, DynamodbError::Unanswered { .. }), "HTTP: {error:?}");
+    }
+
+    /// The service itself may well be there.
+    #[test]
+    fn a_source_of_credentials_that_is_not_reached_is_told_as_that() {
+        fn refused() -> std::io::Error {
+            std::io::ErrorKind::ConnectionRefused.into()
+        }
+        let of: [fn() -> CredentialsError; 3] = [
+            || CredentialsError::provider_error(refused()),
+            // As of another service, like STS.
+            || {
+                let theirs =
+                    std::thread::spawn(|| failed(&nowhere(), Credentials::new("key", "secret", None, None, "")));
+                CredentialsError::provider_error(theirs.join().unwrap())
+            },
+            || CredentialsError::invalid_configuration(refused()),
+        ];
+        let [io, http, config] = of.map(|fails| told(&failed("http://127.0.0.1:1", Fails(fails)), Left::No));
+        for (fate, error) in [io, http] {
+            let is_theirs = matches!(error, DynamodbError::Own(Own::NotRefreshed, _));
+            assert!(fate == Fate::NotDone && is_theirs, "{error:?}");
+        }
+        assert!(config.0 == Fate::Refused && matches!(config.1, DynamodbError::Config(_)), "{config:?}");
     }
 
     #[test]
