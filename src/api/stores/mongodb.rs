@@ -114,8 +114,8 @@ use crate::sys::clock::Clock;
 /// A client of the locks in the collection `locks` of the default database of `options`.
 ///
 /// Only the settings in `options` are used: the client makes its own connections, on a thread of its own. Write
-/// concern, read concern, read preference and `strict` of the Stable API are ignored, and so are timeouts that are
-/// longer than locks can bear.
+/// concern, read concern, read preference, `retry_writes`, `max_adaptive_retries` and `strict` of the Stable API are
+/// ignored, and so are timeouts that are longer than locks can bear.
 /// Callbacks for the driver's events are called by another thread, a little later, so that no lock waits for them;
 /// async ones run on the thread of the locks, and must not block it. Events that do not fit into a channel are dropped,
 /// and so are events for callbacks while no thread can be started; the log says so once.

@@ -7,8 +7,8 @@
 //! go in one session, whose numbered writes stop an acquire that arrives after its release.
 //!
 //! The driver lives on one thread. It repeats a write once by itself, with the same number, so that the server does it
-//! only once; but none that an overloaded server refused. A write that was sent twice without an answer that settles it
-//! is unanswered, whatever the second error says.
+//! only once; but none that an overloaded server refused or that got no connection. A write that was sent twice without
+//! an answer that settles it is unanswered, whatever the second error says.
 
 use std::fmt;
 use std::rc::Rc;

@@ -271,7 +271,8 @@ fn force(settings: &mut ClientOptions) -> Vec<String> {
         settings.max_pool_size = Some(LEAST_CONNECTIONS);
     }
     // What an overloaded server refused was not done, which no error says of a write that was sent twice. The caller
-    // repeats it, for as long as it has time.
+    // repeats it, for as long as it has time. The driver takes a connection that fails (TCP, TLS, `hello`) for a sign of
+    // overload, so it does not repeat after that, either.
     if let Some(most) = settings.max_adaptive_retries.filter(|most| *most > 0) {
         overridden.push(format!("maxAdaptiveRetries={most}"));
     }
