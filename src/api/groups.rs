@@ -11,7 +11,7 @@ use crate::lease::{Holder, Lease, LockRecord, Mode, Step, StoreTime, Times};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::{check_text, short};
 use crate::model::lock::LockStatus;
-use crate::store::{Seen, Which};
+use crate::store::{Consistency, Seen, Which};
 
 impl LockClient {
     /// Renews all locks of a group, and returns them with their new ends, newest first.
@@ -64,7 +64,7 @@ impl LockClient {
         for found in &mut group {
             if check(found).is_err() {
                 // The store's time in a page may be less exact than in the answer for one key.
-                *found = self.look(&found.seen.record.key, &self.family.request_deadline())?;
+                *found = self.look_to_change(&found.seen.record.key, &self.family.request_deadline())?;
                 check(found)?;
             }
         }
@@ -121,7 +121,7 @@ impl LockClient {
     /// Every record with a holder of the group.
     fn group(&self, lock_id: &str) -> Result<Vec<Snapshot>> {
         let mut group = Vec::new();
-        self.read_all(&Which::LockId(lock_id.to_owned()), |seen, asked| {
+        self.read_all(&Which::LockId(lock_id.to_owned()), Consistency::Holders, |seen, asked| {
             if seen.record.is_unread() || members(&seen.record, lock_id).next().is_some() {
                 let newer = |found| self.family.in_context(Error::from(found).with_key(&seen.record.key));
                 seen.record.check_format().map_err(newer)?;

@@ -6,7 +6,7 @@ use crate::api::client::LockClient;
 use crate::engine::failures::Failures;
 use crate::lease::{LockRecord, Mode, Step, StoreTime};
 use crate::model::error::{Error, ErrorKind, Result};
-use crate::store::{Seen, Swapped, read_key};
+use crate::store::{Seen, Swapped, read_held, read_key};
 use crate::sys::clock::BootTime;
 use crate::sys::deadline::Deadline;
 use crate::sys::pause::pause;
@@ -45,7 +45,7 @@ impl LockClient {
         let mut unanswered: Option<(LockRecord, A, Snapshot)> = None;
         let (mut failures, mut may_be_done) = (Failures::none(), false);
         if self.family.clock.now().since(found.asked) > FRESH {
-            found = self.look(&key, by)?;
+            found = self.look_to_change(&key, by)?;
         }
         loop {
             let now = &found.seen.record;
@@ -83,7 +83,7 @@ impl LockClient {
             };
             self.wait(&mut failures, error, by)?;
             found = loop {
-                match self.look(&key, by) {
+                match self.look_to_change(&key, by) {
                     Ok(found) => break found,
                     // A failed read says nothing about the change, which may be done.
                     Err(error) => self.wait(&mut failures, error, by)?,
@@ -126,9 +126,18 @@ impl LockClient {
 
     /// The record of one key as it is now.
     pub(crate) fn look(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
+        self.looked(by, |by| read_key(&*self.family.backend, key, by))
+    }
+
+    /// The same for a call that changes it, which may be what keeps a lease.
+    pub(crate) fn look_to_change(&self, key: &str, by: &Deadline) -> Result<Snapshot> {
+        self.looked(by, |by| read_held(&*self.family.backend, key, by))
+    }
+
+    fn looked(&self, by: &Deadline, read: impl Fn(&Deadline) -> Result<Seen>) -> Result<Snapshot> {
         self.family.repeated_until(by, |by| {
             let asked = self.family.clock.now();
-            Ok(Snapshot { seen: read_key(&*self.family.backend, key, by)?, asked })
+            Ok(Snapshot { seen: read(by)?, asked })
         })
     }
 }

@@ -75,7 +75,7 @@ impl LockClient {
         self.family.check_open()?;
         check_key(key).map_err(|error| self.family.in_context(error))?;
         let by = self.family.request_deadline();
-        self.look(key, &by).map(|found| (found, by))
+        self.look_to_change(key, &by).map(|found| (found, by))
     }
 
     /// Frees the holders that the rule names, and returns them as they were before.

@@ -39,7 +39,7 @@ impl LockClient {
         self.family.check_open()?;
         filter.check().map_err(|error| self.family.in_context(error))?;
         let mut found = Vec::new();
-        self.read_all(&filter.which(), |seen, _| {
+        self.read_all(&filter.which(), Consistency::Strong, |seen, _| {
             let record = &seen.record;
             // Leaves out the rows of diagnoses.
             if record.kind == Kind::Lock && key::parts(&record.key).is_none() && is_readable(&seen) {
@@ -53,10 +53,15 @@ impl LockClient {
     }
 
     /// Every record that `which` names, page by page, each with the time from before it was asked for.
-    pub(crate) fn read_all(&self, which: &Which, mut take: impl FnMut(Seen, BootTime) -> Result<()>) -> Result<()> {
+    pub(crate) fn read_all(
+        &self,
+        which: &Which,
+        how: Consistency,
+        mut take: impl FnMut(Seen, BootTime) -> Result<()>,
+    ) -> Result<()> {
         let mut from = None;
         loop {
-            let (page, asked) = self.read_page(which, from.as_ref())?;
+            let (page, asked) = self.read_page(which, from.as_ref(), how)?;
             page.records.into_iter().try_for_each(|seen| take(seen, asked))?;
             match page.next {
                 Some(next) => from = Some(next),
@@ -65,12 +70,12 @@ impl LockClient {
         }
     }
 
-    pub(crate) fn read_page(&self, which: &Which, from: Option<&String>) -> Result<(Page, BootTime)> {
+    pub(crate) fn read_page(&self, which: &Which, from: Option<&String>, how: Consistency) -> Result<(Page, BootTime)> {
         let by = self.family.request_deadline();
         // Each try has all the time that is left, since a single page may take long.
         self.family.repeated_until(&by, |_| {
             let asked = self.family.clock.now();
-            Ok((self.family.backend.read(which, from.cloned(), Consistency::Strong, &by)?, asked))
+            Ok((self.family.backend.read(which, from.cloned(), how, &by)?, asked))
         })
     }
 }

@@ -7,7 +7,7 @@ use crate::lease::{LockRecord, Step, transition};
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::lock::{LockStatus, Purged};
 use crate::store::fleet::Limits;
-use crate::store::{Seen, Swapped, Which};
+use crate::store::{Consistency, Seen, Swapped, Which};
 use crate::sys::deadline::Deadline;
 use crate::sys::log;
 
@@ -124,7 +124,7 @@ impl PurgePages<'_> {
 
     fn page(&mut self, from: Option<String>) -> Result<Purged> {
         self.client.family.check_open()?;
-        let (page, _) = self.client.read_page(&Which::Prefix(String::new()), from.as_ref())?;
+        let (page, _) = self.client.read_page(&Which::Prefix(String::new()), from.as_ref(), Consistency::Strong)?;
         self.next = page.next.map_or(Next::Nothing, |next| Next::Page(Some(next)));
         let mut purged = Purged::default();
         for seen in page.records {
@@ -183,7 +183,7 @@ impl PurgePages<'_> {
 
 impl PurgePages<'_> {
     fn now(&self, seen: &Seen) -> Result<Seen> {
-        self.client.look(&seen.record.key, &self.client.family.request_deadline()).map(|found| found.seen)
+        self.client.look_to_change(&seen.record.key, &self.client.family.request_deadline()).map(|found| found.seen)
     }
 
     /// Whether the row is as this purge would have left it.

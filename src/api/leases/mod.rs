@@ -12,7 +12,7 @@ use crate::lease::{Holder, Kind, Lease, LockRecord, Step, Times, Wanted, backoff
 use crate::model::error::{Error, ErrorKind, Result};
 use crate::model::key::{self, check_text};
 use crate::model::lease_status::LeaseStatus;
-use crate::store::{Seen, Which};
+use crate::store::{Consistency, Seen, Which};
 use crate::sys::cancel::CancelToken;
 use crate::sys::deadline::Deadline;
 use crate::sys::random;
@@ -158,7 +158,7 @@ impl Leases {
         self.client.family.check_open()?;
         let prefix = self.check(key::prefix(&self.namespace))?;
         let mut all = Vec::new();
-        self.client.read_all(&Which::Prefix(prefix), |seen, _| {
+        self.client.read_all(&Which::Prefix(prefix), Consistency::Strong, |seen, _| {
             all.extend(LeaseStatus::seen(&seen));
             Ok(())
         })?;
@@ -215,7 +215,7 @@ impl Leases {
         let key = self.key(name)?;
         self.check(check_text("entity", entity)).map_err(|error| error.with_key(&key))?;
         let by = self.client.family.request_deadline();
-        let found = self.client.look(&key, &by)?;
+        let found = self.client.look_to_change(&key, &by)?;
         self.client
             .update(found, &by, |found| Ok(rule(&found.seen.record, entity, &found.seen.times)), decided_again)
             .map(drop)
@@ -331,7 +331,7 @@ impl Leases {
             }
         };
         let by = self.client.family.request_deadline();
-        let (answer, found) = self.client.update(self.client.look(key, &by)?, &by, decide, arrived)?;
+        let (answer, found) = self.client.update(self.client.look_to_change(key, &by)?, &by, decide, arrived)?;
         let holder = answer.map_err(|refusal| self.refused(&found, refusal))?;
         let now = found.now(self.client.family.clock.now());
         let status = LeaseStatus::new(&found.seen, &holder, now);

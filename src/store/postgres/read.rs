@@ -44,11 +44,7 @@ impl Postgres {
         consistency: Consistency,
         by: &Deadline,
     ) -> Result<Page, PostgresError> {
-        let lane = match consistency {
-            Consistency::Strong => Lane::Reading,
-            Consistency::Holders => Lane::Holding,
-            Consistency::Eventual => Lane::Wanting,
-        };
+        let lane = Lane::of(consistency);
         let (statements, from, page) = (&self.statements, from.unwrap_or_default(), PAGE as i64);
         let statement = match which {
             Which::Key(key) => {

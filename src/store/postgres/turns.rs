@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+use crate::store::Consistency;
 use crate::store::row_turns::{RowTurn, RowTurns};
 
 /// How many connections callers that want a lock may use. There may be a thousand of them, and the open transaction of
@@ -39,6 +40,17 @@ pub(super) enum Lane {
     /// long leave a turn to heartbeats that wait for nobody. Only a brief try and reads may take it, which are soon
     /// over.
     Sharing,
+}
+
+impl Lane {
+    /// That of a read.
+    pub(super) fn of(consistency: Consistency) -> Lane {
+        match consistency {
+            Consistency::Strong => Lane::Reading,
+            Consistency::Holders => Lane::Holding,
+            Consistency::Eventual => Lane::Wanting,
+        }
+    }
 }
 
 pub(super) struct Turns {
@@ -200,12 +212,14 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
             let turns = Turns::new();
-            let mut reads: Vec<_> = (0..4).map(|_| Box::pin(turns.of(Lane::Reading))).collect();
+            let reading = || turns.of(Lane::of(Consistency::Strong));
+            let mut reads: Vec<_> = (0..4).map(|_| Box::pin(reading())).collect();
             let mut under_way = Vec::new();
             for read in &mut reads {
                 under_way.extend(tokio::time::timeout(SOON, read).await);
             }
-            let at_once = tokio::time::timeout(SOON, turns.of(Lane::Holding)).await;
+            // Also for a holder that must read first.
+            let at_once = tokio::time::timeout(SOON, turns.of(Lane::of(Consistency::Holders))).await;
             assert!(at_once.is_ok(), "a heartbeat waits for reads");
             assert_eq!(under_way.len(), READING);
         });
