@@ -152,7 +152,9 @@ fn release(
             }
             is_waited_for
         };
-        locks.release(goes_on, |released| drop(done.send(stood.and(released.map_err(Unreleased::Failed)))));
+        locks.release(every.is_some(), goes_on, |released| {
+            drop(done.send(stood.and(released.map_err(Unreleased::Failed))))
+        });
     };
     let lease_left = lease_left.map(|left| if told_to_end.is_some() { LAST_TRY } else { left.max(LAST_TRY) });
     let mut over = after(lease_left.unwrap_or_default());
@@ -262,7 +264,7 @@ mod tests {
         let is_known = || {
             let (store, (signal, signals)) = (Arc::new(MemoryStore::new()), unbounded());
             let client = store.builder().observer(Arc::new(GoesSilent(store.clone(), signal))).connect().unwrap();
-            let locks = Held::All(client.lock_all(["a", "b"]).unwrap(), client);
+            let locks = Held::All(client.lock_all(["a", "b"]).unwrap(), client, None);
             store.client().force_release("b").unwrap();
             let (lease_left, every) = (Some(Duration::from_secs(60)), Some(Duration::from_secs(3600)));
             let ending = Ending { is_told: false, lease_left, every, who_ended: "it has ended", signals: &signals };

@@ -58,7 +58,7 @@ impl Wanted {
     ) -> Result<Held> {
         let request = set(client.request_all(&self.keys).each(each), self.until, LockAllRequest::wait_until);
         let guard = set(request, self.max_hold, LockAllRequest::max_hold).lock()?;
-        let held = Held::All(guard, client.clone());
+        let held = Held::All(guard, client.clone(), self.at_least);
         let Some(least) = self.at_least else { return Ok(held) };
         let Err(error) = held.stand(least, cancel, self.until) else { return Ok(held) };
         // A second signal ends this process at once, so the message comes first.
@@ -109,7 +109,8 @@ fn named(guards: &[LockGuard]) -> String {
 /// The locks that are held.
 pub enum Held {
     One(LockGuard),
-    All(LockAllGuard, LockClient),
+    /// With the minimum hold of each.
+    All(LockAllGuard, LockClient, Option<Duration>),
 }
 
 impl Held {
@@ -117,7 +118,7 @@ impl Held {
     fn guards(&self) -> &[LockGuard] {
         match self {
             Held::One(guard) => slice::from_ref(guard),
-            Held::All(guard, _) => guard.guards(),
+            Held::All(guard, ..) => guard.guards(),
         }
     }
 
@@ -145,7 +146,7 @@ impl Held {
     /// Frees each of several locks after their minimum hold could not be set on all of them: those that have one would
     /// keep others from work that nobody has done. A single lock has none then.
     pub fn free_what_stands(&self, least: Duration, though: &str) {
-        let Held::All(all, client) = self else { return };
+        let Held::All(all, client, _) = self else { return };
         let guards = all.guards();
         for (nth, guard) in guards.iter().enumerate() {
             let freed = client.unlock_key(guard.key(), guard.lock_id());
@@ -249,14 +250,17 @@ impl Held {
 
     /// Releases the locks. What was not answered is tried again for as long as `goes_on` returns true, which gets the
     /// error. After that the drop of a single lock tries once more; `done` is called before. Several locks are tried
-    /// again by closing their client.
-    pub fn release(self, mut goes_on: impl FnMut(&Error) -> bool, done: impl FnOnce(Result<()>)) {
+    /// again by closing their client; but not if they have a minimum hold (`stands`: by [`Held::stand`]), since a close
+    /// leaves out what must stand.
+    pub fn release(self, stands: bool, mut goes_on: impl FnMut(&Error) -> bool, done: impl FnOnce(Result<()>)) {
         let mut guard = match self {
             Held::One(guard) => guard,
-            Held::All(guard, client) => {
+            Held::All(guard, client, at_least) => {
                 let mut released = guard.release();
+                let may_stand = stands || at_least.is_some();
                 // Whatever is left is given up in the background by now, and a close tries it once more.
                 while let Err(error) = &released
+                    && !may_stand
                     && error.is_retryable()
                     && goes_on(error)
                 {
