@@ -38,7 +38,9 @@ impl Wait<'_> {
     pub(super) fn begins(&mut self) {
         if self.span.is_none() && !matches!(self.patience, Patience::Once) {
             let observing = &self.family.options.observing;
-            self.span = Some(WaitSpan::new(observing, &self.spec.lock.key, self.effort.started));
+            // Of this key alone: the waits of a call for several would count the same time again and again.
+            let began = self.spec.lock.called.map_or(self.effort.started, |_| Instant::now());
+            self.span = Some(WaitSpan::new(observing, &self.spec.lock.key, began));
         }
     }
 
