@@ -102,7 +102,7 @@ impl Postgres {
             // A commit whose wait for the standby was cut off can be read, and a failover may undo it.
             reads_what_may_be_undone: true,
             ..StoreInfo::new(
-                options.label_of(&server.database, &table.full),
+                options.label_of(&table.full),
                 "the PostgreSQL server's, clock_timestamp()",
                 Bounds::of(Postgres::MIN_LEASE),
             )

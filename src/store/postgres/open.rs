@@ -260,12 +260,12 @@ impl PostgresOptions {
 
     /// Scheme, hosts, database and table, as far as it was named.
     pub fn label(&self) -> String {
-        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
-        self.label_of(database, &self.table)
+        self.label_of(&self.table)
     }
 
-    /// The same for a table of this name in this database.
-    pub(super) fn label_of(&self, database: &str, table: &str) -> String {
+    /// The same for a table of this name.
+    pub(super) fn label_of(&self, table: &str) -> String {
+        let database = self.config.get_dbname().or(self.config.get_user()).unwrap_or_default();
         format!("postgres://{}/{database}.{table}", addresses(&self.config))
     }
 
@@ -426,8 +426,7 @@ pub(super) fn session(table: &Table, pooled: bool, process: Option<i32>) -> Stri
     let session = format!(
         "SELECT coalesce((SELECT n.nspname FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n \
          ON n.oid OPERATOR(pg_catalog.=) c.relnamespace WHERE c.oid OPERATOR(pg_catalog.=) \
-         pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'), \
-         pg_catalog.current_database(); \
+         pg_catalog.to_regclass({table})::pg_catalog.oid), pg_catalog.current_schema(), 'public'); \
          SELECT pg_catalog.set_config('search_path', 'pg_catalog, pg_temp', false); \
          SELECT set_config('statement_timeout', '{}', false); {SESSION}, {keeping}",
         STATEMENT.as_millis()
@@ -440,8 +439,6 @@ pub(super) fn session(table: &Table, pooled: bool, process: Option<i32>) -> Stri
 pub(super) struct Server {
     /// The schema in which the table is, or will be made.
     pub schema: String,
-    /// Its own name for the database; a pooler may have another one.
-    pub database: String,
     pub now: Micros,
     /// The session is the server's own, and no pooler's.
     pub is_direct: bool,
@@ -454,9 +451,7 @@ impl Server {
             SimpleQueryMessage::Row(row) => Some(row),
             _ => None,
         });
-        let first = rows.next();
-        let place = |column| first.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or_default().to_owned();
-        let (schema, database) = (place(0), place(1));
+        let schema = rows.next().and_then(|row| row.try_get(0).ok().flatten()).unwrap_or_default().to_owned();
         let row = rows.last();
         let text = |column| row.and_then(|row| row.try_get(column).ok().flatten()).unwrap_or_default();
         let (number, version) = (text(0).parse::<u32>().unwrap_or(0), text(1));
@@ -472,7 +467,7 @@ impl Server {
             )));
         }
         let now = text(2).parse().map_err(|_| PostgresError::Config("the server says no time".to_owned()))?;
-        Ok(Server { schema, database, now: Micros(now), is_direct: text(7) == "t" })
+        Ok(Server { schema, now: Micros(now), is_direct: text(7) == "t" })
     }
 }
 

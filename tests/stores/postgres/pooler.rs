@@ -87,8 +87,9 @@ impl Pooled {
         connected(|| LockClient::builder(server.url())).create_schema().unwrap();
         let at = postgres::host(&server.url()).unwrap();
         let (host, port) = at.rsplit_once(':').unwrap();
-        let (data, to) = (room().unwrap(), format!("host={host} port={port} dbname=postgres"));
-        let settings = format!("pool_mode = {mode}\n{more}\n[databases]\npostgres = {to}\nalias = {to}");
+        let data = room().unwrap();
+        let settings =
+            format!("pool_mode = {mode}\n{more}\n[databases]\npostgres = host={host} port={port} dbname=postgres");
         std::fs::write(Path::new(data.path()).join("settings"), settings).unwrap();
         Some(Pooled { server, pooler: Own::start_in(&POOLER, data)? })
     }
@@ -343,21 +344,6 @@ fn in_a_pool_of_transactions_the_table_is_not_what_somebodys_search_path_finds()
         let says = "pooler=transaction needs the table with its schema, like table=public.leasehold";
         assert!(error.kind() == ErrorKind::Config && text(&error).contains(says), "{error}");
     }
-}
-
-/// The table is the same, so nobody is told that another store granted the lock.
-#[test]
-fn a_database_is_the_same_by_each_name_that_a_pooler_has_for_it() {
-    let Some(pooled) = Pooled::start("transaction") else { return };
-    let url = format!("{}?pooler=transaction&table=public.leasehold", pooled.pooler.url());
-    let alias = url.replace("/postgres?", "/alias?");
-    let [client, other] = [&url, &alias].map(|url| connected(|| LockClient::builder(url)));
-    let lock = client.request("k").acquire().unwrap();
-    assert_eq!(client.unlock(lock.lock_id()).unwrap().len(), 1);
-    for error in [other.heartbeat(&lock, SHORT).unwrap_err(), other.adopt(lock.clone()).unwrap_err()] {
-        assert_eq!(error.kind(), ErrorKind::Lost, "{error}");
-    }
-    other.release(&lock).unwrap();
 }
 
 /// An idle pool shows this only if the report comes through another session.
