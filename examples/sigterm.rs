@@ -15,13 +15,13 @@ fn main() -> leasehold::Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT]).expect("the signals can be handled");
     let ends = cancel.clone();
     std::thread::spawn(move || {
-        let mut given = signals.forever();
-        given.next();
-        let first = Instant::now();
+        signals.forever().next();
         ends.cancel();
         // One stop may bring two at once: systemd's, to each process, and what a parent passes on. Who does not want to
         // wait comes later.
-        given.find(|_| first.elapsed() >= Duration::from_secs(1));
+        std::thread::sleep(Duration::from_secs(1));
+        signals.pending().for_each(drop);
+        signals.forever().next();
         std::process::exit(1);
     });
 
@@ -36,7 +36,8 @@ fn main() -> leasehold::Result<()> {
         rounds += 1; // one round of the work
         if rounds == 3 {
             // As an operator, systemd or Kubernetes does.
-            signal_hook::low_level::raise(SIGTERM).expect("a process may signal itself");
+            let raise = || signal_hook::low_level::raise(SIGTERM).expect("a process may signal itself");
+            (0..2).for_each(|_| raise());
         }
         match guard.sleep(Duration::from_secs(if rounds < 3 { 0 } else { 60 }), &cancel) {
             Slept::TimeOver => {}
