@@ -108,11 +108,13 @@ impl Made {
     /// before these columns got the collation "C"; empty if there is none.
     fn aging(&self) -> String {
         let collation = |name: &'static str| self.columns.get(name).map(|(_, collation)| (name, collation));
-        let found = ["lock_id", "grant_id"].into_iter().filter_map(collation).find(|(_, collation)| *collation != "C");
+        let is_fixed = |collation: &str| ["C", "POSIX", "ucs_basic", "pg_c_utf8"].contains(&collation);
+        let found = ["lock_id", "grant_id"].into_iter().filter_map(collation).find(|(_, of)| !is_fixed(of));
         found.map_or_else(String::new, |(name, collation)| {
             format!(
-                "; {name:?} has the collation {collation:?}, not \"C\": after an upgrade of the operating system the \
-                 table may need REINDEX TABLE CONCURRENTLY"
+                "; {name:?} has the collation {collation:?}, not \"C\": unless that is the order of \"C\" here, the table \
+                 may need REINDEX TABLE CONCURRENTLY after an upgrade of the operating system; ALTER TABLE .. ALTER \
+                 {name} TYPE text COLLATE \"C\" ends that, but locks the table for as long as it makes indexes anew"
             )
         })
     }
