@@ -12,7 +12,7 @@ use leasehold::internals::sys::deadline::Deadline;
 
 use crate::postgres::*;
 use crate::support::contract::{LEASE, raised, renewal};
-use crate::support::harness::{PATIENCE, sent, within};
+use crate::support::harness::{PATIENCE, sent, within_among_many};
 use crate::support::postgres::{Rows, opened, told_of, unless_late};
 use crate::support::proxy::{Answer, Mode as Network, Proxy, Rule};
 use crate::support::servers::{postgres, postgres_server};
@@ -252,7 +252,7 @@ impl Case {
             // The first tries meet the faults. For the others, a server on a busy machine may take longer.
             let time = if tries < 5 { SHORT } else { 10 * SHORT };
             let seen = self.seen();
-            match within(name, time, || self.once(seen, &Deadline::after(time))) {
+            match within_among_many(name, time, || self.once(seen, &Deadline::after(time))) {
                 Ok(true) => return,
                 Ok(false) => may_be_done = true,
                 Err(error) => {
