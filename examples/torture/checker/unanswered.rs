@@ -3,9 +3,7 @@
 use super::history::{Fate, Form};
 use super::model::{Ask, Copy, Hold, Outcome, Run};
 use super::points::Point;
-use super::windows::Windows;
-
-type Span = (u64, u64);
+use super::windows::{Span, Windows};
 
 impl Run {
     /// When others could not get the key because of this hold, which stood until `until`. Without a fault each request

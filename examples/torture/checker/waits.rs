@@ -6,9 +6,8 @@ use super::history::Mode;
 use super::model::{Ask, Hold, Run};
 use super::points::Point;
 use super::rules::{Verdict, named, seconds};
-use super::windows::Windows;
+use super::windows::{Span, Windows};
 
-type Span = (u64, u64);
 /// Its process and its id.
 type Call = (usize, u64);
 
@@ -140,7 +139,7 @@ fn judge(
 /// Those of one process who wait for one key alone get it in the order in which they came.
 pub(super) fn in_line(run: &Run, key: usize, holds: &[&Hold], asks: &[&Ask], verdict: &mut Verdict) {
     let is_alone = |ask: &&&Ask| ask.asked.wait != Some(0) && ask.keys.len() == 1 && ask.asked.mode == Mode::Exclusive;
-    let waits: HashSet<(usize, u64)> = asks.iter().filter(is_alone).map(|ask| (ask.process, ask.id)).collect();
+    let waits: HashSet<Call> = asks.iter().filter(is_alone).map(|ask| (ask.process, ask.id)).collect();
     let mut lines: BTreeMap<usize, Vec<&Hold>> = BTreeMap::new();
     // They are sorted by their calls.
     for hold in holds.iter().filter(|hold| waits.contains(&(hold.process, hold.calls[0]))) {

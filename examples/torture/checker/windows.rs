@@ -4,16 +4,19 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::ops::Range;
 
+/// From when to when.
+pub type Span = (u64, u64);
+
 /// See the module.
 #[derive(Clone, Debug, Default)]
 pub struct Windows {
-    spans: Vec<(u64, u64)>,
+    spans: Vec<Span>,
     /// The latest end of a span and all those before it.
     ends: Vec<u64>,
 }
 
 impl Windows {
-    pub fn new(mut spans: Vec<(u64, u64)>) -> Windows {
+    pub fn new(mut spans: Vec<Span>) -> Windows {
         spans.sort_unstable();
         let mut latest = 0;
         let ends = spans.iter().map(|(_, end)| {
@@ -31,11 +34,11 @@ impl Windows {
         first.min(begun)..begun
     }
 
-    pub fn within(&self, from: u64, to: u64) -> impl Iterator<Item = &(u64, u64)> {
+    pub fn within(&self, from: u64, to: u64) -> impl Iterator<Item = &Span> {
         self.spans[self.range(from, to)].iter()
     }
 
-    pub fn spans(&self) -> impl Iterator<Item = &(u64, u64)> {
+    pub fn spans(&self) -> impl Iterator<Item = &Span> {
         self.spans.iter()
     }
 
@@ -70,7 +73,7 @@ impl Windows {
     }
 
     /// When at least this many of them meet.
-    pub fn together(&self, least: usize) -> Vec<(u64, u64)> {
+    pub fn together(&self, least: usize) -> Vec<Span> {
         // At the same moment, those that begin come before those that end.
         let mut changes: Vec<(u64, bool)> =
             self.spans.iter().flat_map(|(from, to)| [(*from, false), (*to, true)]).collect();
@@ -91,8 +94,8 @@ impl Windows {
     }
 
     /// Each moment in one of them is in one of these, which do not meet each other.
-    pub fn joined(self) -> Vec<(u64, u64)> {
-        let mut joined: Vec<(u64, u64)> = Vec::new();
+    pub fn joined(self) -> Vec<Span> {
+        let mut joined: Vec<Span> = Vec::new();
         for (start, end) in self.spans {
             match joined.last_mut().filter(|(_, last)| start <= *last) {
                 Some((_, last)) => *last = end.max(*last),
@@ -108,7 +111,7 @@ impl Windows {
     }
 
     /// The gaps between them, from `from` to `to`, that are longer than `least`.
-    pub fn gaps(&self, from: u64, to: u64, least: u64) -> Vec<(u64, u64)> {
+    pub fn gaps(&self, from: u64, to: u64, least: u64) -> Vec<Span> {
         let (mut gaps, mut covered) = (Vec::new(), from);
         for (start, end) in self.within(from, to).chain([&(to, to)]) {
             let start = *start;
