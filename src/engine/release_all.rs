@@ -14,11 +14,11 @@ use crate::sys::thread::{Thread, begin_to_keep_a_lock, keeping_a_lock, lives};
 
 /// So many are released at the same time; more when these hang.
 const THREADS: usize = 16;
-/// Without threads each has at least this part of the time that is left: a slow store needs it.
-const LEAST_SHARE: usize = 4;
+/// Without threads each has at least one in so many parts of the time that is left: a slow store needs it.
+const MOST_SHARES: usize = 4;
 
 /// Releases these until `soon`, and waits for the answers until `by`: a store that hangs, against its contract, does not
-/// block the caller for longer. Passes on each answer with the index of its hold; returns how many did not come.
+/// block the caller for longer, unless no thread can be started. Passes on each answer with the index of its hold; returns how many did not come.
 pub fn release_all(
     holds: &[Arc<Hold>],
     soon: Instant,
@@ -40,7 +40,7 @@ pub fn release_all(
             while let Some((nth, hold, to_come)) = next(&left) {
                 pause!("close.releases");
                 // One that hangs must leave time for those that wait for this thread.
-                let shares = if is_alone { (to_come + 1).min(LEAST_SHARE) } else { 1 };
+                let shares = if is_alone { (to_come + 1).min(MOST_SHARES) } else { 1 };
                 let time = soon.saturating_duration_since(Instant::now()) / shares as u32;
                 let _ = done.send((nth, hold.release(time)));
             }

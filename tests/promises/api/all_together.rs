@@ -11,19 +11,23 @@ use crate::api::LONG;
 use crate::support::harness::Store;
 use crate::support::wait::wait_until;
 
-/// A lease that no test waits for.
-const HOUR: Duration = Duration::from_secs(3600);
 const SHORT: Duration = Duration::from_millis(150);
 
-/// One after the other they would take longer than all may take together.
+/// One after the other, many would take longer than all may take together.
 #[test]
-fn many_are_released_at_the_same_time() {
+fn all_are_released_at_the_same_time() {
+    const KEYS: [&str; 3] = ["a", "b", "c"];
     let store = Store::memory();
-    let bound = 40 * SHORT;
-    let client = store.builder().lease(HOUR).request_timeout(LONG).drop_timeout(bound).connect().unwrap();
-    let guard = client.lock_all((0..60).map(|n| format!("key-{n}"))).unwrap();
-    store.plan.always(Call::Release, Fault::ApplyThenDelay(SHORT));
-    guard.release().unwrap();
+    let client = store.builder().drop_timeout(LONG).connect().unwrap();
+    let guard = client.lock_all(KEYS).unwrap();
+    let (goes_on, hangs) = crossbeam_channel::bounded(0);
+    store.plan.next(Call::Release, Fault::Stuck(hangs));
+    thread::scope(|scope| {
+        let releases = scope.spawn(|| guard.release());
+        wait_until("the others are free", || KEYS.into_iter().filter(|key| store.is_vacant(key)).count() == 2);
+        drop(goes_on);
+        releases.join().unwrap().unwrap();
+    });
 }
 
 /// By that the caller, the warning and the polls know a long wait.
